@@ -1,0 +1,17 @@
+"""Errors are letters to the user: what happened with their values, why, and what to type next."""
+
+from __future__ import annotations
+
+
+class SondeError(Exception):
+    """A mistake that the user can mend. The command line prints it in plain words, without a traceback."""
+
+    exit_code = 2
+
+
+class NoRunError(SondeError):
+    """There is no run where one was expected."""
+
+
+class ConfigError(SondeError):
+    """A setting has a value that cannot be meant."""
