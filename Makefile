@@ -1,0 +1,58 @@
+# make demo   see Sonde work, in about a minute          make lint    ruff and mypy
+# make test   everything that is checked                 make bench   the numbers that the README publishes
+# make clean  remove what was built
+
+PYTHON ?= python3
+VENV := .venv
+READING := .venv-reading
+STAMP := $(VENV)/.sonde-stamp
+READING_STAMP := $(READING)/.sonde-stamp
+SOURCES := pyproject.toml constraints.txt $(wildcard src/sonde/capture/*.c)
+PIP := -m pip install --quiet --disable-pip-version-check
+
+# Two cores are enough for all of it; torch's own threads would only get in each other's way.
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := demo
+.PHONY: demo test lint unit reading bench clean
+
+demo: $(STAMP)
+	@$(VENV)/bin/sonde demo
+
+test: lint unit reading
+
+lint: $(STAMP)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+
+unit: $(STAMP)
+	$(VENV)/bin/python -m pytest -n 2
+
+# The reading half must work where torch is not installed: prove it from the built package, in an environment that has none.
+READING_TESTS := $(wildcard tests/run tests/rules tests/views tests/cli tests/test_report.py)
+reading: $(READING_STAMP)
+	@rm -rf build
+	$(READING)/bin/python $(PIP) --no-deps --force-reinstall .
+	@rm -rf build
+	$(READING)/bin/python -m pytest $(READING_TESTS) -m "not torch" -p no:cacheprovider
+
+bench: $(STAMP)
+	$(VENV)/bin/python benchmarks/overhead.py
+
+$(STAMP): $(SOURCES)
+	@$(PYTHON) -c 'import sys; sys.exit("Sonde needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12") if sys.version_info < (3, 11) else None'
+	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing torch and Sonde into $(VENV) (once; it may take minutes)"
+	$(VENV)/bin/python $(PIP) -c constraints.txt torch==2.13.0
+	$(VENV)/bin/python $(PIP) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(READING_STAMP): pyproject.toml
+	@test -x $(READING)/bin/python || $(PYTHON) -m venv $(READING)
+	$(READING)/bin/python $(PIP) numpy click rich pyarrow pytest pytest-timeout hypothesis
+	@touch $@
+
+clean:
+	rm -rf $(VENV) $(READING) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src -name '*.so' -delete
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

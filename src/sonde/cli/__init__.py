@@ -1,0 +1,88 @@
+"""The command line: one file per command, listed here.
+
+Every command parses, calls and prints. What it works with is imported when it is called and not before, so that `sonde --help` answers at once
+and a machine without torch can read runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+import click
+
+from sonde.errors import SondeError
+
+COMMANDS = ("run", "diagnose", "report", "explain", "runs", "compact", "doctor", "demo")
+
+INTERRUPTED = 130  # 128 + SIGINT and
+BROKEN_PIPE = 141  # 128 + SIGPIPE, as a shell says it
+
+
+class CommandList(click.Group):
+    """The group of `COMMANDS`; each is the function of that name in the module of that name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = getattr(import_module(f"sonde.cli.{cmd_name}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+
+def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        from sonde import __version__
+
+        click.echo(f"sonde {__version__}")
+        ctx.exit()
+
+
+@click.group(cls=CommandList, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Say which Sonde this is.")
+def group() -> None:
+    """Find out what is wrong with a PyTorch training.
+
+    \b
+    sonde run train.py --lr 0.1     watch a script that knows nothing of Sonde
+    sonde diagnose                  the verdict on the newest run, again
+    sonde demo                      see it work, in about a minute
+
+    RUN is a run directory and may be left out: the newest run is meant.
+    Exit codes: 0 healthy, 1 problems found, 2 wrong usage.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command and leave the process with its exit code."""
+    try:
+        code = group.main(None if arguments is None else list(arguments), prog_name="sonde", standalone_mode=False)
+        sys.stdout.flush()
+    except SondeError as error:
+        code = _complain(str(error), error.exit_code)
+    except click.UsageError as error:
+        hint = f'\nSee "{error.ctx.command_path} --help".' if error.ctx is not None else ""
+        code = _complain(error.format_message() + hint, error.exit_code)
+    except click.ClickException as error:
+        code = _complain(error.format_message(), 2)
+    except (click.Abort, KeyboardInterrupt):
+        code = INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read us has left. What is still in the buffer must not raise again when the interpreter flushes it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = BROKEN_PIPE
+    raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _complain(message: str, exit_code: int) -> int:
+    """A letter to the user on stderr; nothing in it can command the terminal."""
+    from sonde.views.printable import printable
+
+    first, *rest = printable(message, lines=True).splitlines() or [""]
+    click.echo("\n".join([f"sonde: {first}", *(f"       {line}" for line in rest)]), err=True)
+    return exit_code
