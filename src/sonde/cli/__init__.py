@@ -1,7 +1,7 @@
 """The command line: one file per command, listed here.
 
-Every command parses, calls and prints. What it works with is imported when it is called and not before, so that `sonde --help` answers at once
-and a machine without torch can read runs.
+Every command parses, calls and prints. What it works with is imported when it is called and not before, so that
+`sonde --help` answers at once and a machine without torch can read runs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
 
 
 @click.group(cls=CommandList, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Say which Sonde this is.")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Say which Sonde it is."
+)
 def group() -> None:
     """Find out what is wrong with a PyTorch training.
 

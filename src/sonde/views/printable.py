@@ -1,14 +1,15 @@
 """Untrusted text made safe for a terminal.
 
-A module may be named with an escape sequence in it, and so may a file or a command line argument. What a terminal could obey or hide
-(control characters, escape, direction marks, lone surrogates, invisible spaces) is shown as its escape, everything that has a shape is kept.
+A module may be named with an escape sequence in it, and so may a file or an argument. What a terminal could obey or
+hide (control characters, escape, direction marks, lone surrogates, invisible spaces) is written out; everything that
+has a shape is kept.
 """
 
 from __future__ import annotations
 
 
 def printable(text: object, *, lines: bool = False) -> str:
-    """`text` with every character that has no shape written out as `\\x1b`, `\\u202e` …; `lines=True` keeps line breaks."""
+    """`text` with every character that has no shape written out, as `\\x1b` or `\\u202e`; `lines` keeps line breaks."""
     string = str(text)
     if string.isprintable():
         return string

@@ -1,9 +1,10 @@
-"""A curve in a line of text. Non-finite values are drawn as what they are, never dropped: they are often the whole story."""
+"""A curve in a line of text. Non-finite values are drawn, never dropped: they are often the whole story."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 MARKS, ASCII_MARKS = {"nan": "✗", "inf": "↑", "-inf": "↓"}, {"nan": "N", "inf": "^", "-inf": "v"}
@@ -33,7 +34,7 @@ def _columns(values: Sequence[float], width: int) -> list[float]:
     if len(values) <= width:
         return list(values)
     edges = [round(i * len(values) / width) for i in range(width + 1)]
-    return [_loudest(values[start:end]) for start, end in zip(edges, edges[1:])]
+    return [_loudest(values[start:end]) for start, end in pairwise(edges)]
 
 
 def _loudest(group: Sequence[float]) -> float:

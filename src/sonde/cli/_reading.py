@@ -1,0 +1,34 @@
+"""What the reading commands share: which run is meant, and how a screen is printed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+run_argument = click.argument("run", required=False, metavar="[RUN]")
+
+
+def run_path(run: str | None) -> Path:
+    """The run that the user named, or the newest one where runs are kept."""
+    from sonde.config import load_config
+    from sonde.run.directory import find_run, newest_run
+
+    return newest_run(Path(load_config().output_dir)) if run is None else find_run(run)
+
+
+def screen(*, stderr: bool = False) -> Console:
+    """A terminal to draw on: plain where nobody looks, no wider than a person reads, at ease with any locale."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    if hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="backslashreplace")
+    console = Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=False)
+    console.width = min(console.width, 110) if console.is_terminal else 110
+    return console

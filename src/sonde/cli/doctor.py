@@ -1,0 +1,141 @@
+"""`sonde doctor`: is this environment all right?"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from sonde.cli._reading import screen
+
+NEWEST_TRIED = (2, 13)  # torch releases that Sonde's own tests run on
+OLDEST = (2, 6)
+TORCH_TIMEOUT_S = 120  # importing torch from a slow network disk takes a minute; longer means that it hangs
+
+# In a process of its own: a broken torch may abort, and the doctor must live to say so.
+ASK_TORCH = """
+import json, torch
+try:
+    from sonde.capture.kernel import NATIVE as native
+except ImportError:
+    native = None
+print(json.dumps({"version": torch.__version__, "threads": torch.get_num_threads(), "native": native,
+                  "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    state: str  # "good" | "note": works, but … | "bad": must be mended
+    text: str
+
+
+@click.command()
+def doctor() -> None:
+    """Look whether Sonde can work here, and say what to mend.
+
+    \b
+    Example:  sonde doctor
+
+    Exit code 0: Sonde can watch trainings here. 1: something must be mended first.
+    """
+    from sonde.views.checks import Checklist
+
+    checks = list(examine())
+    screen().print(Checklist([(check.name, check.state, check.text) for check in checks]))
+    raise SystemExit(int(any(check.state == "bad" for check in checks)))
+
+
+def examine() -> Iterator[Check]:
+    """Every check, in the order in which a person would look."""
+    from sonde import __version__
+
+    yield Check("sonde", "good", f"{__version__} in {Path(__file__).parent.parent}")
+    yield Check("python", "good", f"{platform.python_version()} ({sys.executable})")
+    yield from _torch()
+    yield _runs()
+    yield _cores()
+    for module, extra, use in (("pyarrow", "parquet", "sonde compact"),):
+        if importlib.util.find_spec(module) is None:
+            yield Check(module, "note", f"not installed; only {use} needs it: pip install 'sonde[{extra}]'")
+        else:
+            yield Check(module, "good", f"{importlib.metadata.version(module)}, for {use}")
+
+
+def _torch() -> Iterator[Check]:
+    if importlib.util.find_spec("torch") is None:
+        yield Check("torch", "bad", "not installed here: runs can be read, but none can be made. pip install torch")
+        return
+    try:
+        question = [sys.executable, "-c", ASK_TORCH]
+        child = subprocess.run(
+            question, capture_output=True, text=True, errors="replace", timeout=TORCH_TIMEOUT_S, check=False
+        )
+        answer = json.loads(child.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        yield Check("torch", "bad", f"is installed, but importing it did not end within {TORCH_TIMEOUT_S} s")
+        return
+    except (IndexError, ValueError):
+        reason = (child.stderr.strip().splitlines() or [f"it ended with code {child.returncode}"])[-1]
+        yield Check("torch", "bad", f"is installed, but cannot be imported: {reason}")
+        return
+    yield _torch_version(answer)
+    if answer["native"]:
+        yield Check("kernel", "good", "the native statistics kernel is in use")
+    else:
+        yield Check(
+            "kernel",
+            "note",
+            "the native kernel is not in use: the same numbers, but observing costs more and is done less often.\n"
+            "With a C compiler: pip install --force-reinstall --no-deps sonde. Is SONDE_NATIVE=0 set?",
+        )
+
+
+def _torch_version(answer: dict[str, object]) -> Check:
+    version = str(answer["version"])
+    release = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
+    devices = f"{answer['cuda']} CUDA devices" if answer["cuda"] else "CPU"
+    text = f"{version}, {devices}, {answer['threads']} threads"
+    if release < OLDEST:
+        return Check("torch", "bad", f"{text}. Sonde needs {OLDEST[0]}.{OLDEST[1]} or newer: pip install -U torch")
+    if release > NEWEST_TRIED:
+        return Check("torch", "note", f"{text}. Sonde was tried up to {NEWEST_TRIED[0]}.{NEWEST_TRIED[1]}; it should work")
+    return Check("torch", "good", text)
+
+
+def _runs() -> Check:
+    from sonde.config import load_config
+
+    parent = Path(load_config().output_dir)
+    there = parent
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    try:
+        with tempfile.NamedTemporaryFile(dir=there, prefix=".sonde-doctor-"):
+            free_gb = os.statvfs(there).f_bavail * os.statvfs(there).f_frsize / 1e9
+    except OSError as error:
+        elsewhere = "Elsewhere: sonde run --to DIR, or SONDE_OUTPUT_DIR=DIR"
+        return Check("runs", "bad", f"{parent} cannot be written to: {error.strerror}. {elsewhere}")
+    state = "note" if free_gb < 1 else "good"
+    return Check("runs", state, f"are kept in {parent}{os.sep}, {free_gb:.3g} GB free")
+
+
+def _cores() -> Check:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    if wanted.isdigit() and int(wanted) > cores:
+        return Check("cores", "note", f"{cores}, but OMP_NUM_THREADS={wanted}: more threads than cores make it slow")
+    return Check("cores", "good", f"{cores}" + (f", OMP_NUM_THREADS={wanted}" if wanted else ""))

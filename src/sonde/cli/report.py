@@ -1,0 +1,49 @@
+"""`sonde report`: the verdict as a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from sonde.cli._reading import run_argument, run_path
+from sonde.errors import SondeError
+from sonde.views.printable import printable
+
+FORMATS = (".html", ".md", ".json")
+
+
+@click.command()
+@run_argument
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The file: .html, .md or .json.")
+@click.option("--force", is_flag=True, help="Replace the file if it exists.")
+def report(run: str | None, output: Path, force: bool) -> None:
+    """Write the verdict on a run to one self-contained file.
+
+    \b
+    Example:  sonde report -o report.html             (the newest run)
+              sonde report runs/base -o base.md --force
+    """
+    if output.suffix.lower() not in FORMATS:
+        raise SondeError(f"{output} ends in none of {', '.join(FORMATS)}: Sonde tells the format by it.")
+    from sonde.report import judge
+    from sonde.run.reader import Run
+    from sonde.views.file import write_new
+
+    source = Run(run_path(run))
+    verdict = judge(source)
+    match output.suffix.lower():
+        case ".html":
+            from sonde.views.html import document
+
+            text = document([(verdict, source)])
+        case ".md":
+            from sonde.views.markdown import render
+
+            text = render(verdict)
+        case _:
+            from sonde.views.json import render
+
+            text = render(verdict)
+    write_new(output, text, replace=force)
+    click.echo(printable(output))

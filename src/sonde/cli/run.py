@@ -1,0 +1,112 @@
+"""`sonde run`: watch a script that knows nothing of Sonde."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sonde.errors import SondeError
+
+if TYPE_CHECKING:
+    from sonde.report import Report
+
+
+# Whatever follows the script belongs to the script, options too.
+@click.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS]")
+@click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
+@click.option("--every", type=int, metavar="N", help="Observe every N-th step, whatever it costs.")
+@click.option("--budget", type=float, metavar="SHARE", help="Share of the time that Sonde may take.  [default: 0.02]")
+@click.option("--to", metavar="DIR", help="The directory of this run.  [default: a new one in runs/]")
+@click.option("--name", metavar="NAME", help="A name for the run's directory.  [default: the script's]")
+@click.option("--strict", is_flag=True, help="Stop at an error of Sonde's own instead of training on.")
+@click.option("--check", is_flag=True, help="Exit with 1 when problems were found, for use in CI.")
+@click.option("--quiet", is_flag=True, help="Print no verdict.")
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def run(
+    module: bool,
+    every: int | None,
+    budget: float | None,
+    to: str | None,
+    name: str | None,
+    strict: bool,
+    check: bool,
+    quiet: bool,
+    script: str,
+    args: tuple[str, ...],
+) -> None:
+    """Run a training script under watch and say what is wrong with it.
+
+    The script needs no change: models, optimizers and loops are found by themselves. Its output, its results and its
+    exit code stay what they are; the verdict goes to stderr.
+
+    \b
+    Example:  sonde run train.py --lr 0.1
+              sonde run -m pkg.train --epochs 3
+              sonde run --every 1 --to runs/base train.py
+    """
+    from sonde.config import load_config
+
+    config = load_config(every=every, overhead_budget=budget)
+    if not module:
+        _refuse_missing(script)
+    if importlib.util.find_spec("torch") is None:
+        raise SondeError(
+            f"torch is not installed in {sys.executable}.\n"
+            "Install it there, or use the Python that you train with: python -m sonde run …"
+        )
+    from sonde.capture.launch import run_script
+
+    launched = run_script(script, args, module=module, config=config, to=to, name=name, strict=strict)
+    report = None
+    # Of the processes that torchrun starts, one speaks for all.
+    if launched.run is not None and os.environ.get("RANK", "0") == "0" and (check or not quiet):
+        report = _judged(launched.run, quiet=quiet, strict=strict)
+    elif launched.run is None and not quiet:
+        click.echo("sonde: saw no training: no optimizer stepped and no backward ran.", err=True)
+    raise SystemExit(launched.exit_code or (report.exit_code if check and report is not None else 0))
+
+
+def _judged(path: Path, *, quiet: bool, strict: bool) -> Report | None:
+    """The verdict, drawn on stderr. The training is over: nothing here may change how it ended."""
+    try:
+        from sonde.cli._reading import screen
+        from sonde.report import judge
+        from sonde.views.text import Verdict
+
+        report = judge(path)
+        if not quiet:
+            screen(stderr=True).print(Verdict(report))
+    except Exception as error:
+        if strict:
+            raise
+        from sonde.views.printable import printable
+
+        reason = printable(f"{type(error).__name__}: {error}")
+        click.echo(f"sonde: the run was kept, but judging it failed: {reason}", err=True)
+        click.echo(f"       Again with: sonde diagnose {printable(path)}", err=True)
+        return None
+    return report
+
+
+def _refuse_missing(script: str) -> None:
+    path = Path(script)
+    if path.is_file():
+        return
+    if path.is_dir():
+        raise SondeError(f"{script} is a directory. Name the script in it. For a module: sonde run -m package.module")
+    if script.startswith("-"):
+        raise SondeError(f"no file {script} here. Sonde's options come before the script, the script's own after it.")
+    folder = path.parent
+    others = sorted(other.name for other in folder.glob("*.py")) if folder.is_dir() else []
+    near = difflib.get_close_matches(path.name, others, n=3) or others[:3]
+    where = "here" if str(folder) == "." else f"in {folder}"
+    nearest = ", ".join(str(folder / name) for name in near)
+    hint = f"Nearest: {nearest}" if near else "For a module: sonde run -m package.module"
+    raise SondeError(f"no file {path.name} {where}.\n{hint}")

@@ -1,0 +1,41 @@
+"""Writing what a view has drawn: whole or not at all, never over somebody's work, never through a symbolic link."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+from sonde.errors import SondeError
+
+
+def write_new(path: Path, text: str, *, replace: bool = False) -> None:
+    """Write `text` to `path`. An existing file is refused unless `replace`, which puts a new file in its place."""
+    if path.is_symlink():
+        raise SondeError(f"{path} is a symbolic link. Sonde does not write through links: name the file itself.")
+    if path.is_dir():
+        raise SondeError(f"{path} is a directory. Name a file in it.")
+    # A replacement is written beside its place and then moved there: a full disk leaves the old file as it was.
+    target = path.with_name(f".{path.name}.{secrets.token_hex(4)}") if replace else path
+    try:
+        file = open(target, "xb")  # noqa: SIM115 - exclusive: neither a file nor a link that appears meanwhile is followed
+    except FileExistsError:
+        raise SondeError(f"{path} exists already. Give another name, or --force to replace it.") from None
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    try:
+        with file:
+            file.write(text.encode("utf-8", "backslashreplace"))
+        if replace:
+            os.replace(target, path)
+    except BaseException as error:
+        with suppress(OSError):
+            target.unlink()
+        if isinstance(error, OSError):
+            raise _unwritable(path, error) from None
+        raise
+
+
+def _unwritable(path: Path, error: OSError) -> SondeError:
+    return SondeError(f"{path} cannot be written: {error.strerror or error}.\nIs its directory there, and yours?")
