@@ -1,0 +1,69 @@
+"""Is the process that wrote a log still there? Host, process id and start time say so together; ids are reused."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+State = Literal["running", "gone", "unknown"]
+
+
+def identity() -> dict[str, Any]:
+    """What tells this process from every other one, for its manifest. Where there is no /proc, host and pid must do."""
+    pid = os.getpid()
+    facts: dict[str, Any] = {"host": socket.gethostname(), "pid": pid}
+    if (boot := _boot()) and (ticks := _start_ticks(pid)):
+        facts |= {"boot": boot, "pid_namespace": _pid_namespace(), "start_ticks": ticks}
+    return facts
+
+
+def state_of(manifest: Mapping[str, Any]) -> State:
+    """Whether the process of a manifest runs. What cannot be seen from here (another host or container) is unknown."""
+    pid = manifest.get("pid")
+    if manifest.get("host") != socket.gethostname() or not isinstance(pid, int) or isinstance(pid, bool) or pid < 1:
+        return "unknown"
+    boot = manifest.get("boot")
+    if boot is not None and boot != _boot():
+        return "gone"  # the machine was started anew since
+    if boot is None:
+        return _answers(pid)
+    if manifest.get("pid_namespace") != _pid_namespace():
+        return "unknown"
+    return "running" if _start_ticks(pid) == manifest.get("start_ticks") else "gone"
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _pid_namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _start_ticks(pid: int) -> int:
+    """When the process started, in clock ticks since the boot; 0 where it does not run (any more)."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        fields = text.rpartition(")")[2].split()  # the name in front of it may hold spaces
+        return 0 if fields[0] in "ZX" else int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _answers(pid: int) -> State:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return "gone"
+    except (OSError, OverflowError):
+        return "unknown"
+    return "running"
