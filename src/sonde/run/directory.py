@@ -23,7 +23,7 @@ MAX_RUN_JSON = 16 << 20  # bytes; a longer one is not ours
 
 
 def new_run_directory(parent: Path, name: str | None = None) -> Path:
-    """A fresh directory `<time>_<name>_<random hex>` in `parent`. Any number of processes may ask in the same second."""
+    """A fresh directory `<time>_<name>_<random hex>` in `parent`. Any number may be made in the same second."""
     safe = re.sub(r"[^A-Za-z0-9.-]+", "-", name or "run").strip("-.")[:60] or "run"
     now = time.strftime("%Y-%m-%d_%H-%M-%S")
     try:
@@ -41,7 +41,7 @@ def new_run_directory(parent: Path, name: str | None = None) -> Path:
 
 
 def open_run_directory(path: Path) -> Path:
-    """The directory that the user named: made, or, where it is a run already, added to. Other directories are refused."""
+    """The directory that the user named: made, or added to where it is a run already. Other directories are refused."""
     try:
         os.makedirs(path, exist_ok=True)
         names = os.listdir(path)
@@ -113,12 +113,12 @@ def newest_run(parent: Path = RUNS) -> Path:
     found = runs_in(parent)
     if not found:
         where = f"in {parent}" if Path(parent).is_dir() else f"here: there is no directory {parent}"
-        raise NoRunError(f'No run {where}. Record one with "sonde run train.py", or call sonde.watch(model) in the script.')
+        raise NoRunError(f'No run {where}. Record one: "sonde run train.py", or sonde.watch(model) in the script.')
     return found[0]
 
 
 def find_run(text: str | None = None, parent: Path = RUNS) -> Path:
-    """The run that a user means: a directory, a log file, the name of a run in `parent` or an unmistakable part of it."""
+    """The run that a user means: a directory, a log file, the name of a run in `parent` or enough of it."""
     if not text:
         return newest_run(parent)
     path = Path(text)

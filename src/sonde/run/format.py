@@ -275,6 +275,7 @@ def layout(payload: bytes) -> Layout:
     if len(payload) != start + value_bytes * len(fields) * num_sites:
         raise FormatError("a frame whose values do not fit its length")
     sites = np.frombuffer(payload, "<u4", num_sites, sites_at).astype(np.uint32)
+    sites.flags.writeable = False  # shared by all frames of this layout
     return Layout(kind, fields, sites, value_bytes, start, len(payload))
 
 
