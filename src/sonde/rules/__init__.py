@@ -1,0 +1,45 @@
+"""What is diagnosed: one defect per file, its docstring is its page, and `RULES` is the list of them all.
+
+A longer tuple extends it: `judge(run, rules=(*RULES, MyRule))`. The order is only the order of reading: from exact relations to thresholds.
+"""
+
+from __future__ import annotations
+
+from sonde.rules.dead_relu import DeadRelu
+from sonde.rules.exploding_gradient import ExplodingGradient
+from sonde.rules.grads_cleared_before_step import GradsClearedBeforeStep
+from sonde.rules.loss_plateau import LossPlateau
+from sonde.rules.lr_divergence import LrDivergence
+from sonde.rules.lr_zero import LrZero
+from sonde.rules.missing_backward import MissingBackward
+from sonde.rules.missing_optimizer_step import MissingOptimizerStep
+from sonde.rules.missing_zero_grad import MissingZeroGrad
+from sonde.rules.nan_input import NanInput
+from sonde.rules.nonfinite_loss import NonfiniteLoss
+from sonde.rules.params_not_in_optimizer import ParamsNotInOptimizer
+from sonde.rules.rule import Answer, Clear, NotEvaluated, Rule
+from sonde.rules.stale_optimizer_params import StaleOptimizerParams
+from sonde.rules.train_in_eval_mode import TrainInEvalMode
+from sonde.rules.unchanged_parameter import UnchangedParameter
+from sonde.rules.vanishing_gradient import VanishingGradient
+
+RULES: tuple[type[Rule], ...] = (
+    MissingBackward,
+    MissingOptimizerStep,
+    MissingZeroGrad,
+    GradsClearedBeforeStep,
+    StaleOptimizerParams,
+    ParamsNotInOptimizer,
+    LrZero,
+    TrainInEvalMode,
+    UnchangedParameter,
+    NanInput,
+    ExplodingGradient,
+    LrDivergence,
+    DeadRelu,
+    VanishingGradient,
+    NonfiniteLoss,
+    LossPlateau,
+)
+
+__all__ = ["RULES", "Answer", "Clear", "NotEvaluated", "Rule"]
