@@ -1,4 +1,5 @@
-"""Who began it: the model, whose signal grows along its depth before any update, or the optimizer, whose updates are larger than the weights?
+"""Who began it: the model, whose signal grows along its depth before any update, or the optimizer, whose updates are
+larger than the weights?
 
 Both end in the same way, so what counts is what was there first.
 """
@@ -50,9 +51,10 @@ class Blowup:
         if seen is not None and (seen.backward >= GROWTH or seen.forward >= GROWTH):
             self.grows_with_depth, self.step, self.where = True, step.number, seen.first
             if seen.backward >= seen.forward:
-                self.sentence = f"before the first update the gradient at {seen.first} was already {number(seen.backward)} times that at {seen.last}"
+                what, times, than = f"the gradient at {seen.first} was", seen.backward, f"that at {seen.last}"
             else:
-                self.sentence = f"before the first update the outputs near {seen.last} were already {number(seen.forward)} times those of {seen.first}"
+                what, times, than = f"the outputs near {seen.last} were", seen.forward, f"those of {seen.first}"
+            self.sentence = f"before the first update {what} already {number(times)} times {than}"
             self.numbers = {"gradient_first_over_last": seen.backward, "output_last_over_first": seen.forward}
             return
         gradient = step.frames.get(Kind.GRADIENT)
@@ -72,7 +74,8 @@ class Blowup:
             path = step.sites[site].path
             self.grows_with_depth, self.step, self.where = True, step.number, step.sites[site].module
             self.sentence = (
-                f"before the first update the gradient of {path} was already {number(norm)}, {number(norm / last)} times that of the last layer"
+                f"before the first update the gradient of {path} was already {number(norm)}, "
+                f"{number(norm / last)} times that of the last layer"
             )
             self.numbers = {"gradient": norm, "gradient_of_last_layer": last}
 

@@ -1,12 +1,16 @@
 """A whole ReLU layer puts out zero for every sample, so nothing before it can learn.
 
-What it finds    ReLU layers (modules or torch.relu) that no longer fire: biases far below zero, a first step that threw the weights away.
-Why it matters   a unit that never fires gets no gradient and never comes back; a whole layer of them cuts the model in two.
-How it knows     at least 99 % of what the layer puts out is zero, or its input is at or below zero with at least 99 % of the gradient gone, in
-                 several observed steps in a row up to the last, while the loss does not move.
-Known problems   sparse activations (K12, up to 100 % zeros at the start) belong to models that learn: then nothing is said. Healthy ReLU layers sit at
-                 30–80 % zeros. Layers before a dead one have no gradient either: the one named is the last that is dead. A step too large that killed the
-                 layer is lr-divergence and comes first.
+What it finds    ReLU layers (modules or torch.relu) that no longer fire: biases far below zero, a first step that
+                 threw the weights away.
+Why it matters   a unit that never fires gets no gradient and never comes back; a whole layer of them cuts the model
+                 in two.
+How it knows     at least 99 % of what the layer puts out is zero, or its input is at or below zero with at least 99 %
+                 of the gradient gone, in several observed steps in a row up to the last, while the loss does not
+                 move.
+Known problems   sparse activations (K12, up to 100 % zeros at the start) belong to models that learn: then nothing is
+                 said. Healthy ReLU layers sit at 30–80 % zeros. Layers before a dead one have no gradient either: the
+                 one named is the last that is dead. A step too large that killed the layer is lr-divergence and comes
+                 first.
 Fix              lower the learning rate, start biases at zero, or use a leaky activation or normalisation before it.
 """
 

@@ -1,7 +1,7 @@
 """How the signal changes along the depth of the model: forward in the outputs, backward in their gradients.
 
-The sites of a model's outputs are numbered in the order in which they ran first, so their order is the depth. A loop over a cell unrolled by the
-program has one site per call and is deep in time.
+The sites of a model's outputs are numbered in the order in which they ran first, so their order is the depth. A loop
+over a cell unrolled by the program has one site per call and is deep in time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Runs the rules over the steps of a run, and puts what they found in order: causes first, their consequences after them.
+"""Runs the rules over the steps of a run, and puts what they found in order: causes first, their consequences after
+them.
 
-Bounded memory: each rule keeps what it needs, the steps are forgotten. A rule that raises is reported as not evaluated;
-the others go on.
+Bounded memory: each rule keeps what it needs, the steps are forgotten. A rule that raises is reported as not
+evaluated; the others go on.
 """
 
 from __future__ import annotations

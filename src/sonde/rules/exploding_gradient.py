@@ -1,14 +1,16 @@
 """The gradient grows beyond all measure on its way through the model, and the training fails by it.
 
-What it finds    deep or recurrent models whose signal is multiplied at every layer or time step: a gain too large, recurrent weights too large, no
-                 normalisation, no clipping.
+What it finds    deep or recurrent models whose signal is multiplied at every layer or time step: a gain too large,
+                 recurrent weights too large, no normalisation, no clipping.
 Why it matters   updates are thrown by it; the loss jumps, diverges or becomes NaN.
-How it knows     already at the first observed step, before any update could be to blame, outputs or gradients grow by orders of magnitude along the
-                 depth; or the gradient norm leaps to a hundred times its usual size again and again; and the training fails.
-Known problems   large but even gradients come from a large loss (K28, K21), not from the model: depth is what tells. Clipped training (K07, K40), skipped
-                 steps (K09) and everything that learns are left alone. A learning rate too high makes large gradients after its first updates: that is
-                 lr-divergence.
-Fix              clip gradients (torch.nn.utils.clip_grad_norm_), scale the initialisation to the fan-in, add normalisation.
+How it knows     already at the first observed step, before any update could be to blame, outputs or gradients grow by
+                 orders of magnitude along the depth; or the gradient norm leaps to a hundred times its usual size
+                 again and again; and the training fails.
+Known problems   large but even gradients come from a large loss (K28, K21), not from the model: depth is what tells.
+                 Clipped training (K07, K40), skipped steps (K09) and everything that learns are left alone. A
+                 learning rate too high makes large gradients after its first updates: that is lr-divergence.
+Fix              clip gradients (torch.nn.utils.clip_grad_norm_), scale the initialisation to the fan-in, add
+                 normalisation.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 What it finds    zero_grad() stands between backward() and step().
 Why it matters   the optimizer finds nothing to do: no parameter changes, and nothing complains.
-How it knows     an optimizer step found every gradient None or zero, although a backward had left non-zero gradients in these parameters since the
-                 step before: exact, and repeated.
-Known problems   a loss whose true gradient is zero leaves no non-zero gradient behind, so it is not this. Experts and heads that are idle in a step
-                 (K15, K32) are some parameters, not all of an optimizer's. A GAN that clears the discriminator's leftovers does so before the next
-                 backward of that optimizer.
+How it knows     an optimizer step found every gradient None or zero, although a backward had left non-zero gradients
+                 in these parameters since the step before: exact, and repeated.
+Known problems   a loss whose true gradient is zero leaves no non-zero gradient behind, so it is not this. Experts and
+                 heads that are idle in a step (K15, K32) are some parameters, not all of an optimizer's. A GAN that
+                 clears the discriminator's leftovers does so before the next backward of that optimizer.
 Fix              call zero_grad() before backward, not after it.
 """
 
@@ -50,7 +50,7 @@ class GradsClearedBeforeStep:
         totals = self.activity.totals
         if self.step < 0:
             if totals["optimizer_steps"] < PATIENCE:
-                return NotEvaluated(f"only {totals['optimizer_steps']} optimizer steps were taken" if totals["optimizer_steps"] else "no optimizer stepped")
+                return NotEvaluated(f"only {totals['optimizer_steps']} optimizer steps were taken")
             return Clear()
         return [
             Finding(
@@ -58,8 +58,8 @@ class GradsClearedBeforeStep:
                 severity=Severity.CRITICAL,
                 where="",
                 step=self.step,
-                cause=f"{totals['cleared_updates']} of {totals['optimizer_steps']} optimizer steps found no gradient, because they were cleared"
-                f"{self.sources.at('zero_grad')} after backward had written them",
+                cause=f"{totals['cleared_updates']} of {totals['optimizer_steps']} optimizer steps found no gradient, "
+                f"because they were cleared{self.sources.at('zero_grad')} after backward had written them",
                 fix="move zero_grad() in front of backward(), so that the order is zero_grad, backward, step",
                 evidence={
                     "cleared_updates": totals["cleared_updates"],

@@ -1,7 +1,8 @@
 """Is the training really failing? The question that every threshold must be asked together with.
 
-A fold over the loss with bounded state: where it began, where it is now, how it went in between, what is not finite. Its answers are made for
-being wrong in one direction only: where a loss cannot be read (adversarial, negative, too short), it does not call a training failing.
+A fold over the loss with bounded state: where it began, where it is now, how it went in between, what is not finite.
+Its answers are made for being wrong in one direction only: where a loss cannot be read (adversarial, negative, too
+short), it does not call a training failing.
 """
 
 from __future__ import annotations

@@ -2,12 +2,15 @@
 
 What it finds    a training that demonstrably learns nothing, where no other rule knows why.
 Why it matters   every further step is wasted.
-How it knows     over many updates the loss never fell, by a margin or beyond its noise, and it lies at ln K, the cost of guessing among the K classes
-                 that the output has, or it is the same number to the last bit although parameters are updated.
-Known problems   flat is not stuck: fine-tuning at a low loss (K24), resuming at convergence (K25), a noise floor (K27) and label smoothing (K13) lie away
-                 from ln K. Losses of adversaries (K19) and of policies (K18) do not fall when all is well: with several losses, or with one that is not
-                 positive, the rule is not evaluated. A loss of exactly 0 may be a solved task.
-Fix              check that the labels belong to the inputs and that the output depends on the input; then try a larger learning rate, and one batch alone.
+How it knows     over many updates the loss never fell, by a margin or beyond its noise, and it lies at ln K, the cost
+                 of guessing among the K classes that the output has, or it is the same number to the last bit
+                 although parameters are updated.
+Known problems   flat is not stuck: fine-tuning at a low loss (K24), resuming at convergence (K25), a noise floor
+                 (K27) and label smoothing (K13) lie away from ln K. Losses of adversaries (K19) and of policies (K18)
+                 do not fall when all is well: with several losses, or with one that is not positive, the rule is not
+                 evaluated. A loss of exactly 0 may be a solved task.
+Fix              check that the labels belong to the inputs and that the output depends on the input; then try a
+                 larger learning rate, and one batch alone.
 """
 
 from __future__ import annotations
@@ -68,7 +71,11 @@ class LossPlateau:
             return NotEvaluated("the loss did not fall, but nothing shows that it should have")
         ratio = median(self.ratios) if self.ratios else float("nan")
         level = number(learning.recent_level)
-        at = f"{level}, the same to the last bit for {learning.constant_in_a_row} steps" if constant else f"{level}, what guessing among {classes} classes costs (ln {classes} = {log(classes):.4g})"
+        at = (
+            f"the same to the last bit for {learning.constant_in_a_row} steps"
+            if constant
+            else f"what guessing among {classes} classes costs (ln {classes} = {log(classes):.4g})"
+        )
         slow = ratio < TINY
         return [
             Finding(
@@ -76,11 +83,12 @@ class LossPlateau:
                 severity=Severity.CRITICAL,
                 where="",
                 step=max(learning.first_step, 0),
-                cause=f"after {updates} updates the loss is still {at}{self.sources.at('backward')}"
+                cause=f"after {updates} updates the loss is still {level}, {at}{self.sources.at('backward')}"
                 + (f"; an update changes the weights by only {number(ratio)} of their size" if slow else ""),
                 fix="raise the learning rate: the updates are too small to matter"
                 if slow
-                else "check that labels belong to their inputs and that the output depends on the input; then try to learn a single batch by heart",
+                else "check that labels belong to their inputs and that the output depends on the input; "
+                "then try to learn a single batch by heart",
                 evidence={
                     "first_level": learning.first_level,
                     "recent_level": learning.recent_level,

@@ -1,13 +1,17 @@
 """The updates are larger than the training can bear: the loss leaves its starting level and does not come back.
 
 What it finds    a learning rate far too high for this model and optimizer.
-Why it matters   each step overshoots further than the last; the loss explodes, becomes NaN, or the model is thrown to where nothing can be learnt.
-How it knows     inputs and first gradients were in order, then updates as large as the weights themselves, or a loss and gradient that climb together
-                 step by step; and the loss ends far above its start, not finite, or never below it.
-Known problems   high rates that learn (K23) are never judged. A loss that only rises because of adversaries (K19) does not count. A NaN without the climb
-                 before it is nonfinite-loss. Signals that were out of bounds before the first update are exploding-gradient; forgotten zero_grad
-                 and bad inputs are named by their own rules, as the cause of this one.
-Fix              divide the learning rate by ten until the loss falls; add warm-up or clipping if only the start is rough.
+Why it matters   each step overshoots further than the last; the loss explodes, becomes NaN, or the model is thrown to
+                 where nothing can be learnt.
+How it knows     inputs and first gradients were in order, then updates as large as the weights themselves, or a loss
+                 and gradient that climb together step by step; and the loss ends far above its start, not finite, or
+                 never below it.
+Known problems   high rates that learn (K23) are never judged. A loss that only rises because of adversaries (K19)
+                 does not count. A NaN without the climb before it is nonfinite-loss. Signals that were out of bounds
+                 before the first update are exploding-gradient; forgotten zero_grad and bad inputs are named by their
+                 own rules, as the cause of this one.
+Fix              divide the learning rate by ten until the loss falls; add warm-up or clipping if only the start is
+                 rough.
 """
 
 from __future__ import annotations
@@ -82,7 +86,8 @@ class LrDivergence:
         how = (
             f"an update was {number(self.blowup.largest_ratio)} times the size of all weights"
             if thrown
-            else f"the loss climbed above {CLIMB:g} times its start, the gradient norm from {number(self.first_norm)} to {number(self.largest_norm)}"
+            else f"the loss climbed above {CLIMB:g} times its start, the gradient norm from {number(self.first_norm)} "
+            f"to {number(self.largest_norm)}"
         )
         return [
             Finding(

@@ -2,9 +2,11 @@
 
 What it finds    an optimizer, or one of its parameter groups, that steps with a learning rate of 0.
 Why it matters   nothing changes however long it trains.
-How it knows     the learning rate read from the optimizer is 0 at every step, or at most steps of the run without a break.
-Known problems   warm-up may start at 0 (K05) and a schedule may end at 0 (K33): both are few steps of a run. Some people hold a group still with a rate
-                 of 0 on purpose: one group alone is a warning. Optimizers that keep no learning rate are not judged.
+How it knows     the learning rate read from the optimizer is 0 at every step, or at most steps of the run without a
+                 break.
+Known problems   warm-up may start at 0 (K05) and a schedule may end at 0 (K33): both are few steps of a run. Some
+                 people hold a group still with a rate of 0 on purpose: one group alone is a warning. Optimizers that
+                 keep no learning rate are not judged.
 Fix              set a positive learning rate; print scheduler.get_last_lr() if a schedule makes it.
 """
 

@@ -1,9 +1,12 @@
 """The optimizer steps, but nobody ever computed a gradient.
 
 What it finds    loss.backward() is never called.
-Why it matters   optimizer.step() passes silently over parameters without gradients: nothing is learnt and nothing complains.
-How it knows     there were optimizer steps, every one of them found each gradient None or zero, and no backward ran in the whole run.
-Known problems   gradients written by hand or by torch.autograd.grad (evolution strategies, pipeline schedules) are gradients: such steps are not empty.
+Why it matters   optimizer.step() passes silently over parameters without gradients: nothing is learnt and nothing
+                 complains.
+How it knows     there were optimizer steps, every one of them found each gradient None or zero, and no backward ran
+                 in the whole run.
+Known problems   gradients written by hand or by torch.autograd.grad (evolution strategies, pipeline schedules) are
+                 gradients: such steps are not empty.
 Fix              call loss.backward() before optimizer.step().
 """
 
@@ -51,8 +54,8 @@ class MissingBackward:
                 severity=Severity.CRITICAL,
                 where="",
                 step=self.step,
-                cause=f"all {totals['optimizer_steps']} optimizer steps{self.sources.at('optimizer_step')} found no gradient at any parameter, "
-                "and backward was never called",
+                cause=f"all {totals['optimizer_steps']} optimizer steps{self.sources.at('optimizer_step')} found no gradient "
+                "at any parameter, and backward was never called",
                 fix="call loss.backward() before optimizer.step()",
                 evidence={
                     "optimizer_steps": totals["optimizer_steps"],

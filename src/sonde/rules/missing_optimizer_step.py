@@ -2,10 +2,11 @@
 
 What it finds    an optimizer was built, backward runs, but optimizer.step() is never called.
 Why it matters   no parameter ever changes: nothing is learnt.
-How it knows     in the whole run there were backward calls and an optimizer with parameters of the model, but not one step, not one step that a
-                 GradScaler held back, and not one change of a parameter by hand.
-Known problems   a GradScaler that skips its first steps (K09) has skipped steps, not missing ones. Manual updates without an optimizer are seen as
-                 updates. Accumulation over more batches than the run has is, in effect, this defect.
+How it knows     in the whole run there were backward calls and an optimizer with parameters of the model, but not one
+                 step, not one step that a GradScaler held back, and not one change of a parameter by hand.
+Known problems   a GradScaler that skips its first steps (K09) has skipped steps, not missing ones. Manual updates
+                 without an optimizer are seen as updates. Accumulation over more batches than the run has is, in
+                 effect, this defect.
 Fix              call optimizer.step() after backward.
 """
 
@@ -26,7 +27,8 @@ ENOUGH = 10  # backward calls: an accumulation that is cut off by the end of a s
 class MissingOptimizerStep:
     name: ClassVar[str] = "missing-optimizer-step"
     explains: ClassVar[tuple[str, ...]] = (
-        "loss-plateau", "unchanged-parameter", "vanishing-gradient", "exploding-gradient", "dead-relu", "lr-divergence", "train-in-eval-mode",
+        "loss-plateau", "unchanged-parameter", "vanishing-gradient", "exploding-gradient", "dead-relu", "lr-divergence",
+        "train-in-eval-mode",
     )  # fmt: skip
 
     activity: Activity = field(default_factory=Activity)

@@ -1,12 +1,14 @@
 """Gradients from the last update are still there when the next backward adds to them.
 
 What it finds    optimizer.zero_grad() (or an equivalent) is never called between updates.
-Why it matters   every update then follows the sum of all past gradients: with SGD the loss blows up, with Adam it merely learns worse.
-How it knows     a backward adds to gradients that an optimizer step has used already and that nobody cleared since: an exact relation, taken at
-                 the calls themselves.
-Known problems   accumulation on purpose (K06) also enters backward with gradients, but without an update in between: that tells them apart. Setting
-                 `p.grad = None` by hand clears as well as zero_grad() does. Gradients of a frozen or unused part stay None and tell nothing. Clearing only
-                 every few updates is reported too, since the updates in between use old gradients.
+Why it matters   every update then follows the sum of all past gradients: with SGD the loss blows up, with Adam it
+                 merely learns worse.
+How it knows     a backward adds to gradients that an optimizer step has used already and that nobody cleared since:
+                 an exact relation, taken at the calls themselves.
+Known problems   accumulation on purpose (K06) also enters backward with gradients, but without an update in between:
+                 that tells them apart. Setting `p.grad = None` by hand clears as well as zero_grad() does. Gradients
+                 of a frozen or unused part stay None and tell nothing. Clearing only every few updates is reported
+                 too, since the updates in between use old gradients.
 Fix              call optimizer.zero_grad() before each backward that starts a new update.
 """
 
@@ -73,8 +75,8 @@ class MissingZeroGrad:
                 severity=Severity.CRITICAL if self.learning.failing else Severity.ERROR,
                 where="",
                 step=self.step,
-                cause=f"{stale} of {updates} optimizer steps{self.sources.at('optimizer_step')} used gradients that still held those of the update "
-                f"before; {called}; the gradient norm went from {number(self.first_norm)} up to {number(self.largest_norm)}",
+                cause=f"{stale} of {updates} optimizer steps{self.sources.at('optimizer_step')} used gradients that still held "
+                f"those of the update before; {called}; the gradient norm went from {number(self.first_norm)} up to {number(self.largest_norm)}",
                 fix="call optimizer.zero_grad() before each backward that starts a new update",
                 evidence={
                     "stale_updates": stale,

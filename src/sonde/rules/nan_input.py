@@ -2,9 +2,11 @@
 
 What it finds    missing values or overflow in the data.
 Why it matters   one bad cell makes the loss and every gradient NaN; one update later so is every weight.
-How it knows     what went into the root model was not finite, at or before the first step whose loss, output or gradients were not finite.
-Known problems   attention masks of -Infinity, and NaN that the model replaces on purpose, go in without harm: an input counts only when something after
-                 it in the same step is not finite. Bad numbers in the labels do not go into the model; nonfinite-loss speaks of them.
+How it knows     what went into the root model was not finite, at or before the first step whose loss, output or
+                 gradients were not finite.
+Known problems   attention masks of -Infinity, and NaN that the model replaces on purpose, go in without harm: an
+                 input counts only when something after it in the same step is not finite. Bad numbers in the labels
+                 do not go into the model; nonfinite-loss speaks of them.
 Fix              find the rows (torch.isfinite(x).all(dim=1)) and drop or fill them before training.
 """
 

@@ -1,12 +1,16 @@
 """The loss is NaN or Inf, and none of the known ways to get there explains it.
 
-What it finds    a loss that stops being a number by itself: a logarithm of zero, a division by an empty count, a root at zero, a batch whose every
-                 label is ignored, bad labels.
-Why it matters   with backward and an update the weights become NaN and stay so; without them, averages and early stopping go wrong.
-How it knows     the loss of a step with a backward was not finite. It says what else was not finite by then: the output (the forward made it), a
-                 gradient before the loss (the backward made it), or neither (the loss function or its targets made it).
-Known problems   a GradScaler that skips a step has dealt with it (K09). Divergence and bad inputs have rules of their own and come first.
-Fix              look at the place named as the first that was not finite; clamp, add an epsilon, or skip empty batches there.
+What it finds    a loss that stops being a number by itself: a logarithm of zero, a division by an empty count, a root
+                 at zero, a batch whose every label is ignored, bad labels.
+Why it matters   with backward and an update the weights become NaN and stay so; without them, averages and early
+                 stopping go wrong.
+How it knows     the loss of a step with a backward was not finite. It says what else was not finite by then: the
+                 output (the forward made it), a gradient before the loss (the backward made it), or neither (the loss
+                 function or its targets made it).
+Known problems   a GradScaler that skips a step has dealt with it (K09). Divergence and bad inputs have rules of their
+                 own and come first.
+Fix              look at the place named as the first that was not finite; clamp, add an epsilon, or skip empty
+                 batches there.
 """
 
 from __future__ import annotations
@@ -79,7 +83,8 @@ class NonfiniteLoss:
         gradient, output = self.first_bad.get("gradient"), self.first_bad.get("output")
         if gradient is not None and gradient[0] < bad:
             place = str(gradient[1].get("where", ""))
-            return gradient[0], place, f"the gradient of {place or 'a parameter'} was not finite at step {gradient[0]} although the loss was, so backward made it"
+            what = f"the gradient of {place or 'a parameter'} was not finite at step {gradient[0]}"
+            return gradient[0], place, f"{what} although the loss was, so backward made it"
         if output is not None and output[0] <= bad:
             place = str(output[1].get("where", ""))
             share = f" ({number(float(output[1].get('num_nan', 0)) + float(output[1].get('num_inf', 0)))} numbers)"

@@ -43,7 +43,7 @@ class Ownership:
             self.changed.update(update.sites[np.asarray(moved)].tolist())
 
     def neglected(self) -> list[Site]:
-        """Parameters without an optimizer that got gradients and never changed: neither trained nor moved by hand, at no time of the run."""
+        """Parameters without an optimizer that got gradients and never changed, neither by training nor by hand."""
         if self.membership is None:
             return []
         unowned = set(self.membership.get("unowned", ()))

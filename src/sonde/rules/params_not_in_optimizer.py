@@ -1,12 +1,15 @@
 """A part of the model gets gradients, but no optimizer holds its parameters.
 
 What it finds    an optimizer that was given only some of the parameters that should train.
-Why it matters   that part stays as it was initialised; the rest must learn around it. Its gradients are never cleared either: they only grow.
-How it knows     trainable parameters that are in no optimizer, that receive non-zero gradients again and again, and whose values never change.
-Known problems   a frozen backbone (K02) has requires_grad=False or gets no gradient. A part that another optimizer trained earlier in the run, or that
-                 the program moves by hand (target networks, averaged weights), has changed and is left out. A whole model that is used but not
-                 trained may be meant (a fixed critic whose parameters were not frozen): that is a warning, not an error. A head that was replaced
-                 after the optimizer was built is stale-optimizer-params.
+Why it matters   that part stays as it was initialised; the rest must learn around it. Its gradients are never cleared
+                 either: they only grow.
+How it knows     trainable parameters that are in no optimizer, that receive non-zero gradients again and again, and
+                 whose values never change.
+Known problems   a frozen backbone (K02) has requires_grad=False or gets no gradient. A part that another optimizer
+                 trained earlier in the run, or that the program moves by hand (target networks, averaged weights),
+                 has changed and is left out. A whole model that is used but not trained may be meant (a fixed critic
+                 whose parameters were not frozen): that is a warning, not an error. A head that was replaced after
+                 the optimizer was built is stale-optimizer-params.
 Fix              give the optimizer all of model.parameters(), or set requires_grad_(False) on what must not train.
 """
 
@@ -53,8 +56,8 @@ class ParamsNotInOptimizer:
                     severity=Severity.WARNING if whole else Severity.ERROR,
                     where=places[0] if len(places) == 1 else ("" if whole else max(places, key=lambda p: _size(p, mine))),
                     step=self.ownership.first_step,
-                    cause=f"{len(mine)} of {len(everything)} trainable parameters ({listing(places)}) receive gradients, but no optimizer holds "
-                    f"them, and they never changed; the optimizer is built{self.sources.at('optimizer') or ' without them'}",
+                    cause=f"{len(mine)} of {len(everything)} trainable parameters ({listing(places)}) receive gradients, but no "
+                    f"optimizer holds them, and they never changed; the optimizer is built{self.sources.at('optimizer') or ' without them'}",
                     fix="give all of model.parameters() to the optimizer, or freeze what must not train with requires_grad_(False)",
                     evidence={
                         "num_unowned": len(mine),

@@ -1,11 +1,13 @@
 """The optimizer holds parameters that the model no longer has; the model trains with others.
 
 What it finds    a head replaced, or a model copied, wrapped or re-created, after the optimizer was built.
-Why it matters   the optimizer updates tensors that nobody uses, and the new ones stay as they were initialised. Accuracy may hardly show it.
-How it knows     an optimizer holds parameters that belong to no model of the run and never get a gradient, while parameters of the model that no
-                 optimizer holds get gradients again and again and never change.
-Known problems   a loose parameter given to the optimizer on purpose (a temperature, a prompt) gets gradients and is no leftover. Leftovers alone,
-                 with every parameter of the model in some optimizer, are harmless and not reported.
+Why it matters   the optimizer updates tensors that nobody uses, and the new ones stay as they were initialised.
+                 Accuracy may hardly show it.
+How it knows     an optimizer holds parameters that belong to no model of the run and never get a gradient, while
+                 parameters of the model that no optimizer holds get gradients again and again and never change.
+Known problems   a loose parameter given to the optimizer on purpose (a temperature, a prompt) gets gradients and is
+                 no leftover. Leftovers alone, with every parameter of the model in some optimizer, are harmless and
+                 not reported.
 Fix              build the optimizer after the model has its final form.
 """
 
@@ -52,8 +54,9 @@ class StaleOptimizerParams:
                 severity=Severity.CRITICAL if whole else Severity.ERROR,
                 where=places[0] if len(places) == 1 else "",
                 step=self.ownership.first_step,
-                cause=f"the optimizer built{self.sources.at('optimizer')} holds {abandoned} parameters that are in no model that ran, while "
-                f"{len(mine)} of the model's {len(everything)} trainable parameters ({listing(places)}) get gradients and are in no optimizer",
+                cause=f"the optimizer built{self.sources.at('optimizer')} holds {abandoned} parameters that are in no model that "
+                f"ran, while {len(mine)} of the model's {len(everything)} trainable parameters ({listing(places)}) get gradients "
+                "and are in no optimizer",
                 fix="build the optimizer after the last change to the model (new head, copy, wrapping), or add the new parameters to it",
                 evidence={
                     "num_abandoned": abandoned,

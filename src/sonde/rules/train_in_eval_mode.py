@@ -1,12 +1,15 @@
 """The model trains while it is in evaluation mode.
 
-What it finds    updates from forwards with model.training == False: model.train() is not called, or not again after validation.
-Why it matters   dropout does nothing and batch norm neither normalises by the batch nor learns its statistics: another model is trained than was meant.
-How it knows     every forward with gradients of a step had its root model in eval mode and so all of its dropout and batch norm modules, an optimizer
-                 step followed, and that went on for a long row of steps.
-Known problems   batch norm frozen by bn.eval() inside train() (K43) leaves the root in training mode. A model without dropout and batch norm does not
-                 care. A teacher in eval mode beside a student in training mode is one of two roots, not all. Fine-tuning a whole model in eval mode on
-                 purpose looks the same; hence a warning.
+What it finds    updates from forwards with model.training == False: model.train() is not called, or not again after
+                 validation.
+Why it matters   dropout does nothing and batch norm neither normalises by the batch nor learns its statistics:
+                 another model is trained than was meant.
+How it knows     every forward with gradients of a step had its root model in eval mode and so all of its dropout and
+                 batch norm modules, an optimizer step followed, and that went on for a long row of steps.
+Known problems   batch norm frozen by bn.eval() inside train() (K43) leaves the root in training mode. A model without
+                 dropout and batch norm does not care. A teacher in eval mode beside a student in training mode is one
+                 of two roots, not all. Fine-tuning a whole model in eval mode on purpose looks the same; hence a
+                 warning.
 Fix              call model.train() at the start of each epoch, after validation.
 """
 
@@ -67,8 +70,8 @@ class TrainInEvalMode:
                 severity=Severity.WARNING,
                 where="",
                 step=self.step,
-                cause=f"{self.num_in_eval} of {self.num_updates} updates came from forwards in eval mode{after}, with {self.mode_modules} dropout "
-                f"or batch norm modules switched off{self.sources.at('forward')}",
+                cause=f"{self.num_in_eval} of {self.num_updates} updates came from forwards in eval mode{after}, with "
+                f"{self.mode_modules} dropout or batch norm modules switched off{self.sources.at('forward')}",
                 fix="call model.train() before the training loop, and again after each validation",
                 evidence={
                     "updates_in_eval": self.num_in_eval,

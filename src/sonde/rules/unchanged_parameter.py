@@ -1,14 +1,18 @@
 """A parameter gets gradients, an optimizer steps, and the parameter never changes.
 
-What it finds    parameters that look trained and are not: restored after each step, a group that does nothing, updates lost to the precision.
+What it finds    parameters that look trained and are not: restored after each step, a group that does nothing,
+                 updates lost to the precision.
 Why it matters   that part of the model stays as it was, and nothing complains.
-How it knows     at every observed update the gradient was non-zero and finite and the learning rate above zero, and yet the change was exactly zero; or
-                 the parameter changed in each step and was back at the same values, to the last bit of all its statistics, at the next.
-Known problems   a frozen part (K02) has no gradients. Zero-initialised branches and adapters (K14, K30) have zero gradients first and change later. Steps
-                 that a GradScaler skipped (K09), micro-batches without an update (K06) and steps with a rate of 0 (K05, K33) are not counted. A
-                 gradient so small that the step would round away (K25) is not counted either. Parameters of another optimizer that steps less
-                 often do change sometimes. Parameters that no optimizer holds are params-not-in-optimizer.
-Fix              find what writes the parameter back, or holds it out of its optimizer's step; train in float32 if the updates round to nothing.
+How it knows     at every observed update the gradient was non-zero and finite and the learning rate above zero, and
+                 yet the change was exactly zero; or the parameter changed in each step and was back at the same
+                 values, to the last bit of all its statistics, at the next.
+Known problems   a frozen part (K02) has no gradients. Zero-initialised branches and adapters (K14, K30) have zero
+                 gradients first and change later. Steps that a GradScaler skipped (K09), micro-batches without an
+                 update (K06) and steps with a rate of 0 (K05, K33) are not counted. A gradient so small that the step
+                 would round away (K25) is not counted either. Parameters of another optimizer that steps less often
+                 do change sometimes. Parameters that no optimizer holds are params-not-in-optimizer.
+Fix              find what writes the parameter back, or holds it out of its optimizer's step; train in float32 if the
+                 updates round to nothing.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
 """The gradient fades on its way to the first layers, and the training does not get off the ground.
 
-What it finds    a deep model whose first layers get next to no gradient: many saturating activations, weights initialised too small, no normalisation.
+What it finds    a deep model whose first layers get next to no gradient: many saturating activations, weights
+                 initialised too small, no normalisation.
 Why it matters   the first layers stay random, and the layers above them cannot learn from noise.
-How it knows     the gradient at the first layers is many orders of magnitude below that at the last ones, layer by layer and not at one place, in
-                 most observed steps to the end, while the loss does not move.
-Known problems   gradients that are small everywhere (K25, K10) have no slope. A model that learns is never judged, however steep the slope. A cliff at one
-                 place is something else: dead units, a detached or rounded value. Exact zeros in the first step (K14, K30) go away.
-Fix              use ReLU-like activations, normalisation or residual connections, and an initialisation that fits the activation.
+How it knows     the gradient at the first layers is many orders of magnitude below that at the last ones, layer by
+                 layer and not at one place, in most observed steps to the end, while the loss does not move.
+Known problems   gradients that are small everywhere (K25, K10) have no slope. A model that learns is never judged,
+                 however steep the slope. A cliff at one place is something else: dead units, a detached or rounded
+                 value. Exact zeros in the first step (K14, K30) go away.
+Fix              use ReLU-like activations, normalisation or residual connections, and an initialisation that fits the
+                 activation.
 """
 
 from __future__ import annotations
@@ -62,8 +65,8 @@ class VanishingGradient:
                 severity=Severity.CRITICAL,
                 where=self.last.first,
                 step=self.step,
-                cause=f"the gradient at {self.last.first} is {number(self.last.backward)} times that at {self.last.last}, {self.last.num_layers} "
-                f"layers on, in {self.in_a_row} observed steps in a row, and {failing}",
+                cause=f"the gradient at {self.last.first} is {number(self.last.backward)} times that at {self.last.last}, "
+                f"{self.last.num_layers} layers on, in {self.in_a_row} observed steps in a row, and {failing}",
                 fix="use ReLU-like activations, normalisation or residual connections, and an initialisation that fits the activation",
                 evidence={
                     "first_over_last": self.last.backward,

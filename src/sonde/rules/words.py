@@ -25,8 +25,8 @@ def listing(names: Sequence[str], limit: int = 3) -> str:
 def modules_of(parameters: Iterable[str], everything: Collection[str]) -> list[str]:
     """The fewest modules that hold exactly these parameters, in their order: `encoder` instead of its forty weights.
 
-    A module stands for its parameters only where all of its parameters in `everything` are meant. A parameter without such a module keeps its
-    own path.
+    A module stands for its parameters only where all of its parameters in `everything` are meant. A parameter without
+    such a module keeps its own path.
     """
     meant = list(dict.fromkeys(parameters))
     meant_set = set(meant)
