@@ -17,9 +17,9 @@ run_argument = click.argument("run", required=False, metavar="[RUN]")
 def run_path(run: str | None) -> Path:
     """The run that the user named, or the newest one where runs are kept."""
     from sonde.config import load_config
-    from sonde.run.directory import find_run, newest_run
+    from sonde.run.directory import find_run
 
-    return newest_run(Path(load_config().output_dir)) if run is None else find_run(run)
+    return find_run(run, Path(load_config().output_dir))
 
 
 def screen(*, stderr: bool = False) -> Console:

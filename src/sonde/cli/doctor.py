@@ -112,7 +112,7 @@ def _torch_version(answer: dict[str, object]) -> Check:
     if release < OLDEST:
         return Check("torch", "bad", f"{text}. Sonde needs {OLDEST[0]}.{OLDEST[1]} or newer: pip install -U torch")
     if release > NEWEST_TRIED:
-        return Check("torch", "note", f"{text}. Sonde was tried up to {NEWEST_TRIED[0]}.{NEWEST_TRIED[1]}; it should work")
+        return Check("torch", "note", f"{text}. Newer than what Sonde was tried with; it should work")
     return Check("torch", "good", text)
 
 

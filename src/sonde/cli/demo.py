@@ -1,0 +1,91 @@
+"""`sonde demo`: real small trainings with real faults, end to end."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from sonde.cli._reading import screen
+from sonde.errors import SondeError
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A training script of the demo, and what Sonde should say about it."""
+
+    file: str
+    rule: str  # the root cause; empty for a healthy training
+    story: str
+
+
+FOLDER = Path(__file__).parent / "demo_programs"
+PROGRAMS = (
+    Program("forgotten_zero_grad.py", "missing-zero-grad", "A CNN learns shapes. One line was forgotten."),
+    Program("missed_encoder.py", "params-not-in-optimizer", "An encoder and a head; accuracy gets stuck halfway."),
+    Program("diverging_lr.py", "lr-divergence", "A regression turns to NaN within a few steps."),
+    Program("healthy_cnn.py", "", "The CNN again, as it was meant. Sonde should have nothing to say."),
+)
+
+
+@click.command()
+@click.option("--to", metavar="DIR", help="Where the runs and the report go.  [default: runs/]")
+def demo(to: str | None) -> None:
+    """Train four small models, three of them with a real fault, and see what Sonde says.
+
+    Nothing is downloaded; it takes about a minute. The programs are ordinary scripts that know nothing of Sonde.
+
+    \b
+    Example:  sonde demo
+              sonde demo --to /tmp/demo
+
+    Exit code 0: every verdict was right.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise SondeError("the demo trains models, and torch is not installed here: pip install torch")
+    from sonde.config import load_config
+    from sonde.report import judge
+    from sonde.run.directory import new_run_directory
+    from sonde.run.reader import Run
+    from sonde.views.file import write_new
+    from sonde.views.html import document
+    from sonde.views.lines import line
+    from sonde.views.text import Verdict
+
+    parent = Path(load_config(output_dir=to).output_dir)
+    terminal = screen()
+    subjects, num_right = [], 0
+    for number, program in enumerate(PROGRAMS, 1):
+        path = new_run_directory(parent, f"demo-{Path(program.file).stem}")
+        terminal.print(line((f"{number} of {len(PROGRAMS)}  ", "bold cyan"), (program.story, "bold")))
+        terminal.print(line((f"$ sonde run {program.file}", "cyan")))
+        for row in _train(program.file, path):
+            terminal.print(line((f"  {row}", "dim")))
+        report = judge(path)
+        terminal.print(Verdict(report))
+        terminal.print()
+        subjects.append((report, Run(path)))
+        num_right += (report.findings[0].rule if report.findings else "") == program.rule
+    page = parent / f"{path.name.split('_demo')[0]}_demo.html"
+    write_new(page, document(subjects))
+    right = num_right == len(PROGRAMS)
+    terminal.print(line((f"{num_right} of {len(PROGRAMS)} verdicts are right.", "bold green" if right else "bold red")))
+    terminal.print(line("All of it as one page: ", (str(page), "bold")))
+    raise SystemExit(0 if right else 1)
+
+
+def _train(file: str, path: Path) -> Sequence[str]:
+    """Run one program under `sonde run` in a process of its own, and give back what the program printed."""
+    command = [sys.executable, "-m", "sonde", "run", "--quiet", "--to", str(path.absolute()), str(FOLDER / file)]
+    child = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", env=os.environ | {"PYTHONUTF8": "1"}, check=False
+    )
+    if child.returncode:
+        raise SondeError(f"{file} ended with code {child.returncode}.\n{child.stderr.strip()}")
+    return child.stdout.splitlines()

@@ -1,0 +1,84 @@
+"""The last statistics of a run as tables: layers from input to output, one row each. Drawn, not judged."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sonde.record import Kind, Site
+from sonde.rules.words import number
+
+if TYPE_CHECKING:
+    from sonde.run.reader import Run
+
+COLUMNS = ("mean", "std", "min", "max", "l2", "zeros", "nan", "inf")
+TITLES = {
+    Kind.ACTIVATION: "Outputs of layers",
+    Kind.ACTIVATION_GRADIENT: "Gradients of outputs",
+    Kind.PARAMETER: "Parameters",
+    Kind.GRADIENT: "Gradients of parameters",
+    Kind.UPDATE: "Updates of parameters",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    text: str
+    bad: bool = False  # a value that no healthy tensor has: not finite, or nothing but zeros
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    path: str
+    type: str
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One kind of tensor at the last step at which it was measured."""
+
+    title: str
+    step: int
+    rows: tuple[Row, ...]
+
+
+def last_statistics(run: Run) -> Iterator[Table]:
+    """A table for each kind of statistics that the run has."""
+    for kind, title in TITLES.items():
+        for frame in deque(run.frames(kind), maxlen=1):
+            sites = run.sites
+            rows = frame.values.T.tolist()
+            yield Table(
+                title,
+                frame.step,
+                tuple(
+                    _row(sites[site], dict(zip(frame.fields, row)))
+                    for site, row in zip(frame.sites.tolist(), rows)
+                    if site in sites
+                ),
+            )
+
+
+def _row(site: Site, values: dict[str, float]) -> Row:
+    path = site.path or "(model)"
+    if site.model:
+        path = f"{site.model}: {path}"
+    if site.call:
+        path += f" (call {site.call + 1})"
+    if site.item:
+        path += f" [{site.item}]"
+    num = values.get("num", 0.0)
+    if not num:
+        return Row(path, site.type, (Cell("none"), *(Cell("") for _ in COLUMNS[1:])))
+    return Row(path, site.type, tuple(_cell(name, values.get(name, float("nan")), num) for name in COLUMNS))
+
+
+def _cell(name: str, value: float, num: float) -> Cell:
+    if name in ("nan", "inf"):
+        return Cell(number(value), bad=value > 0)
+    if name == "zeros":
+        return Cell(f"{value / num:.0%}".replace("%", " %"), bad=value == num)
+    return Cell(number(value), bad=value != value)

@@ -1,0 +1,187 @@
+"""The house is built as it is drawn: who may import whom, how large a room is, what the papers name."""
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "sonde"
+MODULES = sorted(path for path in SOURCE.rglob("*.py") if "demo_programs" not in path.parts)
+
+GROUND = {"errors", "record", "config"}
+MAY_IMPORT = {
+    "errors": set(),
+    "record": set(),
+    "config": {"errors"},
+    "run": GROUND,
+    "rules": GROUND | {"run"},
+    "report": GROUND | {"run", "rules"},
+    "views": GROUND | {"run", "rules", "report"},
+    "cli": GROUND | {"run", "rules", "report", "views", "capture"},
+    "capture": GROUND | {"run"},
+    "__init__": set(),  # all of its names are lazy
+    "__main__": {"cli"},
+}
+USES_TORCH = {"capture"}
+MAX_LINES = 400  # a module that is longer is probably two ideas
+
+
+def room(module: Path) -> str:
+    return module.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imports(module: Path, *, at_import: bool) -> Iterator[str]:
+    """The modules that a module names in import statements; those for type checkers are never executed."""
+    package = ("sonde", *module.relative_to(SOURCE).parent.parts)
+    open_nodes: list[ast.AST] = [ast.parse(module.read_text(encoding="utf-8"))]
+    while open_nodes:
+        node = open_nodes.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            open_nodes.extend(node.orelse)
+            continue
+        if at_import and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            base = ".".join(part for part in (*above, node.module) if part)
+            yield from (f"{base}.{alias.name}" if base == "sonde" else base for alias in node.names)
+        open_nodes.extend(ast.iter_child_nodes(node))
+
+
+def names(paths: list[Path]) -> list[str]:
+    return [str(path.relative_to(SOURCE)) for path in paths]
+
+
+@pytest.mark.parametrize("module", MODULES, ids=names(MODULES))
+def test_a_room_imports_only_what_is_below_it(module):
+    here = room(module)
+    rooms = {name.split(".")[1] for name in imports(module, at_import=False) if name.startswith("sonde.")}
+    rooms -= {"__version__"}
+    assert rooms <= MAY_IMPORT[here] | {here}
+
+
+@pytest.mark.parametrize("module", MODULES, ids=names(MODULES))
+def test_torch_is_imported_in_the_rooms_of_the_training_process_alone(module):
+    found = {name.split(".")[0] for name in imports(module, at_import=False)}
+    assert "torch" not in found or room(module) in USES_TORCH
+
+
+@pytest.mark.parametrize("module", [path for path in MODULES if room(path) == "cli"], ids=lambda path: path.name)
+def test_a_command_loads_what_it_works_with_only_when_it_is_called(module):
+    heavy = {"numpy", "rich", "torch", "pyarrow", "sonde.capture", "sonde.report", "sonde.rules"}
+    at_import = set(imports(module, at_import=True))
+    assert not {name for name in at_import if any(name == each or name.startswith(each + ".") for each in heavy)}
+
+
+@pytest.mark.parametrize("module", MODULES, ids=names(MODULES))
+def test_a_module_is_one_idea(module):
+    assert len(module.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
+
+
+@pytest.mark.parametrize("module", MODULES, ids=names(MODULES))
+def test_a_module_says_its_idea_first(module):
+    assert not module.stat().st_size or ast.get_docstring(ast.parse(module.read_text(encoding="utf-8")))
+
+
+def loaded_after(statement: str) -> set[str]:
+    code = f"import sys\n{statement}\nprint(*sys.modules)"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_importing_sonde_loads_nothing_else():
+    assert not loaded_after("import sonde") & {"torch", "numpy", "rich", "click", "sonde.config", "sonde.run"}
+
+
+def test_the_command_line_starts_without_numpy_rich_and_torch():
+    assert not loaded_after("import sonde.cli\nfor name in sonde.cli.COMMANDS: __import__('sonde.cli.' + name)") & {
+        "torch",
+        "numpy",
+        "rich",
+        "pyarrow",
+    }
+
+
+def test_the_reading_half_never_loads_torch():
+    reading = [path.relative_to(SOURCE) for path in MODULES if room(path) not in {"capture", "__main__"}]
+    dotted = [".".join(("sonde", *path.with_suffix("").parts)).removesuffix(".__init__") for path in reading]
+    assert "torch" not in loaded_after("import " + ", ".join(dotted))
+
+
+def test_every_public_name_is_listed_and_an_unknown_one_is_refused():
+    import sonde
+
+    assert set(dir(sonde)) == set(sonde.__all__)
+    for name in ("DebugConfig", "Run", "judge", "Report", "Finding", "Severity", "SondeError"):
+        assert getattr(sonde, name).__name__ == name
+    with pytest.raises(AttributeError, match="wacht"):
+        _ = sonde.wacht
+
+
+def test_the_tuple_of_commands_is_the_folder_of_commands():
+    from sonde.cli import COMMANDS
+
+    folder = [path.stem for path in (SOURCE / "cli").glob("*.py")]
+    assert sorted(COMMANDS) == sorted(name for name in folder if not name.startswith("_"))
+
+
+def test_the_tuple_of_rules_is_the_folder_of_rules():
+    from sonde.rules import RULES
+
+    files = (SOURCE / "rules").glob("*.py")
+    pages = {path.stem for path in files if "What it finds" in path.read_text(encoding="utf-8")}
+    assert {rule.__module__.rpartition(".")[2] for rule in RULES} == pages
+    assert {rule.name.replace("-", "_") for rule in RULES} == pages
+
+
+# ---- the papers
+
+
+def tree_paths(text: str) -> Iterator[str]:
+    """The paths of the tree that ARCHITECTURE.md draws: two blanks deeper is one folder deeper."""
+    tree = text.split("```tree\n")[1].split("```")[0]
+    above: list[str] = []
+    for row in tree.splitlines():
+        name = row.split()[0]
+        depth = (len(row) - len(row.lstrip())) // 2
+        above[depth:] = [name.rstrip("/")]
+        yield "/".join(above)
+
+
+def test_the_tree_of_the_architecture_is_the_tree_on_disk():
+    paths = list(tree_paths((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")))
+    assert len(paths) > 20
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    rooms = {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert rooms <= {Path(path).name for path in paths if path.startswith("src/sonde/")}
+
+
+GUIDE = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "guide").glob("*.md"))
+PAPERS = ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "CHANGELOG.md", "docs/run-format.md", *GUIDE]
+PATH = re.compile(r"`((?:src|tests|docs|benchmarks|examples|\.ci)/[\w./-]+)`|\]\((?!https?:|#)([^)#\s]+)")
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_path_that_a_paper_names_exists(paper):
+    text = (ROOT / paper).read_text(encoding="utf-8")
+    for from_root, beside in PATH.findall(text):
+        if "your_" in from_root:
+            continue
+        path = ROOT / from_root if from_root else (ROOT / paper).parent / beside
+        assert path.exists(), f"{paper} names {from_root or beside}"
+
+
+@pytest.mark.torch
+def test_every_public_name_can_be_loaded():
+    pytest.importorskip("torch")
+    import sonde
+
+    for name, home in sonde._HOMES.items():
+        assert getattr(sonde, name) is getattr(importlib.import_module(home), name)
