@@ -57,12 +57,12 @@ STEP_SCALARS = (
     "sonde_ms",  # Sonde's own, included in step_ms
     "observed",  # 1 where the statistics of all sites were taken in this step
 )
-"""The sites of a `step` frame that every run has. A user's `session.log(name=…)`, further losses (`loss:2`, one per line of code that calls
-backward) and further learning rates (`lr:2`, one per parameter group) add to them."""
+"""The sites of a `step` frame that every run has. Further losses (`loss:2`, one per line of code that calls backward) and further learning rates
+(`lr:2`, one per parameter group) add to them."""
 
 
 class Kind:
-    """The kinds of frames. All but `STEP`, `BATCH` and the exponents carry `STATISTICS`."""
+    """The kinds of frames. All but `STEP`, `LOG`, `BATCH` and the exponents carry `STATISTICS`."""
 
     STEP = "step"  # scalars, once per step, every step; field: value
     ACTIVATION = "activation"  # what each leaf module put out
@@ -71,6 +71,7 @@ class Kind:
     GRADIENT = "gradient"  # as the optimizer was given it
     UPDATE = "update"  # parameter after the step minus before
     BATCH = "batch"  # what went into the root model: STATISTICS, then size (first dimension) and hash
+    LOG = "log"  # what the user gave to session.log; field: value; may come after its step's frame
     EXPONENTS = "_exponents"  # suffix of a statistics kind: rows of (site, exponent, count), power-of-two histogram
 
 
@@ -85,13 +86,18 @@ class Site:
     id: int
     kind: str  # "output" | "parameter" | "input" | "scalar"
     path: str  # dotted path inside the model; for a scalar its name
-    model: str = ""  # which model, where a run watches several
+    model: str = ""  # which model; "" for the first that a run watches
     type: str = ""  # class of the module that owns it, e.g. "ReLU"
     call: int = 0  # a shared module is called several times per forward: which call
     item: int = 0  # a module may put out several tensors: which one
     shape: tuple[int, ...] = ()  # as first seen
     dtype: str = ""
     trainable: bool = True
+
+    @property
+    def name(self) -> str:
+        """How a person calls it: the path, after the model's name where there are several models."""
+        return f"{self.model}.{self.path}" if self.model else self.path
 
     @property
     def module(self) -> str:
@@ -111,7 +117,8 @@ class Frame:
 
     def __getitem__(self, field_name: str) -> Floats:
         """One field for all sites, in the order of `sites`."""
-        return self.values[self.fields.index(field_name)]
+        column: Floats = self.values[self.fields.index(field_name)]
+        return column
 
 
 @dataclass(frozen=True, slots=True)

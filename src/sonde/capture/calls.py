@@ -1,0 +1,223 @@
+"""The switchboard: a few guarded patches of torch through which sessions hear the training loop.
+
+The patches are process-wide and are put in with the first listener and taken out with the last, so that sessions may come and go in any
+order. A patched function does what it did, with the same arguments, result and exceptions; listeners contain their own errors. In a
+forked child nobody listens.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch.optim import lr_scheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import dataloader
+
+
+class Listener(Protocol):
+    """What a session hears. `begins`/`ended` come in pairs, `ended` also after an exception."""
+
+    def backward_begins(self, tensors: Any) -> None: ...
+    def backward_ended(self) -> None: ...
+    def zero_grad(self, target: Any) -> None: ...
+    def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None: ...
+    def optimizer_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None: ...
+    def optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None: ...
+    def scheduler_stepped(self, scheduler: Any) -> None: ...
+    def clipped(self, max_norm: Any) -> None: ...
+    def scaled(self, scaler: Any) -> None: ...
+    def scaler_step_begins(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None: ...
+    def scaler_step_ended(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None: ...
+    def fetch_begins(self) -> None: ...
+    def fetch_ended(self, batch: Any) -> None: ...
+    def compiling(self, target: Any) -> None: ...
+
+
+_listeners: tuple[Listener, ...] = ()
+_installed: list[Callable[[], None]] = []  # how to take each patch out again
+
+
+def listen(listener: Listener) -> None:
+    global _listeners
+    if not _installed:
+        _install()
+    _listeners = (*_listeners, listener)
+
+
+def unlisten(listener: Listener) -> None:
+    global _listeners
+    _listeners = tuple(other for other in _listeners if other is not listener)
+    if not _listeners:
+        while _installed:
+            _installed.pop()()
+
+
+def _deaf_in_child() -> None:
+    global _listeners
+    _listeners = ()
+
+
+os.register_at_fork(after_in_child=_deaf_in_child)
+
+
+def _patch(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    original = owner.__dict__.get(name)
+    if original is None:
+        return  # another torch version may not have it: then that call is simply not heard
+    wrapper = functools.wraps(original)(make(original))
+    setattr(owner, name, wrapper)
+
+    def undo() -> None:
+        # Somebody may have wrapped our wrapper meanwhile: then it stays, and, with nobody listening, only passes through.
+        if owner.__dict__.get(name) is wrapper:
+            setattr(owner, name, original)
+
+    _installed.append(undo)
+
+
+def _install() -> None:
+    pre = register_optimizer_step_pre_hook(_optimizer_begins)
+    post = register_optimizer_step_post_hook(_optimizer_ended)
+    _installed.extend((pre.remove, post.remove))
+    _patch(torch.autograd, "backward", _backward)
+    _patch(torch.optim.Optimizer, "__init__", _optimizer_init)
+    _patch(torch.optim.Optimizer, "zero_grad", _zero_grad)
+    _patch(torch.nn.Module, "zero_grad", _zero_grad)
+    for module in (torch.nn.utils, torch.nn.utils.clip_grad):
+        _patch(module, "clip_grad_norm_", _clip)
+        _patch(module, "clip_grad_value_", _clip)
+    for scheduler in vars(lr_scheduler).values():
+        if isinstance(scheduler, type) and issubclass(scheduler, lr_scheduler.LRScheduler):
+            _patch(scheduler, "step", _scheduler_step)
+    _patch(torch.amp.GradScaler, "scale", _scale)
+    _patch(torch.amp.GradScaler, "step", _scaler_step)
+    _patch(dataloader._BaseDataLoaderIter, "__next__", _next_batch)
+    _patch(torch, "compile", _compile)
+    _patch(torch.nn.Module, "compile", _compile)
+
+
+def _optimizer_begins(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    closure = any(callable(arg) for arg in (*args[1:], *kwargs.values()))
+    for listener in _listeners:
+        listener.optimizer_begins(optimizer, closure)
+
+
+def _optimizer_ended(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    for listener in _listeners:
+        listener.optimizer_ended(optimizer)
+
+
+def _backward(original: Any) -> Any:
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        # A backward inside a backward (re-entrant checkpointing) is part of the outer one; while compiling nobody may be called.
+        if not _listeners or torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1:
+            return original(*args, **kwargs)
+        listeners = _listeners
+        tensors = args[0] if args else kwargs.get("tensors")
+        for listener in listeners:
+            listener.backward_begins(tensors)
+        del tensors
+        try:
+            return original(*args, **kwargs)
+        finally:
+            for listener in listeners:
+                listener.backward_ended()
+
+    return backward
+
+
+def _optimizer_init(original: Any) -> Any:
+    def __init__(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        for listener in _listeners:
+            listener.optimizer_made(self)
+
+    return __init__
+
+
+def _zero_grad(original: Any) -> Any:
+    def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        if _listeners and not torch.compiler.is_compiling():
+            for listener in _listeners:
+                listener.zero_grad(self)
+        return result
+
+    return zero_grad
+
+
+def _clip(original: Any) -> Any:
+    def clip(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        limit = args[1] if len(args) > 1 else next(iter(kwargs.values()), None)
+        for listener in _listeners:
+            listener.clipped(limit)
+        return result
+
+    return clip
+
+
+def _scheduler_step(original: Any) -> Any:
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        # The constructor and composed schedulers call step themselves: only the user's call counts.
+        if sys._getframe(1).f_code.co_filename != lr_scheduler.__file__:
+            for listener in _listeners:
+                listener.scheduler_stepped(self)
+        return result
+
+    return step
+
+
+def _scale(original: Any) -> Any:
+    def scale(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        for listener in _listeners:
+            listener.scaled(self)
+        return result
+
+    return scale
+
+
+def _scaler_step(original: Any) -> Any:
+    def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        listeners = _listeners
+        for listener in listeners:
+            listener.scaler_step_begins(self, optimizer)
+        try:
+            return original(self, optimizer, *args, **kwargs)
+        finally:
+            for listener in listeners:
+                listener.scaler_step_ended(self, optimizer)
+
+    return step
+
+
+def _next_batch(original: Any) -> Any:
+    def __next__(self: Any) -> Any:
+        listeners = _listeners
+        for listener in listeners:
+            listener.fetch_begins()
+        batch = None
+        try:
+            batch = original(self)
+            return batch
+        finally:
+            for listener in listeners:
+                listener.fetch_ended(batch)
+
+    return __next__
+
+
+def _compile(original: Any) -> Any:
+    def compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        for listener in _listeners:
+            listener.compiling(model)
+        return original(model, *args, **kwargs) if model is not None else original(*args, **kwargs)
+
+    return compile

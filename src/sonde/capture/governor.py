@@ -1,0 +1,42 @@
+"""The governor: observes as often as the overhead budget allows.
+
+It is a purse. Every step pays in the budgeted share of the training's own time, less what the ever-present work of that step cost;
+observing a step takes out what observing costs. A new run starts with a small purse, so that the first steps, where most faults already
+show, are seen one by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FIRST_STEPS = 3  # always observed: what is wrong from the beginning must not be missed because the first step was slow
+START_NS = 20_000_000  # 20 ms: a dozen observed steps of a small model, nothing beside starting Python
+LEAST_SHARE = 0.5  # of the budget goes to observing even where the ever-present work uses more: a blind debugger is worth nothing
+MEMORY = 0.8  # of the running averages, per step
+
+
+@dataclass(slots=True)
+class Governor:
+    budget: float
+    every: int | None = None
+    _purse_ns: float = START_NS
+    _observed_ns: float = 0.0  # what observing a step costs on top, running average
+    _plain_ns: float = 0.0  # what every step costs, running average
+
+    def step_ended(self, *, step_ns: float, own_ns: float, observed: bool) -> None:
+        if observed:
+            extra = max(0.0, own_ns - self._plain_ns)
+            self._observed_ns = extra if not self._observed_ns else MEMORY * self._observed_ns + (1 - MEMORY) * extra
+            self._purse_ns -= extra
+        else:
+            self._plain_ns = own_ns if not self._plain_ns else MEMORY * self._plain_ns + (1 - MEMORY) * own_ns
+        income = self.budget * max(0.0, step_ns - own_ns)
+        self._purse_ns += max(income - self._plain_ns, LEAST_SHARE * income)
+        # Savings are capped: a long pause (validation, a checkpoint) must not buy a burst of slow steps.
+        self._purse_ns = min(self._purse_ns, START_NS + 2 * self._observed_ns)
+
+    def observes(self, step: int) -> bool:
+        """Should this step be observed?"""
+        if self.every is not None:
+            return step % self.every == 0
+        return step < FIRST_STEPS or self._purse_ns >= self._observed_ns

@@ -1,0 +1,65 @@
+"""The guard: on every step, are the loss, the inputs and the gradients finite, and in which state did an optimizer find its gradients?"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from sonde.capture import kernel
+from sonde.capture.journal import Journal
+from sonde.capture.ledger import Account, Ledger
+from sonde.capture.models import Models
+from sonde.capture.tensors import read_number
+from sonde.record import STATISTICS
+
+_NUM, _NAN, _INF = (STATISTICS.index(name) for name in ("num", "nan", "inf"))
+
+
+class Guard:
+    def __init__(self, journal: Journal, models: Models, ledger: Ledger) -> None:
+        self._journal, self._models, self._ledger = journal, models, ledger
+        self._said: set[str] = set()  # what was reported in this step
+        self._sum_of_squares: float | None = None
+
+    def bad_number(self, what: str, where: str, step: int, tensor: Any) -> None:
+        """Reports a tensor that holds NaN or Inf, once per step and kind."""
+        if what in self._said:
+            return
+        self._said.add(what)
+        rows = kernel.Rows(1)
+        rows.measure_one(0, tensor)
+        rows.settle()
+        num, nan, inf = (float(rows.values[0, field]) for field in (_NUM, _NAN, _INF))
+        self._journal.event("nonfinite", step, what=what, where=where, num_elements=num, num_nan=nan, num_inf=inf)
+
+    def gradients(self, account: Account, optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], step: int) -> None:
+        """An optimizer uses its gradients: one read of them all."""
+        with_gradient = [p for p in parameters if p.grad is not None]
+        sum_of_squares, bad = kernel.guard([p.grad for p in with_gradient])
+        empty = sum_of_squares == 0 and bad < 0
+        stale, lost = self._ledger.used(account, empty=empty)
+        if account.num_steps == 1 or not account.witnesses:
+            account.choose_witnesses(parameters)
+        for name, holds in (("stale_updates", stale), ("empty_updates", empty), ("cleared_updates", lost)):
+            if holds:
+                self._journal.add(name)
+        self._sum_of_squares = (self._sum_of_squares or 0.0) + sum_of_squares
+        if bad >= 0 and not skipped_by_scaler(optimizer):
+            site = self._models.parameter_site(with_gradient[bad])
+            self.bad_number("gradient", site.name if site else "", step, with_gradient[bad].grad)
+
+    def write(self) -> None:
+        if self._sum_of_squares is not None:
+            self._journal.set("grad_norm", math.sqrt(self._sum_of_squares))
+
+    def clear(self) -> None:
+        self._said.clear()
+        self._sum_of_squares = None
+
+
+def skipped_by_scaler(optimizer: torch.optim.Optimizer) -> bool:
+    """GradScaler hands fused optimizers what it found; their step then runs, hooks and all, and changes nothing."""
+    found_inf = getattr(optimizer, "found_inf", None)
+    return found_inf is not None and bool(read_number(found_inf))

@@ -1,0 +1,109 @@
+"""The journal: gives sites their numbers, gathers a step's scalars, and hands whole steps to the writer."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sonde.record import STEP_SCALARS, Kind, Site
+from sonde.run.format import FramePlan
+from sonde.run.writer import Writer
+
+_COUNTS = frozenset(STEP_SCALARS) - {"loss", "grad_norm", "lr", "loss_scale"}  # start at 0; the others are unknown until given
+MAX_SITES = 200_000  # a program that makes models without end must not fill the disk with names
+
+
+class Journal:
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._started_ns = time.monotonic_ns()
+        self._num_sites = 0
+        self._scalar_sites: dict[str, Site] = {}
+        self._log_plans: dict[tuple[str, ...], FramePlan] = {}
+        self._step_plan: FramePlan | None = None
+        self._slots: dict[str, int] = {}
+        self._fresh: list[float] = []
+        self._scalars: list[float] = []
+        for name in STEP_SCALARS:
+            self._slot(name)
+
+    def site(self, **fields: Any) -> Site | None:
+        """A new site; None when there are more than a run should hold."""
+        if self._num_sites >= MAX_SITES:
+            return None
+        site = Site(id=self._num_sites, **fields)
+        self._num_sites += 1
+        self._writer.sites([site])
+        return site
+
+    def event(self, kind: str, step: int, /, **data: Any) -> None:
+        self._writer.event(kind, step, data)
+
+    def plan(self, kind: str, fields: Sequence[str], site_ids: Sequence[int]) -> FramePlan:
+        return self._writer.plan(kind, fields, site_ids)
+
+    def frame(self, plan: FramePlan, step: int, rows: npt.NDArray[np.float64]) -> None:
+        """`rows` has one row per site of the plan."""
+        self._writer.frame(plan, step, rows, self._now())
+
+    # -- the scalars of the step under way ---------------------------------------------------------
+
+    def set(self, name: str, value: float) -> None:
+        self._scalars[self._slot(name)] = value
+
+    def add(self, name: str, value: float = 1.0) -> None:
+        self._scalars[self._slots[name]] += value
+
+    def get(self, name: str) -> float:
+        return self._scalars[self._slots[name]]
+
+    def end_step(self, step: int) -> None:
+        """Writes the step frame, last of its step, and everything before it, in one call."""
+        if self._step_plan is None:
+            ids = [self._scalar_sites[name].id for name in self._slots]
+            self._step_plan = self._writer.plan(Kind.STEP, ("value",), ids)
+        self._writer.frame(self._step_plan, step, np.array(self._scalars)[:, None], self._now())
+        self._writer.flush()
+        self._scalars[:] = self._fresh
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """What the user logs may come after its step ended, so it has frames of its own."""
+        names = tuple(values)
+        plan = self._log_plans.get(names)
+        if plan is None:
+            plan = self.plan(Kind.LOG, ("value",), [self._scalar_site(name).id for name in names])
+            if len(self._log_plans) < 256:  # names made anew every step are not kept
+                self._log_plans[names] = plan
+        self.frame(plan, step, np.array([*values.values()], np.float64)[:, None])
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _slot(self, name: str) -> int:
+        slot = self._slots.get(name)
+        if slot is None:
+            self._scalar_site(name)
+            slot = self._slots[name] = len(self._slots)
+            start = 0.0 if name in _COUNTS else math.nan
+            self._fresh.append(start)
+            self._scalars.append(start)
+            self._step_plan = None
+        return slot
+
+    def _scalar_site(self, name: str) -> Site:
+        site = self._scalar_sites.get(name)
+        if site is None:
+            site = self.site(kind="scalar", path=name) or Site(id=0, kind="scalar", path=name)
+            self._scalar_sites[name] = site
+        return site
+
+    def _now(self) -> int:
+        return time.monotonic_ns() - self._started_ns

@@ -1,0 +1,94 @@
+"""Running somebody's script under a session, as if Sonde were not there: same arguments, same `__main__`, same output, same exit code."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from sonde.capture.session import DebugSession
+from sonde.config import DebugConfig
+from sonde.errors import SondeError
+
+_OURS = (str(Path(__file__).resolve().parents[1]), runpy.__file__, "<frozen runpy>")
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """What became of the script."""
+
+    run: Path | None
+    exit_code: int
+    exception: BaseException | None = None
+
+
+def run_script(
+    target: str, args: Sequence[str], *, module: bool, config: DebugConfig, to: str | None, name: str | None, strict: bool
+) -> Launched:
+    """Runs a file or a module to its end. Its own errors are shown as Python would show them and become its exit code."""
+    if not module and not Path(target).is_file():
+        raise SondeError(_missing(target))
+    session = DebugSession(config, to=to, name=name or _name(target, module), strict=strict)
+    argv, path = sys.argv, list(sys.path)
+    sys.argv = [target, *args]
+    sys.path[0:1] = [os.getcwd() if module else str(Path(target).resolve().parent)]
+    session.start(script=target)
+    how, code = "finished", 0
+    error: BaseException | None = None
+    try:
+        if module:
+            runpy.run_module(target, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(target, run_name="__main__")
+    except SystemExit as leaving:
+        how, code = "exit", _exit_code(leaving)
+    except KeyboardInterrupt as interrupt:
+        how, code, error = "interrupted", 130, interrupt
+        _show(interrupt)
+    except BaseException as raised:
+        how, code, error = "exception", 1, raised
+        _show(raised)
+    finally:
+        sys.argv, sys.path[:] = argv, path
+    try:
+        text = f"{type(error).__name__}: {error}"[:2000] if error is not None else ""
+        session.close(how, exit_code=code, exception=text)
+    except Exception:
+        if strict:
+            raise
+    return Launched(session.run, code, error)
+
+
+def _show(error: BaseException) -> None:
+    """The traceback as the script alone would have printed it, through the user's own hook where there is one."""
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
+        trace = trace.tb_next
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
+
+
+def _exit_code(leaving: SystemExit) -> int:
+    if leaving.code is None:
+        return 0
+    if isinstance(leaving.code, int):
+        return leaving.code & 0xFF
+    sys.stderr.write(f"{leaving.code}\n")
+    return 1
+
+
+def _name(target: str, module: bool) -> str:
+    return target.rpartition(".")[2] if module else Path(target).stem
+
+
+def _missing(target: str) -> str:
+    path = Path(target)
+    if path.is_dir():
+        return f"{target} is a directory; sonde run needs a script. To run a package: sonde run -m {path.name}"
+    folder = path.parent if path.parent.is_dir() else Path()
+    near = sorted(other.name for other in folder.glob("*.py"))[:5]
+    hint = f" Scripts here: {', '.join(near)}." if near else ""
+    return f"no file {target}.{hint} To run an installed module: sonde run -m {path.stem}"

@@ -1,0 +1,108 @@
+"""The ledger of gradients: were they cleared between updates, and was anything there when an optimizer used them?
+
+Exact relations, not thresholds. For each optimizer it remembers whether its gradients have been seen cleared since its last step, and
+whether a backward has written to them. It looks at a handful of parameters, at the moments where it matters: entering and leaving
+backward, and at the step.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from sonde.capture import kernel
+
+NUM_WITNESSES = 6  # parameters looked at: clearing is done to all of an optimizer's gradients or to none
+FEW = 4096  # elements of each witness: a gradient that was not cleared has a non-zero among so many
+
+
+@dataclass(slots=True)
+class Account:
+    """What is known of one optimizer's gradients."""
+
+    optimizer: weakref.ref[torch.optim.Optimizer]
+    index: int
+    witnesses: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    num_steps: int = 0
+    cleared: bool = True  # seen without gradients since its last step
+    backward_since: bool = False  # a backward ran since its last step
+    written: bool = False  # a backward left non-zero gradients since its last step
+
+    def gradients(self) -> list[torch.Tensor]:
+        alive = (ref() for ref in self.witnesses)
+        return [p.grad for p in alive if p is not None and p.grad is not None]
+
+    def choose_witnesses(self, parameters: list[torch.Tensor]) -> None:
+        """Evenly spaced parameters that have a gradient now; an aux head or a frozen layer would tell nothing."""
+        candidates = [p for p in parameters if p.grad is not None]
+        stride = max(1, len(candidates) // NUM_WITNESSES)
+        self.witnesses = [weakref.ref(p) for p in candidates[::stride][:NUM_WITNESSES]]
+
+
+class Ledger:
+    def __init__(self) -> None:
+        self.accounts: dict[int, Account] = {}
+
+    def open(self, optimizer: torch.optim.Optimizer) -> Account:
+        """The optimizer's account; a new one where the optimizer is new."""
+        account = self.accounts.get(id(optimizer))
+        if account is None or account.optimizer() is not optimizer:
+            account = Account(weakref.ref(optimizer), index=len(self.accounts))
+            self.accounts[id(optimizer)] = account
+        return account
+
+    def optimizers(self) -> Iterable[tuple[Account, torch.optim.Optimizer]]:
+        for account in self.accounts.values():
+            optimizer = account.optimizer()
+            if optimizer is not None:
+                yield account, optimizer
+
+    def backward_begins(self) -> bool:
+        """True: gradients that an earlier backward wrote have been cleared since."""
+        cleared_now = False
+        for account in self.accounts.values():
+            if account.written or not account.cleared:
+                if not account.witnesses:
+                    self._find_witnesses(account)
+                if not kernel.any_nonzero(account.gradients(), FEW):
+                    account.cleared = True
+                    cleared_now = cleared_now or account.written
+                    account.written = False
+            account.backward_since = True
+        return cleared_now
+
+    def backward_ended(self) -> None:
+        for account in self.accounts.values():
+            if not account.written:
+                if not account.gradients():
+                    self._find_witnesses(account)
+                account.written = kernel.any_nonzero(account.gradients(), FEW)
+
+    @staticmethod
+    def _find_witnesses(account: Account) -> None:
+        optimizer = account.optimizer()
+        if optimizer is not None:
+            account.choose_witnesses(parameters_of(optimizer))
+
+    def zeroed(self, optimizer: Any) -> None:
+        account = self.accounts.get(id(optimizer))
+        if account is not None:
+            account.cleared = True
+
+    def used(self, account: Account, *, empty: bool) -> tuple[bool, bool]:
+        """An optimizer uses its gradients now. Answers (they are stale, they were cleared after a backward wrote them)."""
+        stale = account.num_steps > 0 and not account.cleared and account.backward_since and not empty
+        lost = empty and account.written
+        account.num_steps += 1
+        account.cleared = False
+        account.backward_since = False
+        account.written = False
+        return stale, lost
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]

@@ -1,0 +1,377 @@
+"""The loop: hears the training through the switchboard and the models' doors, and turns what it hears into steps.
+
+It runs on every step of somebody else's training, so the path through it on an unobserved step is short: a few counters, two clocks,
+and the guard against non-finite loss, input and gradients, which never lapses.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Any, Concatenate, ParamSpec, cast
+
+import torch
+from torch import nn
+
+from sonde.capture.calibration import gradient_hook_ns, hook_ns
+from sonde.capture.clock import StepClock
+from sonde.capture.faults import Faults
+from sonde.capture.governor import Governor
+from sonde.capture.guard import Guard, skipped_by_scaler
+from sonde.capture.journal import Journal
+from sonde.capture.ledger import Account, Ledger, parameters_of
+from sonde.capture.losses import Losses
+from sonde.capture.models import Models
+from sonde.capture.phases import Phases
+from sonde.capture.probes.batch import Batch
+from sonde.capture.probes.weights import Weights
+from sonde.capture.source import Lines, line_of, user_frame
+from sonde.capture.tensors import read_number
+from sonde.capture.watched import Watched
+from sonde.config import DebugConfig
+
+EXPONENTS_EVERY = 8  # observed steps: histograms change slowly and cost more than the statistics
+UNOWNED = -1  # key of the block of parameters that no optimizer holds
+
+P = ParamSpec("P")
+
+
+def contained(method: Callable[Concatenate[Loop, P], None]) -> Callable[Concatenate[Loop, P], None]:
+    """Our time is counted, our errors stay ours. KeyboardInterrupt and the like are the user's and pass."""
+    name = method.__name__
+
+    @functools.wraps(method)
+    def guarded(self: Loop, *args: P.args, **kwargs: P.kwargs) -> None:
+        if self.deaf or (name, "") in self.faults.retired:
+            return
+        self._entered_ns = perf_counter_ns()
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:
+            self.faults.caught(name, "", error)
+        finally:
+            self.own_ns += perf_counter_ns() - self._entered_ns
+
+    return cast("Callable[Concatenate[Loop, P], None]", guarded)
+
+
+class Loop:
+    def __init__(
+        self, journal: Journal, config: DebugConfig, faults: Faults, models: Models, concerns: Callable[[torch.optim.Optimizer], bool]
+    ) -> None:
+        self.deaf = False
+        self.own_ns = 0  # Sonde's time in the step under way
+        self._entered_ns = 0  # when Sonde was last called
+        self.clock = StepClock()
+        self.ledger = Ledger()
+        self.observing = True
+        self.faults = faults
+        self._journal, self._config, self._models, self._concerns = journal, config, models, concerns
+        self._governor = Governor(config.overhead_budget, config.every)
+        self._weights = Weights(journal, config, models.parameter_site)
+        self._batch = Batch(journal)
+        self._num_observed = 0
+        self._membership: dict[str, Any] = {}
+        self._unowned: list[torch.Tensor] = []
+        self._lines = Lines(journal)
+        self._losses = Losses(journal)
+        self._guard = Guard(journal, models, self.ledger)
+        self._phases = Phases(journal, lambda: self.own_ns + models.own_ns())
+        self._depth = 0  # doors entered and not left
+        self._in_step: Account | None = None
+        self._closure = False
+        self._scaler_stepped = False
+        self.on_new_optimizer: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
+        self.on_step_end: Callable[[int], None] = lambda step: None
+        self.on_compile: Callable[[Any], None] = lambda target: None
+        self._manual = ""  # what the parameters looked like at the last backward, while no optimizer steps
+
+    @contained
+    def known(self, optimizer: torch.optim.Optimizer) -> None:
+        """The user named this optimizer."""
+        self._open(optimizer)
+
+    def resume(self) -> None:
+        """After a pause: the time that passed is nobody's."""
+        self.deaf = False
+        self._depth = 0
+        self._phases.begin_step(perf_counter_ns())
+
+    def log_later(self, name: str, value: torch.Tensor) -> None:
+        self._losses.later(name, value)
+
+    # -- data --------------------------------------------------------------------------------------
+
+    @contained
+    def fetch_begins(self) -> None:
+        if self.clock.batch_fetched():
+            self._end_step()
+        self._phases.begin("data")
+
+    @contained
+    def fetch_ended(self, batch: Any) -> None:
+        self._phases.finish("data")
+        self._batch.fetched(batch, observed=self.observing)
+
+    # -- the model's door --------------------------------------------------------------------------
+
+    @contained
+    def forward_begins(self, watched: Watched, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if torch._C._current_graph_task_id() != -1 or torch._C._get_tracing_state() is not None:
+            return  # recomputation in backward, or somebody traces the model: not a forward of the training
+        self._touch()
+        watched.ever_entered = True
+        if not torch.is_grad_enabled():
+            self._journal.add("eval_forwards")
+            return
+        self._depth += 1
+        if self._depth > 1:
+            return
+        self._lines.learn("forward", self.clock.number)
+        self._journal.add("forwards")
+        if not module.training:
+            self._journal.add("root_in_eval")
+        bad = self._batch.entered(args, kwargs, observed=self.observing and watched.forwards == 0)
+        if bad is not None:
+            self._guard.bad_number("input", bad[0], self.clock.number, bad[1])
+        if self.observing and watched.forwards == 0:
+            total, in_eval = self._models.modes(watched)
+            self._journal.add("mode_modules", total)
+            self._journal.add("mode_modules_in_eval", in_eval)
+            if self._config.log_activations:
+                self._models.arm(watched, self.clock.number)
+        watched.forwards += 1
+        self._phases.begin("forward")
+
+    @contained
+    def forward_ended(self, watched: Watched, module: nn.Module, output: Any) -> None:
+        if self._depth == 0 or not torch.is_grad_enabled():
+            return
+        self._depth -= 1
+        if self._depth == 0:
+            self._phases.finish("forward")
+            self._models.disarm(watched)
+            self._models.saw_output(watched, output, self.clock.number)
+
+    # -- backward ----------------------------------------------------------------------------------
+
+    @contained
+    def backward_begins(self, tensors: Any) -> None:
+        self._touch()
+        self._leave_doors()
+        cleared = self.ledger.backward_begins()
+        moved = self._in_step is None and self._moved_by_hand()
+        if self._in_step is None and self.clock.backward_begins(cleared=cleared, moved=moved):
+            self._end_step()
+        if moved:
+            self._journal.add("manual_updates")
+        self._journal.add("backwards")
+        if isinstance(tensors, torch.Tensor) and tensors.numel() == 1:
+            series = self._lines.loss(self.clock.number)
+            if not self._losses.take(series, tensors):
+                self._guard.bad_number("loss", series, self.clock.number, tensors)
+        self._phases.begin("backward")
+
+    @contained
+    def backward_ended(self) -> None:
+        self._phases.finish("backward")
+        self.ledger.backward_ended()
+
+    @contained
+    def zero_grad(self, target: Any) -> None:
+        self._touch()
+        self._journal.add("zero_grads")
+        self._lines.learn("zero_grad", self.clock.number)
+        self.ledger.zeroed(target)
+
+    # -- the optimizer -----------------------------------------------------------------------------
+
+    @contained
+    def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._concerns(optimizer):
+            self._open(optimizer)
+            self.on_new_optimizer(optimizer)
+
+    @contained
+    def optimizer_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
+        if not self._concerns(optimizer):
+            return
+        self._touch()
+        self._leave_doors()
+        account = self._open(optimizer)
+        if self.clock.optimizer_begins(id(optimizer)):
+            self._end_step()
+        self._in_step, self._closure = account, closure
+        self._lines.learn("optimizer_step", self.clock.number, optimizer=account.index)
+        parameters = parameters_of(optimizer)
+        if not closure:
+            self._guard.gradients(account, optimizer, parameters, self.clock.number)
+        if self.observing:
+            self._weights.before(id(optimizer), parameters, with_gradients=not closure)
+            if self._with_exponents() and not closure:
+                self._weights.exponents(id(optimizer), parameters)
+        self._phases.begin("optimizer")
+
+    @contained
+    def optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
+        account = self._in_step
+        self._in_step = None
+        if account is None or account.optimizer() is not optimizer:
+            return
+        self._phases.finish("optimizer")
+        self._scaler_stepped = True
+        parameters = parameters_of(optimizer)
+        if self._closure:
+            self._guard.gradients(account, optimizer, parameters, self.clock.number)
+            if self.observing:
+                self._weights.gradients(id(optimizer), parameters)
+        if self.observing:
+            self._weights.after(id(optimizer), parameters)
+        self._journal.add("skipped_steps" if skipped_by_scaler(optimizer) else "optimizer_steps")
+        self._learning_rates(account, optimizer)
+        if self.clock.optimizer_ended(id(optimizer)):
+            self._end_step()
+
+    @contained
+    def scaled(self, scaler: Any) -> None:
+        self._losses.scaled(scaler)
+
+    @contained
+    def scaler_step_begins(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
+        self._scaler_stepped = False
+
+    @contained
+    def scaler_step_ended(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
+        if self._scaler_stepped or not self._concerns(optimizer):
+            return
+        account = self._open(optimizer)
+        if self.clock.optimizer_begins(id(optimizer)):
+            self._end_step()
+        self._journal.add("skipped_steps")
+        self._learning_rates(account, optimizer)
+        if self.clock.optimizer_ended(id(optimizer)):
+            self._end_step()
+
+    @contained
+    def scheduler_stepped(self, scheduler: Any) -> None:
+        self._journal.add("scheduler_steps")
+        self._lines.learn("scheduler_step", self.clock.number)
+
+    @contained
+    def clipped(self, max_norm: Any) -> None:
+        self._journal.add("clips")
+        self._lines.learn("clip", self.clock.number)
+
+    @contained
+    def compiling(self, target: Any) -> None:
+        self.on_compile(target)
+        self._models.compiling(target, self.clock.number)
+
+    # -- what they share ---------------------------------------------------------------------------
+
+    def _touch(self) -> None:
+        if not self.clock.active:
+            self.clock.active = True
+            self._phases.touch()
+
+    def _leave_doors(self) -> None:
+        """An interrupted forward never left: torch calls no hook for KeyboardInterrupt or StopIteration."""
+        if self._depth:
+            self._depth = 0
+            self._models.disarm_all()
+
+    def _open(self, optimizer: torch.optim.Optimizer) -> Account:
+        num = len(self.ledger.accounts)
+        account = self.ledger.open(optimizer)
+        if len(self.ledger.accounts) > num:
+            self.clock.known_optimizers = sum(1 for _ in self.ledger.optimizers())
+            frame = user_frame()
+            groups = [
+                {"lr": _number(group.get("lr")), "num_parameters": len(group["params"])} for group in optimizer.param_groups[:64]
+            ]
+            self._journal.event(
+                "optimizer", self.clock.number, **{"class": type(optimizer).__name__}, optimizer=account.index, groups=groups,
+                source=line_of(frame)[0] if frame else "",
+            )  # fmt: skip
+        return account
+
+    def _learning_rates(self, account: Account, optimizer: torch.optim.Optimizer) -> None:
+        for index, group in enumerate(optimizer.param_groups[:16]):
+            name = "lr" if account.index == 0 and index == 0 else f"lr:{account.index + 1}.{index + 1}"
+            self._journal.set(name, _number(group.get("lr")))
+
+    def _moved_by_hand(self) -> bool:
+        """Have parameters changed since the last backward although no optimizer ever stepped?"""
+        if any(account.num_steps for account in self.ledger.accounts.values()):
+            return False
+        now = self._models.glimpse()
+        moved = bool(self._manual) and now != self._manual
+        self._manual = now
+        return moved
+
+    def _with_exponents(self) -> bool:
+        return self._num_observed % EXPONENTS_EVERY == 0
+
+    # -- the end of a step -------------------------------------------------------------------------
+
+    def _end_step(self) -> None:
+        journal, step = self._journal, self.clock.number
+        self._leave_doors()
+        if step & (step - 1) == 0:  # 0, 1, 2, 4, 8 …: models and optimizers change rarely
+            self._update_membership(step)
+        self._losses.write(step)
+        self._guard.write()
+        own_ns = self.own_ns + self._models.own_ns()
+        if self.observing:
+            journal.set("observed", 1.0)
+            if self._unowned:
+                self._weights.gradients(UNOWNED, self._unowned)
+            self._models.write(step)
+            self._weights.write(step)
+            self._batch.write(step)
+            values, gradients = self._models.num_hook_calls()
+            own_ns += int(values * hook_ns() + gradients * gradient_hook_ns())
+            self._num_observed += 1
+        # From here on our time is counted to the next step: a frame cannot hold the time that its own writing takes.
+        now = perf_counter_ns()
+        own_ns += now - self._entered_ns
+        self._entered_ns = now
+        step_ns = self._phases.write(now, own_ns)
+        journal.end_step(step)
+        self._governor.step_ended(step_ns=step_ns, own_ns=own_ns, observed=self.observing)
+        self._begin_step(now)
+        self.on_step_end(step)
+
+    def _begin_step(self, now: int) -> None:
+        self.clock.end()
+        self._phases.begin_step(now)
+        self.own_ns = 0
+        self._losses.clear()
+        self._guard.clear()
+        if self.observing:
+            self._weights.clear()
+            self._batch.clear()
+        self.observing = self._governor.observes(self.clock.number)
+        self._models.begin_step(with_exponents=self.observing and self._with_exponents())
+
+    def _update_membership(self, step: int) -> None:
+        data, unowned = self._models.membership(self.ledger)
+        self._unowned = unowned
+        if data != self._membership:
+            self._membership = data
+            self._journal.event("membership", step, **data)
+        self._models.refresh(step)
+
+    @contained
+    def finish(self) -> None:
+        """The training is over: a step that is under way is written too, if anything happened in it."""
+        self._models.disarm_all()
+        if self.clock.active and self._journal.get("backwards") + self._journal.get("optimizer_steps") > 0:
+            self._end_step()
+
+
+def _number(value: Any) -> float:
+    number = read_number(value) if value is not None else None
+    return math.nan if number is None else number

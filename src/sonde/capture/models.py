@@ -1,0 +1,220 @@
+"""The models that a session watches: their names, their parameters' names, and the probes at their leaves."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from sonde.capture import kernel
+from sonde.capture.faults import Faults
+from sonde.capture.journal import Journal
+from sonde.capture.ledger import Ledger
+from sonde.capture.membership import membership
+from sonde.capture.probes.activations import Activations
+from sonde.capture.source import line_of, user_frame
+from sonde.capture.tensors import tensors_in
+from sonde.capture.watched import ENTRY, EXIT, Watched
+from sonde.record import Site
+
+MAX_MODELS = 32  # at a time: a program that makes models without end is watched on the first ones that live
+NUM_GLIMPSED = 4  # parameters looked at to see whether the user moves them by hand
+
+
+class Models:
+    def __init__(self, journal: Journal, faults: Faults) -> None:
+        self._journal, self._faults = journal, faults
+        self._watched: list[tuple[Watched, Activations]] = []
+        self._entering: ENTRY | None = None
+        self._leaving: EXIT | None = None
+        self._sites: dict[int, tuple[weakref.ref[torch.Tensor], Site]] = {}
+        self._names: dict[int, tuple[str, str, str, bool]] | None = None
+        self._modes: dict[int, list[weakref.ref[nn.Module]]] = {}
+        self._with_output: set[int] = set()
+        self._num_named = 0
+        self._num_foreign = 0
+
+    def connect(self, entering: ENTRY, leaving: EXIT) -> None:
+        self._entering, self._leaving = entering, leaving
+
+    def __iter__(self) -> Iterator[Watched]:
+        return (watched for watched, _ in self._watched)
+
+    def watch(self, model: nn.Module, label: str, step: int, *, entry: nn.Module | None = None) -> Watched | None:
+        """Starts watching a model. `entry` is the part of it that is called, where that is not the model itself."""
+        for watched in self:
+            if watched.model is model or watched.body is model:
+                watched.add_entry(entry or model)
+                return watched
+        self._watched = [pair for pair in self._watched if pair[0].model is not None]
+        if len(self._watched) >= MAX_MODELS or self._entering is None or self._leaving is None:
+            return None
+        # The first model's paths stand alone; those of others come after the model's name.
+        name = "" if self._num_named == 0 else self._unique(label)
+        self._num_named += 1
+        watched = Watched(name, model, self._entering, self._leaving)
+        activations = Activations(self._journal, self._faults, name)
+        self._watched.append((watched, activations))
+        self._names = None
+        watched.add_entry(entry or model)
+        activations.plan(watched)
+        self._tell(watched, label, step)
+        return watched
+
+    def _unique(self, label: str) -> str:
+        taken = {watched.name for watched in self}
+        return label if label not in taken else f"{label}#{self._num_named}"
+
+    def _tell(self, watched: Watched, label: str, step: int) -> None:
+        body = watched.body
+        if body is None:
+            return
+        parameters = list(body.parameters())
+        known = [p for p in parameters if not nn.parameter.is_lazy(p)]
+        frame = user_frame()
+        self._journal.event(
+            "model", step, model=watched.name or label, **{"class": type(body).__name__},
+            num_parameters=sum(p.numel() for p in known), num_trainable=sum(p.numel() for p in known if p.requires_grad),
+            num_modules=sum(1 for _ in body.modules()), num_leaves=sum(1 for _ in watched.leaves()),
+            num_mode_modules=len(watched.mode_modules()), compiled=watched.compiled, source=line_of(frame)[0] if frame else "",
+        )  # fmt: skip
+        if watched.compiled:
+            self._tell_compiled(watched, step)
+
+    def _tell_compiled(self, watched: Watched, step: int) -> None:
+        reason = "inside torch.compile the outputs of layers are not measured; parameters, gradients and updates are"
+        self._journal.event("unobserved", step, where=watched.name or "(the whole model)", reason=reason)
+
+    # -- what the loop asks ------------------------------------------------------------------------
+
+    def modes(self, watched: Watched) -> tuple[int, int]:
+        """How many modules depend on train/eval, and how many of them are in eval now."""
+        refs = self._modes.get(id(watched))
+        if refs is None:
+            refs = self._modes[id(watched)] = [weakref.ref(module) for module in watched.mode_modules()]
+        alive = [module for ref in refs if (module := ref()) is not None]
+        return len(alive), sum(not module.training for module in alive)
+
+    def arm(self, watched: Watched, step: int) -> None:
+        for other, activations in self._watched:
+            if other is watched:
+                activations.arm(step)
+
+    def disarm(self, watched: Watched) -> None:
+        for other, activations in self._watched:
+            if other is watched:
+                activations.disarm()
+
+    def disarm_all(self) -> None:
+        for _, activations in self._watched:
+            activations.disarm()
+
+    def saw_output(self, watched: Watched, output: Any, step: int) -> None:
+        """Notes the shape of what a model puts out, once."""
+        if id(watched) not in self._with_output:
+            self._with_output.add(id(watched))
+            for _, tensor in tensors_in(output)[:1]:
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                self._journal.event("output", step, model=watched.name, shape=list(tensor.shape), dtype=dtype)
+
+    def own_ns(self) -> int:
+        return sum(activations.own_ns for _, activations in self._watched)
+
+    def num_hook_calls(self) -> tuple[int, int]:
+        values = sum(len(activations.taken) for _, activations in self._watched)
+        return values, sum(len(activations.gradients_taken) for _, activations in self._watched)
+
+    def write(self, step: int) -> None:
+        for _, activations in self._watched:
+            activations.write(step)
+
+    def begin_step(self, *, with_exponents: bool) -> None:
+        for watched, activations in self._watched:
+            watched.forwards = 0
+            activations.clear()
+            activations.with_exponents = with_exponents
+
+    def compiling(self, target: Any, step: int) -> None:
+        """A module is about to be compiled: from now on its hooks stay as they are, or every change would compile it again."""
+        for watched, activations in self._watched:
+            model = watched.model
+            if model is not None and isinstance(target, nn.Module) and any(target is module for module in model.modules()):
+                activations.disarm()
+                if target is model:
+                    watched.compiled = True
+                    self._tell_compiled(watched, step)
+                else:
+                    reason = "compiled by torch.compile: what happens inside is not measured"
+                    self._journal.event("unobserved", step, where=type(target).__name__, reason=reason)
+                activations.exclude(target)
+
+    def refresh(self, step: int) -> None:
+        """Modules and parameters may have been replaced since they were last looked at."""
+        self._names = None
+        self._modes.clear()
+        for watched, activations in self._watched:
+            activations.plan(watched)
+
+    # -- parameters --------------------------------------------------------------------------------
+
+    def parameter_site(self, parameter: torch.Tensor) -> Site | None:
+        known = self._sites.get(id(parameter))
+        if known is not None and known[0]() is parameter:
+            return known[1]
+        model, path, owner, trainable = self._name(parameter)
+        shape = () if nn.parameter.is_lazy(parameter) else tuple(parameter.shape)
+        site = self._journal.site(
+            kind="parameter", path=path, model=model, type=owner, shape=shape, dtype=str(parameter.dtype).removeprefix("torch."),
+            trainable=trainable,
+        )  # fmt: skip
+        if site is not None:
+            self._sites[id(parameter)] = (weakref.ref(parameter), site)
+        return site
+
+    def _name(self, parameter: torch.Tensor) -> tuple[str, str, str, bool]:
+        if self._names is None:
+            self._names = {}
+            for watched in self:
+                body = watched.body
+                for prefix, module in body.named_modules() if body is not None else ():
+                    for name, p in module._parameters.items():
+                        if p is not None:
+                            path = f"{prefix}.{name}" if prefix else name
+                            self._names.setdefault(id(p), (watched.name, path, type(module).__name__, p.requires_grad))
+        name = self._names.get(id(parameter))
+        if name is None:
+            # The optimizer holds it, no watched model does: a loose Parameter, or one that the model has dropped.
+            self._num_foreign += 1
+            name = ("", f"(in no watched model).{self._num_foreign}", "", parameter.requires_grad)
+        return name
+
+    def membership(self, ledger: Ledger) -> tuple[dict[str, Any], list[torch.Tensor]]:
+        """Who owns what, over the models that have run."""
+        named = [
+            (f"{watched.name}.{path}" if watched.name else path, p)
+            for watched in self
+            if watched.ever_entered
+            for path, p in watched.parameters()
+        ]
+        data, unowned = membership(named, ledger.optimizers())
+        return data, [p for _, p in unowned]
+
+    def glimpse(self) -> str:
+        """A short fingerprint of a few parameters, to notice when they are moved by hand."""
+        marks = []
+        for watched in self:
+            for _, p in watched.parameters():
+                if p.requires_grad and p.is_cpu and not nn.parameter.is_lazy(p):
+                    marks.append(kernel.fingerprint(p.detach().flatten()[:64]))
+                    if len(marks) == NUM_GLIMPSED:
+                        break
+        return repr(marks) if marks else ""
+
+    def close(self) -> None:
+        for watched, activations in self._watched:
+            activations.clear()
+            watched.remove_entries()
+        self._watched.clear()

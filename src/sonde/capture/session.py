@@ -1,0 +1,255 @@
+"""DebugSession: one watched training, from start to stop. `watch` is the one line that most people need."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import sys
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from sonde.config import DebugConfig, load_config
+from sonde.errors import SondeError
+
+try:
+    import torch
+except ImportError as error:
+    raise SondeError(
+        "watching a training needs torch, which is not installed here. Install it with: pip install torch\n"
+        "Reading runs (sonde diagnose, sonde report) works without it."
+    ) from error
+
+from torch import nn
+
+import sonde
+from sonde.capture import calls, kernel
+from sonde.capture.discovery import Discovery
+from sonde.capture.faults import Faults
+from sonde.capture.journal import Journal
+from sonde.capture.ledger import parameters_of
+from sonde.capture.loop import Loop
+from sonde.capture.models import Models
+from sonde.capture.tensors import read_number
+from sonde.run.directory import new_run_directory, open_run_directory, write_run_json
+from sonde.run.writer import Writer
+
+if TYPE_CHECKING:
+    from sonde.report import Report
+
+_log = logging.getLogger("sonde")
+
+
+class DebugSession:
+    """Watches models while it is started; writes a run; `report()` judges it. Use as a context manager, or `start()` and `stop()`."""
+
+    def __init__(
+        self, config: DebugConfig | None = None, *, to: str | Path | None = None, name: str | None = None, strict: bool = False
+    ) -> None:
+        self.config = config if config is not None else load_config()
+        self.strict = strict
+        self.run: Path | None = None
+        self._to, self._name = to, name
+        self._given: list[tuple[nn.Module, str]] = []
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._discovers = True  # watches whatever trains, unless models are given
+        self._concern: dict[int, tuple[weakref.ref[torch.optim.Optimizer], bool]] = {}
+        self._started = False
+        self._loop: Loop | None = None
+
+    # -- life --------------------------------------------------------------------------------------
+
+    def attach(self, model: nn.Module, optimizer: Any = None, *, name: str = "model") -> Self:
+        """Watch this model, and this optimizer or all that hold its parameters."""
+        if not isinstance(model, nn.Module):
+            raise SondeError(
+                f"watch needs a torch.nn.Module, not {type(model).__name__}. Pass the model itself, not its output or its parameters."
+            )
+        given = optimizer if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
+        for each in given:
+            if not isinstance(each, torch.optim.Optimizer):
+                raise SondeError(f"optimizer must be a torch.optim.Optimizer or a list of them, not {type(each).__name__}.")
+        self._discovers = False
+        self._given.append((model, name))
+        self._optimizers.extend(given)
+        if self._loop is not None:
+            self._watch_given()
+        return self
+
+    def start(self, **about: Any) -> Self:
+        """Begin to watch. Everything that can fail, fails here, clearly; afterwards nothing reaches the training."""
+        if self._started:
+            raise SondeError("this session was started already; a new run needs a new session.")
+        self._started = True
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            # A spawned worker imports the script again: that is not a second training.
+            _log.info("sonde: this process only re-imports the script; nothing is watched here.")
+            return self
+        rank, world_size = _rank()
+        if self._to is not None:
+            self.run = open_run_directory(Path(self._to))
+        else:
+            self.run = new_run_directory(Path(self.config.output_dir), self._name or _script_name())
+        description = {
+            "name": self._name or self.run.name, "argv": list(sys.argv), "sonde": sonde.__version__,
+            "python": sys.version.split()[0], "torch": torch.__version__, "every": self.config.every,
+            "overhead_budget": self.config.overhead_budget, "native_kernel": kernel.NATIVE, "threads": torch.get_num_threads(), **about,
+        }  # fmt: skip
+        write_run_json(self.run, description)
+        writer = Writer(self.run, rank=rank, world_size=world_size, manifest=description)
+        self._journal = Journal(writer)
+        self._journal.event("start", 0, **description)
+        self._faults = Faults(self._retired, strict=self.strict)
+        self._models = Models(self._journal, self._faults)
+        loop = Loop(self._journal, self.config, self._faults, self._models, self._concerns)
+        self._models.connect(loop.forward_begins, loop.forward_ended)
+        self._loop = loop
+        self._discovery = Discovery(self._models, loop, lambda probe, error: self._faults.caught(probe, "", error))
+        self._watch_given()
+        calls.listen(loop)
+        if self._discovers:
+            self._discovery.start()
+        self._journal.flush()
+        return self
+
+    def stop(self) -> Report:
+        """End watching and say what was found."""
+        self.close()
+        return self.report()
+
+    def close(self, how: str = "finished", *, exit_code: int = 0, exception: str = "") -> None:
+        """End watching: every hook and patch is removed and the run is closed. Closing twice is fine."""
+        loop, self._loop = self._loop, None
+        if loop is None:
+            return
+        try:
+            loop.finish()
+        finally:
+            loop.deaf = True
+            calls.unlisten(loop)
+            self._discovery.stop()
+            self._models.close()
+            self._journal.event("end", loop.clock.number, how=how, exit_code=exit_code, exception=exception)
+            self._journal.flush()
+            self._journal.close()
+
+    def __enter__(self) -> Self:
+        return self if self._started else self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:
+            self.close()
+        elif isinstance(error, KeyboardInterrupt):
+            self.close("interrupted", exit_code=130, exception="KeyboardInterrupt")
+        else:
+            self.close("exception", exit_code=1, exception=f"{type(error).__name__}: {error}"[:2000])
+
+    # -- use ---------------------------------------------------------------------------------------
+
+    def log(self, **values: Any) -> None:
+        """Keep numbers (or texts) of this step. Tensors are welcome: on the CPU they are read as they are, without a torch operation."""
+        loop = self._loop
+        if loop is None or loop.deaf:
+            return
+        step = loop.clock.number if loop.clock.active or loop.clock.number == 0 else loop.clock.number - 1
+        numbers: dict[str, float] = {}
+        for name, value in values.items():
+            try:
+                if isinstance(value, str):
+                    self._journal.event("log", step, name=name, text=value[:10_000])
+                    continue
+                number = read_number(value)
+                if number is None:
+                    loop.log_later(name, value)
+                else:
+                    numbers[name] = number
+            except Exception as error:
+                self._faults.caught("log", name, error)
+        if numbers:
+            self._journal.log(step, numbers)
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Nothing is watched inside: for a profiler or a FLOP counter that must not see Sonde's operations."""
+        loop = self._loop
+        if loop is None:
+            yield
+            return
+        loop.deaf = True
+        self._models.disarm_all()
+        calls.unlisten(loop)
+        try:
+            yield
+        finally:
+            if self._loop is loop:  # not closed meanwhile
+                calls.listen(loop)
+                loop.resume()
+
+    def report(self) -> Report:
+        """What is wrong with this training so far, and why."""
+        if self.run is None:
+            raise SondeError("nothing was watched in this process, so there is nothing to report.")
+        return sonde.judge(self.run)  # by the public door: reading is another room, loaded only when asked for
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _watch_given(self) -> None:
+        loop = self._loop
+        if loop is None:
+            return
+        for model, name in self._given:
+            self._models.watch(model, name, loop.clock.number)
+        for optimizer in self._optimizers:
+            loop.known(optimizer)
+
+    def _concerns(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Is this optimizer part of the watched training?"""
+        if self._discovers or any(optimizer is given for given in self._optimizers):
+            return True
+        if self._optimizers:
+            return False
+        known = self._concern.get(id(optimizer))
+        if known is None or known[0]() is not optimizer:
+            watched = {id(p) for model in self._models for _, p in model.parameters()}
+            known = (weakref.ref(optimizer), any(id(p) in watched for p in parameters_of(optimizer)))
+            self._concern[id(optimizer)] = known
+        return known[1]
+
+    def _retired(self, probe: str, where: str, error: str) -> None:
+        step = self._loop.clock.number if self._loop is not None else 0
+        self._journal.event("retired", step, probe=probe, where=where, error=error)
+
+
+def watch(
+    model: nn.Module,
+    optimizer: Any = None,
+    *,
+    to: str | Path | None = None,
+    name: str | None = None,
+    every: int | None = None,
+    config: DebugConfig | None = None,
+    strict: bool = False,
+) -> DebugSession:
+    """Watch a training from here on. `with sonde.watch(model, optimizer) as session:` around the loop is all that is needed."""
+    session = DebugSession(load_config(config, every=every), to=to, name=name, strict=strict)
+    return session.attach(model, optimizer).start()
+
+
+def debug_session() -> DebugSession:
+    """A session with defaults, not started: it watches whatever trains between `start()` and `stop()`."""
+    return DebugSession()
+
+
+def _script_name() -> str:
+    return Path(sys.argv[0]).stem if sys.argv and sys.argv[0] not in ("", "-c", "-m") else "python"
+
+
+def _rank() -> tuple[int, int]:
+    for rank, size in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")):
+        with contextlib.suppress(KeyError, ValueError):
+            return int(os.environ[rank]), int(os.environ.get(size, "1"))
+    return 0, 1
