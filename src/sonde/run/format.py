@@ -38,7 +38,7 @@ _FRAME = struct.Struct("<qqBBHHHI")
 _CLOCK = struct.Struct("<qq")
 _CONSTANT = struct.Struct("<BBHHHI")
 _TEXTS = frozenset({"text", "exception", "error", "reason", "traceback"})
-_F4, _F8 = np.dtype("<f4"), np.dtype("<f8")
+_F4, _F8, _SINGLE, _DOUBLE = np.dtype("<f4"), np.dtype("<f8"), np.dtype(np.float32), np.dtype(np.float64)
 _ABSOLUTE, _LARGEST = np.absolute, np.maximum.reduce
 _SINGLE_MAX = 3.4e38
 _HUGE = 1 << 10_000  # Python refuses to print integers of more than 4300 digits
@@ -249,12 +249,12 @@ def clock(payload: bytes) -> tuple[int, int]:
     return step, time_ns
 
 
-def constant_part(payload: bytes) -> bytes:
-    """What frames of one plan have in common, as a key."""
+def step_and_constant_part(payload: bytes) -> tuple[int, bytes]:
+    """A frame's step, and what it has in common with all frames of its plan, as a key."""
     if len(payload) < _FRAME.size:
         raise FormatError("a frame that ends in its head")
-    _, _, _, _, kind_bytes, fields_bytes, _, num_sites = _FRAME.unpack_from(payload)
-    return payload[_CLOCK.size : _FRAME.size + kind_bytes + fields_bytes + 4 * num_sites]
+    step, _, _, _, kind_bytes, fields_bytes, _, num_sites = _FRAME.unpack_from(payload)
+    return step, payload[_CLOCK.size : _FRAME.size + kind_bytes + fields_bytes + 4 * num_sites]
 
 
 def layout(payload: bytes) -> Layout:
@@ -285,9 +285,10 @@ def frame(payload: bytes, shape: Layout | None = None) -> Frame:
     if len(payload) != shape.num_bytes:
         raise FormatError("a frame that does not have its plan's length")
     step, _ = clock(payload)
-    values = np.frombuffer(payload, f"<f{shape.value_bytes}", len(shape.fields) * len(shape.sites), shape.start)
-    native = values.astype(f"=f{shape.value_bytes}").reshape(len(shape.fields), len(shape.sites))
-    return Frame(shape.kind, step, shape.sites, shape.fields, native)
+    stored, native = (_F4, _SINGLE) if shape.value_bytes == 4 else (_F8, _DOUBLE)
+    raw: Any = np.frombuffer(payload, stored, len(shape.fields) * len(shape.sites), shape.start)
+    values = raw.reshape(len(shape.fields), len(shape.sites)).astype(native)
+    return Frame(shape.kind, step, shape.sites, shape.fields, values)
 
 
 def event(payload: bytes) -> tuple[Event, int]:

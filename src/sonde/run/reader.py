@@ -26,7 +26,7 @@ from sonde.run.process import state_of
 from sonde.run.segment import Damage, Segment
 
 AHEAD = 1 << 20  # bytes read at once where all records are wanted
-_NAME = re.compile(r"(?P<stem>rank(?P<rank>\d{1,9})-.*)-(?P<segment>\d{3,9})\.sonde", re.DOTALL)
+_NAME = re.compile(r"(?P<stem>rank(?P<rank>[0-9]{1,9})-.*)-(?P<segment>[0-9]{3,9})\.sonde", re.DOTALL)
 # What a run of several processes is said to have come to: the first of these that one of them did.
 _GRAVEST_FIRST = ("running", "exception", "killed", "interrupted", "exit", "unknown", "finished")
 
@@ -66,13 +66,13 @@ class Process:
     @property
     def rank(self) -> int:
         rank = self.manifest.get("rank")
-        return rank if isinstance(rank, int) else self._rank
+        return rank if isinstance(rank, int) and 0 <= rank < 1 << 31 else self._rank
 
     @property
     def attempt(self) -> int:
         """How many processes of this rank had written to the directory before."""
         attempt = self.manifest.get("attempt")
-        return attempt if isinstance(attempt, int) else 0
+        return attempt if isinstance(attempt, int) and 0 <= attempt < 1 << 31 else 0
 
     @property
     def last_step(self) -> int:

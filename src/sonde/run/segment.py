@@ -61,6 +61,7 @@ class Segment:
         self._offset = 0
         self._wanted = 0
         self._kind_numbers: dict[tuple[int, str], int] = {}
+        self._fields: dict[str, dict[tuple[str, ...], None]] = {}
         self._layout_numbers: dict[bytes, int] = {}
         self._layouts: list[f.Layout] = []
         self._num_layout_bytes = 0
@@ -133,8 +134,8 @@ class Segment:
 
     def _take(self, found: Found, payload: bytes, base: int) -> None:
         if found.type == f.FRAME:
-            number, layout = self._layout(payload)
-            step, _ = f.clock(payload)
+            step, key = f.step_and_constant_part(payload)
+            number, layout = self._layout(payload, key)
             self._index(base + found.start, payload, f.FRAME, layout.kind, step, number)
             if layout.kind == Kind.STEP:
                 self.last_step = max(self.last_step, step)
@@ -162,14 +163,14 @@ class Segment:
         self._steps.append(step)
         self._layout_of.append(layout)
 
-    def _layout(self, payload: bytes) -> tuple[int, f.Layout]:
-        key = f.constant_part(payload)
+    def _layout(self, payload: bytes, key: bytes) -> tuple[int, f.Layout]:
         number = self._layout_numbers.get(key, NO_LAYOUT)
         if number != NO_LAYOUT:
             if self._layouts[number].num_bytes != len(payload):
                 raise f.FormatError("a frame whose values do not fit its length")
             return number, self._layouts[number]
         layout = f.layout(payload)
+        self._fields.setdefault(layout.kind, {})[layout.fields] = None
         if self._num_layout_bytes + len(key) <= MAX_LAYOUT_BYTES:
             self._num_layout_bytes += len(key)
             number = self._layout_numbers[key] = len(self._layouts)
@@ -201,6 +202,10 @@ class Segment:
     def kinds(self, type_: int) -> list[str]:
         """The kinds of frames or of events that it holds."""
         return [kind for of_type, kind in self._kind_numbers if of_type == type_]
+
+    def fields_of(self, kind: str) -> list[tuple[str, ...]]:
+        """The sets of fields that frames of this kind came with."""
+        return list(self._fields.get(kind, ()))
 
     def entries(self, type_: int, kind: str) -> list[int]:
         """The places in the index of one kind of frame or event."""
