@@ -26,7 +26,7 @@ RECORD_BYTES = 16  # in front of each payload
 MAX_PAYLOAD = 64 << 20  # no record is longer: a damaged length never makes a reader allocate more
 MAX_NAME = 1000  # characters; torch allows module names of any length
 MAX_TEXT = 20_000  # characters, for error texts and the like, which nothing compares
-MAX_DEPTH = 24  # of nested event data
+MAX_DEPTH = 8  # of nested event data
 
 MANIFEST, SITES, FRAME, EVENT, GAP = 1, 2, 3, 4, 5
 
@@ -184,7 +184,7 @@ def capped(text: str, limit: int = MAX_NAME) -> str:
     if len(text) <= limit:
         return text
     digest = hashlib.blake2b(_text(text), digest_size=6).hexdigest()
-    return f"{text[: limit - 15]}…#{digest}"
+    return f"{text[: limit - 14]}…#{digest}"
 
 
 def plain(value: Any, depth: int = 0, *, limit: int = MAX_NAME) -> Any:

@@ -307,8 +307,9 @@ class Run:
         return np.concatenate(steps), np.concatenate(values)
 
     def scalar(self, name: str, rank: int | None = None) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        """One scalar of the steps over time: `run.scalar("loss")`."""
-        return self.series(Kind.STEP, name, "value", rank)
+        """One scalar over time: what the step recorded (`run.scalar("loss")`), or else what the user logged under that name."""
+        recorded = self.series(Kind.STEP, name, "value", rank)
+        return recorded if len(recorded[0]) else self.series(Kind.LOG, name, "value", rank)
 
     def _of_rank(self, rank: int | None) -> list[Process]:
         if rank is None:
