@@ -7,11 +7,14 @@ over a cell unrolled by the program has one site per call and is deep in time.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import log10
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sonde.record import Floats, Frame, Kind, Step
+from sonde.record import Frame, Kind, Step
+
+if TYPE_CHECKING:
+    from sonde.record import Floats
 
 SHALLOWEST = 4  # sites: a model of fewer layers has no depth along which a signal could fade or grow
 FLOOR = 1e-38  # below this float32 has no normal numbers: what is smaller is gone
@@ -51,10 +54,6 @@ def profile(step: Step) -> Profile | None:
         if len(outputs) >= SHALLOWEST and np.median(outputs[:edge]) > 0:
             forward = float(outputs[-edge:].max() / np.median(outputs[:edge]))
     return Profile(first / last, forward, steepest, step.sites[sites[0]].path, step.sites[sites[-1]].path, len(sites))
-
-
-def decades(ratio: float) -> float:
-    return log10(max(ratio, FLOOR))
 
 
 def _ordered(step: Step, frame: Frame) -> tuple[list[int], Floats]:

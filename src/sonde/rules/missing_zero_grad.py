@@ -76,7 +76,8 @@ class MissingZeroGrad:
                 where="",
                 step=self.step,
                 cause=f"{stale} of {updates} optimizer steps{self.sources.at('optimizer_step')} used gradients that still held "
-                f"those of the update before; {called}; the gradient norm went from {number(self.first_norm)} up to {number(self.largest_norm)}",
+                f"those of the update before; {called}; "
+                f"the gradient norm went from {number(self.first_norm)} up to {number(self.largest_norm)}",
                 fix="call optimizer.zero_grad() before each backward that starts a new update",
                 evidence={
                     "stale_updates": stale,

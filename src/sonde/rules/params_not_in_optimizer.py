@@ -57,7 +57,8 @@ class ParamsNotInOptimizer:
                     where=places[0] if len(places) == 1 else ("" if whole else max(places, key=lambda p: _size(p, mine))),
                     step=self.ownership.first_step,
                     cause=f"{len(mine)} of {len(everything)} trainable parameters ({listing(places)}) receive gradients, but no "
-                    f"optimizer holds them, and they never changed; the optimizer is built{self.sources.at('optimizer') or ' without them'}",
+                    f"optimizer holds them, and they never changed; "
+                    f"the optimizer is built{self.sources.at('optimizer') or ' without them'}",
                     fix="give all of model.parameters() to the optimizer, or freeze what must not train with requires_grad_(False)",
                     evidence={
                         "num_unowned": len(mine),

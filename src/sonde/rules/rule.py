@@ -1,7 +1,7 @@
 """What a rule is: a fold over steps that can be asked for its answer at any time.
 
-A rule sees every step in order and keeps bounded state, so the same code judges a run that is still going and one that ended, a hundred steps
-or a million. It has three answers: it *found* something, all is *clear*, or it could not tell and says why.
+A rule sees every step in order and keeps bounded state, so the same code judges a run that is still going and one that ended, a hundred
+steps or a million. It has three answers: it *found* something, all is *clear*, or it could not tell and says why.
 """
 
 from __future__ import annotations

@@ -1,0 +1,137 @@
+"""Steps made by hand, as the reader would give them: a small classifier that learns, and every part of it can be changed.
+
+By default only some steps carry statistics (the first dozen, then every fifteenth), as the budget of a real run allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import exp, isnan, log, nan
+from typing import Any
+
+import numpy as np
+
+from sonde.record import STATISTICS, Event, Finding, Frame, Kind, Site, Step
+from sonde.rules.rule import Answer, NotEvaluated, Rule
+
+LAYERS = ("net.0", "net.2", "net.4", "net.6", "head")
+OUTPUT_IDS = {path: 100 + index for index, path in enumerate(LAYERS)}
+PARAMETER_IDS = {
+    f"{path}.{leaf}": 200 + 2 * index + part for index, path in enumerate(LAYERS) for part, leaf in enumerate(("weight", "bias"))
+}
+SITES: dict[int, Site] = {
+    number: Site(number, "output", path, "model", "Linear", shape=(32, 64)) for path, number in OUTPUT_IDS.items()
+} | {
+    number: Site(number, "parameter", path, "model", "Linear", shape=(64, 64) if path.endswith("weight") else (64,))
+    for path, number in PARAMETER_IDS.items()
+}
+
+Rows = Mapping[str, Mapping[str, float]]
+
+
+def row(**given: float) -> dict[str, float]:
+    """Statistics of a tensor of a thousand numbers; what is not given is ordinary."""
+    return {"num": 1000, "mean": 0.01, "std": 0.5, "min": -1.5, "max": 1.5, "l2": 15.0, "zeros": 0, "nan": 0, "inf": 0} | given
+
+
+def falling(step: int) -> float:
+    """A loss that begins at ln 10 and falls, with a little noise."""
+    return 0.1 + (log(10) - 0.1) * exp(-step / 20) + 0.05 * noise(step)
+
+
+def stuck(step: int) -> float:
+    return log(10) + 0.02 * noise(step)
+
+
+def noise(step: int) -> float:
+    """In [-1, 1], the same on every machine."""
+    return ((step * 2654435761) % 1000) / 500 - 1
+
+
+def opening(**membership: Any) -> list[Event]:
+    """What a run says before its first step ends."""
+    owned = {"optimizer": 0, "class": "Adam", "num_owned": 10, "num_foreign": 0, "num_foreign_with_grad": 0, "foreign": []}
+    return [
+        Event("model", 0, {"model": "model", "class": "Net", "num_parameters": 5000}),
+        Event("output", 0, {"model": "model", "shape": [32, 10], "dtype": "float32"}),
+        Event("optimizer", 0, {"optimizer": 0, "class": "Adam", "groups": [{"lr": 1e-3}], "source": "train.py:12"}),
+        Event("membership", 0, {"num_unowned": 0, "unowned": [], "optimizers": [owned]} | membership),
+        Event("source", 0, {"call": "forward", "line": "train.py:19", "text": "out = model(x)"}),
+        Event("source", 0, {"call": "backward", "line": "train.py:20", "text": "loss.backward()", "series": "loss"}),
+        Event("source", 0, {"call": "optimizer_step", "line": "train.py:21", "text": "optimizer.step()", "optimizer": 0}),
+        Event("source", 0, {"call": "zero_grad", "line": "train.py:18", "text": "optimizer.zero_grad()"}),
+    ]
+
+
+def parameter_rows(step: int, **given: float) -> dict[str, dict[str, float]]:
+    """Weights that move a little from step to step."""
+    return {path: row(mean=0.01 + 1e-5 * step, l2=8.0 + 1e-4 * step) | given for path in PARAMETER_IDS}
+
+
+def training(
+    num_steps: int = 100,
+    *,
+    loss: Callable[[int], float] = falling,
+    scalars: Callable[[int], Mapping[str, float]] = lambda step: {},
+    frames: Callable[[int], Mapping[str, Rows]] = lambda step: {},
+    events: Mapping[int, Sequence[Event]] | None = None,
+    start: Sequence[Event] | None = None,
+    observed: Callable[[int], bool] = lambda step: step < 12 or step % 15 == 0,
+    rank: int = 0,
+) -> list[Step]:
+    """A training of so many steps. `frames(step)` replaces whole kinds of rows; an empty mapping takes a kind away."""
+    steps = []
+    for number in range(num_steps):
+        values = {
+            "loss": loss(number), "grad_norm": 0.6 + 0.1 * noise(number), "lr": 1e-3, "loss_scale": nan, "forwards": 1, "backwards": 1,
+            "eval_forwards": 0, "zero_grads": 1, "clips": 0, "optimizer_steps": 1, "skipped_steps": 0, "manual_updates": 0,
+            "scheduler_steps": 0, "stale_updates": 0, "empty_updates": 0, "cleared_updates": 0, "root_in_eval": 0, "mode_modules": 2,
+            "mode_modules_in_eval": 0, "step_ms": 10.0, "sonde_ms": 0.1, "observed": float(observed(number)),
+        } | dict(scalars(number))  # fmt: skip
+        tables: dict[str, Rows] = {}
+        if observed(number):
+            tables = {
+                Kind.ACTIVATION: {path: row() for path in LAYERS},
+                Kind.ACTIVATION_GRADIENT: {path: row(l2=0.1, zeros=500) for path in LAYERS},
+                Kind.PARAMETER: parameter_rows(number),
+                Kind.GRADIENT: {path: row(l2=0.2, min=-0.1, max=0.1) for path in PARAMETER_IDS},
+                Kind.UPDATE: {path: row(l2=0.05) for path in PARAMETER_IDS},
+            } | dict(frames(number))
+        happened = list(opening() if start is None else start) if number == 0 else []
+        happened += (events or {}).get(number, ())
+        built = {kind: frame(kind, number, rows) for kind, rows in tables.items() if rows}
+        steps.append(Step(number, rank, values, built, tuple(happened), SITES))
+    return steps
+
+
+def frame(kind: str, step: int, rows: Rows) -> Frame:
+    ids = OUTPUT_IDS if kind in (Kind.ACTIVATION, Kind.ACTIVATION_GRADIENT) else PARAMETER_IDS
+    sites = np.array([ids[path] for path in rows], dtype=np.uint32)
+    values = np.array([[one[name] for one in rows.values()] for name in STATISTICS], dtype=np.float64)
+    return Frame(kind, step, sites, STATISTICS, values)
+
+
+def ask(rule: type[Rule], steps: Sequence[Step]) -> Answer:
+    fold = rule()
+    for step in steps:
+        fold.see(step)
+    return fold.answer()
+
+
+def the_finding(rule: type[Rule], steps: Sequence[Step]) -> Finding:
+    """The one finding that the rule must have."""
+    answer = ask(rule, steps)
+    assert isinstance(answer, list), answer
+    (finding,) = answer
+    assert finding.rule == rule.name
+    assert finding.cause
+    assert finding.fix
+    assert "\n" not in finding.cause
+    assert not any(isinstance(value, float) and isnan(value) for key, value in finding.evidence.items() if key.startswith("num"))
+    return finding
+
+
+def why_not(rule: type[Rule], steps: Sequence[Step]) -> str:
+    answer = ask(rule, steps)
+    assert isinstance(answer, NotEvaluated), answer
+    return answer.reason

@@ -1,0 +1,180 @@
+"""The rules about who owns, moves and schedules the parameters."""
+
+from __future__ import annotations
+
+import pytest
+from synthetic import PARAMETER_IDS, ask, opening, parameter_rows, row, stuck, the_finding, training, why_not
+
+from sonde.record import Event, Kind, Severity
+from sonde.rules.lr_zero import LrZero
+from sonde.rules.params_not_in_optimizer import ParamsNotInOptimizer
+from sonde.rules.rule import Clear
+from sonde.rules.stale_optimizer_params import StaleOptimizerParams
+from sonde.rules.train_in_eval_mode import TrainInEvalMode
+from sonde.rules.unchanged_parameter import UnchangedParameter
+
+ENCODER = [path for path in PARAMETER_IDS if path.startswith("net.")]
+HEAD = ["head.weight", "head.bias"]
+
+
+def updates_without(paths):
+    """Update rows in which these parameters do not move, and parameter rows in which they stay."""
+
+    def frames(step):
+        return {
+            Kind.UPDATE: {path: row(l2=0.0 if path in paths else 0.05) for path in PARAMETER_IDS},
+            Kind.PARAMETER: {path: (row(l2=8.0) if path in paths else rows) for path, rows in parameter_rows(step).items()},
+        }
+
+    return frames
+
+
+def test_an_encoder_that_no_optimizer_holds_is_found_by_its_module():
+    start = opening(num_unowned=len(ENCODER), unowned=ENCODER)
+    finding = the_finding(ParamsNotInOptimizer, training(start=start, frames=updates_without(ENCODER)))
+    assert finding.where == "net"
+    assert finding.severity == Severity.ERROR
+    assert finding.evidence["source"] == "train.py:12"
+    assert finding.evidence["num_unowned"] == 8
+
+
+def test_unowned_parameters_without_gradients_are_clear():
+    start = opening(num_unowned=len(ENCODER), unowned=ENCODER)
+
+    def frames(step):
+        gradients = {path: row(num=0, l2=0.0) if path in ENCODER else row(l2=0.2) for path in PARAMETER_IDS}
+        return updates_without(ENCODER)(step) | {Kind.GRADIENT: gradients}
+
+    assert ask(ParamsNotInOptimizer, training(start=start, frames=frames)) == Clear()
+
+
+def test_parameters_that_are_moved_by_hand_are_clear():
+    assert ask(ParamsNotInOptimizer, training(start=opening(num_unowned=len(ENCODER), unowned=ENCODER))) == Clear()
+
+
+def test_parameters_that_are_added_to_the_optimizer_later_are_clear():
+    start = opening(num_unowned=len(ENCODER), unowned=ENCODER)
+    later = {40: [Event("membership", 40, {"num_unowned": 0, "unowned": [], "optimizers": []})]}
+    assert ask(ParamsNotInOptimizer, training(start=start, events=later, frames=updates_without(ENCODER))) == Clear()
+
+
+def test_ownership_is_not_judged_without_gradient_statistics():
+    start = opening(num_unowned=len(ENCODER), unowned=ENCODER)
+    steps = training(start=start, observed=lambda step: False)
+    assert why_not(ParamsNotInOptimizer, steps) == "no gradients were observed"
+    assert why_not(StaleOptimizerParams, steps) == "no gradients were observed"
+
+
+def test_a_head_replaced_after_the_optimizer_was_built_is_stale_and_not_merely_missing():
+    held = [{"optimizer": 0, "class": "SGD", "num_owned": 8, "num_foreign": 2, "num_foreign_with_grad": 0, "foreign": ["(10, 64)"]}]
+    steps = training(start=opening(num_unowned=2, unowned=HEAD, optimizers=held), frames=updates_without(HEAD))
+    finding = the_finding(StaleOptimizerParams, steps)
+    assert finding.where == "head"
+    assert finding.evidence["num_abandoned"] == 2
+    assert ask(ParamsNotInOptimizer, steps) == Clear()
+
+
+def test_a_whole_model_replaced_is_critical():
+    held = [{"optimizer": 0, "class": "SGD", "num_owned": 0, "num_foreign": 10, "num_foreign_with_grad": 0, "foreign": []}]
+    everything = list(PARAMETER_IDS)
+    steps = training(start=opening(num_unowned=10, unowned=everything, optimizers=held), frames=updates_without(everything), loss=stuck)
+    finding = the_finding(StaleOptimizerParams, steps)
+    assert finding.severity == Severity.CRITICAL
+
+
+def test_a_loose_parameter_that_gets_gradients_is_not_stale():
+    held = [{"optimizer": 0, "class": "SGD", "num_owned": 10, "num_foreign": 1, "num_foreign_with_grad": 1, "foreign": ["()"]}]
+    assert ask(StaleOptimizerParams, training(start=opening(optimizers=held))) == Clear()
+
+
+def test_a_learning_rate_of_zero_is_found():
+    finding = the_finding(LrZero, training(loss=stuck, scalars=lambda s: {"lr": 0.0}))
+    assert finding.severity == Severity.CRITICAL
+    assert finding.step == 0
+
+
+def test_a_schedule_that_falls_to_zero_after_its_first_epoch_is_found_where_it_begins():
+    finding = the_finding(LrZero, training(loss=stuck, scalars=lambda s: {"lr": 0.1 if s < 20 else 0.0, "scheduler_steps": 1}))
+    assert finding.step == 20
+
+
+def test_one_group_with_a_rate_of_zero_is_a_warning():
+    finding = the_finding(LrZero, training(scalars=lambda s: {"lr:2": 0.0}))
+    assert finding.severity == Severity.WARNING
+    assert "group 2" in finding.cause
+
+
+def test_warm_up_from_zero_is_clear():
+    assert ask(LrZero, training(scalars=lambda s: {"lr": 1e-3 * min(1, s / 10)})) == Clear()
+
+
+def test_a_schedule_that_ends_at_zero_is_clear():
+    assert ask(LrZero, training(scalars=lambda s: {"lr": 1e-3 * max(0, 1 - s / 80)})) == Clear()
+
+
+def test_optimizers_without_a_learning_rate_are_not_judged():
+    assert "learning rate" in why_not(LrZero, training(scalars=lambda s: {"lr": float("nan")}))
+
+
+def test_training_in_eval_mode_is_found_from_the_first_validation_on():
+    def scalars(step):
+        return {"root_in_eval": 1, "mode_modules_in_eval": 2} if step >= 30 else {"eval_forwards": float(step == 29)}
+
+    finding = the_finding(TrainInEvalMode, training(scalars=scalars))
+    assert finding.step == 30
+    assert finding.evidence["updates_in_eval"] == 70
+
+
+def test_frozen_batch_norm_inside_a_training_model_is_clear():
+    assert ask(TrainInEvalMode, training(scalars=lambda s: {"mode_modules_in_eval": 2})) == Clear()
+
+
+def test_eval_mode_without_dropout_or_batch_norm_is_clear():
+    assert ask(TrainInEvalMode, training(scalars=lambda s: {"root_in_eval": 1, "mode_modules": 0})) == Clear()
+
+
+def test_a_teacher_in_eval_mode_beside_its_student_is_clear():
+    scalars = {"forwards": 2, "root_in_eval": 1, "mode_modules": 4, "mode_modules_in_eval": 2}
+    assert ask(TrainInEvalMode, training(scalars=lambda s: scalars)) == Clear()
+
+
+def test_a_parameter_that_gets_gradients_and_never_changes_is_found():
+    finding = the_finding(UnchangedParameter, training(frames=updates_without(HEAD)))
+    assert finding.where == "head"
+    assert finding.evidence["restored"] == "no"
+
+
+def test_parameters_that_are_written_back_after_each_step_are_found():
+    def frames(step):
+        return {Kind.PARAMETER: {path: row(l2=8.0) if path in HEAD else rows for path, rows in parameter_rows(step).items()}}
+
+    finding = the_finding(UnchangedParameter, training(frames=frames))
+    assert finding.where == "head"
+    assert finding.evidence["restored"] == "yes"
+
+
+@pytest.mark.parametrize(
+    "excuse",
+    [
+        lambda s: {"lr": 0.0},
+        lambda s: {"skipped_steps": 1, "optimizer_steps": 0},
+        lambda s: {"optimizer_steps": 0},
+        lambda s: {"empty_updates": 1},
+    ],
+)
+def test_steps_that_cannot_change_anything_do_not_count_as_unchanged(excuse):
+    assert "only 0" in why_not(UnchangedParameter, training(frames=updates_without(HEAD), scalars=excuse))
+
+
+def test_gradients_too_small_to_show_are_clear():
+    def frames(step):
+        return updates_without(HEAD)(step) | {Kind.GRADIENT: {path: row(l2=1e-9, min=-1e-10, max=1e-10) for path in PARAMETER_IDS}}
+
+    assert ask(UnchangedParameter, training(frames=frames)) == Clear()
+
+
+def test_a_parameter_that_changes_once_is_clear():
+    def frames(step):
+        return {} if step == 11 else updates_without(HEAD)(step)
+
+    assert ask(UnchangedParameter, training(frames=frames)) == Clear()
