@@ -1,0 +1,353 @@
+"""The numbers of tensors: the one place where Sonde measures them.
+
+Each tensor goes to the native kernel where that takes it (CPU, the four common floating types, any strides), and otherwise to torch
+operations, with the same answers. What torch computes stays on its device until `Rows.settle`, which brings everything over at once.
+Nothing here raises because of a tensor, changes one, or keeps one alive.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from sonde.capture import kernel_torch
+from sonde.capture.kernel_torch import Unsupported, readable, reason
+from sonde.record import STATISTICS
+
+try:
+    from sonde.capture import _kernel as _native
+except ImportError:  # built without a compiler
+    _native = None  # type: ignore[assignment]
+
+NATIVE = False
+"""Whether the native kernel is in use."""
+
+WHOLE_BYTES = 1 << 20  # up to here a fingerprint is of the whole content
+NUM_SAMPLES = 16384  # above it, of so many elements
+
+_BEST = 2  # instruction set: as far as the processor goes
+
+
+def use_native(on: bool, *, by_table: bool = True, level: int = _BEST) -> bool:
+    """Switch the native kernel on or off; returns whether it is in use now. `by_table` and `level` let tests reach every way through it."""
+    global NATIVE
+    NATIVE = False
+    if on and _native is not None:
+        table = getattr(Tensor, "__dlpack_c_exchange_api__", None) if by_table else None
+        dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+        _native.setup(Tensor, Parameter, dtypes, torch.strided, table, level)
+        NATIVE = True
+    return NATIVE
+
+
+use_native(os.environ.get("SONDE_NATIVE", "1") != "0")
+
+
+class Rows:
+    """Rows of `STATISTICS`, planned once and written again at every observed step. The array is `values`.
+
+    A tensor that cannot be measured leaves a row of zeros, as a missing one does, and its reason in `unsupported`.
+    """
+
+    __slots__ = ("_pending", "unsupported", "values")
+
+    def __init__(self, num_rows: int) -> None:
+        self.values: npt.NDArray[np.float64] = np.zeros((num_rows, len(STATISTICS)), dtype=np.float64)
+        self.unsupported: dict[int, str] = {}
+        self._pending: dict[int, Tensor] = {}
+
+    def measure(self, first_row: int, tensors: Sequence[Tensor | None]) -> None:
+        """One row per tensor, from `first_row` on. Rows that torch computes are written by `settle`."""
+        if self._pending:
+            self._forget(range(first_row, first_row + len(tensors)))
+        for i in _rest(_native.measure(self.values, first_row, tensors)) if NATIVE else range(len(tensors)):
+            self._measure_by_torch(first_row + i, tensors[i])
+
+    def measure_one(self, row: int, tensor: Tensor) -> None:
+        if self._pending:
+            self._pending.pop(row, None)
+        if not (NATIVE and _native.measure_one(self.values, row, tensor)):
+            self._measure_by_torch(row, tensor)
+
+    def settle(self) -> None:
+        """Write what torch computed since the last call: one transfer per device, none where all was native."""
+        if not self._pending:
+            return
+        pending, self._pending = self._pending, {}
+        by_device: dict[torch.device, list[int]] = {}
+        for row, result in pending.items():
+            by_device.setdefault(result.device, []).append(row)
+        for device, rows in by_device.items():
+            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                self._pending |= {row: pending[row] for row in rows}  # a transfer would break the user's graph
+                continue
+            try:
+                with torch.no_grad():
+                    self.values[rows] = torch.stack([pending[row] for row in rows]).cpu().numpy()
+            except Exception as error:
+                self._give_up(rows, error)
+
+    def _measure_by_torch(self, row: int, tensor: Tensor | None, minus: Tensor | None = None) -> None:
+        self.values[row] = 0.0
+        if tensor is None:
+            return
+        try:
+            plain = readable(tensor)
+            if NATIVE and minus is None and plain is not tensor and _native.measure_one(self.values, row, plain):
+                return  # a subclass with ordinary memory below it
+            result = kernel_torch.statistics(plain, minus)
+        except Exception as error:  # whatever a stranger's tensor does, the training goes on
+            self._give_up([row], error)
+            return
+        if result is not None:
+            self._pending[row] = result
+
+    def _give_up(self, rows: Iterable[int], error: Exception) -> None:
+        for row in rows:
+            self.values[row] = 0.0
+            self.unsupported[row] = reason(error)
+
+    def _forget(self, rows: Iterable[int]) -> None:
+        for row in rows:
+            self._pending.pop(row, None)
+
+
+class Kept:
+    """Copies of parameters, to measure what an update changed. Allocated at the first `keep`, then written over and over.
+
+    Where the copies would take more than `limit_bytes`, `available` turns False for good, `why_not` says why, and `keep` only measures.
+    """
+
+    __slots__ = ("_copies", "available", "limit_bytes", "num_bytes", "why_not")
+
+    def __init__(self, limit_bytes: float) -> None:
+        self.limit_bytes = limit_bytes
+        self.num_bytes = 0
+        self.available = True
+        self.why_not = ""
+        self._copies: list[Tensor | None] = []
+
+    def keep(self, tensors: Sequence[Tensor | None], rows: Rows, first_row: int) -> None:
+        """Measure the tensors as they are now, and remember them."""
+        if not self.available:
+            rows.measure(first_row, tensors)
+            return
+        if len(self._copies) != len(tensors):
+            self.release()
+            self._copies = [None] * len(tensors)
+        if rows._pending:
+            rows._forget(range(first_row, first_row + len(tensors)))
+        rest = _rest(_native.keep(rows.values, first_row, tensors, self._copies)) if NATIVE else range(len(tensors))
+        for i in rest:
+            tensor = tensors[i]
+            self._remember(i, tensor)
+            if tensor is None:
+                rows.values[first_row + i] = 0.0
+            else:
+                rows.measure_one(first_row + i, tensor)
+
+    def change(self, tensors: Sequence[Tensor | None], rows: Rows, first_row: int) -> None:
+        """Measure the tensors minus what they were at the last `keep`. What was not kept gives zeros."""
+        copies = self._copies
+        if rows._pending:
+            rows._forget(range(first_row, first_row + len(tensors)))
+        if len(copies) != len(tensors):
+            rows.values[first_row : first_row + len(tensors)] = 0.0
+            return
+        for i in _rest(_native.change(rows.values, first_row, tensors, copies)) if NATIVE else range(len(tensors)):
+            copy = copies[i]
+            rows._measure_by_torch(first_row + i, tensors[i] if copy is not None else None, copy)
+
+    def release(self) -> None:
+        """Free the copies."""
+        self._copies = []
+        self.num_bytes = 0
+
+    def _remember(self, i: int, tensor: Tensor | None) -> None:
+        if not self.available:
+            return
+        copy = self._copies[i]
+        try:
+            plain = None if tensor is None else readable(tensor)
+            if plain is not None and plain.layout is not torch.strided:
+                plain = None  # sparse parameters: only their own statistics
+            if copy is not None and (plain is None or not _alike(plain, copy)):
+                self.num_bytes -= copy.nbytes
+                copy = self._copies[i] = None
+            if plain is None:
+                return
+            # Outside of inference mode, or the copy could not be written again once that has ended.
+            with torch.inference_mode(False), torch.no_grad():
+                if copy is None:
+                    if self.num_bytes + plain.nbytes > self.limit_bytes:
+                        self._refuse(f"copies of the parameters would take more than {self.limit_bytes / 2**20:g} MiB")
+                        return
+                    copy = torch.empty_like(plain, requires_grad=False)
+                    self.num_bytes += copy.nbytes
+                copy.copy_(plain)
+            self._copies[i] = copy
+        except Unsupported:
+            self._copies[i] = None
+        except Exception as error:  # no memory, most likely
+            self._refuse(reason(error))
+
+    def _refuse(self, why: str) -> None:
+        self.available = False
+        self.why_not = why
+        self.release()
+
+
+def guard(tensors: Sequence[Tensor | None]) -> tuple[float, int]:
+    """The sum of squares of all elements, and the index of the first tensor with a non-finite value (-1: none).
+
+    Runs over every gradient at every step. Where a value is not finite, the sum is not either. All tensors of a device cost one transfer.
+    """
+    if NATIVE:
+        total, first_bad, rest = _native.guard(tensors)
+        if rest is None:
+            return total, first_bad
+    else:
+        total, first_bad, rest = 0.0, -1, [i for i, tensor in enumerate(tensors) if tensor is not None]
+    plain: dict[int, Tensor] = {}
+    for i in rest:
+        try:
+            tensor = tensors[i]
+            if tensor is not None and tensor.numel():
+                plain[i] = readable(tensor)
+        except Exception:  # no numbers, nothing to guard
+            continue
+    for i, norm in zip(plain, _norms(list(plain.values()))):
+        square = norm * norm
+        if not math.isfinite(square):  # a bad value, or too large for this way of counting
+            square, is_bad = _exact_square(plain[i])
+            if is_bad:
+                first_bad = i if first_bad < 0 else min(i, first_bad)
+        total += square
+    return total, first_bad
+
+
+def any_nonzero(tensors: Sequence[Tensor | None], limit_elements: int = 4096) -> bool:
+    """Is any element not zero? Looks at the first `limit_elements` of each tensor and stops at the first that it finds."""
+    if NATIVE:
+        found, rest = _native.any_nonzero(tensors, limit_elements)
+        if found or rest is None:
+            return found
+    else:
+        rest = list(range(len(tensors)))
+    flags = []
+    for i in rest:
+        tensor = tensors[i]
+        try:
+            if tensor is not None and tensor.numel():
+                flags.append(kernel_torch.nonzero(readable(tensor), limit_elements))
+        except Exception:  # no numbers: nothing that could be left over
+            continue
+    return any(value > 0 for value in _brought_over(flags))
+
+
+def exponents(tensor: Tensor) -> tuple[list[int], list[int]] | None:
+    """The power-of-two histogram: each floor(log2 |x|) among the non-zero finite elements, and how many have it; None where unsupported.
+
+    float64 is clamped to the exponents of float32, -149 to 127. A tensor on a device is waited for.
+    """
+    if NATIVE:
+        found = _native.exponents(tensor)
+        if found is not None:
+            return found
+    try:
+        plain = readable(tensor)
+        counts = kernel_torch.exponents(plain) if plain.numel() else []
+    except Exception:
+        return None
+    which = [i for i, count in enumerate(counts) if count]
+    return [i + kernel_torch.LOWEST_EXPONENT for i in which], [counts[i] for i in which]
+
+
+def fingerprint(tensor: Tensor) -> int | None:
+    """52 bits that tell contents apart (a float64 holds them exactly): equal for equal dtype, shape and elements, whatever the strides.
+
+    Up to `WHOLE_BYTES` every element counts, above it evenly spaced samples. None where unsupported, and for tensors on a device: they
+    would have to be waited for.
+    """
+    try:
+        plain = readable(tensor)
+        if plain.device.type != "cpu" or plain.layout is not torch.strided:
+            return None
+        with torch.no_grad():
+            digest = hashlib.blake2b(f"{plain.dtype}{tuple(plain.shape)}".encode(), digest_size=8)
+            content = _samples(plain) if plain.nbytes > WHOLE_BYTES else plain
+            content = content.contiguous().resolve_conj().resolve_neg().reshape(-1)
+            digest.update(content.view(torch.uint8).numpy().data)
+    except Exception:
+        return None
+    return int.from_bytes(digest.digest(), "little") >> 12
+
+
+def supported(tensor: Tensor) -> str | None:
+    """None where the tensor can be measured, else the reason in words."""
+    try:
+        readable(tensor)
+    except Exception as error:
+        return reason(error)
+    return None
+
+
+def _rest(indices: list[int] | None) -> Sequence[int]:
+    return indices or ()
+
+
+def _alike(plain: Tensor, copy: Tensor) -> bool:
+    return (
+        plain.shape == copy.shape
+        and plain.dtype == copy.dtype
+        and plain.device == copy.device
+        and plain.is_contiguous() == copy.is_contiguous()
+    )
+
+
+def _samples(plain: Tensor) -> Tensor:
+    index = torch.arange(NUM_SAMPLES, dtype=torch.int64, device=plain.device) * (plain.numel() // NUM_SAMPLES)
+    return plain[torch.unravel_index(index, plain.shape)]
+
+
+def _brought_over(numbers: Sequence[Tensor]) -> list[float]:
+    """Numbers from wherever they are, by one transfer per device."""
+    values = [math.nan] * len(numbers)
+    by_device: dict[torch.device, list[int]] = {}
+    for i, number in enumerate(numbers):
+        by_device.setdefault(number.device, []).append(i)
+    for where in by_device.values():
+        try:
+            with torch.no_grad():
+                found = torch.stack([numbers[i] for i in where]).cpu().tolist()
+        except Exception:
+            continue
+        for i, value in zip(where, found):
+            values[i] = float(value)
+    return values
+
+
+def _norms(tensors: Sequence[Tensor]) -> list[float]:
+    try:
+        return _brought_over(kernel_torch.norms(tensors))
+    except Exception:
+        return [math.nan] * len(tensors)  # then each is looked at alone
+
+
+def _exact_square(plain: Tensor) -> tuple[float, bool]:
+    try:
+        result = kernel_torch.statistics(plain)
+        numbers = dict(zip(STATISTICS, [] if result is None else result.tolist()))
+    except Exception:
+        return 0.0, False
+    is_bad = bool(numbers.get("nan") or numbers.get("inf"))
+    l2 = math.nan if is_bad else numbers.get("l2", 0.0)
+    return l2 * l2, is_bad
