@@ -1,0 +1,181 @@
+"""judge(run) -> Report, over real runs on disk."""
+
+from __future__ import annotations
+
+import json
+import sys
+from math import inf, isnan, nan
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "rules"))
+from synthetic import falling, stuck, training
+
+from sonde.record import STEP_SCALARS, Event, Finding, Kind, Severity, Site
+from sonde.report import MAX_POINTS, judge
+from sonde.rules.rule import Clear
+from sonde.run.directory import write_run_json
+from sonde.run.reader import Run
+from sonde.run.writer import Writer
+
+
+def write(path, steps, *, end="finished", late=(), rank=0, world_size=1):
+    """A run on disk with these steps, as capture would have written them."""
+    path.mkdir(exist_ok=True)
+    write_run_json(path, {"script": "train.py"})
+    writer = Writer(path, rank=rank, world_size=world_size, manifest={})
+    names = [*STEP_SCALARS, "lr:2"]
+    scalars = {name: 1000 + index for index, name in enumerate(names)}
+    writer.sites([Site(number, "scalar", name) for name, number in scalars.items()])
+    if steps:
+        writer.sites(list(steps[0].sites.values()))
+    plan = writer.plan(Kind.STEP, ("value",), list(scalars.values()))
+    for step in steps:
+        for event in step.events:
+            writer.event(event.kind, event.step, event.data)
+        for kind, frame in step.frames.items():
+            writer.frame(writer.plan(kind, frame.fields, frame.sites.tolist()), step.number, np.ascontiguousarray(frame.values.T))
+        writer.frame(plan, step.number, np.array([[step.scalars.get(name, nan)] for name in names]))
+        writer.flush()
+    for event in late:
+        writer.event(event.kind, event.step, event.data)
+    if end:
+        writer.event("end", len(steps), {"how": end, "exit_code": 0, "exception": None})
+    writer.close()
+    return path
+
+
+def test_a_healthy_run_is_healthy_with_exit_code_0(tmp_path):
+    report = judge(write(tmp_path / "base", training()))
+    assert report.verdict == "healthy"
+    assert report.exit_code == 0
+    assert report.findings == ()
+    assert report.not_evaluated == ()
+    assert report.run.num_steps == 100
+    assert report.run.ended == "finished"
+    assert report.overhead.ratio == pytest.approx(10 / 9.9)
+    assert report.overhead.num_observed == 18
+    assert report.run.models[0]["class"] == "Net"
+    assert report.run.optimizers[0]["class"] == "Adam"
+
+
+def test_a_sick_run_has_its_root_cause_first_and_consequences_after_it(tmp_path):
+    steps = training(loss=stuck, scalars=lambda s: {"lr": 0.0})
+    report = judge(str(write(tmp_path / "run", steps)))
+    assert report.verdict == "problems"
+    assert report.exit_code == 1
+    assert [finding.rule for finding in report.findings] == ["lr-zero", "loss-plateau"]
+    assert report.findings[1].evidence["consequence_of"] == "lr-zero"
+    assert "lr-zero" in report.summary()
+    assert "  follows:" in report.summary()
+
+
+def test_a_run_that_trained_nothing_is_unknown_and_says_why(tmp_path):
+    report = judge(Run(write(tmp_path / "run", [])))
+    assert report.verdict == "unknown"
+    assert report.exit_code == 0
+    assert "no training" in report.why_unknown
+    assert isnan(report.overhead.ratio)
+    assert len(report.not_evaluated) == 16
+
+
+def test_backward_without_updates_is_unknown(tmp_path):
+    steps = training(8, start=[], scalars=lambda s: {"optimizer_steps": 0})
+    assert "no parameter was updated" in judge(write(tmp_path / "run", steps)).why_unknown
+
+
+class Chatty:
+    name = "chatty"
+    explains = ()
+
+    def see(self, step):
+        pass
+
+    def answer(self):
+        return [Finding(self.name, Severity.INFO, "", 0, "so it is", "nothing", {"ratio": inf, "low": -inf, "none": nan})]
+
+
+class Silent(Chatty):
+    name = "silent"
+
+    def answer(self):
+        return Clear()
+
+
+def test_info_never_makes_a_verdict(tmp_path):
+    report = judge(write(tmp_path / "run", training()), rules=(Chatty, Silent))
+    assert report.verdict == "healthy"
+    assert len(report.findings) == 1
+    assert report.clear == ("silent",)
+
+
+def test_the_json_is_strict_and_keeps_what_is_not_finite(tmp_path):
+    def refuse(word):
+        raise AssertionError(word)
+
+    report = judge(write(tmp_path / "run", training()), rules=(Chatty,))
+    document = json.loads(report.to_json(), parse_constant=refuse)
+    assert document["schema"] == 1
+    assert document["run"] == "run"
+    assert document["verdict"] == "healthy"
+    assert document["findings"][0]["evidence"] == {"ratio": "Infinity", "low": "-Infinity", "none": "NaN"}
+    assert set(document["findings"][0]) == {"rule", "severity", "where", "step", "cause", "fix", "evidence"}
+    assert document["findings"][0]["severity"] == "info"
+    assert {"not_evaluated", "overhead", "unobserved"} <= set(document)
+
+
+def test_what_could_not_be_observed_is_listed_once(tmp_path):
+    events = {
+        step: [
+            Event("unobserved", step, {"where": "net.3", "reason": "it is compiled"}),
+            Event("retired", step, {"probe": "gradients", "where": "net.0", "error": "RuntimeError: no"}),
+        ]
+        for step in range(5)
+    }
+    report = judge(write(tmp_path / "run", training(events=events)))
+    assert [(one.where, one.reason) for one in report.unobserved] == [("net.3", "it is compiled")]
+    assert [(one.where, one.reason) for one in report.retired] == [("gradients net.0", "RuntimeError: no")]
+
+
+def test_a_run_that_dies_in_the_step_of_its_first_bad_number_is_still_explained(tmp_path):
+    late = [
+        Event("nonfinite", 40, {"what": "input", "where": "x", "num_nan": 1, "num_inf": 0, "num_elements": 8}),
+        Event("nonfinite", 40, {"what": "loss", "where": "", "num_nan": 1, "num_inf": 0, "num_elements": 1}),
+    ]
+    report = judge(write(tmp_path / "run", training(40), end="exception", late=late))
+    assert report.findings[0].rule == "nan-input"
+    assert report.run.ended == "exception"
+
+
+@pytest.mark.parametrize("num", [1, 199, 200, 201, 5000])
+def test_the_loss_is_thinned_and_every_bad_stretch_stays_visible(tmp_path, num):
+    bad = {num // 2, num - 1}
+    steps = training(num, loss=lambda s: nan if s in bad else falling(s), observed=lambda s: False)
+    series = judge(write(tmp_path / "run", steps)).run.loss
+    assert 1 <= len(series) <= MAX_POINTS
+    assert sum(isnan(value) for _, value in series) == len(bad)
+    assert [step for step, _ in series] == sorted({step for step, _ in series})
+    assert series[-1][0] == num - 1
+
+
+def test_damage_is_said_and_the_rest_is_judged(tmp_path):
+    path = write(tmp_path / "run", training())
+    (log,) = path.glob("*.sonde")
+    content = bytearray(log.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    log.write_bytes(bytes(content))
+    report = judge(path)
+    assert report.damage
+    assert report.verdict == "healthy"
+    assert report.run.num_steps >= 99
+
+
+def test_ranks_are_judged_each_by_itself(tmp_path):
+    write(tmp_path / "run", training(rank=0), world_size=2)
+    write(tmp_path / "run", training(rank=1, loss=stuck, scalars=lambda s: {"lr": 0.0}), rank=1, world_size=2)
+    report = judge(tmp_path / "run")
+    assert report.findings[0].rule == "lr-zero"
+    assert report.findings[0].evidence["rank"] == 1
+    assert report.run.num_ranks == 2
