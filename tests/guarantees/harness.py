@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 import sonde
 from zoo import Program
@@ -168,7 +169,7 @@ def patched_functions() -> dict[str, Any]:
         "compile": (torch.compile, nn.Module.compile),
         "loader": torch.utils.data.dataloader._BaseDataLoaderIter.__next__,
         "global hooks": [len(hooks) for hooks in (nn.modules.module._global_forward_hooks, nn.modules.module._global_forward_pre_hooks)],
-        "optimizer hooks": [len(hooks) for hooks in (torch.optim.optimizer._global_optimizer_pre_hooks, torch.optim.optimizer._global_optimizer_post_hooks)],
+        "optimizer hooks": (len(_global_optimizer_pre_hooks), len(_global_optimizer_post_hooks)),
     }
 
 
