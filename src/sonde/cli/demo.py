@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +31,7 @@ FOLDER = Path(__file__).parent / "demo_programs"
 PROGRAMS = (
     Program("forgotten_zero_grad.py", "missing-zero-grad", "A CNN learns shapes. One line was forgotten."),
     Program("missed_encoder.py", "params-not-in-optimizer", "An encoder and a head; accuracy gets stuck halfway."),
-    Program("diverging_lr.py", "lr-divergence", "A regression turns to NaN within a few steps."),
+    Program("diverging_lr.py", "lr-divergence", "A regression ends in NaN."),
     Program("healthy_cnn.py", "", "The CNN again, as it was meant. Sonde should have nothing to say."),
 )
 
@@ -82,10 +84,12 @@ def demo(to: str | None) -> None:
 
 def _train(file: str, path: Path) -> Sequence[str]:
     """Run one program under `sonde run` in a process of its own, and give back what the program printed."""
-    command = [sys.executable, "-m", "sonde", "run", "--quiet", "--to", str(path.absolute()), str(FOLDER / file)]
-    child = subprocess.run(
-        command, capture_output=True, text=True, errors="replace", env=os.environ | {"PYTHONUTF8": "1"}, check=False
-    )
+    command = [sys.executable, "-m", "sonde", "run", "--quiet", "--to", str(path.absolute()), file]
+    utf8 = os.environ | {"PYTHONUTF8": "1"}
+    with tempfile.TemporaryDirectory(prefix="sonde-demo-") as folder:  # a user's script does not live inside Sonde
+        for program in FOLDER.glob("*.py"):
+            shutil.copy(program, folder)
+        child = subprocess.run(command, cwd=folder, env=utf8, capture_output=True, encoding="utf-8", errors="replace")
     if child.returncode:
         raise SondeError(f"{file} ended with code {child.returncode}.\n{child.stderr.strip()}")
     return child.stdout.splitlines()

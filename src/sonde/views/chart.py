@@ -1,20 +1,23 @@
 """A curve as inline SVG: nothing to load, nothing to execute.
 
-Where a value is not finite the curve ends and a red mark stands in its place.
+Where a value is not finite the curve ends and a red band stands in its place.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
+from itertools import groupby
 
 from sonde.rules.words import number
 from sonde.views.sparkline import is_log
 
 WIDTH, HEIGHT = 860, 220
-LEFT, RIGHT, TOP, BOTTOM = 56, 12, 14, 24
+LEFT, RIGHT, TOP, BOTTOM = 56, 12, 22, 24
 NUM_TICKS = 4
+LARGEST = sys.float_info.max
 
 
 def curve(steps: Sequence[int], values: Sequence[float], *, name: str) -> str:
@@ -27,7 +30,7 @@ def curve(steps: Sequence[int], values: Sequence[float], *, name: str) -> str:
     low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
     if high / 2 - low / 2 <= 0:
         room = abs(high) * 0.1 or 1.0
-        low, high = low - room, high + room
+        low, high = max(low - room, -LARGEST), min(high + room, LARGEST)
     first, last = steps[0], max(steps[-1], steps[0] + 1)
 
     def x(step: int) -> float:
@@ -39,7 +42,8 @@ def curve(steps: Sequence[int], values: Sequence[float], *, name: str) -> str:
 
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(name)} by step">']
     for tick in range(NUM_TICKS):
-        height = low + (high / 2 - low / 2) * 2 * tick / (NUM_TICKS - 1)
+        share = tick / (NUM_TICKS - 1)
+        height = low * (1 - share) + high * share
         label = number(10**height if logarithmic else height)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(height):.1f}" y2="{y(height):.1f}"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y(height) + 4:.1f}" text-anchor="end">{label}</text>')
@@ -69,11 +73,18 @@ def _pieces(steps: Sequence[int], heights: Sequence[float]) -> Iterator[list[tup
 
 
 def _marks(steps: Sequence[int], values: Sequence[float], x: Callable[[int], float]) -> Iterator[str]:
-    bad = [(step, value) for step, value in zip(steps, values) if not math.isfinite(value)]
-    for step, _ in bad:
-        yield f'<line class="bad" x1="{x(step):.1f}" x2="{x(step):.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
+    """A band over each stretch of bad numbers; the first is named."""
+    height = HEIGHT - TOP - BOTTOM
+    bad: list[tuple[int, float]] = []
+    for finite, stretch in groupby(zip(steps, values), key=lambda point: math.isfinite(point[1])):
+        if finite:
+            continue
+        points = list(stretch)
+        bad.extend(points)
+        left, right = x(points[0][0]) - 1, x(points[-1][0]) + 1
+        yield f'<rect class="bad" x="{left:.1f}" y="{TOP}" width="{right - left:.1f}" height="{height}"/>'
     if bad:
         step, value = bad[0]
-        right = x(step) > WIDTH - 160  # the name stands on the side that has room for it
-        place = f'x="{x(step) + (-6 if right else 6):.1f}" text-anchor="{"end" if right else "start"}"'
-        yield f'<text class="badname" {place} y="{TOP + 10}">{number(value)} at step {step}</text>'
+        end = x(step) > WIDTH - 160  # the name stands on the side that has room for it
+        place = f'x="{x(step):.1f}" y="{TOP - 8}" text-anchor="{"end" if end else "start"}"'
+        yield f'<text class="badname" {place}>{number(value)} from step {step}</text>'

@@ -21,10 +21,12 @@ ENDINGS = {
 
 
 def story(report: Report) -> str:
-    """What was watched, how far it got and how it ended, in one line."""
+    """How far it got, what was watched and how it ended, in one line."""
     run = report.run
+    models = subject(report)
+    of = f" of {models}" if models else ""
     ranks = f" on {run.num_ranks} ranks" if run.num_ranks > 1 else ""
-    told = f"{run.name}: {counted(run.num_steps, 'step')}{ranks}, {ending(report)}"
+    told = f"{counted(run.num_steps, 'step')}{of}{ranks}, {ending(report)}"
     return f"{report.why_unknown} ({told})" if report.why_unknown else told
 
 
@@ -52,23 +54,22 @@ def subject(report: Report) -> str:
 
 def notes(report: Report) -> list[tuple[str, str]]:
     """Everything that a reader must know beside the findings: what was not evaluated, not seen, not read, and the cost."""
-    told = [("rules", _rules(report)), ("cost", _cost(report))]
+    told = [("rules", _rules(report))]
     for name, rows in (("unobserved", report.unobserved), ("retired", report.retired)):
         if rows:
             reasons = listing(list(dict.fromkeys(row.reason for row in rows)), 2)
             told.append((name, f"{listing([row.where or 'the run' for row in rows])}: {reasons}"))
     if report.damage:
         told.append(("damage", listing(list(report.damage), 2)))
+    told += [("cost", _cost(report)), ("run", str(report.run.path))]
     return [(name, text) for name, text in told if text]
 
 
 def _rules(report: Report) -> str:
-    unclear = ""
-    if report.not_evaluated:
-        first = report.not_evaluated[0]
-        more = "; sonde diagnose --json says why" if len(report.not_evaluated) > 1 else ""
-        unclear = f"; {len(report.not_evaluated)} not evaluated ({first.rule}: {first.reason}{more})"
-    return f"{len(report.clear)} clear{unclear}" if report.clear or unclear else ""
+    if not report.not_evaluated:
+        return f"{len(report.clear)} clear"
+    names = listing([row.rule for row in report.not_evaluated])
+    return f"{len(report.clear)} clear, {len(report.not_evaluated)} not evaluated: {names}"
 
 
 def _cost(report: Report) -> str:

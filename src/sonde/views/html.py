@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sonde.record import Finding
 from sonde.views.chart import curve
-from sonde.views.facts import loss_series, notes, story, subject
+from sonde.views.facts import loss_series, notes, story
 from sonde.views.numbers import value
 from sonde.views.order import SOURCE, SOURCE_TEXT, families, numbers_of
 from sonde.views.printable import printable
@@ -43,11 +43,11 @@ def _subject(report: Report, run: Run) -> Iterator[str]:
     causes = families(report.findings)
     headline = ", ".join(dict.fromkeys(cause.rule for cause, _ in causes)) or HEADLINES[report.verdict]
     yield f'<h1><span class="verdict {_text(report.verdict)}">{_text(headline)}</span></h1>'
-    yield f'<p class="story">{_text(story(report))}<br>{_text(subject(report))}</p>'
+    yield f'<p class="story">{_text(run.name)}<br>{_text(story(report))}</p>'
     yield _loss_chart(*loss_series(report))
     for cause, consequences in causes:
         yield _finding(cause)
-        yield from (_finding(finding, "consequence") for finding in consequences)
+        yield from (_consequence(finding) for finding in consequences)
     told = notes(report)
     if told:
         yield "<h2>What else is known</h2>"
@@ -67,19 +67,35 @@ def _loss_chart(steps: Sequence[int], losses: Sequence[float]) -> str:
     return f"<figure><figcaption>Loss by step{scale}</figcaption>{curve(steps, losses, name='loss')}</figure>"
 
 
-def _finding(finding: Finding, kind: str = "") -> str:
-    where = f'<code class="where">{_text(finding.where)}</code>' if finding.where else ""
+def _finding(finding: Finding) -> str:
     source = ""
     if SOURCE in finding.evidence:
         text = str(finding.evidence.get(SOURCE_TEXT, "")).strip()
         source = f'<div class="source mono"><b>{_text(finding.evidence[SOURCE])}</b>{_text(text)}</div>'
     return (
-        f'<article class="finding {_text(finding.severity)} {kind}"><div class="head">'
-        f'<span class="badge">{_text(finding.severity)}</span><h3>{_text(finding.rule)}</h3>{where}'
-        f'<span class="where">from step {finding.step:,}</span></div>'
-        f'<p>{_text(finding.cause)}</p>{source}<p class="fix">{_text(finding.fix)}</p>'
-        f"{_definitions('evidence', {n.replace('_', ' '): value(v) for n, v in numbers_of(finding).items()})}</article>"
+        f'<article class="finding {_text(finding.severity)}">{_head(finding, finding.severity)}'
+        f'<p>{_text(finding.cause)}</p>{source}<p class="fix">{_text(finding.fix)}</p>{_evidence(finding)}</article>'
     )
+
+
+def _consequence(finding: Finding) -> str:
+    """What goes away with its cause: no fix of its own."""
+    return (
+        f'<article class="finding consequence {_text(finding.severity)}">{_head(finding, "and so")}'
+        f"<p>{_text(finding.cause)}</p>{_evidence(finding)}</article>"
+    )
+
+
+def _head(finding: Finding, badge: str) -> str:
+    where = f'<code class="where">{_text(finding.where)}</code>' if finding.where else ""
+    return (
+        f'<div class="head"><span class="badge">{_text(badge)}</span><h3>{_text(finding.rule)}</h3>{where}'
+        f'<span class="where">from step {finding.step:,}</span></div>'
+    )
+
+
+def _evidence(finding: Finding) -> str:
+    return _definitions("evidence", {name.replace("_", " "): value(v) for name, v in numbers_of(finding).items()})
 
 
 def _definitions(name: str, rows: Mapping[str, str]) -> str:

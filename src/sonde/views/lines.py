@@ -26,7 +26,7 @@ def line(*parts: Part | str) -> Text:
 
 def paragraph(content: str, width: int, *, label: Part = ("", ""), indent: int = 0, style: str = "") -> Iterator[Text]:
     """`content` wrapped to `width` behind a label that stands to the left of the first line."""
-    room = max(width - indent, 20)
+    room = max(width - indent, 10)
     for given in printable(content, lines=True).split("\n"):
         for piece in textwrap.wrap(given, room, break_on_hyphens=False) or [""]:
             yield line((label[0].ljust(indent), label[1]), (piece, style))

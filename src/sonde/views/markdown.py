@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sonde.record import Finding
 from sonde.rules.words import number
-from sonde.views.facts import loss_series, notes, story, subject
+from sonde.views.facts import loss_series, notes, story
 from sonde.views.numbers import value
 from sonde.views.order import SOURCE, SOURCE_TEXT, families, numbers_of
 from sonde.views.printable import printable
@@ -17,7 +17,7 @@ from sonde.views.sparkline import sparkline
 if TYPE_CHECKING:
     from sonde.report import Report
 
-SPECIAL = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~@:&$])")
+SPECIAL = re.compile(r"([\\`*_\[\]<>#|~@&$]|:(?=//)|^[-+=])")
 SPREADSHEET = ("=", "+", "-", "@")  # a table that is pasted into a spreadsheet must not become a formula
 
 
@@ -29,8 +29,7 @@ def render(report: Report) -> str:
 def _lines(report: Report) -> Iterator[str]:
     yield f"# Sonde: {report.verdict}"
     yield ""
-    yield _text(story(report)) + "  "
-    yield _text(subject(report))
+    yield _text(story(report))
     _, losses = loss_series(report)
     if losses:
         yield ""

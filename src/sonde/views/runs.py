@@ -30,7 +30,7 @@ class RunList:
                 continue
             ended = run.ended
             steps = counted(run.last_step + 1, "step")
-            how = ended.how if ended.exception is None else f"{ended.how}: {ended.exception}"
+            how = f"{ended.how}: {ended.exception}" if ended.exception else ended.how
             yield from paragraph(
                 how,
                 options.max_width,

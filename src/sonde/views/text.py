@@ -26,7 +26,7 @@ STYLES = {
     Severity.ERROR: "bold red",
     Severity.CRITICAL: "bold white on red",
 }
-INDENT = 11  # what stands to the left of the text: cause, source, fix …
+INDENT = 12  # what stands to the left of the text: cause, source, fix …
 CURVE_WIDTH = 56
 
 
@@ -50,13 +50,13 @@ class Verdict:
 def _head(report: Report, options: ConsoleOptions) -> Iterator[Text]:
     mark, plain, style = MARKS[report.verdict]
     label = f"{plain if options.ascii_only else mark} {report.verdict}"
-    yield from paragraph(story(report), options.max_width, label=(label, style), indent=max(INDENT, len(label) + 2))
+    yield from paragraph(story(report), options.max_width, label=(label, style), indent=INDENT)
     _, losses = loss_series(report)
     if not losses:
         return
     first, last = number(losses[0]), number(losses[-1])
     room = options.max_width - INDENT - len(first) - len(last) - 8
-    curve = sparkline(losses, max(min(CURVE_WIDTH, room), 8), ascii_only=options.ascii_only)
+    curve = sparkline(losses, max(min(CURVE_WIDTH, room), 4), ascii_only=options.ascii_only)
     scale = ("  log", "dim") if is_log(losses) else ""
     yield line(("loss".ljust(INDENT), "dim"), f"{first} ", *_coloured(curve), f" {last}", scale)
 
@@ -82,7 +82,8 @@ def _finding(finding: Finding, options: ConsoleOptions) -> Iterator[Text]:
         text = str(finding.evidence.get(SOURCE_TEXT, "")).strip()
         yield line(("  line".ljust(INDENT), "dim"), (str(finding.evidence[SOURCE]), "cyan"), "   " if text else "", (text, "bold"))
     yield from paragraph(_sentence(finding.fix), width, label=("  fix", "green"), indent=INDENT, style="green")
-    shown = " · ".join(f"{name.replace('_', ' ')} {value(given)}" for name, given in numbers_of(finding).items())
+    separator = ", " if options.ascii_only else " · "
+    shown = separator.join(f"{name.replace('_', ' ')} {value(given)}" for name, given in numbers_of(finding).items())
     if shown:
         yield from paragraph(shown, width, label=("  evidence", "dim"), indent=INDENT, style="dim")
 

@@ -1,4 +1,4 @@
-"""A regression whose learning rate was meant to be 0.01."""
+"""A regression whose learning rate was meant to be 0.03."""
 
 import argparse
 
@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--lr", type=float, default=1.0)
-parser.add_argument("--steps", type=int, default=200)
+parser.add_argument("--lr", type=float, default=0.3)
+parser.add_argument("--steps", type=int, default=40)
 options = parser.parse_args()
 
 torch.manual_seed(0)
@@ -25,5 +25,5 @@ for step in range(options.steps):
     error = mse(net(inputs[rows]), targets[rows])
     error.backward()
     sgd.step()
-    if step % 40 == 0:
-        print(f"step {step:3d}  error {error.item():.4g}")
+    if step % 5 == 0:
+        print(f"step {step:2d}  error {error.item():.4g}")
