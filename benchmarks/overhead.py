@@ -1,0 +1,222 @@
+"""What watching costs: process CPU time per step with Sonde and with its peers, as a ratio to the bare training.
+
+    python benchmarks/overhead.py                    the whole table (about half an hour; peers from: pip install -e '.[bench]')
+    python benchmarks/overhead.py --quick            a first look
+    python benchmarks/overhead.py --only mlp --no-peers --json out.json
+
+All take turns in one process, so that whatever else the machine does falls on all of them alike. Each has a model of its own from the
+same seed, a ratio is to the bare turns just before and after, and the median over the rounds is shown with its quartiles. A row that
+is over its budget ends the program with exit code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import json
+import statistics
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import process_time
+
+import torch
+from machine import facts
+from peers import PEERS, Watcher
+from workloads import WORKLOADS, Training, Workload
+
+import sonde
+
+FRESH_STEPS = 300  # of a run from its start: the first steps are observed more often than later ones
+FRESH_TURN = 20  # steps of it, in turns with the bare one
+SETTLED_AFTER = 40  # steps after which the governor is where it will stay: what it saved for the start is spent
+PEER_SHARE = 5  # a peer's turn is so many times shorter: its ratio is large and need not be sharp
+
+
+class Sonde(Watcher):
+    def __init__(self, training: Training, scratch: Path, every: int | None) -> None:
+        name = tempfile.mkdtemp(dir=scratch)
+        self.session = sonde.watch(training.model, training.optimizer, to=name, every=every, strict=True)
+        self._paused = self.session.pause()
+        self._paused.__enter__()
+
+    def begin(self) -> None:
+        self._paused.__exit__(None, None, None)
+
+    def end(self) -> None:
+        self._paused = self.session.pause()
+        self._paused.__enter__()
+
+    def close(self) -> None:
+        self._paused.__exit__(None, None, None)
+        self.session.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table."""
+
+    workload: str
+    variant: str
+    step_ms: float = 0.0
+    ratio: float = 0.0
+    low: float = 0.0  # quartiles of the ratio
+    high: float = 0.0
+    budget: float | None = None
+    note: str = ""
+
+    @property
+    def verdict(self) -> str:
+        if self.note or self.budget is None:
+            return self.note
+        return f"{'within' if self.ratio <= self.budget else 'over'} budget ({self.budget:.2f})"
+
+    @property
+    def is_over(self) -> bool:
+        return self.budget is not None and not self.note and self.ratio > self.budget
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def turn(training: Training, watcher: Watcher, num_steps: int, num_warm: int) -> float:
+    """CPU milliseconds per step of one turn."""
+    gc.collect()  # garbage of others is not this one's
+    watcher.begin()
+    for _ in range(num_warm):
+        training.step()
+    started = process_time()
+    for _ in range(num_steps):
+        training.step()
+    watcher.settle()
+    elapsed_s = process_time() - started
+    watcher.end()
+    return elapsed_s * 1e3 / num_steps
+
+
+def take_turns(workload: Workload, trainings: Sequence[tuple[Training, Watcher, int]], bare: Training, num_rounds: int) -> list[list[tuple[float, float]]]:
+    """For each training its (own, bare) milliseconds per step, round by round; bare runs before and after each."""
+    results: list[list[tuple[float, float]]] = [[] for _ in trainings]
+    nobody = Watcher()
+    before = turn(bare, nobody, workload.chunk, workload.num_warm)
+    for _ in range(num_rounds):
+        for result, (training, watcher, num_steps) in zip(results, trainings):
+            own_ms = turn(training, watcher, num_steps, workload.num_warm)
+            after = turn(bare, nobody, workload.chunk, workload.num_warm)
+            result.append((own_ms, (before + after) / 2))
+            before = after
+    return results
+
+
+def row(workload: Workload, variant: str, times: Iterable[tuple[float, float]], budget: float | None = None) -> Row:
+    times = list(times)
+    ratios = sorted(own / bare for own, bare in times)
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+    return Row(workload.name, variant, statistics.median(own for own, _ in times), middle, low, high, budget)
+
+
+def sonde_rows(workload: Workload, scratch: Path, num_rounds: int) -> Iterable[Row]:
+    bare = Training(workload)
+    everything, default = Training(workload), Training(workload)
+    watchers = [Sonde(everything, scratch, every=1), Sonde(default, scratch, every=None)]
+    turn(default, watchers[1], SETTLED_AFTER, 0)
+    trainings = [(everything, watchers[0], workload.chunk), (default, watchers[1], workload.chunk)]
+    every_times, default_times = take_turns(workload, trainings, bare, num_rounds)
+    for watcher in watchers:
+        watcher.close()
+    yield row(workload, "bare", [(bare_ms, bare_ms) for _, bare_ms in every_times])
+    yield row(workload, "Sonde, everything, every step", every_times, workload.every_budget)
+    yield row(workload, "Sonde, default", default_times, workload.default_budget)
+
+
+def fresh_row(workload: Workload, scratch: Path, num_steps: int, num_runs: int) -> Row:
+    """The default over a run from its first step, attaching included."""
+    times = []
+    for _ in range(num_runs):
+        bare, watched = Training(workload), Training(workload)
+        for training in (bare, Training(workload)):  # torch's own first steps are slow
+            training.step()
+        bare = Training(workload)
+        started = process_time()
+        watcher = Sonde(watched, scratch, every=None)
+        own_ms = (process_time() - started) * 1e3
+        bare_ms = 0.0
+        for num in itertools.repeat(FRESH_TURN, num_steps // FRESH_TURN):
+            own_ms += turn(watched, watcher, num, 0) * num
+            bare_ms += turn(bare, Watcher(), num, 0) * num
+        watcher.close()
+        times.append((own_ms / num_steps, bare_ms / num_steps))
+    return row(workload, f"Sonde, default, first {num_steps} steps", times, workload.default_budget)
+
+
+def peer_rows(workload: Workload, scratch: Path, num_rounds: int) -> Iterable[Row]:
+    num_steps = max(2, workload.chunk // PEER_SHARE)
+    bare = Training(workload)
+    for peer in PEERS:
+        if not peer.is_installed:
+            yield Row(workload.name, peer.name, note="not installed")
+            continue
+        training = Training(workload)
+        watcher = peer.make(training, scratch)
+        (times,) = take_turns(workload, [(training, watcher, num_steps)], bare, num_rounds)
+        watcher.close()
+        yield row(workload, peer.name, times)
+
+
+# -- showing -----------------------------------------------------------------------------------------------------------------------------------
+
+
+def show(row: Row) -> None:
+    if row.note:
+        numbers = f"{'':>9}  {'':>22}"
+    else:
+        spread = f"{row.ratio:.3f} ({row.low:.3f}–{row.high:.3f})" if row.variant != "bare" else "1"
+        numbers = f"{row.step_ms:9.2f}  {spread:>22}"
+    print(f"{row.variant:40}{numbers}  {row.verdict}".rstrip(), flush=True)
+
+
+def measure(workload: Workload, scratch: Path, arguments: argparse.Namespace) -> Iterable[Row]:
+    quick = arguments.quick
+    rounds = arguments.rounds or (3 if quick else 15)
+    yield from sonde_rows(workload, scratch, rounds)
+    if not quick or workload.chunk > FRESH_TURN:
+        yield fresh_row(workload, scratch, FRESH_STEPS, num_runs=max(1, min(rounds, workload.chunk // FRESH_TURN)))
+    if not arguments.no_peers:
+        yield from peer_rows(workload, scratch, 2 if quick else 5)
+
+
+def main(make_rows: Callable[[Workload, Path, argparse.Namespace], Iterable[Row]] = measure) -> int:
+    parser = argparse.ArgumentParser(description="What watching costs, as a ratio of CPU time to the bare training.")
+    parser.add_argument("--threads", type=int, default=2, help="of torch (default: 2)")
+    parser.add_argument("--only", choices=[workload.name for workload in WORKLOADS], action="append", help="this workload; may be repeated")
+    parser.add_argument("--no-peers", action="store_true", help="Sonde alone")
+    parser.add_argument("--quick", action="store_true", help="few rounds: a first look, not numbers to publish")
+    parser.add_argument("--rounds", type=int, help="turns of each (default: 15)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here as well")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    warnings.filterwarnings("ignore", message=".*Anomaly.*")
+    print(facts())
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+        # Sonde's part of all workloads comes first: peers leave threads and imports behind.
+        for workload in WORKLOADS:
+            if arguments.only and workload.name not in arguments.only:
+                continue
+            print(f"\n{workload.title}\n{'':40}{'ms a step':>9}  {'ratio (quartiles)':>22}")
+            for each in make_rows(workload, Path(scratch), arguments):
+                show(each)
+                rows.append(each)
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"machine": facts(), "rows": [asdict(each) for each in rows]}, indent=1) + "\n")
+    num_over = sum(each.is_over for each in rows)
+    print(f"\n{num_over} over budget" if num_over else "\nall within budget")
+    return 1 if num_over else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

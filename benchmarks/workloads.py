@@ -1,0 +1,96 @@
+"""The three trainings that Sonde's cost is measured on: many tiny layers, where every microsecond shows, a conv net and a transformer.
+
+Each is an ordinary loop: clear the gradients, forward, loss, backward, Adam. The data is made once, so that a step is the training alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+SEED = 0
+BATCH = 32
+NUM_TOKENS = 8, 128  # batch and length of the transformer's input
+VOCABULARY = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A training to be repeated: `make()` builds the model, its loss and its batch anew, the same each time."""
+
+    name: str
+    title: str
+    make: Callable[[], tuple[nn.Module, nn.Module, torch.Tensor, torch.Tensor]]
+    chunk: int  # steps between two changes of turn: long enough to warm the caches up again
+    num_warm: int = 3  # steps at the start of a turn that are not timed
+    every_budget: float = 0.0  # ratio to bare that is promised when everything is observed at every step
+    default_budget: float = 0.0  # and with the defaults
+
+
+class Training:
+    """One model being trained, with a hook for what a debugger would make the user write into the loop."""
+
+    def __init__(self, workload: Workload) -> None:
+        torch.manual_seed(SEED)
+        self.model, self.criterion, self.inputs, self.targets = workload.make()
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
+        self.num_steps = 0
+        self.before_update: Callable[[int], Any] | None = None  # gradients are there, the parameters are not changed yet
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        outputs = self.model(self.inputs)
+        loss = self.criterion(outputs.flatten(0, -2), self.targets)
+        loss.backward()
+        if self.before_update is not None:
+            self.before_update(self.num_steps)
+        self.optimizer.step()
+        self.num_steps += 1
+
+
+def _mlp() -> tuple[nn.Module, nn.Module, torch.Tensor, torch.Tensor]:
+    layers: list[nn.Module] = []
+    for _ in range(20):
+        layers += [nn.Linear(64, 64), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Linear(64, 10))
+    return model, nn.CrossEntropyLoss(), torch.randn(BATCH, 64), torch.randint(10, (BATCH,))
+
+
+def _conv() -> tuple[nn.Module, nn.Module, torch.Tensor, torch.Tensor]:
+    layers: list[nn.Module] = []
+    channels = 3
+    for width, stride in ((32, 1), (64, 1), (64, 2), (128, 1), (128, 2), (256, 1)):
+        layers += [nn.Conv2d(channels, width, 3, stride, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+        channels = width
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
+    return model, nn.CrossEntropyLoss(), torch.randn(BATCH, 3, 32, 32), torch.randint(10, (BATCH,))
+
+
+class _Transformer(nn.Module):
+    def __init__(self, width: int = 256) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, width)
+        self.positions = nn.Embedding(NUM_TOKENS[1], width)
+        layer = nn.TransformerEncoderLayer(width, nhead=8, dim_feedforward=4 * width, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, num_layers=6, enable_nested_tensor=False)
+        self.head = nn.Linear(width, VOCABULARY)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(tokens.shape[1])
+        return self.head(self.layers(self.tokens(tokens) + self.positions(places)))
+
+
+def _transformer() -> tuple[nn.Module, nn.Module, torch.Tensor, torch.Tensor]:
+    tokens = torch.randint(VOCABULARY, NUM_TOKENS)
+    return _Transformer(), nn.CrossEntropyLoss(), tokens, tokens.roll(-1, 1).flatten()
+
+
+WORKLOADS = (
+    Workload("mlp", "20-layer MLP, 64 wide, batch 32", _mlp, chunk=40, num_warm=5, every_budget=1.30, default_budget=1.05),
+    Workload("conv", "7-layer conv net, 32x32 images, batch 32", _conv, chunk=3, num_warm=1, every_budget=1.06, default_budget=1.02),
+    Workload("transformer", "6-layer transformer, width 256, 8x128 tokens", _transformer, chunk=2, num_warm=1, every_budget=1.05, default_budget=1.02),
+)
