@@ -176,7 +176,7 @@ class DebugSession:
     def pause(self) -> Iterator[None]:
         """Nothing is watched inside: for a profiler or a FLOP counter that must not see Sonde's operations."""
         loop = self._loop
-        if loop is None:
+        if loop is None or loop.deaf:  # a pause inside a pause ends with the outer one
             yield
             return
         loop.deaf = True
