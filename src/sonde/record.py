@@ -25,7 +25,7 @@ and `inf` are counts; the other statistics are over the finite elements alone, s
 
 STEP_SCALARS = (
     # what the training said
-    "loss",  # mean over this step's backward calls, unscaled; NaN where no backward ran
+    "loss",  # of the first line that called backward in this step, averaged over its calls, unscaled; NaN also where none did
     "grad_norm",  # L2 norm of all gradients that the optimizers were given, as they were given (after clipping)
     "lr",  # first parameter group of the first optimizer that stepped
     "loss_scale",  # GradScaler's scale; NaN without one
@@ -57,7 +57,7 @@ STEP_SCALARS = (
     "sonde_ms",  # Sonde's own, included in step_ms
     "observed",  # 1 where the statistics of all sites were taken in this step
 )
-"""The sites of a `step` frame that every run has. Further losses (`loss:2`, one per line of code that calls backward) and further learning rates
+"""The sites of a `step` frame that every run has. Further losses (`loss:2`, one per further line of code that calls backward) and further learning rates
 (`lr:2`, one per parameter group) add to them."""
 
 

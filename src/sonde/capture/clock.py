@@ -25,13 +25,15 @@ class StepClock:
     _backwards: int = 0  # in this step
     _ever_stepped: bool = False
     _without: int = 0  # times in a row that a new iteration began although no optimizer ever stepped
+    _opens: bool = False  # the call that ended the step is the first of the next one
+    _opening_backwards: int = 0
 
     def end(self) -> None:
         """The current step is over."""
         self.number += 1
-        self.active = False
+        self.active, self._opens = self._opens, False
         self._stepped.clear()
-        self._backwards = 0
+        self._backwards, self._opening_backwards = self._opening_backwards, 0
 
     def optimizer_begins(self, key: Hashable) -> bool:
         """True: the current step had ended already, before this optimizer's cycle began anew."""
@@ -39,6 +41,7 @@ class StepClock:
         if key not in self._stepped:
             return False
         self._anchor = next(reversed(self._stepped))
+        self._opens = True
         return True
 
     def optimizer_ended(self, key: Hashable) -> bool:
@@ -46,6 +49,15 @@ class StepClock:
         self._ever_stepped = True
         self._without = 0
         return key == self._anchor or (self.known_optimizers <= 1 and self._anchor is None)
+
+    def zeroed(self, key: Hashable) -> bool:
+        """Clearing the gradients of an optimizer that stepped before others did begins their cycle anew."""
+        self.active = True
+        if key not in self._stepped or key == next(reversed(self._stepped)):
+            return False
+        self._anchor = next(reversed(self._stepped))
+        self._opens = True
+        return True
 
     def batch_fetched(self) -> bool:
         """Fetching the next batch ends the first step of a cycle that is not known yet."""
@@ -65,5 +77,8 @@ class StepClock:
             patient = moved and self.known_optimizers == 0  # without an optimizer, moving by hand is the way to step
             ended = new_iteration and (patient or self._without > PATIENCE)
             ended = ended or self._backwards >= LONGEST_ACCUMULATION
-        self._backwards = 1 if ended else self._backwards + 1
+        if ended:
+            self._opens, self._opening_backwards = True, 1
+        else:
+            self._backwards += 1
         return ended

@@ -67,8 +67,12 @@ class Discovery:
         self._until_step = self._loop.clock.number + STEPS_SEARCHED
         self._search()
 
-    def _step_ended(self, step: int) -> None:
-        if self._handles and (self._all_found(self._loop.ledger) or step >= self._until_step):
+    def _step_ended(self, step: int, unseen: bool) -> None:
+        if unseen and not self._handles:
+            # Something was trained that no watched model put out: a model was copied, wrapped or made anew.
+            self._until_step = step + STEPS_SEARCHED
+            self._search()
+        elif self._handles and (self._all_found(self._loop.ledger) or step >= self._until_step):
             self.stop()
 
     def _compile_begins(self, target: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FIRST_STEPS = 3  # always observed: what is wrong from the beginning must not be missed because the first step was slow
+FIRST_STEPS = 3  # always observed, at the start and after a change: what goes wrong there must not be missed for being slow
 START_NS = 20_000_000  # 20 ms: a dozen observed steps of a small model, nothing beside starting Python
 LEAST_SHARE = 0.5  # of the budget goes to observing even where the ever-present work uses more: a blind debugger is worth nothing
 MEMORY = 0.8  # of the running averages, per step
@@ -19,6 +19,7 @@ MEMORY = 0.8  # of the running averages, per step
 class Governor:
     budget: float
     every: int | None = None
+    _owed: int = FIRST_STEPS  # steps to be observed whatever the purse holds
     _purse_ns: float = START_NS
     _observed_ns: float = 0.0  # what observing a step costs on top, running average
     _plain_ns: float = 0.0  # what every step costs, running average
@@ -35,8 +36,15 @@ class Governor:
         # Savings are capped: a long pause (validation, a checkpoint) must not buy a burst of slow steps.
         self._purse_ns = min(self._purse_ns, START_NS + 2 * self._observed_ns)
 
+    def look_closely(self) -> None:
+        """Something changed: the next steps are worth their price."""
+        self._owed = FIRST_STEPS
+
     def observes(self, step: int) -> bool:
         """Should this step be observed?"""
         if self.every is not None:
             return step % self.every == 0
-        return step < FIRST_STEPS or self._purse_ns >= self._observed_ns
+        if self._owed:
+            self._owed -= 1
+            return True
+        return self._purse_ns >= self._observed_ns

@@ -78,13 +78,13 @@ class Loop:
         self._lines = Lines(journal)
         self._losses = Losses(journal)
         self._guard = Guard(journal, models, self.ledger)
-        self._phases = Phases(journal, lambda: self.own_ns + models.own_ns())
+        self._phases = Phases(journal, self._own_until_now)
         self._depth = 0  # doors entered and not left
         self._in_step: Account | None = None
         self._closure = False
         self._scaler_stepped = False
         self.on_new_optimizer: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
-        self.on_step_end: Callable[[int], None] = lambda step: None
+        self.on_step_end: Callable[[int, bool], None] = lambda step, unseen: None
         self.on_compile: Callable[[Any], None] = lambda target: None
         self._manual = ""  # what the parameters looked like at the last backward, while no optimizer steps
 
@@ -182,6 +182,8 @@ class Loop:
     @contained
     def zero_grad(self, target: Any) -> None:
         self._touch()
+        if self.clock.zeroed(id(target)):
+            self._end_step()
         self._journal.add("zero_grads")
         self._lines.learn("zero_grad", self.clock.number)
         self.ledger.zeroed(target)
@@ -271,6 +273,10 @@ class Loop:
 
     # -- what they share ---------------------------------------------------------------------------
 
+    def _own_until_now(self) -> int:
+        """Sonde's time in this step, the call that is under way included."""
+        return self.own_ns + self._models.own_ns() + perf_counter_ns() - self._entered_ns
+
     def _touch(self) -> None:
         if not self.clock.active:
             self.clock.active = True
@@ -323,7 +329,7 @@ class Loop:
             self._update_membership(step)
         self._losses.write(step)
         self._guard.write()
-        own_ns = self.own_ns + self._models.own_ns()
+        hooks_ns = 0.0
         if self.observing:
             journal.set("observed", 1.0)
             if self._unowned:
@@ -332,17 +338,17 @@ class Loop:
             self._weights.write(step)
             self._batch.write(step)
             values, gradients = self._models.num_hook_calls()
-            own_ns += int(values * hook_ns() + gradients * gradient_hook_ns())
+            hooks_ns = values * hook_ns() + gradients * gradient_hook_ns()
             self._num_observed += 1
         # From here on our time is counted to the next step: a frame cannot hold the time that its own writing takes.
-        now = perf_counter_ns()
-        own_ns += now - self._entered_ns
-        self._entered_ns = now
+        own_ns = self._own_until_now() + int(hooks_ns)
+        now = self._entered_ns = perf_counter_ns()
         step_ns = self._phases.write(now, own_ns)
+        unseen = journal.get("backwards") > 0 and journal.get("forwards") == 0
         journal.end_step(step)
         self._governor.step_ended(step_ns=step_ns, own_ns=own_ns, observed=self.observing)
         self._begin_step(now)
-        self.on_step_end(step)
+        self.on_step_end(step, unseen)
 
     def _begin_step(self, now: int) -> None:
         self.clock.end()
@@ -362,6 +368,7 @@ class Loop:
         if data != self._membership:
             self._membership = data
             self._journal.event("membership", step, **data)
+            self._governor.look_closely()
         self._models.refresh(step)
 
     @contained

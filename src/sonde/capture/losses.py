@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from sonde.capture import kernel
 from sonde.capture.journal import Journal
 from sonde.capture.tensors import read_number
 
@@ -37,7 +38,8 @@ class Losses:
 
     def later(self, name: str, value: torch.Tensor) -> None:
         """A number that lives on a device: it is brought over with the others when the step ends."""
-        self._pending.append((name, value.detach().reshape(-1)[0].to(torch.float32)))
+        if kernel.supported(value) is None:  # a meta or fake tensor holds no number
+            self._pending.append((name, value.detach().reshape(-1)[0].to(torch.float32)))
 
     def write(self, step: int) -> None:
         if self._pending:
@@ -51,9 +53,9 @@ class Losses:
 
     def _bring_over(self, step: int) -> None:
         """One transfer for all of the step. (Not run in our tests, which have no device but the CPU.)"""
-        names = [name for name, _ in self._pending]
-        values = torch.stack([tensor for _, tensor in self._pending]).cpu().tolist()
-        self._pending.clear()
+        pending, self._pending = self._pending, []  # first, so that a failed transfer is not tried again with every step
+        names = [name for name, _ in pending]
+        values = torch.stack([tensor for _, tensor in pending]).cpu().tolist()
         for name, value in zip(names, values):
             if name.partition(":")[0] == "loss":
                 self._journal.set(name, value / self._scale if not math.isnan(self._scale) else value)

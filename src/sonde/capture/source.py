@@ -39,7 +39,8 @@ def line_of(frame: FrameType) -> tuple[str, str]:
     return f"{Path(path).name}:{frame.f_lineno}", linecache.getline(path, frame.f_lineno).strip()
 
 
-MAX_LOSSES = 9  # series; code that is made anew on every call would make one each time
+MAX_LOSSES = 9  # series in one step: what comes after shares the last
+MAX_LINES = 1000  # code that is made anew on every call has ever new lines
 LINES_LEARNT = 8  # calls of each kind whose line of source is looked up; a loop does not move
 
 
@@ -48,31 +49,35 @@ class Lines:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._names: dict[tuple[str, Any, int], str] = {}
+        self._seen: set[tuple[str, Any, int]] = set()
         self._num_lookups: dict[str, int] = {}
-        self._num_losses = 0
+        self._series: dict[tuple[Any, int], str] = {}  # of the step under way
+        self._step = -1
 
     def learn(self, call: str, step: int, **more: Any) -> None:
         num = self._num_lookups.get(call, 0)
         if num < LINES_LEARNT:
             self._num_lookups[call] = num + 1
-            self._note(call, step, user_frame(3), "", more)
+            self._note(call, step, user_frame(3), more)
 
     def loss(self, step: int) -> str:
-        """The name of the loss whose backward is being called: each line that calls backward has a series of its own."""
+        """The name of the loss whose backward is called now. In a step, each line that calls backward has a series of its own."""
+        if step != self._step:
+            self._step = step
+            self._series.clear()
         frame = user_frame(3)
-        key = ("backward", frame.f_code, frame.f_lineno) if frame else ("backward", None, 0)
-        name = self._names.get(key)
+        key = (frame.f_code, frame.f_lineno) if frame else (None, 0)
+        name = self._series.get(key)
         if name is None:
-            self._num_losses += 1
-            name = "loss" if self._num_losses == 1 else f"loss:{min(self._num_losses, MAX_LOSSES)}"
-            self._note("backward", step, frame, name, {"series": name})
+            num = min(len(self._series) + 1, MAX_LOSSES)
+            name = self._series[key] = "loss" if num == 1 else f"loss:{num}"
+            self._note("backward", step, frame, {"series": name})
         return name
 
-    def _note(self, call: str, step: int, frame: FrameType | None, name: str, more: Mapping[str, Any]) -> None:
+    def _note(self, call: str, step: int, frame: FrameType | None, more: Mapping[str, Any]) -> None:
         key = (call, frame.f_code, frame.f_lineno) if frame else (call, None, 0)
-        if key not in self._names:
-            self._names[key] = name
+        if key not in self._seen and len(self._seen) < MAX_LINES:
+            self._seen.add(key)
             if frame is not None:
                 line, text = line_of(frame)
                 self._journal.event("source", step, call=call, line=line, text=text, **more)

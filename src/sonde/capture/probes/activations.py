@@ -88,7 +88,7 @@ class Activations:
         self.values, self.gradients = kernel.Rows(64), kernel.Rows(64)
         self.taken: list[int] = []
         self.gradients_taken: list[int] = []
-        self.with_exponents = False
+        self.with_exponents = True  # on the first step
         self._exponents: dict[str, list[tuple[int, int, int]]] = {}
         self.step = -1  # the observed step under way
         self.own_ns = 0
