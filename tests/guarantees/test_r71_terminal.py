@@ -89,7 +89,6 @@ def test_r71_markup_in_names_is_text(sample_run, tmp_path):
         ["explain", "{evil}"],
         ["run", "{evil}.py"],
         ["run", "--every", "{evil}", "train.py"],
-        ["report", "-o", "{evil}.html"],
         ["report", "-o", "{evil}"],
         ["runs", "{evil}"],
         ["compact", "{evil}"],
@@ -109,6 +108,14 @@ def test_r71_a_hostile_file_name_is_suggested_without_commands(tmp_path):
     sent, _ = on_a_terminal(tmp_path, "run", "train.py")
     assert "train\\x1b[31m.py" in sent
     assert commands_in(sent) == []
+
+
+def test_r71_a_hostile_name_of_a_report_is_shown_without_commands(sick_run, tmp_path):
+    sent, code = on_a_terminal(tmp_path, "report", "-o", "evil\x1b[2J.md")
+    assert code == 0
+    assert "evil\\x1b[2J.md" in sent
+    assert commands_in(sent) == []
+    assert (tmp_path / "evil\x1b[2J.md").exists()
 
 
 def test_r71_a_list_of_runs_with_hostile_names_sends_no_commands(sample_run, tmp_path):

@@ -63,7 +63,7 @@ def group() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and leave the process with its exit code."""
     try:
-        code = group.main(None if arguments is None else list(arguments), prog_name="sonde", standalone_mode=False)
+        code = _call(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
     except SondeError as error:
         code = _complain(str(error), error.exit_code)
@@ -72,13 +72,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = _complain(error.format_message() + hint, error.exit_code)
     except click.ClickException as error:
         code = _complain(error.format_message(), 2)
-    except (click.Abort, KeyboardInterrupt):
+    except KeyboardInterrupt:
         code = INTERRUPTED
     except BrokenPipeError:
         # Whoever read us has left. What is still in the buffer must not raise again when the interpreter flushes it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = BROKEN_PIPE
-    raise SystemExit(code if isinstance(code, int) else 0)
+    raise SystemExit(code)
+
+
+def _call(arguments: list[str]) -> int:
+    # Not by group.main(): that ends the process by itself when a pipe breaks, with the code that means "problems found".
+    try:
+        with group.make_context("sonde", arguments) as context:
+            group.invoke(context)
+    except click.exceptions.Exit as leaving:
+        return leaving.exit_code
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else 0
+    return 0
 
 
 def _complain(message: str, exit_code: int) -> int:

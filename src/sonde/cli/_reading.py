@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from sonde.views.terminal import Terminal
 
 run_argument = click.argument("run", required=False, metavar="[RUN]")
 
@@ -22,13 +22,11 @@ def run_path(run: str | None) -> Path:
     return find_run(run, Path(load_config().output_dir))
 
 
-def screen(*, stderr: bool = False) -> Console:
-    """A terminal to draw on: plain where nobody looks, no wider than a person reads, at ease with any locale."""
-    from rich.console import Console
+def screen(*, stderr: bool = False) -> Terminal:
+    """What the views draw on, at ease with any locale."""
+    from sonde.views.terminal import Terminal
 
     stream = sys.stderr if stderr else sys.stdout
     if hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="backslashreplace")
-    console = Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=False)
-    console.width = min(console.width, 110) if console.is_terminal else 110
-    return console
+    return Terminal(stream)

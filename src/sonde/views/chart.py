@@ -44,7 +44,7 @@ def curve(steps: Sequence[int], values: Sequence[float], *, name: str) -> str:
     for tick in range(NUM_TICKS):
         share = tick / (NUM_TICKS - 1)
         height = low * (1 - share) + high * share
-        label = number(10**height if logarithmic else height)
+        label = number(10 ** min(height, 308) if logarithmic else height)  # there is no 10 ** 308.3
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(height):.1f}" y2="{y(height):.1f}"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y(height) + 4:.1f}" text-anchor="end">{label}</text>')
     parts.append(f'<text x="{LEFT}" y="{HEIGHT - 6}">step {first}</text>')

@@ -56,8 +56,7 @@ def _subject(report: Report, run: Run) -> Iterator[str]:
         rows = "".join(f"<li><b>{_text(row.rule)}</b>: {_text(row.reason)}</li>" for row in report.not_evaluated)
         yield f"<details><summary>Not evaluated: {len(report.not_evaluated)} rules</summary>"
         yield f'<ul class="plain">{rows}</ul></details>'
-    for table in last_statistics(run):
-        yield _statistics(table)
+    yield from (_statistics(table) for table in last_statistics(run))
 
 
 def _loss_chart(steps: Sequence[int], losses: Sequence[float]) -> str:
@@ -112,7 +111,7 @@ def _statistics(table: Table) -> str:
         for row in table.rows
     )
     return (
-        f"<details open><summary><h2>{_text(table.title)}</h2> at step {table.step:,}</summary>"
+        f"<details{' open' if table.bad else ''}><summary><h2>{_text(table.title)}</h2> at step {table.step:,}</summary>"
         f'<div class="table"><table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table></div></details>'
     )
 

@@ -44,6 +44,10 @@ class Table:
     step: int
     rows: tuple[Row, ...]
 
+    @property
+    def bad(self) -> bool:
+        return any(cell.bad for row in self.rows for cell in row.cells)
+
 
 def last_statistics(run: Run) -> Iterator[Table]:
     """A table for each kind of statistics that the run has."""
