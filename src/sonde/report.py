@@ -17,6 +17,7 @@ from sonde.record import Event, Finding, Severity, Step
 from sonde.rules import RULES
 from sonde.rules.activity import Activity
 from sonde.rules.engine import Engine, in_order
+from sonde.rules.learning import losses
 from sonde.rules.rule import NotEvaluated, Rule
 from sonde.rules.words import number
 from sonde.run.reader import Run
@@ -227,8 +228,11 @@ class _Facts:
             self.step_ms += whole
             self.sonde_ms += ours
         self.rank = step.rank if self.rank is None else self.rank
-        if step.rank == self.rank and step.scalar("backwards", 0.0) > 0:
-            self._see_loss(step.number, step.scalar("loss"))
+        found, bad = losses(step)
+        if step.rank == self.rank and (found or bad):
+            # A loss that is not finite is kept as it is; NaN leaves no other trace in the scalars than an event.
+            infinite = [value for value in found.values() if not isfinite(value)]
+            self._see_loss(step.number, next(iter(infinite or ([float("nan")] if bad else found.values()))))
 
     def _see_loss(self, number: int, loss: float) -> None:
         if self.pending and self.pending < self.stride:

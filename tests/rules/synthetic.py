@@ -6,7 +6,7 @@ By default only some steps carry statistics (the first dozen, then every fifteen
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import exp, isnan, log, nan
+from math import exp, isfinite, isnan, log, nan
 from typing import Any
 
 import numpy as np
@@ -99,6 +99,8 @@ def training(
             } | dict(frames(number))
         happened = list(opening() if start is None else start) if number == 0 else []
         happened += (events or {}).get(number, ())
+        if not isfinite(values["loss"]) and values["backwards"] and not any(event.data.get("what") == "loss" for event in happened):
+            happened.append(Event("nonfinite", number, {"what": "loss", "where": "loss", "num_elements": 1}))
         built = {kind: frame(kind, number, rows) for kind, rows in tables.items() if rows}
         steps.append(Step(number, rank, values, built, tuple(happened), SITES))
     return steps

@@ -26,6 +26,20 @@ AT_CHANCE = 0.05  # relative distance to ln K that still counts as guessing; lab
 BUCKETS = 64  # pieces in which the whole history is kept
 
 
+def losses(step: Step) -> tuple[dict[str, float], bool]:
+    """The losses that were computed in this step, by series, and whether one of them was not finite.
+
+    A scalar of NaN alone says only that this line of code did not call backward; a loss that is NaN comes with an event.
+    """
+    found = {
+        name: value
+        for name, value in step.scalars.items()
+        if value == value and (name == "loss" or (name.startswith("loss:") and name[5:].isdigit()))
+    }
+    bad = any(not isfinite(value) for value in found.values())
+    return found, bad or any(event.kind == "nonfinite" and event.data.get("what") == "loss" for event in step.events)
+
+
 @dataclass(slots=True)
 class Bucket:
     """Some losses in a row: how many, their mean, their sum of squared deviations."""
@@ -96,14 +110,14 @@ class Learning:
                 self.several = True
             elif event.kind == "output":
                 self._see_output(event.data.get("shape"))
-        if count(step, "backwards") == 0:
-            return  # the loss is NaN then, and means nothing
-        loss = step.scalar("loss")
+        found, bad = losses(step)
+        if not found and not bad:
+            return
         self.num_losses += 1
         if self.first_step < 0:
             self.first_step = step.number
-        if isfinite(loss):
-            self._see_finite(step.number, loss)
+        if not bad:
+            self._see_finite(step.number, next(iter(found.values())))
         elif count(step, "skipped_steps") == 0:  # a scaler that skips the step has dealt with it
             self.num_nonfinite += 1
             self.nonfinite_in_a_row += 1

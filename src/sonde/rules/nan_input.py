@@ -13,11 +13,11 @@ Fix              find the rows (torch.isfinite(x).all(dim=1)) and drop or fill t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any, ClassVar
 
 from sonde.record import Finding, Severity, Step
 from sonde.rules.activity import count
+from sonde.rules.learning import losses
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.source import Sources
 from sonde.rules.words import number
@@ -44,8 +44,7 @@ class NanInput:
         for event in step.events:
             if event.kind == "nonfinite":
                 seen.setdefault(str(event.data.get("what", "")), dict(event.data))
-        harmed = any(what in seen for what in ("loss", "output", "gradient"))
-        harmed = harmed or (count(step, "backwards") > 0 and not isfinite(step.scalar("loss")))
+        harmed = any(what in seen for what in ("output", "gradient")) or losses(step)[1]
         given = seen.get("input")
         if given is not None:
             self.num_bad_inputs += 1
