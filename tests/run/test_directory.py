@@ -67,7 +67,7 @@ def test_the_newest_run_is_the_one_that_started_last(tmp_path):
 
 
 def test_no_run_is_a_letter(tmp_path):
-    with pytest.raises(NoRunError, match='No run in .*"sonde run train.py"'):
+    with pytest.raises(NoRunError, match=r'No run in .*"sonde run train\.py"'):
         newest_run(tmp_path)
     with pytest.raises(NoRunError, match="there is no directory"):
         newest_run(tmp_path / "missing")
@@ -86,7 +86,7 @@ def test_a_run_is_found_by_path_name_or_part_of_a_name(tmp_path):
     with pytest.raises(NoRunError, match="Nearest: 2026-01-01_base_00aa"):
         find_run("2026-01-01_bsae_00aa", tmp_path)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(NoRunError, match="expected run.json"):
+    with pytest.raises(NoRunError, match=r"expected run\.json"):
         find_run(str(tmp_path / "empty"), tmp_path)
 
 

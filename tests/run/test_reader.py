@@ -92,8 +92,8 @@ def test_models_calls_and_items_are_told_apart(tmp_path):
 
 
 def test_ranks_are_merged_by_step_and_never_by_clock(tmp_path):
-    write_steps(tmp_path, range(0, 10), rank=1, offset=0.5)
-    write_steps(tmp_path, range(0, 8), rank=0)
+    write_steps(tmp_path, range(10), rank=1, offset=0.5)
+    write_steps(tmp_path, range(8), rank=0)
     run = Run(tmp_path)
     assert run.ranks == [0, 1]
     assert [(step.number, step.rank) for step in run.steps()] == sorted(
@@ -107,7 +107,7 @@ def test_ranks_are_merged_by_step_and_never_by_clock(tmp_path):
 
 
 def test_a_resumed_run_keeps_both_attempts(tmp_path):
-    write_steps(tmp_path, range(0, 50))
+    write_steps(tmp_path, range(50))
     write_steps(tmp_path, range(40, 60), offset=1000.0)
     run = Run(tmp_path)
     assert [step.number for step in run.steps()] == [*range(50), *range(40, 60)]
@@ -132,13 +132,14 @@ def test_a_growing_run_is_followed(tmp_path):
 
 
 def test_a_record_that_arrives_in_pieces_is_waited_for(tmp_path):
-    whole = write_steps(tmp_path / "whole" if (tmp_path / "whole").mkdir() is None else tmp_path, range(5)).read_bytes()
+    (tmp_path / "whole").mkdir()
+    whole = write_steps(tmp_path / "whole", range(5)).read_bytes()
     (tmp_path / "live").mkdir()
     live = tmp_path / "live" / "rank0-h-1-1-000.sonde"
     live.write_bytes(b"")
     run = Run(tmp_path / "live")
     seen = 0
-    for end in range(0, len(whole) + 1, 3):
+    for end in range(0, len(whole) + 1, 7):
         live.write_bytes(whole[:end])
         run.refresh()
         assert run.last_step >= seen - 1
@@ -190,7 +191,7 @@ def test_a_run_whose_process_lives_is_running_and_one_whose_process_is_gone_was_
         assert child.stdout.readline() == b"open\n"
         assert Run(tmp_path).ended.how == "running"
         child.kill()
-        child.stdout.read()  # the end of file: it is dead, though nobody has waited for it yet
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # dead, and still in the table of processes
         assert Run(tmp_path).ended.how == "killed"
     assert Run(tmp_path).ended.how == "killed"
 
@@ -203,21 +204,21 @@ def test_several_processes_end_as_the_gravest_of_them(tmp_path):
     assert Run(tmp_path).ended.how == "finished"
 
 
-def test_a_hundred_thousand_steps_are_streamed(tmp_path):
+def test_steps_are_streamed_and_not_held(tmp_path):
     scalars = f.FramePlan("step", ("value",), [0], exact=True)
     with open(tmp_path / "rank0-h-1-1-000.sonde", "wb") as file:
         file.write(f.header() + f.manifest_record({"rank": 0}) + f.sites_records([Site(0, "scalar", "loss")])[0])
-        for number in range(100_000):
+        for number in range(20_000):
             file.write(scalars.encode(number, 0, np.array([[float(number)]])))
     run = Run(tmp_path)
     tracemalloc.start()
     try:
-        assert sum(1 for _ in run.steps()) == 100_000
+        assert sum(1 for _ in run.steps()) == 20_000
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 4 * 2**20
-    assert run.scalar("loss")[1].sum() == sum(range(100_000))
+    assert peak < 4 * 2**20  # held in memory they would take 20 MB
+    assert run.scalar("loss")[1].sum() == sum(range(20_000))
 
 
 def test_a_directory_that_is_no_run_is_a_letter(tmp_path):

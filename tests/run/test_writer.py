@@ -290,7 +290,7 @@ def test_a_disk_that_is_full_at_opening_is_a_letter_and_leaves_nothing(tmp_path,
     with pytest.raises(SondeError, match="No space left"):
         Writer(tmp_path)
     FailingDisk(monkeypatch, calls={1}, take=5)
-    with pytest.raises(SondeError, match="[Nn]o space left"):
+    with pytest.raises(SondeError, match=r"[Nn]o space left"):
         Writer(tmp_path)
     assert not list(tmp_path.iterdir())
 

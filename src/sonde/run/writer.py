@@ -75,15 +75,12 @@ class Writer:
             }
             start = f.header() + f.manifest_record(self._manifest)
             host = re.sub(r"[^A-Za-z0-9]+", "_", str(self._manifest["host"]))[:40]
-            for _ in range(100):
-                self._stem = f"rank{rank}-{host}-{self._pid}-{time.time_ns():x}"
+            self._stem = f"rank{rank}-{host}-{self._pid}-{time.time_ns():x}"
+            while self._fd < 0:
                 try:
                     self._fd, self.path = self._create(0)
-                    break
                 except FileExistsError:  # another container with this host name and process id, in the same nanosecond
-                    self._stem += secrets.token_hex(2)
-            if self._fd < 0:
-                raise FileExistsError(f"no free file name like {self._stem}")
+                    self._stem = f"{self._stem[:100]}{secrets.token_hex(4)}"
             if _write(self._fd, start) != len(start):
                 raise OSError(28, "no space left on the device")
         except OSError as error:
