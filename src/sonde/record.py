@@ -57,8 +57,8 @@ STEP_SCALARS = (
     "sonde_ms",  # Sonde's own, included in step_ms
     "observed",  # 1 where the statistics of all sites were taken in this step
 )
-"""The sites of a `step` frame that every run has. Further losses (`loss:2`, one per further line of code that calls backward) and further learning rates
-(`lr:2`, one per parameter group) add to them."""
+"""The sites of a `step` frame that every run has. Further losses (`loss:2`, one per further line of code that calls backward) and
+further learning rates (`lr:1.2`: first optimizer, second parameter group) add to them."""
 
 
 class Kind:
