@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import os
@@ -68,6 +69,8 @@ def write_run_json(directory: Path, info: Mapping[str, Any]) -> None:
         temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
         os.replace(temporary, target)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise _not_writable(Path(directory), error) from error
 
 

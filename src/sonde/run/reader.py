@@ -88,7 +88,7 @@ class Process:
         return Ending(
             str(end.data.get("how", "finished")),
             code if isinstance(code, int) else None,
-            exception if isinstance(exception, str) else None,
+            exception if isinstance(exception, str) and exception else None,
             self.last_step,
         )
 
