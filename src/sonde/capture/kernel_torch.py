@@ -57,7 +57,7 @@ def readable(tensor: Tensor) -> Tensor:
     if tensor.is_meta:
         raise Unsupported("meta tensors hold no values")
     if tensor.is_nested or tensor.layout is getattr(torch, "jagged", None):
-        raise Unsupported("nested tensors are not measured")
+        raise Unsupported("nested and jagged tensors are not measured")
     if tensor.is_quantized:
         raise Unsupported("quantised tensors are not measured")
     if tensor.dtype not in _DTYPES:
@@ -79,7 +79,7 @@ def _unwrapped(tensor: Tensor) -> Tensor:
     if kind.__name__ == "FakeTensor":
         raise Unsupported("fake tensors hold no values")
     if kind.__name__ == "NestedTensor":
-        raise Unsupported("nested tensors are not measured")
+        raise Unsupported("nested and jagged tensors are not measured")
     if kind.__name__ == "DTensor":
         return _plain(tensor.to_local())  # type: ignore[attr-defined]  # this rank's part: gathering would be a collective
     return _plain(tensor)
@@ -175,7 +175,14 @@ def _join(a: _Part, b: _Part) -> _Part:
 @torch.no_grad()
 def norms(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The L2 norm of each readable tensor; not finite where an element is not, or where it is too large to tell."""
-    return [torch.linalg.vector_norm(_real(_values(tensor)[0])) for tensor in tensors]
+    return [_norm(_values(tensor)[0]) for tensor in tensors]
+
+
+def _norm(values: Tensor) -> Tensor:
+    values, repeats = _without_expansion(values)
+    wide = _wide(values.device)
+    parts = [torch.linalg.vector_norm(x) for x in _chunks(values, None, wide)()]
+    return torch.linalg.vector_norm(torch.stack(parts or [_number(0, values, wide)])) * math.sqrt(repeats)
 
 
 @torch.no_grad()

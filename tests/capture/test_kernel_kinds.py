@@ -1,0 +1,308 @@
+"""Tensors of every kind: a right answer or a reason in words, never an exception, and nothing of the user's is touched."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+import weakref
+
+import pytest
+import torch
+from kernel_cases import check, each_way, measured  # noqa: F401
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sonde.capture import kernel
+
+WHOLE = [torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64]
+EIGHT_BITS = [torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz]
+
+
+@pytest.mark.parametrize("dtype", WHOLE, ids=str)
+def test_whole_numbers_are_measured_right(way, dtype):
+    check(torch.arange(100, dtype=torch.int64).to(dtype))
+
+
+def test_truth_values_are_measured_as_0_and_1(way):
+    found = measured(torch.tensor([True, False, True, True]))
+    assert (found["mean"], found["zeros"], found["max"]) == (0.75, 1, 1)
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BITS, ids=str)
+def test_every_float8_is_measured_right(way, dtype):
+    check(torch.arange(256, dtype=torch.int32).to(torch.uint8).view(dtype))
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.parametrize("dtype", [torch.complex32, torch.complex64, torch.complex128], ids=str)
+def test_complex_numbers_are_measured_by_their_absolute_value(way, dtype):
+    x = torch.tensor([3 + 4j, 0, -5, complex("nan"), complex(0, float("inf"))], dtype=torch.complex64).to(dtype)
+    found = measured(x)
+    assert (found["max"], found["zeros"], found["nan"], found["inf"], found["num"]) == (5, 1, 1, 1, 5)
+    assert found["l2"] == pytest.approx(50**0.5)
+
+
+def test_the_imaginary_part_of_a_conjugate_is_negated(way):
+    for num in (1, 5):
+        imaginary = torch.full((num,), 2 + 3j).conj().imag
+        assert imaginary.is_neg()
+        assert measured(imaginary)["mean"] == -3.0
+        assert kernel.guard([imaginary]) == (pytest.approx(9.0 * num), -1)
+
+
+def test_parameters_and_tensors_with_a_graph_are_measured(way):
+    weight = torch.nn.Parameter(torch.arange(6.0).reshape(2, 3))
+    check(weight)
+    out = (weight * 2).relu()
+    version = out._version
+    check(out)
+    assert out.requires_grad
+    assert out._version == version
+
+
+def test_sparse_rows_are_measured_as_what_they_stand_for(way):
+    index = torch.tensor([[0, 2, 2, 0], [1, 1, 1, 0]])
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        x = torch.sparse_coo_tensor(index, torch.tensor([1.0, 2.0, -5.0, 0.0], dtype=dtype), (4, 3), check_invariants=True)
+        check(x)
+        assert not x.is_coalesced(), "the user's tensor was changed"
+        assert x._nnz() == 4
+        check(x.coalesce())
+
+
+def test_a_hybrid_sparse_tensor_and_an_empty_one_are_measured_right(way):
+    values = torch.arange(6.0).reshape(2, 3) - 7
+    check(torch.sparse_coo_tensor(torch.tensor([[1, 1]]), values, (5, 3), check_invariants=True))
+    check(torch.sparse_coo_tensor(torch.empty(1, 0, dtype=torch.int64), torch.empty(0, 3), (5, 3), check_invariants=True))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("how", ["to_sparse_csr", "to_sparse_csc"])
+def test_compressed_sparse_tensors_are_measured_right(way, how):
+    dense = torch.tensor([[0.0, 2.0, 0.0], [-1.0, 0.0, 3.0]])
+    check(getattr(dense, how)())
+
+
+class Named(torch.Tensor):
+    """A subclass as users write them: ordinary memory, its own word on functions."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is not torch.Tensor.__repr__:
+            raise AssertionError("Sonde called into the user's subclass")
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def test_a_subclass_with_ordinary_memory_is_measured_without_asking_it(way):
+    x = torch.arange(5.0).as_subclass(Named)
+    assert measured(x)["mean"] == 2.0
+
+
+class Wrapper(torch.Tensor):
+    @staticmethod
+    def __new__(cls):
+        return torch.Tensor._make_wrapper_subclass(cls, (3,), dtype=torch.float32)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise RuntimeError("this one only hurts")
+
+
+def quantised() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)
+
+
+def nested() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
+def freed() -> torch.Tensor:
+    whole = torch.ones(1000)
+    view = whole[100:200]
+    whole.untyped_storage().resize_(0)
+    return view
+
+
+UNSUPPORTED = {
+    "quantised": quantised,
+    "nested": nested,
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2, 2), torch.ones(3, 2)], layout=torch.jagged),
+    "meta": lambda: torch.empty(3, device="meta"),
+    "fake": lambda: FakeTensorMode().from_tensor(torch.ones(3)),
+    "lazy": lambda: torch.nn.LazyLinear(3).weight,
+    "freed": freed,
+    "Wrapper": Wrapper,
+    "float4": lambda: torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
+}
+
+
+@pytest.mark.parametrize("kind", UNSUPPORTED)
+def test_what_has_no_readable_numbers_gives_a_reason_and_a_row_of_zeros(way, kind):
+    tensor = UNSUPPORTED[kind]()
+    why = kernel.supported(tensor)
+    assert why
+    assert kind in why
+    rows = kernel.Rows(2)
+    rows.values[:] = 5.0
+    rows.measure(0, [tensor, torch.ones(2)])
+    rows.settle()
+    assert not rows.values[0].any()
+    assert rows.unsupported == {0: why}
+    assert rows.values[1, 0] == 2
+    assert kernel.guard([tensor, torch.ones(2)]) == (pytest.approx(2.0), -1)
+    assert kernel.any_nonzero([tensor]) is False
+    assert kernel.exponents(tensor) is None
+    assert kernel.fingerprint(tensor) is None
+    kept = kernel.Kept(1000)
+    kept.keep([tensor], rows, 0)
+    kept.change([tensor], rows, 0)
+    rows.settle()
+    assert not rows.values[0].any()
+    assert kept.available
+
+
+def test_inside_vmap_and_func_grad_there_is_a_reason(way):
+    reasons = []
+
+    def see(x):
+        rows = kernel.Rows(1)
+        rows.measure_one(0, x)
+        rows.settle()
+        reasons.append((kernel.supported(x), rows.unsupported[0]))
+        return x.sum()
+
+    torch.func.vmap(see)(torch.ones(3, 4))
+    torch.func.grad(see)(torch.ones(3))
+    assert len(reasons) == 2
+    for why, recorded in reasons:
+        assert why == recorded
+        assert "torch.func" in why
+
+
+def test_what_can_be_measured_has_no_reason_against_it():
+    for tensor in (torch.ones(2), torch.ones(2, dtype=torch.bool), torch.eye(2).to_sparse(), torch.nn.Parameter(torch.ones(1))):
+        assert kernel.supported(tensor) is None
+
+
+@pytest.mark.parametrize("setting", ["half", "meta", "deterministic", "inference", "autocast", "no_grad", "flush_denormal"])
+def test_the_users_settings_do_not_reach_the_numbers(way, setting):
+    tensors = [torch.full((5000,), 7.0), torch.arange(70_000), torch.eye(3).to_sparse(), torch.ones(3, dtype=torch.bfloat16)]
+    rows = kernel.Rows(len(tensors))
+    kept = kernel.Kept(10**7)
+    random_state = torch.get_rng_state()
+    try:
+        match setting:
+            case "half":
+                torch.set_default_dtype(torch.float16)
+            case "meta":
+                torch.set_default_device("meta")
+            case "deterministic":
+                torch.use_deterministic_algorithms(True)
+            case "flush_denormal":
+                torch.set_flush_denormal(True)
+        with (
+            torch.inference_mode(setting == "inference"),
+            torch.autocast("cpu", dtype=torch.bfloat16, enabled=setting == "autocast"),
+            torch.set_grad_enabled(setting != "no_grad"),
+        ):
+            rows.measure(0, tensors)
+            total, bad = kernel.guard(tensors)
+            histogram = kernel.exponents(tensors[1])
+            fingerprints = [kernel.fingerprint(tensor) for tensor in tensors]
+            rows.settle()
+            found = rows.values.copy()
+            kept.keep(tensors, rows, 0)
+            rows.settle()
+        tensors[0] += 1  # the copies were made in whatever mode; they must still serve outside of it
+        kept.change(tensors, rows, 0)
+        rows.settle()
+        changed = rows.values.copy()
+        kept.keep(tensors, rows, 0)
+        assert kept.available, kept.why_not
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+        torch.use_deterministic_algorithms(False)
+        torch.set_flush_denormal(False)
+    assert not rows.unsupported
+    assert found[:, 1].tolist() == pytest.approx([7.0, 34999.5, 1 / 3, 1.0])
+    squares = 5000 * 49 + sum(i * i for i in range(70_000)) + 3 + 3
+    assert (total, bad) == (pytest.approx(squares, rel=1e-5), -1)
+    assert sum(histogram[1]) == 69_999
+    assert None not in (fingerprints[0], fingerprints[1], fingerprints[3])
+    assert changed[:, 1].tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert torch.equal(torch.get_rng_state(), random_state)
+
+
+class Transfers(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def test_measuring_never_reads_a_number_back_before_the_step_settles(way):
+    tensors = [torch.ones(3), torch.arange(5), torch.ones(2, dtype=torch.complex64), torch.eye(3).to_sparse()]
+    rows = kernel.Rows(4)
+    with Transfers() as seen:
+        rows.measure(0, tensors)
+        rows.settle()
+    assert "aten::_local_scalar_dense" not in seen.names
+    assert "aten::item" not in seen.names
+    # A user's dispatch mode is a Python frame of theirs: by the native way it sees nothing at all of an ordinary tensor.
+    if way != "torch":
+        with Transfers() as seen:
+            rows.measure(0, [torch.ones(3).detach()] * 4)
+            rows.settle()
+        assert set(seen.names) <= {"aten::ones", "aten::detach"}
+
+
+def test_no_tensor_is_kept_alive(way):
+    rows = kernel.Rows(3)
+    kept = kernel.Kept(10**6)
+    tensors = [torch.ones(3), torch.arange(5), torch.eye(3).to_sparse()]
+    alive = [weakref.ref(tensor) for tensor in tensors]
+    storages = [tensor.untyped_storage().data_ptr() for tensor in tensors[:2]]
+    rows.measure(0, tensors)
+    kernel.guard(tensors)
+    kernel.any_nonzero(tensors)
+    kept.keep(tensors, rows, 0)
+    kept.change(tensors, rows, 0)
+    held = [t for t in gc.get_objects() if type(t) is torch.Tensor and t.layout is torch.strided and t.numel()]
+    mine = {id(tensor) for tensor in tensors}
+    assert not [t for t in held if id(t) not in mine and t.untyped_storage().data_ptr() in storages]
+    del tensors, held
+    assert [ref() for ref in alive] == [None, None, None]
+
+
+def test_an_error_inside_torch_is_contained(way, monkeypatch):
+    def no_memory(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+
+    monkeypatch.setattr(torch, "stack", no_memory)
+    monkeypatch.setattr(torch, "empty_like", no_memory)
+    rows = kernel.Rows(1)
+    rows.measure_one(0, torch.arange(3))
+    rows.settle()
+    assert rows.unsupported == {0: "OutOfMemoryError: CUDA out of memory."}
+    kept = kernel.Kept(1000)
+    kept.keep([torch.ones(3)], rows, 0)
+    assert not kept.available
+    assert "out of memory" in kept.why_not
+    assert kernel.guard([torch.arange(3)])[1] == -1
+
+
+def test_an_interrupt_is_not_contained(monkeypatch):
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "stack", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        kernel.Rows(1).measure_one(0, torch.arange(3))

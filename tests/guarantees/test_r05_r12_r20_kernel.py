@@ -1,0 +1,158 @@
+"""R05, R12, R14, R15, R16, R17, R20 and R28 where numbers are made of tensors: right in every precision, for every kind of tensor."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from sonde.capture import kernel
+from sonde.record import STATISTICS
+
+
+@pytest.fixture(params=["native", "torch"])
+def way(request):
+    before = kernel.NATIVE
+    if kernel.use_native(request.param == "native") != (request.param == "native"):
+        pytest.skip("the native kernel is not built here")
+    yield request.param
+    kernel.use_native(before)
+
+
+def measure(tensor: torch.Tensor) -> dict[str, float]:
+    rows = kernel.Rows(1)
+    rows.measure_one(0, tensor)
+    rows.settle()
+    assert not rows.unsupported
+    return dict(zip(STATISTICS, rows.values[0].tolist()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("factor", [1e-4, 1.0, 300.0])
+def test_r05_statistics_are_right_to_1e_5_in_low_precision_and_under_autocast(way, dtype, factor):
+    x = (torch.from_numpy(np.random.default_rng(0).standard_normal(30_000)) * factor + factor).to(dtype)
+    exact = x.double().numpy()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = measure(x)
+        total, first_bad = kernel.guard([x])
+    assert found["mean"] == pytest.approx(exact.mean(), rel=1e-5)
+    assert found["std"] == pytest.approx(exact.std(), rel=1e-5)
+    assert found["l2"] == pytest.approx(math.sqrt((exact**2).sum()), rel=1e-5)
+    assert (found["min"], found["max"]) == (exact.min(), exact.max())
+    assert (total, first_bad) == (pytest.approx((exact**2).sum(), rel=1e-5), -1)
+
+
+def test_r12_the_numbers_are_those_at_the_moment_of_measuring(way):
+    x = torch.randint(-5, 5, (100,), generator=torch.Generator().manual_seed(0)).to(torch.float32 if way == "native" else torch.int64)
+    expected = x.double().numpy().copy()
+    rows = kernel.Rows(1)
+    rows.measure_one(0, x)
+    x.fill_(3)  # the in-place successor, before the step settles
+    rows.settle()
+    assert rows.values[0, 1] == pytest.approx(expected.mean())
+
+
+DTYPES = sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)}, key=str)
+
+
+def test_r14_there_are_dtypes_to_go_through():
+    assert {torch.float8_e4m3fn, torch.qint8, torch.uint64, torch.complex32} <= set(DTYPES)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's own, on making tensors of experimental dtypes
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_r14_every_dtype_gives_right_statistics_or_a_reason(way, dtype):
+    try:
+        x = torch.tensor([0, 1, 2, 0, 1], dtype=torch.int64).to(dtype)
+    except (RuntimeError, NotImplementedError):
+        if "q" in str(dtype):
+            x = torch._empty_affine_quantized([5], scale=1.0, zero_point=0, dtype=dtype)
+        else:
+            x = torch.empty(5, dtype=dtype)
+    rows = kernel.Rows(1)
+    rows.measure_one(0, x)
+    rows.settle()
+    kernel.guard([x])
+    kernel.any_nonzero([x])
+    kernel.exponents(x)
+    kernel.fingerprint(x)
+    if kernel.supported(x) is None:
+        zero = 2.0**-127 if "e8m0" in str(dtype) else 0.0  # that dtype has no zero
+        exact = np.array([zero, 1, 1 if dtype is torch.bool else 2, zero, 1])
+        assert not rows.unsupported
+        assert rows.values[0, 1] == pytest.approx(exact.mean())
+        assert rows.values[0, 2] == pytest.approx(exact.std())
+        assert rows.values[0, 6] == (exact == 0).sum()
+    else:
+        assert rows.unsupported == {0: kernel.supported(x)}
+        assert not rows.values.any()
+
+
+SHAPES = {
+    "empty": torch.empty(0),
+    "empty in one dimension": torch.empty(3, 0, 2),
+    "no dimensions": torch.tensor(3.0),
+    "one element": torch.ones(1, 1, 1),
+    "64 dimensions": torch.ones([1] * 63 + [2]),
+    "expanded": torch.ones(1, 2).expand(1000, 2),
+    "expanded beyond memory": torch.ones(1).expand(10**15),
+    "transposed": torch.ones(3, 4).t(),
+    "with holes": torch.ones(30, 4)[::3, ::2],
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_r15_no_shape_is_an_error_and_no_empty_tensor_an_alarm(way, shape):
+    x = SHAPES[shape]
+    found = measure(x)
+    assert found["num"] == x.numel()
+    assert found["nan"] == found["inf"] == 0
+    assert found["mean"] == (float(x.reshape(-1)[0]) if 0 < x.numel() < 10**6 else 1.0 if x.numel() else 0.0)
+    total, first_bad = kernel.guard([x])
+    assert first_bad == -1
+    assert math.isfinite(total)
+    assert kernel.exponents(x) is not None
+    if x.numel() < 10**6:
+        assert kernel.fingerprint(x) is not None
+
+
+def test_r16_one_bad_value_among_17_million_is_counted_and_hides_nothing(way):
+    x = torch.from_numpy(np.random.default_rng(1).standard_normal(17_000_001, dtype=np.float32)) * 0.01 + 1000
+    x[12_345_678] = math.nan
+    x[-1] = math.inf
+    exact = x[torch.isfinite(x)].double().numpy()
+    found = measure(x)
+    assert (found["num"], found["nan"], found["inf"]) == (17_000_001, 1, 1)
+    assert found["mean"] == pytest.approx(exact.mean(), rel=1e-9)
+    assert found["std"] == pytest.approx(exact.std(), rel=1e-5)
+    assert found["l2"] == pytest.approx(np.linalg.norm(exact), rel=1e-5)
+    assert (found["min"], found["max"]) == (exact.min(), exact.max())
+    assert kernel.guard([torch.ones(3), x])[1] == 1
+    assert sum(kernel.exponents(x)[1]) == 16_999_999
+    assert kernel.guard([x[:12_000_000]]) == (pytest.approx((x[:12_000_000].double() ** 2).sum().item(), rel=1e-5), -1)
+
+
+def test_r17_gradients_of_a_sparse_embedding_have_the_right_norm_and_stay_as_they_are(way):
+    table = torch.nn.Embedding(1000, 4, sparse=True)
+    table(torch.tensor([3, 3, 3, 7])).sum().backward()
+    grad = table.weight.grad
+    assert not grad.is_coalesced()
+    found = measure(grad)
+    assert found["l2"] == pytest.approx(math.sqrt(4 * 9 + 4))  # of the stored values alone it would be 4
+    assert (found["num"], found["zeros"], found["max"]) == (4000, 3992, 3)
+    assert found["mean"] == pytest.approx(16 / 4000)
+    assert kernel.guard([grad]) == (pytest.approx(40.0), -1)
+    assert not grad.is_coalesced()
+    assert grad._nnz() == 4
+
+
+def test_r20_a_missing_gradient_is_a_row_of_zeros(way):
+    rows = kernel.Rows(2)
+    rows.values[:] = 9.0
+    rows.measure(0, [None, torch.ones(2)])
+    rows.settle()
+    assert not rows.values[0].any()
+    assert rows.values[1, 0] == 2
+    assert kernel.guard([None, torch.ones(2)]) == (pytest.approx(2.0), -1)
