@@ -83,10 +83,13 @@ class Models:
         )  # fmt: skip
         if watched.compiled:
             self._tell_compiled(watched, step)
+        for path in watched.compiled_parts():
+            self._tell_compiled(watched, step, path)
 
-    def _tell_compiled(self, watched: Watched, step: int) -> None:
+    def _tell_compiled(self, watched: Watched, step: int, path: str = "") -> None:
         reason = "inside torch.compile the outputs of layers are not measured; parameters, gradients and updates are"
-        self._journal.event("unobserved", step, where=watched.name or "(the whole model)", reason=reason)
+        where = ".".join(part for part in (watched.name, path) if part)
+        self._journal.event("unobserved", step, where=where or "(the whole model)", reason=reason)
 
     # -- what the loop asks ------------------------------------------------------------------------
 
@@ -141,14 +144,13 @@ class Models:
         """A module is about to be compiled: from now on its hooks stay as they are, or every change would compile it again."""
         for watched, activations in self._watched:
             model = watched.model
-            if model is not None and isinstance(target, nn.Module) and any(target is module for module in model.modules()):
+            if model is None or not isinstance(target, nn.Module):
+                continue
+            path = next((path for path, module in model.named_modules() if module is target), None)
+            if path is not None:
                 activations.disarm()
-                if target is model:
-                    watched.compiled = True
-                    self._tell_compiled(watched, step)
-                else:
-                    reason = "compiled by torch.compile: what happens inside is not measured"
-                    self._journal.event("unobserved", step, where=type(target).__name__, reason=reason)
+                watched.compiled = watched.compiled or target is model
+                self._tell_compiled(watched, step, path)
                 activations.exclude(target)
 
     def refresh(self, step: int) -> None:

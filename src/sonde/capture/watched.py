@@ -113,6 +113,17 @@ class Watched:
             if not module._modules or module._parameters or isinstance(module, _COMPUTES_ITSELF):
                 yield path, module
 
+    def compiled_parts(self) -> Iterator[str]:
+        """Paths of parts that are compiled on their own, without what is inside of them."""
+        body = self.body
+        if body is None or self.compiled:
+            return
+        outer: list[str] = []
+        for path, module in body.named_modules():
+            if is_compiled(module) and not f"{path}.".startswith(tuple(outer)):
+                outer.append(f"{path}.")
+                yield path
+
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         body = self.body
         if body is not None:
