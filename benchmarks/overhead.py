@@ -80,7 +80,7 @@ class Row:
         return self.budget is not None and not self.note and self.ratio > self.budget
 
 
-# -- measuring ---------------------------------------------------------------------------------------------------------------------------------
+# -- measuring -------------------------------------------------------------------------------------
 
 
 def turn(training: Training, watcher: Watcher, num_steps: int, num_warm: int) -> float:
@@ -98,7 +98,9 @@ def turn(training: Training, watcher: Watcher, num_steps: int, num_warm: int) ->
     return elapsed_s * 1e3 / num_steps
 
 
-def take_turns(workload: Workload, trainings: Sequence[tuple[Training, Watcher, int]], bare: Training, num_rounds: int) -> list[list[tuple[float, float]]]:
+def take_turns(
+    workload: Workload, trainings: Sequence[tuple[Training, Watcher, int]], bare: Training, num_rounds: int
+) -> list[list[tuple[float, float]]]:
     """For each training its (own, bare) milliseconds per step, round by round; bare runs before and after each."""
     results: list[list[tuple[float, float]]] = [[] for _ in trainings]
     nobody = Watcher()
@@ -167,7 +169,7 @@ def peer_rows(workload: Workload, scratch: Path, num_rounds: int) -> Iterable[Ro
         yield row(workload, peer.name, times)
 
 
-# -- showing -----------------------------------------------------------------------------------------------------------------------------------
+# -- showing ---------------------------------------------------------------------------------------
 
 
 def show(row: Row) -> None:
