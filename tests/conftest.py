@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -61,6 +62,9 @@ def write_sample_run(
             writer.frame(weights, number, np.array([row for _ in layers]))
             bad = [64.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 60.0, 4.0]
             writer.frame(outputs, number, np.array([bad if name == bad_layer else row for name in layers]))
+        if not math.isfinite(loss):  # the guard says so: a scalar that is NaN may as well not have been measured
+            counts = {"num_nan": int(math.isnan(loss)), "num_inf": int(math.isinf(loss)), "num_elements": 1}
+            writer.event("nonfinite", number, {"what": "loss", "where": "loss", **counts})
         writer.frame(step_plan, number, np.array([[values[name]] for name in names]))
         writer.flush()
     if ending is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sonde.errors import SondeError
+from sonde.views.printable import printable
 
 if TYPE_CHECKING:
     from sonde.report import Report
@@ -68,25 +69,25 @@ def run(
     # Of the processes that torchrun starts, one speaks for all.
     if launched.run is not None and os.environ.get("RANK", "0") == "0" and (check or not quiet):
         report = _judged(launched.run, quiet=quiet, strict=strict)
-    elif launched.run is None and not quiet:
-        click.echo("sonde: saw no training: no optimizer stepped and no backward ran.", err=True)
     raise SystemExit(launched.exit_code or (report.exit_code if check and report is not None else 0))
 
 
 def _judged(path: Path, *, quiet: bool, strict: bool) -> Report | None:
     """The verdict, drawn on stderr. The training is over: nothing here may change how it ended."""
     try:
+        from rich.text import Text
+
         from sonde.cli._reading import screen
         from sonde.report import judge
         from sonde.views.text import Verdict
 
         report = judge(path)
         if not quiet:
-            screen(stderr=True).print(Verdict(report))
+            # Most scripts are no trainings: then one line is enough.
+            screen(stderr=True).print(Verdict(report) if report.run.num_steps else Text(printable(report.why_unknown)))
     except Exception as error:
         if strict:
             raise
-        from sonde.views.printable import printable
 
         reason = printable(f"{type(error).__name__}: {error}")
         click.echo(f"sonde: the run was kept, but judging it failed: {reason}", err=True)

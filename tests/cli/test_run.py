@@ -1,0 +1,136 @@
+"""`sonde run`: the script's output, errors and exit code stay its own; the verdict is added on stderr."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.torch
+pytest.importorskip("torch")
+
+TRAINING = """
+import sys
+import torch
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+for step in range(40):
+    x = torch.randn(16, 4)
+    loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+    {zero_grad}
+    loss.backward()
+    optimizer.step()
+print("arguments", sys.argv[1:])
+"""
+HEALTHY = TRAINING.format(zero_grad="optimizer.zero_grad()")
+SICK = TRAINING.format(zero_grad="pass")
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(text, name="train.py"):
+        (tmp_path / name).write_text(text)
+        return name
+
+    return write
+
+
+def test_a_script_gets_its_arguments_untouched_and_stdout_is_its_own(sonde, script):
+    given = ["--lr", "0.1", "--every", "7", "-m", "--help", "--", "--quiet", "x y"]
+    child = sonde("run", script(HEALTHY), *given)
+    assert child.returncode == 0, child.stderr
+    assert child.stdout == f"arguments {given}\n"
+    assert child.stderr.startswith("✓ healthy")
+
+
+def test_problems_are_said_on_stderr_and_the_exit_code_stays_0(sonde, script):
+    child = sonde("run", script(SICK))
+    assert child.returncode == 0
+    assert "missing-zero-grad" in child.stderr
+    assert "train.py:13" in child.stderr
+    assert "optimizer.step()" in child.stderr
+
+
+def test_check_makes_problems_an_exit_code(sonde, script):
+    sick = sonde("run", "--check", "--quiet", script(SICK))
+    assert (sick.returncode, sick.stderr) == (1, "")
+    assert sonde("run", "--check", "--quiet", script(HEALTHY)).returncode == 0
+
+
+def test_a_module_is_run_as_python_m_would(sonde, tmp_path):
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "__init__.py").touch()
+    (tmp_path / "pkg" / "train.py").write_text(HEALTHY)
+    child = sonde("run", "-m", "pkg.train", "--epochs", "3")
+    assert child.returncode == 0, child.stderr
+    assert child.stdout == "arguments ['--epochs', '3']\n"
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"), [("sys.exit(3)", 3), ("sys.exit()", 0), ("sys.exit('no data')", 1), ("raise ValueError('bad')", 1)]
+)
+def test_the_exit_code_and_the_error_are_those_of_the_script(sonde, script, tmp_path, ending, code):
+    name = script(f"import sys\n{ending}\n")
+    bare = subprocess.run([sys.executable, name], cwd=tmp_path, capture_output=True, text=True, check=False)
+    watched = sonde("run", "--quiet", name)
+    assert bare.returncode == watched.returncode == code
+    assert watched.stderr.splitlines()[-1:] == bare.stderr.splitlines()[-1:]
+    assert "sonde" not in watched.stderr
+
+
+def test_a_script_that_fails_after_training_still_gets_its_verdict(sonde, script):
+    child = sonde("run", script(SICK + "raise RuntimeError('late')\n"))
+    assert child.returncode == 1
+    assert "RuntimeError: late" in child.stderr
+    assert "missing-zero-grad" in child.stderr
+
+
+def test_ctrl_c_is_the_exit_code_130(script, tmp_path):
+    name = script("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
+    command = [sys.executable, "-m", "sonde", "run", "--quiet", name]
+    child = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "ready\n"
+    child.send_signal(signal.SIGINT)
+    _, error = child.communicate()
+    assert child.returncode in (130, -signal.SIGINT)
+    assert "KeyboardInterrupt" in error
+
+
+def test_a_script_that_trains_nothing_gets_one_line(sonde, script):
+    child = sonde("run", script("print('hello')\n"))
+    assert child.returncode == 0
+    assert child.stdout == "hello\n"
+    assert child.stderr == "Sonde saw no training: no optimizer stepped and no backward ran.\n"
+
+
+def test_the_run_goes_where_it_is_told_and_is_the_newest(sonde, script, tmp_path):
+    assert sonde("run", "--quiet", "--to", "runs/base", "--every", "1", script(HEALTHY)).returncode == 0
+    assert (tmp_path / "runs" / "base" / "run.json").exists()
+    document = json.loads(sonde("diagnose", "--json").stdout)
+    assert document["run"] == "base"
+    assert document["overhead"]["num_observed"] == document["steps"] == 40
+
+
+def test_a_name_becomes_part_of_the_directory(sonde, script, tmp_path):
+    sonde("run", "--quiet", "--name", "baseline", script(HEALTHY))
+    assert [path for path in (tmp_path / "runs").iterdir() if "_baseline_" in path.name]
+
+
+def test_a_directory_with_other_files_is_refused_before_the_script_starts(sonde, script, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "images.bin").touch()
+    child = sonde("run", "--to", "data", script("print('started')\n"))
+    assert child.returncode == 2
+    assert child.stderr.startswith("sonde: ")
+    assert child.stdout == ""
+
+
+def test_the_demo_gives_four_right_verdicts_and_a_page(sonde, tmp_path):
+    child = sonde("demo")
+    assert child.returncode == 0, child.stdout + child.stderr
+    assert "4 of 4 verdicts are right." in child.stdout
+    (page,) = (tmp_path / "runs").glob("*.html")
+    assert page.name in child.stdout.splitlines()[-1]
