@@ -7,17 +7,16 @@ torch.manual_seed(4)
 torch.set_num_threads(1)
 
 NUM_EXPERTS = 16
-DIM = 8
+DIM = 12
 
 
 class Expert(nn.Module):
     def __init__(self, dim):
         super().__init__()
-        self.up = nn.Linear(dim, 16)
-        self.down = nn.Linear(16, dim)
+        self.fc = nn.Linear(dim, dim)
 
     def forward(self, x):
-        return self.down(F.gelu(self.up(x)))
+        return torch.tanh(self.fc(x))
 
 
 class SwitchLayer(nn.Module):
@@ -29,7 +28,7 @@ class SwitchLayer(nn.Module):
     def forward(self, x):
         scores = self.gate(x)
         if self.training:
-            scores = scores + torch.randn_like(scores)  # exploration, so that no expert starves
+            scores = scores + 0.2 * torch.randn_like(scores)  # exploration, so that no expert starves
         probs = scores.softmax(dim=-1)
         weight, choice = probs.max(dim=-1)
         out = torch.zeros_like(x)
@@ -70,11 +69,11 @@ x_val, y_val = spirals(1000)
 model = MoEClassifier()
 opt = torch.optim.Adam(model.parameters(), lr=1e-2)
 
-for step in range(320):
+for step in range(256):
     model.train()
     idx = torch.randint(len(x_train), (32,))
     logits, balance = model(x_train[idx])
-    loss = F.cross_entropy(logits, y_train[idx]) + 0.05 * balance
+    loss = F.cross_entropy(logits, y_train[idx]) + 0.1 * balance
     opt.zero_grad()
     loss.backward()
     opt.step()

@@ -31,8 +31,8 @@ class Discriminator(nn.Module):
 
 netG, netD = Generator(), Discriminator()
 criterion = nn.BCEWithLogitsLoss()
-optG = torch.optim.Adam(netG.parameters(), lr=2e-3, betas=(0.5, 0.999))
-optD = torch.optim.Adam(netD.parameters(), lr=2e-3, betas=(0.5, 0.999))
+optG = torch.optim.Adam(netG.parameters(), lr=2e-3, betas=(0.0, 0.9))
+optD = torch.optim.Adam(netD.parameters(), lr=2e-3, betas=(0.0, 0.9))
 B = 128
 ones, zeros = torch.ones(B), torch.zeros(B)
 

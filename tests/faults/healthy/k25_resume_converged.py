@@ -10,8 +10,8 @@ torch.set_num_threads(1)
 
 
 def make():
-    net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
-    return net, torch.optim.Adam(net.parameters(), lr=1e-2)
+    net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+    return net, torch.optim.Adam(net.parameters(), lr=0.03)
 
 
 def epochs(net, opt, x, y, first, last):
