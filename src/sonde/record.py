@@ -69,7 +69,7 @@ class Kind:
     ACTIVATION_GRADIENT = "activation_gradient"  # gradient of the loss with respect to that output
     PARAMETER = "parameter"  # before the optimizer's step
     GRADIENT = "gradient"  # as the optimizer was given it
-    UPDATE = "update"  # parameter after the step minus before
+    UPDATE = "update"  # parameter after the optimizer's step minus before; where no optimizer holds it, since the last observed step
     BATCH = "batch"  # what went into the root model: STATISTICS, then size (first dimension) and hash
     LOG = "log"  # what the user gave to session.log; field: value; may come after its step's frame
     EXPONENTS = "_exponents"  # suffix of a statistics kind: rows of (site, exponent, count), power-of-two histogram

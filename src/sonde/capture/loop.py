@@ -33,7 +33,6 @@ from sonde.capture.watched import Watched
 from sonde.config import DebugConfig
 
 EXPONENTS_EVERY = 8  # observed steps: histograms change slowly and cost more than the statistics
-UNOWNED = -1  # key of the block of parameters that no optimizer holds
 
 P = ParamSpec("P")
 
@@ -333,7 +332,7 @@ class Loop:
         if self.observing:
             journal.set("observed", 1.0)
             if self._unowned:
-                self._weights.gradients(UNOWNED, self._unowned)
+                self._weights.unowned(self._unowned)
             self._models.write(step)
             self._weights.write(step)
             self._batch.write(step)

@@ -19,6 +19,7 @@ from sonde.config import DebugConfig
 from sonde.record import STATISTICS, Kind, Site
 from sonde.run.format import FramePlan
 
+UNOWNED = -1  # key of the block of parameters that no optimizer holds
 SiteOf = Callable[[torch.Tensor], Site | None]
 
 
@@ -30,6 +31,7 @@ class _Block:
         self.site_ids = [site.id for site in sites]
         self.rows = {kind: kernel.Rows(len(parameters)) for kind in (Kind.PARAMETER, Kind.GRADIENT, Kind.UPDATE)}
         self.kept = kept
+        self.kept_once = False
         self.measured: set[str] = set()
 
     def is_of(self, parameters: list[torch.Tensor]) -> bool:
@@ -68,6 +70,15 @@ class Weights:
         if block is not None and Kind.PARAMETER in block.measured and block.kept.available and block.is_of(parameters):
             block.kept.change(parameters, block.rows[Kind.UPDATE], 0)
             block.measured.add(Kind.UPDATE)
+
+    def unowned(self, parameters: list[torch.Tensor]) -> None:
+        """Trainable parameters that no optimizer holds: their gradients, and whether anything moved them since they were last looked at."""
+        block = self._block(UNOWNED, parameters)
+        if block.kept_once:
+            block.measured.add(Kind.PARAMETER)
+            self.after(UNOWNED, parameters)
+        self.before(UNOWNED, parameters, with_gradients=True)
+        block.kept_once = Kind.PARAMETER in block.measured and block.kept.available
 
     def exponents(self, key: int, parameters: list[torch.Tensor]) -> None:
         """Power-of-two histograms of parameters and gradients."""
