@@ -6,7 +6,7 @@ from typing import IO, NoReturn
 
 from rich.console import Console
 
-WIDEST = 110  # characters; longer lines are hard to follow
+WIDEST = 100  # characters; longer lines are hard to follow
 
 
 class Terminal(Console):
