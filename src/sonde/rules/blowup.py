@@ -14,11 +14,11 @@ import numpy as np
 
 from sonde.record import Kind, Step
 from sonde.rules.activity import count
-from sonde.rules.depth import profile
+from sonde.rules.depth import is_bias, profile
 from sonde.rules.words import number
 
-GROWTH = 1e3  # first layers over last, or last outputs over first: healthy models stay within a factor of ten or so
-UNEVEN = 100.0  # largest gradient of a weight over that of the last layer: within ten in healthy models
+GROWTH = 1e3  # first layer over last, or last outputs over first: healthy models stay within a factor of twenty
+UNEVEN = 300.0  # largest gradient of a bias over that of the last layer's: within fifty in healthy models
 THROWN = 0.5  # update over weights, whole model: healthy steps are 1e-4 to 1e-1
 
 
@@ -28,6 +28,7 @@ class Blowup:
 
     judged: bool = False  # the first profile was taken
     grows_with_depth: bool = False
+    both_ways: bool = False  # outputs forward and gradients backward: every update meets a chaotic surface
     step: int = -1
     where: str = ""
     sentence: str = ""
@@ -56,26 +57,32 @@ class Blowup:
                 what, times, than = f"the outputs near {seen.last} were", seen.forward, f"those of {seen.first}"
             self.sentence = f"before the first update {what} already {number(times)} times {than}"
             self.numbers = {"gradient_first_over_last": seen.backward, "output_last_over_first": seen.forward}
+            self.both_ways = seen.backward >= GROWTH and seen.forward >= GROWTH
             return
+        self._judge_evenness(step)
+
+    def _judge_evenness(self, step: Step) -> None:
+        """Where the depth is inside one module (a recurrent layer), the gradients of the parameters tell it."""
         gradient = step.frames.get(Kind.GRADIENT)
         if gradient is None:
             return
         rows = [
             (site, norm)
             for site, norm, num in zip(gradient.sites.tolist(), gradient["l2"].tolist(), gradient["num"].tolist())
-            if num > 1 and norm > 0 and site in step.sites and len(step.sites[site].shape) > 1
+            if num > 0 and norm > 0 and site in step.sites
         ]
-        if len(rows) < 2:
+        # The gradient of a bias does not depend on the scale of what comes in, so it shows the signal alone.
+        biases = sorted(row for row in rows if is_bias(step, row[0]))
+        if len(biases) < 2:
             return
-        rows.sort()
-        site, norm = max(rows, key=lambda row: row[1])
-        last = rows[-1][1]
+        site, norm = max(biases, key=lambda row: row[1])
+        last = biases[-1][1]
         if norm >= UNEVEN * last:
             path = step.sites[site].path
             self.grows_with_depth, self.step, self.where = True, step.number, step.sites[site].module
             self.sentence = (
                 f"before the first update the gradient of {path} was already {number(norm)}, "
-                f"{number(norm / last)} times that of the last layer"
+                f"{number(norm / last)} times that of the last layer's bias"
             )
             self.numbers = {"gradient": norm, "gradient_of_last_layer": last}
 

@@ -6,7 +6,8 @@ Why it matters   a unit that never fires gets no gradient and never comes back; 
                  in two.
 How it knows     at least 99 % of what the layer puts out is zero, or its input is at or below zero with at least 99 %
                  of the gradient gone, in several observed steps in a row up to the last, while the loss does not
-                 move.
+                 move. Where every gradient before the layer is exactly zero, so that nothing of the input can be
+                 learnt, it is enough that the loss has not halved: the last bias alone can lower it a little.
 Known problems   sparse activations (K12, up to 100 % zeros at the start) belong to models that learn: then nothing is
                  said. Healthy ReLU layers sit at 30–80 % zeros. Layers before a dead one have no gradient either: the
                  one named is the last that is dead. A step too large that killed the layer is lr-divergence and comes
@@ -26,7 +27,8 @@ from sonde.rules.learning import Learning
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.words import listing, number
 
-PATIENCE = 5  # observed steps in a row: one dead batch is chance, five are not
+PATIENCE = 3  # observed steps in a row, to the last: one dead batch is chance; every run has three from its start
+HALVED = 0.5  # of the starting loss: more than a last bias gains by itself
 DEAD = 0.99  # share of zeros; healthy ReLU layers sit at 0.3–0.8
 RELU = ("ReLU", "ReLU6")
 BEFORE_RELU = ("Linear", "LazyLinear", "Conv1d", "Conv2d", "Conv3d", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "LayerNorm", "GroupNorm")
@@ -43,6 +45,7 @@ class DeadRelu:
     since: dict[int, int] = field(default_factory=dict)
     paths: dict[int, str] = field(default_factory=dict)
     shares: dict[int, float] = field(default_factory=dict)
+    cut_in_a_row: int = 0  # observed steps in which no gradient at all came past a dead layer
 
     def see(self, step: Step) -> None:
         self.learning.see(step)
@@ -50,6 +53,7 @@ class DeadRelu:
             return
         self.num_observed += 1
         dead = _dead(step)
+        self.cut_in_a_row = self.cut_in_a_row + 1 if dead and _is_cut(step, max(dead)) else 0
         for site in [site for site in self.rows if site not in dead]:
             del self.rows[site], self.since[site]
         for site, share in dead.items():
@@ -62,7 +66,7 @@ class DeadRelu:
         if self.num_observed < PATIENCE:
             return NotEvaluated(f"the outputs of the layers were observed in only {self.num_observed} steps")
         dead = sorted(site for site, times in self.rows.items() if times >= PATIENCE)
-        failing = self.learning.stuck
+        failing = self.learning.stuck or self._cut_off()
         if not dead or not failing:
             return Clear()
         first = min(dead, key=lambda site: (self.since[site], site))
@@ -87,6 +91,21 @@ class DeadRelu:
                 },
             )
         ]
+
+    def _cut_off(self) -> str:
+        learning = self.learning
+        if self.cut_in_a_row < PATIENCE or not learning.readable or learning.recent_level < HALVED * learning.first_level:
+            return ""
+        return "no gradient at all comes past it, so that nothing of the input can be learnt"
+
+
+def _is_cut(step: Step, dead: int) -> bool:
+    """Nothing before the dead layer gets any gradient, to the last bit: there is no way around the layer."""
+    gradient = step.frames.get(Kind.ACTIVATION_GRADIENT)
+    if gradient is None:
+        return False
+    before = (gradient.sites < dead) & (gradient["num"] > 0)
+    return bool(before.any() and (gradient["l2"][before] == 0).all() and (gradient["nan"][before] == 0).all())
 
 
 def _dead(step: Step) -> dict[int, float]:

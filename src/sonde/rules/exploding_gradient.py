@@ -5,7 +5,8 @@ What it finds    deep or recurrent models whose signal is multiplied at every la
 Why it matters   updates are thrown by it; the loss jumps, diverges or becomes NaN.
 How it knows     already at the first observed step, before any update could be to blame, outputs or gradients grow by
                  orders of magnitude along the depth; or the gradient norm leaps to a hundred times its usual size
-                 again and again; and the training fails.
+                 again and again; and the training fails. Where both outputs and gradients grow by a thousand, it is said
+                 even if the loss still falls.
 Known problems   large but even gradients come from a large loss (K28, K21), not from the model: depth is what tells.
                  Clipped training (K07, K40), skipped steps (K09) and everything that learns are left alone. A
                  learning rate too high makes large gradients after its first updates: that is lr-divergence.
@@ -70,6 +71,10 @@ class ExplodingGradient:
         if not self.num_norms and not self.learning.num_nonfinite:
             return NotEvaluated("no gradients were observed")
         failing = self.learning.failing
+        if self.blowup.both_ways and not failing:
+            sentence = f"{self.blowup.sentence}, and the outputs grow alike"
+            level = f"the loss began at {number(self.learning.first_level)} and is at {number(self.learning.recent_level)}"
+            return [self._finding(self.blowup.step, self.blowup.where, sentence, level, Severity.WARNING)]
         if not failing:
             return Clear()
         if self.blowup.grows_with_depth:
@@ -79,10 +84,12 @@ class ExplodingGradient:
             return [self._finding(self.first_leap, "", sentence, failing)]
         return Clear()
 
-    def _finding(self, step: int, where: str, sentence: str, failing: str) -> Finding:
+    def _finding(
+        self, step: int, where: str, sentence: str, failing: str, severity: Severity = Severity.CRITICAL
+    ) -> Finding:
         return Finding(
             rule=self.name,
-            severity=Severity.CRITICAL,
+            severity=severity,
             where=where,
             step=step,
             cause=f"{sentence}, and {failing}",

@@ -59,10 +59,14 @@ class LrZero:
     sources: Sources = field(default_factory=Sources)
     groups: dict[str, Group] = field(default_factory=dict)
     num_schedules: int = 0
+    built_with_zero: bool = True  # as far as is known
 
     def see(self, step: Step) -> None:
         self.sources.see(step)
         self.num_schedules += count(step, "scheduler_steps")
+        for event in step.events:
+            if event.kind == "optimizer" and any(group.get("lr") for group in event.data.get("groups", ())):
+                self.built_with_zero = False
         if not count(step, "optimizer_steps"):
             return
         for name, value in step.scalars.items():
@@ -86,7 +90,7 @@ class LrZero:
         name, group = next(iter(zero.items()))
         position = name.partition(":")[2] or "1"
         who = "the learning rate" if every else f"the learning rate of parameter group {position}"
-        call = "scheduler_step" if self.num_schedules and group.num_zero < group.num_steps else "optimizer"
+        call = "scheduler_step" if self.num_schedules and not self.built_with_zero else "optimizer"
         return [
             Finding(
                 rule=self.name,

@@ -29,7 +29,7 @@ from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.source import Sources
 from sonde.rules.words import listing, modules_of
 
-PATIENCE = 5  # observed updates, all of them: a single zero may be rounding
+PATIENCE = 3  # observed updates of the parameter's own optimizer, all of them: a single zero may be rounding
 VISIBLE = 1e-6  # of the largest weight: what lr times gradient must reach to show in float32
 STATISTICS = ("mean", "std", "min", "max", "l2")  # equal in all five to the last bit: the same values
 

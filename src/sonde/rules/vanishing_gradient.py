@@ -23,8 +23,8 @@ from sonde.rules.learning import Learning
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.words import number
 
-FADED = 1e-4  # first layers over last: healthy models sit between 0.1 and 10, hard ones at 0.01
-PATIENCE = 5  # observed steps in a row, to the end
+FADED = 1e-3  # first layer over last ones: the healthy controls sit between 0.05 and 20, eight sigmoids at 1e-5
+PATIENCE = 3  # observed steps in a row, to the last: as many as every run has from its start
 CLIFF = 0.8  # share of the fall at one place: above it, it is not fading
 
 
