@@ -1,0 +1,51 @@
+"""Every rule is proved twice: the sick programs must be caught by name, the healthy ones must pass in silence.
+
+The programs know nothing of Sonde and run unchanged under `sonde run` with its default settings.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from launcher import run_under_sonde
+
+from sonde.record import Severity
+from sonde.report import judge
+from sonde.rules import RULES
+
+HERE = Path(__file__).parent
+HEALTHY = sorted(path.relative_to(HERE).as_posix() for path in [*HERE.glob("healthy/*.py"), *HERE.glob("fixed/*/*.py")])
+SICK = sorted(path.relative_to(HERE / "sick").as_posix() for path in HERE.glob("sick/*/*.py"))
+EXPECTED = json.loads((HERE / "sick" / "expected.json").read_text(encoding="utf-8"))
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize("program", HEALTHY)
+def test_a_healthy_program_gets_no_finding(program, tmp_path):
+    run, exit_code, output = run_under_sonde(HERE / program, tmp_path)
+    assert exit_code == 0, output
+    report = judge(run)
+    alarms = [finding for finding in report.findings if finding.severity.rank >= Severity.WARNING.rank]
+    assert not alarms, report.summary()
+    assert report.verdict == "healthy", report.summary()
+
+
+@pytest.mark.parametrize("program", SICK)
+def test_a_sick_program_is_caught_with_its_root_cause_first(program, tmp_path):
+    expected = EXPECTED[program]
+    run, _, output = run_under_sonde(HERE / "sick" / program, tmp_path)
+    assert run.is_dir(), output
+    report = judge(run)
+    assert report.verdict == "problems", f"{expected['rule']} was expected\n{report.summary()}"
+    assert report.findings[0].rule in {expected["rule"], *expected["also_accept"]}, report.summary()
+
+
+def test_every_rule_has_sick_programs_and_every_sick_program_an_expectation():
+    assert {EXPECTED[program]["rule"] for program in SICK} == {rule.name for rule in RULES}
+    assert set(EXPECTED) == set(SICK)
