@@ -182,7 +182,8 @@ def _norm(values: Tensor) -> Tensor:
     values, repeats = _without_expansion(values)
     wide = _wide(values.device)
     parts = [torch.linalg.vector_norm(x) for x in _chunks(values, None, wide)()]
-    return torch.linalg.vector_norm(torch.stack(parts or [_number(0, values, wide)])) * math.sqrt(repeats)
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(parts or [_number(0, values, wide)]))
+    return norm * math.sqrt(repeats)
 
 
 @torch.no_grad()
