@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class SparseMLP(nn.Module):
-    def __init__(self, widths=(64, 512, 256, 10), bias=(-0.9, -0.15)):
+    def __init__(self, widths=(64, 512, 256, 10), bias=(-2.0, -0.3)):
         super().__init__()
         self.hidden = nn.ModuleList(nn.Linear(i, o) for i, o in zip(widths[:-2], widths[1:-1]))
         self.head = nn.Linear(widths[-2], widths[-1])
@@ -27,6 +27,9 @@ def fit():
     torch.manual_seed(9)
     d = np.load(Path(__file__).parent.parent / "data" / "digits.npz")
     x, y = torch.tensor(d["images"]).float().flatten(1) / 16, torch.tensor(d["labels"]).long()
+    order = torch.randperm(len(x))
+    x, y = x[order], y[order]
+    x = (x - x[360:].mean(0)) / (x[360:].std(0) + 0.05)
     train = DataLoader(TensorDataset(x[360:], y[360:]), batch_size=32, shuffle=True)
     x_val, y_val = x[:360], y[:360]
     net = SparseMLP()

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 def augment(img: torch.Tensor, g: torch.Generator) -> torch.Tensor:
     n = img.shape[0]
-    dx, dy = torch.randint(-1, 2, (2,), generator=g).tolist()
-    out = torch.roll(img, (dy, dx), dims=(1, 2))
+    shifted = torch.stack([torch.roll(img, (dy, dx), dims=(1, 2)) for dy in (-1, 0, 1) for dx in (-1, 0, 1)])
+    out = shifted[torch.randint(9, (n,), generator=g), torch.arange(n)]
     gain = 0.7 + 0.6 * torch.rand(n, 1, 1, generator=g)
     keep = (torch.rand(img.shape, generator=g) > 0.15).float()
     return out * gain * keep + 0.1 * torch.randn(img.shape, generator=g)

@@ -23,8 +23,8 @@ class Twins(nn.Module):
 
 
 def view(img):
-    shift = torch.randint(-1, 2, (2,)).tolist()
-    img = torch.roll(img, shift, (1, 2)) * (0.8 + 0.4 * torch.rand(len(img), 1, 1))
+    moved = torch.stack([torch.roll(img, s, 2) for s in (-1, 0, 0, 1)])
+    img = moved[torch.randint(4, (len(img),)), torch.arange(len(img))] * (0.8 + 0.4 * torch.rand(len(img), 1, 1))
     return (img * (torch.rand_like(img) > 0.1) + 0.1 * torch.randn_like(img)).flatten(1)
 
 
