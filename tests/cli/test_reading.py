@@ -91,6 +91,15 @@ def test_explain_shows_the_page_of_every_rule(sonde):
         assert part in page
 
 
+def test_compact_names_the_parquet_files_that_it_wrote(sonde, sick_run, tmp_path):
+    pytest.importorskip("pyarrow")
+    child = sonde("compact")
+    assert child.returncode == 0, child.stderr
+    paths = [tmp_path / line for line in child.stdout.splitlines()]
+    assert paths
+    assert all(path.suffix == ".parquet" and path.exists() for path in paths)
+
+
 # ---- bad input
 
 
