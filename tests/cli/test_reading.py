@@ -1,7 +1,6 @@
 """The commands that read: right answers, right exit codes, letters for bad input. None of them needs torch."""
 
 import json
-import os
 import subprocess
 import sys
 
@@ -117,12 +116,12 @@ def test_a_damaged_run_is_judged_by_what_is_left_and_says_so(sonde, sick_run):
     (log,) = sick_run.glob("*.sonde")
     content = bytearray(log.read_bytes())
     middle = len(content) // 2
-    content[middle : middle + 50] = os.urandom(50)
+    content[middle : middle + 50] = b"\xa5" * 50
     log.write_bytes(content)
     child = sonde("diagnose")
     assert child.returncode == 1
     assert "missing-zero-grad" in child.stdout
-    assert "could not be read" in child.stdout
+    assert "could not be read" in " ".join(child.stdout.split())
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 5000, b"not a log at all", b"\x80\x04cposix\nsystem\n"])

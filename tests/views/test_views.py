@@ -65,7 +65,7 @@ def evil_run(sample_run):
 def test_the_text_says_verdict_cause_line_fix_cost_and_run_in_this_order(sick_run):
     text = on_paper(judge(sick_run))
     wanted = ["problems", "70 steps", "missing-zero-grad", "cause", "train.py:41   optimizer.step()", "fix", "not evaluated"]
-    places = [text.index(each) for each in [*wanted, "7 of 70 steps observed", str(sick_run)[-20:]]]
+    places = [text.index(each) for each in [*wanted, "7 of 70 steps observed", "\nrun "]]
     assert places == sorted(places)
 
 
