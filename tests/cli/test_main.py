@@ -35,7 +35,7 @@ def test_the_version_is_said(sonde):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["dignose"], "dignose"),
+        (["dignose"], "Nearest: diagnose"),
         (["diagnose", "--jsn"], "--jsn"),
         (["diagnose", "a", "b"], "unexpected extra argument"),
         (["run"], "Missing argument 'SCRIPT'"),

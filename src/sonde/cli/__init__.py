@@ -6,6 +6,7 @@ Every command parses, calls and prints. What it works with is imported when it i
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from collections.abc import Sequence
@@ -29,7 +30,8 @@ class CommandList(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
-            return None
+            near = difflib.get_close_matches(cmd_name, COMMANDS)
+            ctx.fail(f"there is no command {cmd_name!r}." + (f"\nNearest: {', '.join(near)}" if near else ""))
         command = getattr(import_module(f"sonde.cli.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
