@@ -12,7 +12,6 @@ from types import TracebackType
 
 from sonde.capture.session import DebugSession
 from sonde.config import DebugConfig
-from sonde.errors import SondeError
 
 _OURS = (str(Path(__file__).resolve().parents[1]), runpy.__file__, "<frozen runpy>")
 
@@ -30,8 +29,6 @@ def run_script(
     target: str, args: Sequence[str], *, module: bool, config: DebugConfig, to: str | None, name: str | None, strict: bool
 ) -> Launched:
     """Runs a file or a module to its end. Its own errors are shown as Python would show them and become its exit code."""
-    if not module and not Path(target).is_file():
-        raise SondeError(_missing(target))
     session = DebugSession(config, to=to, name=name or _name(target, module), strict=strict)
     argv, path = sys.argv, list(sys.path)
     sys.argv = [target, *args]
@@ -83,12 +80,3 @@ def _exit_code(leaving: SystemExit) -> int:
 def _name(target: str, module: bool) -> str:
     return target.rpartition(".")[2] if module else Path(target).stem
 
-
-def _missing(target: str) -> str:
-    path = Path(target)
-    if path.is_dir():
-        return f"{target} is a directory; sonde run needs a script. To run a package: sonde run -m {path.name}"
-    folder = path.parent if path.parent.is_dir() else Path()
-    near = sorted(other.name for other in folder.glob("*.py"))[:5]
-    hint = f" Scripts here: {', '.join(near)}." if near else ""
-    return f"no file {target}.{hint} To run an installed module: sonde run -m {path.stem}"
