@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, Concatenate, ParamSpec, cast
 
@@ -79,6 +80,7 @@ class Loop:
         self._guard = Guard(journal, models, self.ledger)
         self._phases = Phases(journal, self._own_until_now)
         self._depth = 0  # doors entered and not left
+        self._thread = 0  # the one that entered them
         self._in_step: Account | None = None
         self._closure = False
         self._scaler_stepped = False
@@ -125,9 +127,13 @@ class Loop:
         if not torch.is_grad_enabled():
             self._journal.add("eval_forwards")
             return
+        if self._depth and self._thread != get_ident():
+            self._journal.add("forwards")  # counted; the thread that came first is the one that is measured
+            return
         self._depth += 1
         if self._depth > 1:
             return
+        self._thread = get_ident()
         self._lines.learn("forward", self.clock.number)
         self._journal.add("forwards")
         if not module.training:
@@ -146,7 +152,7 @@ class Loop:
 
     @contained
     def forward_ended(self, watched: Watched, module: nn.Module, output: Any) -> None:
-        if self._depth == 0 or not torch.is_grad_enabled():
+        if self._depth == 0 or self._thread != get_ident() or not torch.is_grad_enabled():
             return
         self._depth -= 1
         if self._depth == 0:
