@@ -1,4 +1,4 @@
-"""The verdict for programs: the report's own JSON, strict, in one schema (docs/report-format.md)."""
+"""The verdict for programs: the report's own JSON, strict, in one schema (docs/guide/reading-a-verdict.md)."""
 
 from __future__ import annotations
 
