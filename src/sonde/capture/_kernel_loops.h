@@ -73,7 +73,7 @@ TARGET static int NAME(measure)(const float *x, int n, Part *part)
     if (low == high) { /* constant: say so exactly */
         part->mean = low;
         part->m2 = 0;
-        return zeros == n || high >= SQUARE_SHOWS || low <= -SQUARE_SHOWS;
+        return 1;
     }
     if (high < SQUARE_SHOWS && low > -SQUARE_SHOWS)
         return 0;

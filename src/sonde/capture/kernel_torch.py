@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import Parameter, is_lazy
 
-CHUNK = 1 << 20  # elements converted at a time: bounds the memory that a large tensor costs
+# Elements converted at a time, which bounds the memory that a large tensor costs. On a CPU a chunk stays in the second-level cache.
+CHUNK_ON_CPU = 1 << 16
+CHUNK = 1 << 24
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -149, 127  # of float32, denormals included
 
 _DTYPES = frozenset(
@@ -125,7 +127,7 @@ def statistics(tensor: Tensor, minus: Tensor | None = None) -> Tensor | None:
     scale: Tensor | None = None
     if wide is torch.float32 or values.dtype in (torch.float64, torch.complex128):
         # Their squares leave the range of the type that they are computed in.
-        scale = torch.stack([*(torch.where(x.isfinite(), x.abs(), 0.0).amax() for x in chunks()), _number(0, values, wide)]).amax()
+        scale = torch.stack([*(x.nan_to_num(0.0, 0.0, 0.0).abs().amax() for x in chunks()), _number(0, values, wide)]).amax()
         scale = torch.where(scale == 0, 1.0, scale)
     total: _Part | None = None
     for x in chunks():
@@ -147,19 +149,21 @@ def statistics(tensor: Tensor, minus: Tensor | None = None) -> Tensor | None:
 
 
 def _describe(x: Tensor, scale: Tensor | None) -> _Part:
-    finite = x.isfinite()
-    num = finite.sum(dtype=x.dtype)
-    nan = x.isnan().sum(dtype=x.dtype)
+    # Chosen by the clock: isfinite() costs four of these operations, and the sum of truth values three of count_nonzero.
+    y = x.nan_to_num(0.0, 0.0, 0.0)
+    finite = y == x
+    num, nan = torch.count_nonzero(finite).to(x.dtype), torch.count_nonzero(x != x).to(x.dtype)
+    low = x.nan_to_num(math.inf, math.inf, math.inf).amin()
+    high = x.nan_to_num(-math.inf, -math.inf, -math.inf).amax()
     safe = num.clamp(min=1)
-    y = torch.where(finite, x, 0.0)
     if scale is not None:
         y = y / scale
     centre = y.sum() / safe
     deviation = torch.where(finite, y - centre, 0.0)
     off = deviation.sum()
     m2 = ((deviation * deviation).sum() - off * off / safe).clamp(min=0)
-    low, high = torch.where(finite, x, math.inf).amin(), torch.where(finite, x, -math.inf).amax()
-    return _Part(num, centre + off / safe, m2, low, high, (x == 0).sum(dtype=x.dtype), nan, x.numel() - num - nan)
+    zeros = x.numel() - torch.count_nonzero(x).to(x.dtype)
+    return _Part(num, centre + off / safe, m2, low, high, zeros, nan, x.numel() - num - nan)
 
 
 def _join(a: _Part, b: _Part) -> _Part:
@@ -241,11 +245,12 @@ def _without_expansion(values: Tensor) -> tuple[Tensor, int]:
 def _chunks(values: Tensor, minus: Tensor | None, wide: torch.dtype) -> Callable[[], Iterator[Tensor]]:
     flat = values.reshape(-1)
     other = None if minus is None else minus.reshape(-1)
+    size = CHUNK_ON_CPU if values.device.type == "cpu" else CHUNK
 
     def chunks() -> Iterator[Tensor]:
-        for start in range(0, flat.numel(), CHUNK):
-            x = _real(flat[start : start + CHUNK], wide)
-            yield x if other is None else x - _real(other[start : start + CHUNK], wide)
+        for start in range(0, flat.numel(), size):
+            x = _real(flat[start : start + size], wide)
+            yield x if other is None else x - _real(other[start : start + size], wide)
 
     return chunks
 
