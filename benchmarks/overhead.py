@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import argparse
 import gc
-import itertools
 import json
 import statistics
 import sys
 import tempfile
-import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import process_time
@@ -31,6 +29,7 @@ from workloads import WORKLOADS, Training, Workload
 
 import sonde
 
+BARE = "bare"
 FRESH_STEPS = 300  # of a run from its start: the first steps are observed more often than later ones
 FRESH_TURN = 20  # steps of it, in turns with the bare one
 SETTLED_AFTER = 40  # steps after which the governor is where it will stay: what it saved for the start is spent
@@ -121,7 +120,7 @@ def row(workload: Workload, variant: str, times: Iterable[tuple[float, float]], 
     return Row(workload.name, variant, statistics.median(own for own, _ in times), middle, low, high, budget)
 
 
-def sonde_rows(workload: Workload, scratch: Path, num_rounds: int) -> Iterable[Row]:
+def sonde_rows(workload: Workload, scratch: Path, num_rounds: int) -> Iterator[Row]:
     bare = Training(workload)
     everything, default = Training(workload), Training(workload)
     watchers = [Sonde(everything, scratch, every=1), Sonde(default, scratch, every=None)]
@@ -130,32 +129,31 @@ def sonde_rows(workload: Workload, scratch: Path, num_rounds: int) -> Iterable[R
     every_times, default_times = take_turns(workload, trainings, bare, num_rounds)
     for watcher in watchers:
         watcher.close()
-    yield row(workload, "bare", [(bare_ms, bare_ms) for _, bare_ms in every_times])
+    yield row(workload, BARE, [(bare_ms, bare_ms) for _, bare_ms in every_times])
     yield row(workload, "Sonde, everything, every step", every_times, workload.every_budget)
     yield row(workload, "Sonde, default", default_times, workload.default_budget)
 
 
 def fresh_row(workload: Workload, scratch: Path, num_steps: int, num_runs: int) -> Row:
-    """The default over a run from its first step, attaching included."""
+    """The default over a run from its first step, attaching and closing included."""
     times = []
     for _ in range(num_runs):
+        Training(workload).step()  # torch's own first step is slow, and nobody's
         bare, watched = Training(workload), Training(workload)
-        for training in (bare, Training(workload)):  # torch's own first steps are slow
-            training.step()
-        bare = Training(workload)
         started = process_time()
         watcher = Sonde(watched, scratch, every=None)
-        own_ms = (process_time() - started) * 1e3
-        bare_ms = 0.0
-        for num in itertools.repeat(FRESH_TURN, num_steps // FRESH_TURN):
-            own_ms += turn(watched, watcher, num, 0) * num
-            bare_ms += turn(bare, Watcher(), num, 0) * num
+        own_ms, bare_ms = (process_time() - started) * 1e3, 0.0
+        for _ in range(num_steps // FRESH_TURN):
+            own_ms += turn(watched, watcher, FRESH_TURN, 0) * FRESH_TURN
+            bare_ms += turn(bare, Watcher(), FRESH_TURN, 0) * FRESH_TURN
+        started = process_time()
         watcher.close()
+        own_ms += (process_time() - started) * 1e3
         times.append((own_ms / num_steps, bare_ms / num_steps))
-    return row(workload, f"Sonde, default, first {num_steps} steps", times, workload.default_budget)
+    return row(workload, "Sonde, default, a run from its start", times, workload.default_budget)
 
 
-def peer_rows(workload: Workload, scratch: Path, num_rounds: int) -> Iterable[Row]:
+def peer_rows(workload: Workload, scratch: Path, num_rounds: int) -> Iterator[Row]:
     num_steps = max(2, workload.chunk // PEER_SHARE)
     bare = Training(workload)
     for peer in PEERS:
@@ -173,25 +171,42 @@ def peer_rows(workload: Workload, scratch: Path, num_rounds: int) -> Iterable[Ro
 
 
 def show(row: Row) -> None:
-    if row.note:
-        numbers = f"{'':>9}  {'':>22}"
-    else:
-        spread = f"{row.ratio:.3f} ({row.low:.3f}–{row.high:.3f})" if row.variant != "bare" else "1"
-        numbers = f"{row.step_ms:9.2f}  {spread:>22}"
-    print(f"{row.variant:40}{numbers}  {row.verdict}".rstrip(), flush=True)
+    spread = "1" if row.variant == BARE else f"{row.ratio:.3f} ({row.low:.3f}–{row.high:.3f})"
+    numbers = f"{'':9}  {'':22}" if row.note else f"{row.step_ms:9.2f}  {spread:>22}"
+    print(f"{row.workload:12} {row.variant:38}{numbers}  {row.verdict}".rstrip(), flush=True)
 
 
-def measure(workload: Workload, scratch: Path, arguments: argparse.Namespace) -> Iterable[Row]:
-    quick = arguments.quick
-    rounds = arguments.rounds or (3 if quick else 15)
-    yield from sonde_rows(workload, scratch, rounds)
-    if not quick or workload.chunk > FRESH_TURN:
-        yield fresh_row(workload, scratch, FRESH_STEPS, num_runs=max(1, min(rounds, workload.chunk // FRESH_TURN)))
-    if not arguments.no_peers:
+def table(rows: Sequence[Row]) -> str:
+    """All of it in Markdown, a column per workload: as the README has it."""
+    names = list(dict.fromkeys(row.workload for row in rows))
+    by_place = {(row.variant, row.workload): row for row in rows}
+
+    def cell(variant: str, name: str) -> str:
+        row = by_place.get((variant, name))
+        if row is None or row.note:
+            return row.note if row else "–"
+        if variant == BARE:
+            return f"1 ({row.step_ms:.1f} ms)"
+        return f"{row.ratio:.2f}" + (f" (budget {row.budget:.2f})" if row.budget else "")
+
+    titles = {workload.name: workload.title for workload in WORKLOADS}
+    lines = [["", *(titles[name] for name in names)], ["---"] * (len(names) + 1)]
+    lines += [[variant, *(cell(variant, name) for name in names)] for variant in dict.fromkeys(row.variant for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def measure(workloads: Sequence[Workload], scratch: Path, *, num_rounds: int, quick: bool, with_peers: bool) -> Iterator[Row]:
+    """Sonde on all workloads, then the peers, which leave imports and threads behind."""
+    for workload in workloads:
+        yield from sonde_rows(workload, scratch, num_rounds)
+        is_fast = workload.chunk > FRESH_TURN
+        if is_fast or not quick:
+            yield fresh_row(workload, scratch, FRESH_STEPS, num_runs=min(num_rounds, 5) if is_fast else 1)
+    for workload in workloads if with_peers else ():
         yield from peer_rows(workload, scratch, 2 if quick else 5)
 
 
-def main(make_rows: Callable[[Workload, Path, argparse.Namespace], Iterable[Row]] = measure) -> int:
+def main() -> int:
     parser = argparse.ArgumentParser(description="What watching costs, as a ratio of CPU time to the bare training.")
     parser.add_argument("--threads", type=int, default=2, help="of torch (default: 2)")
     parser.add_argument("--only", choices=[workload.name for workload in WORKLOADS], action="append", help="this workload; may be repeated")
@@ -201,18 +216,16 @@ def main(make_rows: Callable[[Workload, Path, argparse.Namespace], Iterable[Row]
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here as well")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    warnings.filterwarnings("ignore", message=".*Anomaly.*")
-    print(facts())
+    workloads = [workload for workload in WORKLOADS if not arguments.only or workload.name in arguments.only]
+    num_rounds = arguments.rounds or (3 if arguments.quick else 15)
+    print(f"{facts()}\n\n{'':51}{'ms a step':>9}  {'ratio (quartiles)':>22}")
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
-        # Sonde's part of all workloads comes first: peers leave threads and imports behind.
-        for workload in WORKLOADS:
-            if arguments.only and workload.name not in arguments.only:
-                continue
-            print(f"\n{workload.title}\n{'':40}{'ms a step':>9}  {'ratio (quartiles)':>22}")
-            for each in make_rows(workload, Path(scratch), arguments):
-                show(each)
-                rows.append(each)
+        each_row = measure(workloads, Path(scratch), num_rounds=num_rounds, quick=arguments.quick, with_peers=not arguments.no_peers)
+        for each in each_row:
+            show(each)
+            rows.append(each)
+    print("\n" + table(rows))
     if arguments.json:
         arguments.json.write_text(json.dumps({"machine": facts(), "rows": [asdict(each) for each in rows]}, indent=1) + "\n")
     num_over = sum(each.is_over for each in rows)

@@ -81,7 +81,8 @@ class _Transformer(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         places = torch.arange(tokens.shape[1])
-        return self.head(self.layers(self.tokens(tokens) + self.positions(places)))
+        logits: torch.Tensor = self.head(self.layers(self.tokens(tokens) + self.positions(places)))
+        return logits
 
 
 def _transformer() -> tuple[nn.Module, nn.Module, torch.Tensor, torch.Tensor]:
