@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from math import inf, log, nan
 
+import numpy as np
 import pytest
 from synthetic import LAYERS, PARAMETER_IDS, ask, falling, noise, opening, parameter_rows, row, stuck, the_finding, training, why_not
 
-from sonde.record import Event, Kind, Severity
+from sonde.record import STATISTICS, Event, Frame, Kind, Severity, Site, Step
 from sonde.rules.dead_relu import DeadRelu
 from sonde.rules.exploding_gradient import ExplodingGradient
 from sonde.rules.loss_plateau import LossPlateau
@@ -70,6 +71,57 @@ def test_a_gradient_that_grows_with_depth_before_any_update_is_found():
 
 def test_a_gradient_that_grows_with_depth_in_a_model_that_learns_is_clear():
     assert ask(ExplodingGradient, training(frames=slope(10.0))) == Clear()
+
+
+def both_ways(step):
+    sizes = {path: row(l2=1.0 * 10**index) for index, path in enumerate(LAYERS)}
+    return slope(10.0)(step) | {Kind.ACTIVATION: sizes}
+
+
+def test_a_signal_that_grows_in_both_directions_is_a_warning_even_if_the_loss_falls():
+    finding = the_finding(ExplodingGradient, training(loss=lambda s: 1e6 * falling(s), frames=both_ways))
+    assert finding.severity == Severity.WARNING
+
+
+RNN_SITES = {
+    number: Site(number, "parameter", path, "model", kind, shape=(64,))
+    for number, path, kind in [
+        (300, "rnn.bias_ih_l0", "RNN"),
+        (301, "rnn.bias_hh_l0", "RNN"),
+        (302, "rnn.bias_ih_l1", "RNN"),
+        (303, "rnn.bias_hh_l1", "RNN"),
+        (304, "readout.bias", "Linear"),
+    ]
+}
+
+
+def recurrent(norms, **kwargs):
+    """A model whose depth is inside one recurrent module: only the gradients of its biases show it."""
+    steps = []
+    for step in training(frames=lambda s: {Kind.ACTIVATION: {}, Kind.ACTIVATION_GRADIENT: {}}, **kwargs):
+        frames = dict(step.frames)
+        if Kind.GRADIENT in frames:
+            values = np.array([[row(l2=norm)[name] for norm in norms] for name in STATISTICS])
+            frames[Kind.GRADIENT] = Frame(Kind.GRADIENT, step.number, np.array(list(RNN_SITES), np.uint32), STATISTICS, values)
+        steps.append(Step(step.number, 0, step.scalars, frames, step.events, {**step.sites, **RNN_SITES}))
+    return steps
+
+
+def test_gradients_that_explode_inside_a_recurrent_layer_are_found_by_its_biases():
+    steps = recurrent([1000.0, 1000.0, 30.0, 30.0, 0.8], loss=lambda s: 2.3 if s == 0 else nan)
+    finding = the_finding(ExplodingGradient, steps)
+    assert finding.where == "rnn"
+    assert ask(LrDivergence, steps) == Clear()
+
+
+def test_gradients_that_fade_inside_stacked_recurrent_layers_are_found_by_their_biases():
+    assert the_finding(VanishingGradient, recurrent([1e-6, 1e-6, 1e-4, 1e-3, 0.5], loss=stuck)).where == "rnn"
+
+
+def test_a_healthy_recurrent_layer_is_clear():
+    steps = recurrent([0.5, 0.5, 0.3, 0.3, 0.8], loss=stuck)
+    assert ask(VanishingGradient, steps) == Clear()
+    assert ask(ExplodingGradient, steps) == Clear()
 
 
 def test_a_gradient_norm_that_leaps_again_and_again_is_found():
@@ -164,6 +216,18 @@ def test_a_layer_that_comes_back_is_clear():
 def test_a_layer_with_no_gradient_for_another_reason_is_no_dead_relu():
     def frames(step):
         return {Kind.ACTIVATION_GRADIENT: {path: row(l2=0.0, zeros=1000) if path == "net.0" else row() for path in LAYERS}}
+
+    assert ask(DeadRelu, training(loss=stuck, frames=frames)) == Clear()
+
+
+def test_a_model_that_a_dead_layer_cuts_off_is_found_although_its_last_bias_still_learns():
+    steps = training(200, loss=lambda s: 2.3 - 0.002 * s, frames=dead_from(0))
+    assert "no gradient at all" in the_finding(DeadRelu, steps).cause
+
+
+def test_a_layer_that_is_merely_negative_on_average_is_no_dead_relu():
+    def frames(step):
+        return dead_from(0)(step) | {Kind.ACTIVATION: {path: row(mean=-0.1, max=1.0) for path in LAYERS}}
 
     assert ask(DeadRelu, training(loss=stuck, frames=frames)) == Clear()
 
@@ -263,6 +327,22 @@ def test_updates_that_are_too_small_are_named():
 def test_losses_away_from_chance_are_never_called_stuck(loss):
     answer = ask(LossPlateau, training(200, loss=loss))
     assert not isinstance(answer, list)
+
+
+def test_a_model_that_no_gradient_reaches_is_found_wherever_its_loss_lies():
+    def frames(step):
+        return {Kind.GRADIENT: {path: row(l2=0.2 if path.startswith("head") else 0.0) for path in PARAMETER_IDS}}
+
+    finding = the_finding(LossPlateau, training(loss=lambda s: 50 + noise(s), frames=frames))
+    assert finding.where == "net"
+    assert finding.evidence["parameters_without_gradient"] == 8
+
+
+def test_branches_that_start_with_zero_gradients_are_no_plateau():
+    def frames(step):
+        return {Kind.GRADIENT: {path: row(l2=0.2 if path.startswith("head") else 0.0) for path in PARAMETER_IDS}} if step == 0 else {}
+
+    assert "nothing shows" in why_not(LossPlateau, training(loss=lambda s: 50 + noise(s), frames=frames))
 
 
 def test_adversaries_are_not_judged_by_their_losses():

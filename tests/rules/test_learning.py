@@ -7,7 +7,7 @@ from math import log, nan
 import pytest
 from synthetic import falling, noise, opening, stuck, training
 
-from sonde.record import Event
+from sonde.record import Event, Step
 from sonde.rules.learning import BUCKETS, History, Learning
 
 
@@ -68,6 +68,15 @@ def test_a_loss_that_only_fits_its_bias_is_stuck_but_not_failing():
 @pytest.mark.parametrize("loss", [lambda s: -3.0, lambda s: noise(s), lambda s: 0.0])
 def test_losses_that_are_not_positive_are_never_failing(loss):
     assert not after(loss=loss).stuck
+
+
+def test_a_second_loss_that_takes_over_is_no_nan_of_the_first():
+    """Pre-training and fine-tuning call backward on different lines: the first series is NaN from then on, with no event of a bad loss."""
+    quiet = Learning()
+    for step in training(loss=lambda s: falling(s) if s < 50 else nan, scalars=lambda s: {"loss:2": 0.2 if s >= 50 else nan}):
+        quiet.see(Step(step.number, 0, step.scalars, {}, (), {}))
+    assert quiet.num_nonfinite == 0
+    assert quiet.num_losses == 100
 
 
 def test_several_losses_are_never_failing_by_their_level():

@@ -98,6 +98,12 @@ def test_a_schedule_that_falls_to_zero_after_its_first_epoch_is_found_where_it_b
     assert finding.step == 20
 
 
+def test_a_schedule_that_makes_the_rate_zero_is_blamed_by_its_line():
+    start = [*opening(), Event("source", 0, {"call": "scheduler_step", "line": "train.py:22", "text": "scheduler.step()"})]
+    finding = the_finding(LrZero, training(start=start, loss=stuck, scalars=lambda s: {"lr": 0.0, "scheduler_steps": 1}))
+    assert finding.evidence["source"] == "train.py:22"
+
+
 def test_one_group_with_a_rate_of_zero_is_a_warning():
     finding = the_finding(LrZero, training(scalars=lambda s: {"lr:2": 0.0}))
     assert finding.severity == Severity.WARNING
@@ -123,6 +129,13 @@ def test_training_in_eval_mode_is_found_from_the_first_validation_on():
     finding = the_finding(TrainInEvalMode, training(scalars=scalars))
     assert finding.step == 30
     assert finding.evidence["updates_in_eval"] == 70
+
+
+def test_eval_mode_is_found_where_the_modules_are_counted_on_observed_steps_alone():
+    def scalars(step):
+        return {"root_in_eval": 1, "mode_modules": 2 * (step < 3), "mode_modules_in_eval": 2 * (step < 3)}
+
+    assert the_finding(TrainInEvalMode, training(scalars=scalars)).step == 0
 
 
 def test_frozen_batch_norm_inside_a_training_model_is_clear():

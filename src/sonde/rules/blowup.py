@@ -58,8 +58,8 @@ class Blowup:
             self.sentence = f"before the first update {what} already {number(times)} times {than}"
             self.numbers = {"gradient_first_over_last": seen.backward, "output_last_over_first": seen.forward}
             self.both_ways = seen.backward >= GROWTH and seen.forward >= GROWTH
-            return
-        self._judge_evenness(step)
+        if seen is None:
+            self._judge_evenness(step)
 
     def _judge_evenness(self, step: Step) -> None:
         """Where the depth is inside one module (a recurrent layer), the gradients of the parameters tell it."""

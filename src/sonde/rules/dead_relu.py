@@ -30,6 +30,7 @@ from sonde.rules.words import listing, number
 PATIENCE = 3  # observed steps in a row, to the last: one dead batch is chance; every run has three from its start
 HALVED = 0.5  # of the starting loss: more than a last bias gains by itself
 DEAD = 0.99  # share of zeros; healthy ReLU layers sit at 0.3–0.8
+FAR_BELOW = 2.0  # standard deviations that the mean of a layer's output lies below zero: 98 % of it is negative then
 RELU = ("ReLU", "ReLU6")
 BEFORE_RELU = ("Linear", "LazyLinear", "Conv1d", "Conv2d", "Conv3d", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "LayerNorm", "GroupNorm")
 
@@ -113,17 +114,16 @@ def _dead(step: Step) -> dict[int, float]:
     output = step.frames[Kind.ACTIVATION]
     share = output["zeros"] / np.maximum(output["num"], 1)
     dead: dict[int, float] = {}
-    below: dict[int, float] = {}  # layers whose outputs lie below zero: dead only if their gradient is cut, too
-    for site, zeros, num, mean, highest in zip(
-        output.sites.tolist(), share.tolist(), output["num"].tolist(), output["mean"].tolist(), output["max"].tolist()
-    ):
+    below: list[int] = []  # layers whose outputs lie below zero: dead only if their gradient is cut, too
+    columns = (share, *(output[name] for name in ("num", "mean", "std", "max")))
+    for site, zeros, num, mean, std, highest in zip(output.sites.tolist(), *(column.tolist() for column in columns)):
         known = step.sites.get(site)
         if known is None or num <= 1:
             continue
         if known.type in RELU and zeros >= DEAD:
             dead[site] = zeros
-        elif known.type in BEFORE_RELU and mean < 0:
-            below[site] = highest
+        elif known.type in BEFORE_RELU and (highest <= 0 or mean + FAR_BELOW * std < 0):
+            below.append(site)
     gradient = step.frames.get(Kind.ACTIVATION_GRADIENT)
     if gradient is None or not below:
         return dead

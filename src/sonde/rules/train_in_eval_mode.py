@@ -44,11 +44,12 @@ class TrainInEvalMode:
         self.sources.see(step)
         self.eval_forwards += count(step, "eval_forwards")
         forwards, modules = count(step, "forwards"), count(step, "mode_modules")
+        self.mode_modules = max(self.mode_modules, modules)
         if not forwards or not count(step, "optimizer_steps") or not count(step, "backwards"):
             return
         self.num_updates += 1
-        self.mode_modules = max(self.mode_modules, modules)
-        if modules and count(step, "root_in_eval") >= forwards and count(step, "mode_modules_in_eval") >= modules:
+        # The modules are counted on observed steps alone; on the others the mode of the root must do.
+        if count(step, "root_in_eval") >= forwards and count(step, "mode_modules_in_eval") >= modules:
             self.num_in_eval += 1
             self.in_a_row += 1
             if self.in_a_row == 1:
@@ -61,7 +62,7 @@ class TrainInEvalMode:
     def answer(self) -> Answer:
         if self.num_updates < PATIENCE:
             return NotEvaluated(f"only {self.num_updates} updates followed a forward of a watched model")
-        if self.step < 0:
+        if self.step < 0 or not self.mode_modules:
             return Clear()
         after = " since the validation before it" if self.eval_forwards and self.num_in_eval < self.num_updates else ""
         return [
