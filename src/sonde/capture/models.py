@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -216,7 +217,8 @@ class Models:
         return repr(marks) if marks else ""
 
     def close(self) -> None:
-        for watched, activations in self._watched:
-            activations.clear()
-            watched.remove_entries()
+        with contextlib.ExitStack() as last:  # all of them, whatever becomes of one
+            for watched, activations in self._watched:
+                last.callback(watched.remove_entries)
+                last.callback(activations.clear)
         self._watched.clear()

@@ -127,15 +127,20 @@ class DebugSession:
         if loop is None:
             return
         try:
-            loop.finish()
-        finally:
-            loop.deaf = True
-            calls.unlisten(loop)
-            self._discovery.stop()
-            self._models.close()
-            self._journal.event("end", loop.clock.number, how=how, exit_code=exit_code, exception=exception)
-            self._journal.flush()
-            self._journal.close()
+            # Each of these is tried, whatever becomes of those before it: a hook that stays is worse than a run without its last word.
+            with contextlib.ExitStack() as last:
+                last.callback(self._journal.close)
+                last.callback(self._journal.flush)
+                last.callback(self._journal.event, "end", loop.clock.number, how=how, exit_code=exit_code, exception=exception)
+                last.callback(self._models.close)
+                last.callback(self._discovery.stop)
+                last.callback(calls.unlisten, loop)
+                last.callback(setattr, loop, "deaf", True)
+                loop.finish()
+        except Exception as error:
+            if self.strict:
+                raise
+            _log.warning("sonde: the run could not be closed properly (%s: %s).", type(error).__name__, error)
 
     def __enter__(self) -> Self:
         return self if self._started else self.start()
@@ -169,8 +174,11 @@ class DebugSession:
                     numbers[name] = number
             except Exception as error:
                 self._faults.caught("log", name, error)
-        if numbers:
-            self._journal.log(step, numbers)
+        try:
+            if numbers:
+                self._journal.log(step, numbers)
+        except Exception as error:
+            self._faults.caught("log", "", error)
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
