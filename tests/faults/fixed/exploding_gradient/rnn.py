@@ -4,7 +4,7 @@ from torch import nn
 
 torch.manual_seed(5)
 torch.set_num_threads(1)
-T, K, H = 40, 4, 48
+T, K, H = 30, 4, 48
 
 
 class Memory(nn.Module):
@@ -13,7 +13,7 @@ class Memory(nn.Module):
         self.rnn = nn.RNN(K, H, nonlinearity="relu", batch_first=True)
         self.readout = nn.Linear(H, K)
         nn.init.eye_(self.rnn.weight_hh_l0)
-        nn.init.normal_(self.rnn.weight_ih_l0, std=0.1)
+        nn.init.normal_(self.rnn.weight_ih_l0, std=0.3)
         nn.init.zeros_(self.rnn.bias_ih_l0)
         nn.init.zeros_(self.rnn.bias_hh_l0)
 
@@ -30,12 +30,13 @@ def batch(n):
 
 
 net = Memory()
-optimizer = torch.optim.SGD(net.parameters(), lr=0.02)
-for step in range(200):
+optimizer = torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.9)
+for step in range(250):
     s, label = batch(40)
     loss = nn.functional.cross_entropy(net(s), label)
     optimizer.zero_grad()
     loss.backward()
+    nn.utils.clip_grad_norm_(net.parameters(), 1.0)
     optimizer.step()
     if step % 25 == 0:
         print(f"step {step} loss {loss.item():.4g}")

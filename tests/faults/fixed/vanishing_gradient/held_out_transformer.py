@@ -34,7 +34,7 @@ class RowTransformer(nn.Module):
 
 
 class Run:
-    lr = 0.05
+    lr = 0.1
     epochs = 5
     batch_size = 40
 

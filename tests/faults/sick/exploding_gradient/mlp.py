@@ -8,7 +8,7 @@ torch.set_num_threads(1)
 
 
 class DeepNet(nn.Module):
-    def __init__(self, depth=20, width=64):
+    def __init__(self, depth=18, width=64):
         super().__init__()
         self.inp = nn.Linear(64, width)
         self.hidden = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
@@ -28,10 +28,10 @@ data = np.load(Path(__file__).resolve().parents[2] / "data" / "digits.npz")
 x = torch.tensor(data["images"].reshape(-1, 64), dtype=torch.float32) / 16
 y = torch.tensor(data["labels"], dtype=torch.long)
 net = DeepNet()
-opt = torch.optim.SGD(net.parameters(), lr=0.01)
+opt = torch.optim.AdamW(net.parameters(), lr=1e-3)
 loss_fn = nn.CrossEntropyLoss()
 
-for epoch in range(6):
+for epoch in range(8):
     for idx in torch.randperm(1400).split(28):
         opt.zero_grad()
         loss = loss_fn(net(x[idx]), y[idx])
