@@ -82,8 +82,15 @@ def test_a_run_that_trained_nothing_is_unknown_and_says_why(tmp_path):
 
 
 def test_backward_without_updates_is_unknown(tmp_path):
-    steps = training(8, start=[], scalars=lambda s: {"optimizer_steps": 0})
-    assert "no parameter was updated" in judge(write(tmp_path / "run", steps)).why_unknown
+    steps = training(8, scalars=lambda s: {"optimizer_steps": 0})
+    assert "no optimizer stepped" in judge(write(tmp_path / "run", steps)).why_unknown
+
+
+def test_training_with_bare_tensors_is_unknown_and_not_called_healthy(tmp_path):
+    steps = training(start=[], scalars=lambda s: {"optimizer_steps": 0, "forwards": 0}, observed=lambda s: False)
+    report = judge(write(tmp_path / "run", steps))
+    assert report.verdict == "unknown"
+    assert "neither" in report.why_unknown
 
 
 class Chatty:

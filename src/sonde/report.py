@@ -196,8 +196,10 @@ def _verdict(findings: Sequence[Finding], facts: _Facts, nothing_evaluated: bool
         return "problems", ""
     if not facts.activity.totals["backwards"] and not facts.activity.updates:
         return "unknown", "Sonde saw no training: no optimizer stepped and no backward ran."
+    if not facts.activity.updates and not facts.num_models:
+        return "unknown", "Backward ran, but Sonde saw neither a torch.nn.Module nor an optimizer to watch."
     if not facts.activity.updates:
-        return "unknown", "Nothing was trained: backward ran, but no parameter was updated."
+        return "unknown", "Nothing was trained: backward ran, but no optimizer stepped and no parameter was changed."
     if nothing_evaluated:
         return "unknown", "No rule had enough to judge by."
     return "healthy", ""
@@ -213,11 +215,13 @@ class _Facts:
     pending: int = 0  # losses in the newest point
     num_observed: int = 0
     num_steps: int = 0
+    num_models: int = 0
     step_ms: float = 0.0
     sonde_ms: float = 0.0
     rank: int | None = None  # the lowest: its loss is the one that is drawn
 
     def see(self, step: Step) -> None:
+        self.num_models += sum(event.kind == "model" for event in step.events)
         if not step.scalars:
             return
         self.activity.see(step)

@@ -33,7 +33,8 @@ def test_a_healthy_program_gets_no_finding(program, tmp_path):
     report = judge(run)
     alarms = [finding for finding in report.findings if finding.severity.rank >= Severity.WARNING.rank]
     assert not alarms, report.summary()
-    assert report.verdict == "healthy", report.summary()
+    # A program that trains bare tensors shows Sonde nothing to watch: then the honest answer is that it cannot tell.
+    assert report.verdict == ("healthy" if report.run.models else "unknown"), report.summary()
 
 
 @pytest.mark.parametrize("program", SICK)
