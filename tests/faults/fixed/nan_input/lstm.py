@@ -1,4 +1,4 @@
-# temperature log of one year, hourly means, some dropouts of the sensor
+# temperature log of two months, hourly means
 import math
 import torch
 from torch import nn

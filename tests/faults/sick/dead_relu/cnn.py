@@ -31,7 +31,6 @@ def main():
     torch.manual_seed(1)
     torch.set_num_threads(1)
     npz = np.load(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "data", "digits.npz"))
-    # ink on paper: black is 0, paper is -1
     x = torch.from_numpy(npz["images"]).float().unsqueeze(1) / 16 - 1.5
     y = torch.from_numpy(npz["labels"]).long()
     loader = DataLoader(TensorDataset(x[:1400], y[:1400]), batch_size=40, shuffle=True)
