@@ -1,0 +1,82 @@
+"""The governor, with steps whose cost a test decides."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sonde.capture.governor import FIRST_STEPS, START_NS, Governor
+
+MS = 1_000_000
+
+
+def simulate(governor: Governor, num_steps: int, *, step_ns: float, plain_ns: float, observed_ns: float) -> list[bool]:
+    """Which steps are observed, if the training itself takes `step_ns`, and Sonde `plain_ns`, or `observed_ns` where it observes."""
+    seen = []
+    for step in range(num_steps):
+        observed = governor.observes(step)
+        own = observed_ns if observed else plain_ns
+        governor.step_ended(step_ns=step_ns + own, own_ns=own, observed=observed)
+        seen.append(observed)
+    return seen
+
+
+def overhead(seen: list[bool], *, step_ns: float, plain_ns: float, observed_ns: float) -> float:
+    own = sum(observed_ns if observed else plain_ns for observed in seen)
+    return own / (len(seen) * step_ns)
+
+
+def test_the_first_steps_are_always_observed() -> None:
+    seen = simulate(Governor(0.001), 50, step_ns=MS, plain_ns=0, observed_ns=1000 * MS)
+    assert seen[:FIRST_STEPS] == [True] * FIRST_STEPS
+    assert not any(seen[FIRST_STEPS:])
+
+
+@pytest.mark.parametrize("every", [1, 2, 7])
+def test_a_fixed_cadence_is_kept_whatever_it_costs(every: int) -> None:
+    seen = simulate(Governor(0.001, every), 30, step_ns=MS, plain_ns=MS, observed_ns=1000 * MS)
+    assert seen == [step % every == 0 for step in range(30)]
+
+
+@given(
+    budget=st.floats(0.005, 0.2),
+    step_ms=st.floats(1, 500),
+    observed_share=st.floats(0.01, 2.0),
+    plain_share=st.floats(0.0, 0.002),
+)
+def test_over_a_long_run_the_overhead_stays_within_the_budget(budget: float, step_ms: float, observed_share: float, plain_share: float) -> None:
+    step_ns = step_ms * MS
+    costs = {"step_ns": step_ns, "plain_ns": plain_share * step_ns, "observed_ns": (plain_share + observed_share) * step_ns}
+    seen = simulate(Governor(budget), 3000, **costs)
+    start = (START_NS + 3 * FIRST_STEPS * costs["observed_ns"]) / (3000 * step_ns)  # what a new run may spend at once
+    assert overhead(seen, **costs) <= budget + start + 1e-9
+
+
+def test_cheap_observing_happens_at_every_step() -> None:
+    assert all(simulate(Governor(0.02), 200, step_ns=100 * MS, plain_ns=0, observed_ns=MS))
+
+
+def test_dear_observing_still_happens_now_and_then() -> None:
+    seen = simulate(Governor(0.02), 2000, step_ns=10 * MS, plain_ns=MS // 10, observed_ns=5 * MS)
+    assert 10 < sum(seen[100:]) < 200
+
+
+def test_a_budget_that_the_ever_present_work_uses_up_does_not_blind_it() -> None:
+    seen = simulate(Governor(0.02), 5000, step_ns=MS, plain_ns=MS // 20, observed_ns=MS)
+    assert sum(seen[1000:]) >= 10
+
+
+def test_a_long_pause_buys_no_burst_of_slow_steps() -> None:
+    governor = Governor(0.02)
+    simulate(governor, 200, step_ns=10 * MS, plain_ns=0, observed_ns=20 * MS)
+    governor.step_ended(step_ns=3600e9, own_ns=0, observed=False)  # an hour of validation
+    seen = simulate(governor, 20, step_ns=10 * MS, plain_ns=0, observed_ns=20 * MS)
+    assert sum(seen) <= 4
+
+
+def test_after_a_change_the_next_steps_are_observed_again() -> None:
+    governor = Governor(0.001)
+    simulate(governor, 50, step_ns=MS, plain_ns=0, observed_ns=1000 * MS)
+    governor.look_closely()
+    assert simulate(governor, 10, step_ns=MS, plain_ns=0, observed_ns=1000 * MS) == [True] * FIRST_STEPS + [False] * (10 - FIRST_STEPS)

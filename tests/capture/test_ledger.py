@@ -1,0 +1,109 @@
+"""The ledger of gradients: stale, empty or lost when an optimizer uses them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from sonde.capture import kernel
+from sonde.capture.ledger import Ledger, parameters_of
+
+
+class Loop:
+    """A training loop that tells a ledger what it does, as a session would."""
+
+    def __init__(self) -> None:
+        self.model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.ledger = Ledger()
+        self.account = self.ledger.open(self.optimizer)
+
+    def backward(self) -> bool:
+        loss = self.model(torch.randn(5, 3)).square().mean()
+        cleared = self.ledger.backward_begins()
+        loss.backward()
+        self.ledger.backward_ended()
+        return cleared
+
+    def zero(self, *, told: bool = True, to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none=to_none)
+        if told:
+            self.ledger.zeroed(self.optimizer)
+
+    def step(self) -> tuple[bool, bool]:
+        square, bad = kernel.guard([p.grad for p in parameters_of(self.optimizer) if p.grad is not None])
+        answer = self.ledger.used(self.account, empty=square == 0 and bad < 0)
+        self.optimizer.step()
+        return answer
+
+
+def test_a_sound_loop_has_neither_stale_nor_lost_gradients() -> None:
+    loop = Loop()
+    for _ in range(4):
+        loop.zero()
+        loop.backward()
+        assert loop.step() == (False, False)
+
+
+def test_gradients_that_are_never_cleared_are_stale_from_the_second_step_on() -> None:
+    loop = Loop()
+    answers = []
+    for _ in range(3):
+        loop.backward()
+        answers.append(loop.step())
+    assert answers == [(False, False), (True, False), (True, False)]
+
+
+def test_accumulation_on_purpose_is_not_stale() -> None:
+    loop = Loop()
+    for _ in range(3):
+        for _ in range(4):
+            loop.backward()
+        assert loop.step() == (False, False)
+        loop.zero()
+
+
+def test_clearing_by_hand_is_seen_without_being_told() -> None:
+    for way in ("none", "zero"):
+        loop = Loop()
+        for _ in range(3):
+            loop.backward()
+            assert loop.step() == (False, False)
+            for p in loop.model.parameters():
+                if way == "none":
+                    p.grad = None
+                else:
+                    p.grad.zero_()
+
+
+def test_clearing_between_backward_and_step_loses_the_gradients() -> None:
+    loop = Loop()
+    for to_none in (True, False):
+        loop.backward()
+        loop.zero(told=False, to_none=to_none)
+        assert loop.step() == (False, True)
+
+
+def test_a_step_without_any_backward_is_empty_but_nothing_was_lost() -> None:
+    loop = Loop()
+    assert loop.step() == (False, False)
+
+
+def test_a_backward_that_follows_clearing_says_so() -> None:
+    loop = Loop()
+    assert loop.backward() is False
+    assert loop.backward() is False  # accumulates
+    loop.zero(told=False)
+    assert loop.backward() is True
+
+
+def test_an_optimizer_that_died_makes_room_for_a_new_one_with_the_same_id() -> None:
+    loop = Loop()
+    loop.backward()
+    loop.step()
+    replaced = torch.optim.SGD(loop.model.parameters(), lr=0.1)
+    loop.ledger.accounts[id(replaced)] = loop.account  # as if Python had given the new one the old one's address
+    account = loop.ledger.open(replaced)
+    assert account is not loop.account
+    assert account.num_steps == 0
+    assert account.optimizer() is replaced
