@@ -32,7 +32,7 @@ import sonde
 BARE = "bare"
 FRESH_STEPS = 300  # of a run from its start: the first steps are observed more often than later ones
 FRESH_TURN = 20  # steps of it, in turns with the bare one
-SETTLED_AFTER = 40  # steps after which the governor is where it will stay: what it saved for the start is spent
+SETTLED_AFTER = 2  # turns after which the governor is where it will stay: what it saved for the start is spent
 PEER_SHARE = 5  # a peer's turn is so many times shorter: its ratio is large and need not be sharp
 
 
@@ -124,7 +124,7 @@ def sonde_rows(workload: Workload, scratch: Path, num_rounds: int) -> Iterator[R
     bare = Training(workload)
     everything, default = Training(workload), Training(workload)
     watchers = [Sonde(everything, scratch, every=1), Sonde(default, scratch, every=None)]
-    turn(default, watchers[1], SETTLED_AFTER, 0)
+    turn(default, watchers[1], SETTLED_AFTER * workload.chunk, 0)
     trainings = [(everything, watchers[0], workload.chunk), (default, watchers[1], workload.chunk)]
     every_times, default_times = take_turns(workload, trainings, bare, num_rounds)
     for watcher in watchers:
