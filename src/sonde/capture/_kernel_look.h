@@ -1,7 +1,7 @@
 /* How a tensor is asked for its memory.
  *
- * Through the DLPack exchange table of its type where torch has one (no Python runs, about 30 ns), and through its methods otherwise. Neither can
- * tell that a user shrank a storage under a living tensor; torch's own operations read past it as well. A storage that was freed altogether
+ * Through the DLPack exchange table of its type where torch has one (no Python runs: a tiny tensor costs the guard 80 ns in all), and through
+ * its methods otherwise (490 ns). Neither can tell that a user shrank a storage under a living tensor; torch's own operations read past it as well. A storage that was freed altogether
  * (FSDP does that to parameters) is recognised and not handled.
  */
 
