@@ -1,7 +1,7 @@
 """What is diagnosed: one defect per file, its docstring is its page, and `RULES` is the list of them all.
 
-A longer tuple extends it: `judge(run, rules=(*RULES, MyRule))`. The order is only the order of reading: from exact
-relations to thresholds.
+A longer tuple extends it: `judge(run, rules=(*RULES, MyRule))`. The order is only the order of reading: from exact relations
+to thresholds. K01, K02 … in the pages name the healthy programs in tests/faults/healthy that look sick and must pass.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ How it knows     at least 99 % of what the layer puts out is zero, or its input 
 Known problems   sparse activations (K12, up to 100 % zeros at the start) belong to models that learn: then nothing is
                  said. Healthy ReLU layers sit at 30–80 % zeros. Layers before a dead one have no gradient either: the
                  one named is the last that is dead. A step too large that killed the layer is lr-divergence and comes
-                 first.
+                 first. Zeros made by dropout (K08) or in the gradient of an embedding (K03) are not looked at.
 Fix              lower the learning rate, start biases at zero, or use a leaky activation or normalisation before it.
 """
 

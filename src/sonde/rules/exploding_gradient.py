@@ -5,11 +5,12 @@ What it finds    deep or recurrent models whose signal is multiplied at every la
 Why it matters   updates are thrown by it; the loss jumps, diverges or becomes NaN.
 How it knows     already at the first observed step, before any update could be to blame, outputs or gradients grow by
                  orders of magnitude along the depth; or the gradient norm leaps to a hundred times its usual size
-                 again and again; and the training fails. Where both outputs and gradients grow by a thousand, it is said
-                 even if the loss still falls.
+                 again and again; and the training fails. Where both outputs and gradients grow by a thousand, it is
+                 said even if the loss still falls.
 Known problems   large but even gradients come from a large loss (K28, K21), not from the model: depth is what tells.
                  Clipped training (K07, K40), skipped steps (K09) and everything that learns are left alone. A
-                 learning rate too high makes large gradients after its first updates: that is lr-divergence.
+                 learning rate too high makes large gradients after its first updates: that is lr-divergence. Raw
+                 pixels (K22) are an input, not an output of a layer, and batch norm after them evens the signal.
 Fix              clip gradients (torch.nn.utils.clip_grad_norm_), scale the initialisation to the fan-in, add
                  normalisation.
 """

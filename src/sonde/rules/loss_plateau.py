@@ -9,7 +9,8 @@ Known problems   flat is not stuck: fine-tuning at a low loss (K24), resuming at
                  (K27) and label smoothing (K13) lie away from ln K. Losses of adversaries (K19) and of policies (K18)
                  do not fall when all is well: with several losses, or with one that is not positive, the rule is not
                  evaluated. A loss of exactly 0 may be a solved task. Adapters, branches and experts without gradients
-                 (K14, K15, K30) are in models whose loss falls.
+                 (K14, K15, K30) are in models whose loss falls. In-batch labels (K17), a single batch (K26) and a
+                 second log_softmax (K20) fall like any other loss.
 Fix              check that the labels belong to the inputs and that the output depends on the input; then try a
                  larger learning rate, and one batch alone.
 """

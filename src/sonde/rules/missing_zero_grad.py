@@ -8,7 +8,8 @@ How it knows     a backward adds to gradients that an optimizer step has used al
 Known problems   accumulation on purpose (K06) also enters backward with gradients, but without an update in between:
                  that tells them apart. Setting `p.grad = None` by hand clears as well as zero_grad() does. Gradients
                  of a frozen or unused part stay None and tell nothing. Clearing only every few updates is reported
-                 too, since the updates in between use old gradients.
+                 too, since the updates in between use old gradients. Each optimizer is asked about its own gradients,
+                 so several of them (K04, K19) do not confuse it.
 Fix              call optimizer.zero_grad() before each backward that starts a new update.
 """
 

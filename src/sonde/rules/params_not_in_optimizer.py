@@ -9,7 +9,8 @@ Known problems   a frozen backbone (K02) has requires_grad=False or gets no grad
                  trained earlier in the run, or that the program moves by hand (target networks, averaged weights),
                  has changed and is left out. A whole model that is used but not trained may be meant (a fixed critic
                  whose parameters were not frozen): that is a warning, not an error. A head that was replaced after
-                 the optimizer was built is stale-optimizer-params.
+                 the optimizer was built is stale-optimizer-params. Tied weights (K11) are one parameter under two
+                 names; idle experts and heads (K15, K32) are in the optimizer.
 Fix              give the optimizer all of model.parameters(), or set requires_grad_(False) on what must not train.
 """
 

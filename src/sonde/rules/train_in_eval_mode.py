@@ -9,7 +9,7 @@ How it knows     every forward with gradients of a step had its root model in ev
 Known problems   batch norm frozen by bn.eval() inside train() (K43) leaves the root in training mode. A model without
                  dropout and batch norm does not care. A teacher in eval mode beside a student in training mode is one
                  of two roots, not all. Fine-tuning a whole model in eval mode on purpose looks the same; hence a
-                 warning.
+                 warning. Dropout kept on for evaluation (K42) happens without gradients and without updates.
 Fix              call model.train() at the start of each epoch, after validation.
 """
 

@@ -7,7 +7,8 @@ How it knows     the gradient at the first layers is many orders of magnitude be
                  layer and not at one place, in most observed steps to the end, while the loss does not move.
 Known problems   gradients that are small everywhere (K25, K10) have no slope. A model that learns is never judged,
                  however steep the slope. A cliff at one place is something else: dead units, a detached or rounded
-                 value. Exact zeros in the first step (K14, K30) go away.
+                 value. Exact zeros in the first step (K14, K30) go away. Norms are compared, not shares of zeros: a
+                 large embedding (K03) is no vanishing gradient. Saturated gates (K31) are in models that learn.
 Fix              use ReLU-like activations, normalisation or residual connections, and an initialisation that fits the
                  activation.
 """
