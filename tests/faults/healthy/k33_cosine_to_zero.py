@@ -1,5 +1,4 @@
 from pathlib import Path
-import math
 
 import numpy as np
 import torch
