@@ -1,5 +1,5 @@
-"""Small models of every kind that people train, each with a loss on one random batch. Batches come from torch's global generator, so a tool that
-disturbs it shows in the very next loss."""
+"""Small models of every kind that people train, each with a loss on one random batch. Batches come from torch's global generator, so that a
+tool which disturbs it shows in the very next loss."""
 
 from __future__ import annotations
 
@@ -214,7 +214,8 @@ class Gan(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.maker, self.judge = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+        self.maker = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        self.judge = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
 
 
 def gan_step(maker: nn.Module, judge: nn.Module, of_maker: torch.optim.Optimizer, of_judge: torch.optim.Optimizer) -> float:

@@ -45,7 +45,9 @@ def test_a_fixed_cadence_is_kept_whatever_it_costs(every: int) -> None:
     observed_share=st.floats(0.01, 2.0),
     plain_share=st.floats(0.0, 0.002),
 )
-def test_over_a_long_run_the_overhead_stays_within_the_budget(budget: float, step_ms: float, observed_share: float, plain_share: float) -> None:
+def test_over_a_long_run_the_overhead_stays_within_the_budget(
+    budget: float, step_ms: float, observed_share: float, plain_share: float
+) -> None:
     step_ns = step_ms * MS
     costs = {"step_ns": step_ns, "plain_ns": plain_share * step_ns, "observed_ns": (plain_share + observed_share) * step_ns}
     seen = simulate(Governor(budget), 3000, **costs)

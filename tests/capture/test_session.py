@@ -30,7 +30,7 @@ def pair() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 @pytest.mark.parametrize("wrong", [None, 3, "model", [nn.Linear(1, 1)], nn.Linear, torch.ones(1)], ids=repr)
 def test_what_is_not_a_model_is_refused_by_name(wrong: Any, tmp_path: Path) -> None:
-    with pytest.raises(sonde.SondeError, match=f"torch.nn.Module, not {type(wrong).__name__}"):
+    with pytest.raises(sonde.SondeError, match=rf"torch\.nn\.Module, not {type(wrong).__name__}"):
         sonde.watch(wrong, to=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -38,7 +38,7 @@ def test_what_is_not_a_model_is_refused_by_name(wrong: Any, tmp_path: Path) -> N
 def test_what_is_not_an_optimizer_is_refused_by_name(tmp_path: Path) -> None:
     model = nn.Linear(1, 1)
     for wrong in ([3], model.parameters(), "SGD"):
-        with pytest.raises(sonde.SondeError, match="must be a torch.optim.Optimizer"):
+        with pytest.raises(sonde.SondeError, match=r"must be a torch\.optim\.Optimizer"):
             sonde.watch(model, wrong, to=tmp_path / "run")
 
 

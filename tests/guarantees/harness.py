@@ -1,4 +1,4 @@
-"""Runs a training twice, watched and bare, and says what came out of it: losses, a hash of every number it holds, the state of all generators."""
+"""Runs a training, watched or bare, and says what came of it: losses, a hash of every number it holds, the state of all generators."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class Outcome:
 
 def seed() -> None:
     torch.manual_seed(SEED)
-    np.random.seed(SEED)  # noqa: NPY002
+    np.random.seed(SEED)
     random.seed(SEED)
 
 
 def generators() -> str:
     """One hash of the three generators that a training may use."""
-    parts = (torch.get_rng_state().numpy().tobytes(), repr(np.random.get_state()), repr(random.getstate()))  # noqa: NPY002
+    parts = (torch.get_rng_state().numpy().tobytes(), repr(np.random.get_state()), repr(random.getstate()))
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
@@ -144,7 +144,7 @@ def process_state() -> dict[str, Any]:
         "warnings": list(warnings.filters),
         "root logger": (logging.root.level, list(logging.root.handlers)),
         "our logger": (logging.getLogger("sonde").level, list(logging.getLogger("sonde").handlers)),
-        "hooks of the interpreter": (sys.excepthook, sys.unraisablehook, threading.excepthook, sys.gettrace(), sys.getprofile(), sys.displayhook),
+        "interpreter": (sys.excepthook, sys.unraisablehook, threading.excepthook, sys.gettrace(), sys.getprofile(), sys.displayhook),
         "streams": (sys.stdout, sys.stderr),
         "signals": {number: signal.getsignal(number) for number in signal.valid_signals()},
         "directory": os.getcwd(),
@@ -182,7 +182,7 @@ def setting(change: Callable[[], None], undo: Callable[[], None]) -> Iterator[No
         undo()
 
 
-# -- processes --------------------------------------------------------------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------------------
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -192,9 +192,11 @@ def environment(**more: str) -> dict[str, str]:
     return kept | {"PYTHONPATH": f"{home}{os.pathsep}{tests}", "OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"} | more
 
 
-def python(code: str, folder: Path, *arguments: str, name: str = "train.py", timeout: float = 120, **variables: str) -> subprocess.CompletedProcess[str]:
+def python(
+    code: str, folder: Path, *arguments: str, name: str = "train.py", timeout: float = 120, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Runs a program written as a script, bare."""
-    return _run([write(code, folder, name), *arguments], folder, timeout, variables)
+    return call(write(code, folder, name), *arguments, folder=folder, timeout=timeout, **variables)
 
 
 def sonde_run(
@@ -202,7 +204,7 @@ def sonde_run(
     timeout: float = 120, **variables: str,
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """Runs a program written as a script under `sonde run`."""
-    return _run(["-m", "sonde", "run", *options, write(code, folder, name), *arguments], folder, timeout, variables)
+    return call("-m", "sonde", "run", *options, write(code, folder, name), *arguments, folder=folder, timeout=timeout, **variables)
 
 
 def write(code: str, folder: Path, name: str = "train.py") -> str:
@@ -211,7 +213,7 @@ def write(code: str, folder: Path, name: str = "train.py") -> str:
     return name
 
 
-def _run(command: list[str], folder: Path, timeout: float, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *command], cwd=folder, env=environment(**variables), capture_output=True, encoding="utf-8", check=False, timeout=timeout
-    )
+def call(*command: str, folder: Path, timeout: float = 120, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Python with these arguments, in a folder."""
+    started = {"cwd": folder, "env": environment(**variables), "timeout": timeout}
+    return subprocess.run([sys.executable, *command], capture_output=True, encoding="utf-8", check=False, **started)

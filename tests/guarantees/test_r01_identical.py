@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from guarantees.harness import OPTIMIZERS, Outcome, digest, new_path, seed, train, watched
 
 import sonde
+from guarantees.harness import OPTIMIZERS, Outcome, digest, new_path, seed, train, watched
 from zoo import BY_NAME, PROGRAMS, Gan, Program, gan_step
 
 

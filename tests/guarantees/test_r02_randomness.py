@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from guarantees.harness import train, watched
 
 import sonde
+from guarantees.harness import train, watched
 from zoo import PROGRAMS, Program
 
 SONDE = str(Path(sonde.__file__).parent)
 SWITCHBOARD = str(Path(SONDE, "capture", "calls.py"))  # the user's own calls pass through it
+
+
+GENERATORS: list[tuple[Any, str]] = [
+    (torch, "rand randn randint randperm rand_like randn_like randint_like bernoulli normal multinomial manual_seed seed set_rng_state"),
+    (torch.Tensor, "random_ uniform_ normal_ bernoulli_ exponential_"),
+    (random, "random randint randrange choice choices shuffle sample uniform gauss getrandbits randbytes seed setstate"),
+    (np.random, "rand randn randint random random_sample choice shuffle permutation normal uniform bytes seed set_state"),
+]
 
 
 def _is_ours(depth: int = 2) -> bool:
@@ -47,20 +54,15 @@ def draws(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         monkeypatch.setattr(owner, name, drawing)
 
-    for name in ("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "normal", "multinomial", "manual_seed", "seed", "set_rng_state"):
-        watch(torch, name)
-    for name in ("random_", "uniform_", "normal_", "bernoulli_", "exponential_"):
-        watch(torch.Tensor, name)
-    for name in ("random", "randint", "randrange", "choice", "choices", "shuffle", "sample", "uniform", "gauss", "getrandbits", "randbytes", "seed", "setstate"):
-        watch(random, name)
-    for name in ("rand", "randn", "randint", "random", "random_sample", "choice", "shuffle", "permutation", "normal", "uniform", "bytes", "seed", "set_state"):
-        watch(np.random, name)
+    for owner, names in GENERATORS:
+        for name in names.split():
+            watch(owner, name)
     return drawn
 
 
 @pytest.mark.parametrize("every", [1, None], ids=["every step", "default"])
 @pytest.mark.parametrize("program", PROGRAMS[:6], ids=str)
-def test_r02_the_generators_agree_after_attaching_after_every_step_and_after_detaching(program: Program, every: int | None, tmp_path: Path) -> None:
+def test_r02_the_generators_agree_after_attaching_every_step_and_detaching(program: Program, every: int | None, tmp_path: Path) -> None:
     expected = train(program)
     observed = train(program, observe=watched(tmp_path, every=every))
     assert len(set(expected.generators)) > len(expected.losses)  # they do move, so that a difference would show
@@ -74,10 +76,9 @@ def test_r02_nothing_random_is_called_while_sonde_is_on_the_stack(program: Progr
 
 
 def test_r02_the_alarm_for_random_calls_works(draws: list[str], tmp_path: Path) -> None:
-    broken: Callable[..., Any] = lambda *_: torch.rand(1)  # noqa: E731
     code = compile("def inside(call):\n    call()\n", str(Path(SONDE, "capture", "anything.py")), "exec")
     names: dict[str, Any] = {}
     exec(code, names)
     with pytest.raises(AssertionError, match="Sonde called rand"):
-        names["inside"](broken)
+        names["inside"](lambda: torch.rand(1))
     assert draws == ["rand"]

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from guarantees.harness import bare, patched_functions, process_state, setting, train, watched
 from torch import nn
 
 import sonde
+from guarantees.harness import bare, patched_functions, process_state, setting, train, watched
 from zoo import BY_NAME, Pair
 
-Named = namedtuple("Named", "left right")  # noqa: PYI024
+Named = namedtuple("Named", "left right")
 
 OUTPUTS: dict[str, Callable[[torch.Tensor], Any]] = {
     "tensor": lambda x: x,
@@ -84,18 +84,19 @@ def test_r03_inputs_parameters_and_gradients_keep_their_versions(tmp_path: Path)
                 loss = model(x).sum()
                 loss.backward()
                 optimizer.step()
-                seen += [x._version, loss._version, *(p._version for p in model.parameters()), *(p.grad._version for p in model.parameters())]
+                things = [x, loss, *model.parameters(), *(p.grad for p in model.parameters())]
+                seen += [thing._version for thing in things]
         return seen
 
     assert versions(watched(tmp_path)) == versions(bare)
 
 
-# -- R04 --------------------------------------------------------------------------------------------------------------------------------------
+# -- R04 -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("every", [1, None], ids=["every step", "default"])
-def test_r04_the_state_of_the_process_is_the_same_after_attaching_after_each_step_and_after_detaching(every: int | None, tmp_path: Path) -> None:
-    sonde.watch(nn.Linear(1, 1), to=tmp_path / "first").close()  # what importing does (loggers, lazy torch modules) is not what watching does
+def test_r04_the_state_of_the_process_is_the_same_at_every_moment(every: int | None, tmp_path: Path) -> None:
+    sonde.watch(nn.Linear(1, 1), to=tmp_path / "first").close()  # what importing does (lazy torch modules) is not what watching does
     before, functions = process_state(), patched_functions()
     model = BY_NAME["conv"].build()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -127,14 +128,22 @@ def test_r04_hooks_run_user_code_under_the_users_own_modes(tmp_path: Path) -> No
     assert set(seen) == {(True, True)}
 
 
-SETTINGS: dict[str, Callable[[], AbstractContextManager[None]]] = {
-    "default dtype float64": lambda: setting(lambda: torch.set_default_dtype(torch.float64), lambda: torch.set_default_dtype(torch.float32)),
-    "default dtype bfloat16": lambda: setting(lambda: torch.set_default_dtype(torch.bfloat16), lambda: torch.set_default_dtype(torch.float32)),
-    "default dtype float16": lambda: setting(lambda: torch.set_default_dtype(torch.float16), lambda: torch.set_default_dtype(torch.float32)),
+def default_dtype(dtype: torch.dtype) -> AbstractContextManager[None]:
+    return setting(lambda: torch.set_default_dtype(dtype), lambda: torch.set_default_dtype(torch.float32))
+
+
+def one_thread() -> AbstractContextManager[None]:
+    threads = torch.get_num_threads()
+    return setting(lambda: torch.set_num_threads(1), lambda: torch.set_num_threads(threads))
+
+
+SETTINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "default dtype float64": lambda: default_dtype(torch.float64),
+    "default dtype bfloat16": lambda: default_dtype(torch.bfloat16),
+    "default dtype float16": lambda: default_dtype(torch.float16),
     "deterministic": lambda: setting(lambda: torch.use_deterministic_algorithms(True), lambda: torch.use_deterministic_algorithms(False)),
-    "numpy raises": lambda: setting(lambda: np.seterr(all="raise") and None, lambda: np.seterr(all="warn", under="ignore") and None),
-    "one thread": lambda: setting(lambda: torch.set_num_threads(1), lambda threads=torch.get_num_threads(): torch.set_num_threads(threads)),
-    "garbage": lambda: setting(lambda: torch.utils.deterministic.__setattr__("fill_uninitialized_memory", False), lambda: torch.utils.deterministic.__setattr__("fill_uninitialized_memory", True)),
+    "numpy raises": lambda: np.errstate(all="raise"),
+    "one thread": one_thread,
 }
 
 

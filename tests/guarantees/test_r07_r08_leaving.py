@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from guarantees.harness import OPTIMIZERS, Outcome, patched_functions, train
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import sonde
+from guarantees.harness import OPTIMIZERS, Outcome, patched_functions, train
 from zoo import BY_NAME, PROGRAMS, Program
 
 
@@ -83,7 +82,10 @@ def test_r07_closing_inside_of_a_hook_is_fine(where: str, tmp_path: Path) -> Non
     before, functions = hooks(model, optimizer), patched_functions()
     session = sonde.watch(model, optimizer, to=tmp_path / "run", every=1, strict=True)
     one_step(program, model, optimizer)
-    close: Callable[..., None] = lambda *_: session.close()  # noqa: E731
+
+    def close(*_: Any) -> None:
+        session.close()
+
     if where == "forward hook":
         handle = model[1].register_forward_hook(close)
     elif where == "forward":
@@ -142,10 +144,10 @@ def test_r07_sessions_come_and_go_in_any_order(moves: list[tuple[str, int]], tmp
     assert play(watching=True) == play(watching=False)
 
 
-# -- R08 --------------------------------------------------------------------------------------------------------------------------------------
+# -- R08 -------------------------------------------------------------------------------------------
 
 
-class Boom(Exception):  # noqa: N818
+class Boom(Exception):
     pass
 
 
@@ -215,7 +217,10 @@ def _in_closure(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     torch.optim.LBFGS(model.parameters()).step(closure)
 
 
-RAISING = {"forward": _in_forward, "layer": _in_a_layer, "backward": _in_backward, "optimizer": _in_optimizer, "data": _in_data, "closure": _in_closure}
+RAISING = {
+    "forward": _in_forward, "layer": _in_a_layer, "backward": _in_backward, "optimizer": _in_optimizer, "data": _in_data,
+    "closure": _in_closure,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("where", RAISING)
@@ -223,9 +228,14 @@ def test_r08_an_exception_leaves_no_hook_and_the_run_says_how_it_ended(where: st
     model = BY_NAME["mlp"].build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before, functions = hooks(model, optimizer), patched_functions()
-    with pytest.raises(Boom) as raised, sonde.watch(model, optimizer, to=tmp_path / "run", every=1, strict=True):
-        one_step(BY_NAME["mlp"], model, optimizer)
-        RAISING[where](model, optimizer)
+
+    def program() -> None:
+        with sonde.watch(model, optimizer, to=tmp_path / "run", every=1, strict=True):
+            one_step(BY_NAME["mlp"], model, optimizer)
+            RAISING[where](model, optimizer)
+
+    with pytest.raises(Boom) as raised:
+        program()
     assert raised.value.__context__ is None
     assert hooks(model, optimizer) == before
     assert patched_functions() == functions

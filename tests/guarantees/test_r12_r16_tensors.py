@@ -51,9 +51,9 @@ def test_r12_statistics_are_of_the_value_at_the_hook_whatever_is_done_in_place_l
     assert inside.series("activation", "first", "min")[1].min() < 0  # and not what the ReLU left of it
 
 
-# -- R13 --------------------------------------------------------------------------------------------------------------------------------------
+# -- R13 -------------------------------------------------------------------------------------------
 
-Named = namedtuple("Named", "left right")  # noqa: PYI024
+Named = namedtuple("Named", "left right")
 
 
 class Hostile:
@@ -195,7 +195,7 @@ def test_r13_a_model_may_take_and_return_anything(tmp_path: Path) -> None:
     assert sonde.Run(tmp_path / "run").last_step == 1
 
 
-# -- R14, R15 ---------------------------------------------------------------------------------------------------------------------------------
+# -- R14, R15 --------------------------------------------------------------------------------------
 
 DTYPES = [
     torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64, torch.complex128,
@@ -289,18 +289,18 @@ def test_r15_an_empty_batch_is_no_alarm(tmp_path: Path) -> None:
     assert run.series("activation", "0", "num")[1].tolist() == [6, 0, 6]
 
 
-# -- R16 --------------------------------------------------------------------------------------------------------------------------------------
+# -- R16 -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("layer", ["0", "1", "2"])
-def test_r16_the_layer_and_step_of_a_bad_number_are_in_the_run_and_the_rest_is_still_measured(layer: str, value: float, tmp_path: Path) -> None:
+def test_r16_the_layer_and_step_of_a_bad_number_are_in_the_run_beside_all_else(layer: str, value: float, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    step = 0
+    done: list[float] = []
 
     def poison(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor | None:
-        if step != 2:
+        if len(done) != 2:
             return None
         spoiled = output.clone()
         spoiled.view(-1)[0] = value
@@ -308,10 +308,12 @@ def test_r16_the_layer_and_step_of_a_bad_number_are_in_the_run_and_the_rest_is_s
 
     model[int(layer)].register_forward_hook(poison)
     with sonde.watch(model, optimizer, to=tmp_path / "run", every=1, strict=True):
-        for step in range(3):
+        for _ in range(3):
             optimizer.zero_grad()
-            model(torch.randn(6, 4)).square().mean().backward()
+            loss = model(torch.randn(6, 4)).square().mean()
+            loss.backward()
             optimizer.step()
+            done.append(loss.item())
     run = sonde.Run(tmp_path / "run")
     bad = {path: run.series("activation", path, "nan")[1] + run.series("activation", path, "inf")[1] for path in ("0", "1", "2")}
     assert bad[layer].tolist() == [0, 0, 1]

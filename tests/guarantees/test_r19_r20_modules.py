@@ -143,7 +143,7 @@ def test_r19_meta_and_fake_tensors_pass_through_a_watched_model(tmp_path: Path) 
         assert model(torch.empty(2, 3)).shape == (2, 1)
 
 
-# -- R20 --------------------------------------------------------------------------------------------------------------------------------------
+# -- R20 -------------------------------------------------------------------------------------------
 
 
 def test_r20_frozen_parameters_have_no_gradient_and_no_update(tmp_path: Path) -> None:

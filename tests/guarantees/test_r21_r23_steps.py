@@ -55,7 +55,7 @@ def test_r21_the_loss_of_an_accumulated_step_is_the_mean_over_its_parts(tmp_path
     assert sonde.Run(tmp_path / "run").scalar("loss")[1] == pytest.approx([sum(losses) / 4])
 
 
-# -- R22 --------------------------------------------------------------------------------------------------------------------------------------
+# -- R22 -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("every", [1, 100], ids=["observed", "not observed"])
@@ -97,7 +97,7 @@ def test_r22_losses_are_unscaled_and_unscale_is_seen_by_the_gradients(tmp_path: 
     assert run.series("gradient", "0.weight", "l2")[1] == pytest.approx([norm], rel=1e-5)
 
 
-# -- R23 --------------------------------------------------------------------------------------------------------------------------------------
+# -- R23 -------------------------------------------------------------------------------------------
 
 
 def test_r23_lbfgs_counts_one_step_for_all_its_closures(tmp_path: Path) -> None:

@@ -172,12 +172,12 @@ def test_r24_a_compiled_function_around_a_watched_model_is_one_frame(tmp_path: P
     assert sonde.Run(tmp_path / "run").last_step == 3
 
 
-# -- R25 --------------------------------------------------------------------------------------------------------------------------------------
+# -- R25 -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("when", ["before", "after", "late"])
 @pytest.mark.parametrize("way", ["torch.compile", "Module.compile"])
-def test_r25_parameters_gradients_and_updates_of_a_compiled_model_are_measured_and_the_rest_is_said(way: str, when: str, tmp_path: Path) -> None:
+def test_r25_all_but_the_outputs_of_a_compiled_model_are_measured_and_that_is_said(way: str, when: str, tmp_path: Path) -> None:
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     session = sonde.watch(model, optimizer, to=tmp_path / "run", every=1, strict=True) if when == "before" else None

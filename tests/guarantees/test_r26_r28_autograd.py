@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from guarantees.harness import python
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sonde
+from guarantees.harness import python
 from sonde.capture import kernel
 from zoo import BY_NAME, Checkpointed
 
@@ -75,7 +75,7 @@ def test_r26_a_thousand_checkpointed_steps_leave_nothing_behind(tmp_path: Path) 
         assert sonde.Run(tmp_path / str(reentrant)).scalar("forwards")[1].sum() == 1000
 
 
-# -- R27 --------------------------------------------------------------------------------------------------------------------------------------
+# -- R27 -------------------------------------------------------------------------------------------
 
 
 class Double(torch.autograd.Function):
@@ -149,7 +149,7 @@ def test_r27_a_model_can_be_scripted_before_or_after_it_is_watched(tmp_path: Pat
     assert torch.equal(torch.jit.script(model)(x), model(x))
 
 
-# -- R28 --------------------------------------------------------------------------------------------------------------------------------------
+# -- R28 -------------------------------------------------------------------------------------------
 
 
 class Operations(TorchDispatchMode):
@@ -235,12 +235,12 @@ def test_r28_without_the_native_kernel_no_single_number_is_read(fallback: Any) -
         assert "nonzero" not in operations
 
 
-@pytest.mark.xfail(strict=True, reason="without the kernel (so on a GPU too) each kind of statistics settles by itself, and the guard reads on every step")
+@pytest.mark.xfail(strict=True, reason="without the kernel each kind of statistics settles by itself, and the guard reads on every step")
 def test_r28_without_the_native_kernel_an_observed_step_makes_one_transfer_and_a_skipped_one_none(fallback: Any) -> None:
     assert [max(reads for _, reads in steps) for steps in fallback] == [1, 0]
 
 
-# -- R29 --------------------------------------------------------------------------------------------------------------------------------------
+# -- R29 -------------------------------------------------------------------------------------------
 
 
 def test_r29_a_model_called_from_many_threads_at_once_is_counted_exactly(tmp_path: Path) -> None:

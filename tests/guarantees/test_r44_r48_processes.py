@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from guarantees.harness import environment, python, sonde_run, write
 
 import sonde
+from guarantees.harness import environment, python, sonde_run, write
 
 LOADING = """
     import sys, torch
@@ -50,7 +50,9 @@ LOADING = """
     if __name__ == "__main__":
         main()
 """
-INSIDE = "def watching(model, optimizer, way):\n        import sonde\n        return sonde.watch(model, optimizer, to=way, every=1, strict=True)"
+INSIDE = """def watching(model, optimizer, way):
+        import sonde
+        return sonde.watch(model, optimizer, to=way, every=1, strict=True)"""
 OUTSIDE = "def watching(model, optimizer, way):\n        import contextlib\n        return contextlib.nullcontext()"
 
 
@@ -139,7 +141,7 @@ def test_r45_a_script_without_a_main_guard_is_not_watched_again_by_its_spawned_w
     one_process(sonde.Run(tmp_path / "run"), 3)
 
 
-# -- R46 --------------------------------------------------------------------------------------------------------------------------------------
+# -- R46 -------------------------------------------------------------------------------------------
 
 TRAIN = """
     import atexit, os, sys, torch
@@ -177,7 +179,7 @@ def test_r46_a_session_that_is_never_closed_keeps_all_steps_and_is_silent_at_exi
     assert sonde.Run(tmp_path / "run").last_step == 4
 
 
-# -- R47, R48 ---------------------------------------------------------------------------------------------------------------------------------
+# -- R47, R48 --------------------------------------------------------------------------------------
 
 ENDLESS = """
     import sys, torch
@@ -215,8 +217,8 @@ def test_r47_ctrl_c_at_any_time_reaches_the_user_and_the_log_stays_valid(way: st
                 code = 0
                 try:
                     if WAY == "sonde run":
-                        launched = run_script("endless.py", [], module=False, config=DebugConfig(every=1), to=f"run{round}", name=None, strict=False)
-                        code = launched.exit_code
+                        where = dict(to=f"run{round}", name=None, strict=False, module=False)
+                        code = run_script("endless.py", [], config=DebugConfig(every=1), **where).exit_code
                     else:
                         os.environ["TO"] = f"run{round}"
                         runpy.run_path("endless.py", run_name="__main__")
@@ -241,7 +243,8 @@ def test_r47_ctrl_c_at_any_time_reaches_the_user_and_the_log_stays_valid(way: st
             os.close(reader)
             print(os.waitstatus_to_exitcode(status), flush=True)
     """
-    watch = "" if way == "sonde run" else "import os, sonde\n    session = sonde.watch(model, optimizer, to=os.environ['TO'], every=1)\n    session.__enter__()"
+    inside = "import os, sonde\n    session = sonde.watch(model, optimizer, to=os.environ['TO'], every=1)"
+    watch = "" if way == "sonde run" else inside
     write(ENDLESS.format(watch=watch), tmp_path, "endless.py")
     result = python(code.replace("WAY", repr(way)), tmp_path)
     assert result.returncode == 0, result.stderr

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from guarantees.harness import watched
 from torch import nn
 
 import sonde
+from guarantees.harness import watched
 from zoo import BY_NAME, PROGRAMS, Program
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -128,7 +128,7 @@ def test_r62_models_made_and_dropped_without_end_do_not_pile_up(tmp_path: Path) 
     assert sonde.Run(tmp_path / "run").scalar("optimizer_steps")[1].sum() == 120
 
 
-# -- R63 --------------------------------------------------------------------------------------------------------------------------------------
+# -- R63 -------------------------------------------------------------------------------------------
 
 
 class CountsHooks(nn.Module):
@@ -206,7 +206,11 @@ def test_r63_names_of_a_hundred_thousand_characters_are_capped_and_stay_apart(tm
     assert sum(path.stat().st_size for path in (tmp_path / "run").iterdir()) < 2**20
 
 
-HOSTILE = ["<img src=x onerror=alert(1)>", "__proto__", "new\nline", "\x1b[31mred", "\u202eright to left", "\ud800", "\x00", "ünïcödé 模型", "a b", "'\"", "--help"]
+HOSTILE = [
+    "<img src=x onerror=alert(1)>", "__proto__", "new\nline",
+    "\x1b[31mred", "\u202eright to left", "\ud800", "\x00", "ünïcödé 模型", "a b", "'\"",
+    "--help",
+]  # fmt: skip
 
 
 def test_r63_names_that_torch_allows_are_written_and_read_back_as_they_are(tmp_path: Path) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import builtins
 import os
+import pkgutil
 import runpy
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import TracebackType
+from types import CodeType, ModuleType, TracebackType
 
 from sonde.capture.session import DebugSession
 from sonde.config import DebugConfig
 
-_OURS = (str(Path(__file__).resolve().parents[1]), runpy.__file__, "<frozen runpy>")
+_OURS = (str(Path(__file__).resolve().parents[1]), runpy.__file__, "<frozen runpy>", "<frozen importlib")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ def run_script(
         if module:
             runpy.run_module(target, run_name="__main__", alter_sys=True)
         else:
-            runpy.run_path(target, run_name="__main__")
+            _run_file(target)
     except SystemExit as leaving:
         how, code = "exit", _exit_code(leaving)
     except KeyboardInterrupt as interrupt:
@@ -58,6 +61,30 @@ def run_script(
         if strict:
             raise
     return Launched(session.run, code, error)
+
+
+class _Script(SourceFileLoader):
+    """Compiles the file afresh; nothing is written beside it."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def _run_file(target: str) -> None:
+    if pkgutil.get_importer(target) is not None:  # a zip archive with a __main__.py
+        runpy.run_path(target, run_name="__main__")
+        return
+    # Not runpy: it leaves __file__ relative, which a script that changes directory would notice, and a traceback would show.
+    path = os.path.abspath(target)
+    main = ModuleType("__main__")
+    main.__file__, main.__loader__ = path, _Script("__main__", path)
+    main.__dict__["__builtins__"] = builtins
+    before = sys.modules["__main__"]
+    sys.modules["__main__"] = main
+    try:
+        main.__loader__.exec_module(main)
+    finally:
+        sys.modules["__main__"] = before
 
 
 def _show(error: BaseException) -> None:
