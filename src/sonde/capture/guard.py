@@ -11,7 +11,7 @@ from sonde.capture import kernel
 from sonde.capture.journal import Journal
 from sonde.capture.ledger import Account, Ledger
 from sonde.capture.models import Models
-from sonde.capture.tensors import read_number
+from sonde.capture.tensors import read_number, tensors_in
 from sonde.record import STATISTICS
 
 _NUM, _NAN, _INF = (STATISTICS.index(name) for name in ("num", "nan", "inf"))
@@ -33,6 +33,16 @@ class Guard:
         rows.settle()
         num, nan, inf = (float(rows.values[0, field]) for field in (_NUM, _NAN, _INF))
         self._journal.event("nonfinite", step, what=what, where=where, num_elements=num, num_nan=nan, num_inf=inf)
+
+    def inputs(self, args: Any, kwargs: Any, step: int) -> None:
+        """A model is about to use these."""
+        if len(args) == 1 and not kwargs and type(args[0]) is torch.Tensor:
+            floating = [("0", args[0])] if args[0].is_floating_point() and args[0].is_cpu else []
+        else:
+            floating = [(place.partition(".")[2], x) for place, x in tensors_in((args, kwargs)) if x.is_floating_point() and x.is_cpu]
+        _, bad = kernel.guard([tensor for _, tensor in floating]) if floating else (0.0, -1)
+        if bad >= 0:
+            self.bad_number("input", f"input.{floating[bad][0]}", step, floating[bad][1])
 
     def gradients(self, account: Account, optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], step: int) -> None:
         """An optimizer uses its gradients: one read of them all."""

@@ -16,7 +16,6 @@ from typing import Any, Concatenate, ParamSpec, cast
 import torch
 from torch import nn
 
-from sonde.capture.calibration import gradient_hook_ns, hook_ns
 from sonde.capture.clock import StepClock
 from sonde.capture.faults import Faults
 from sonde.capture.governor import Governor
@@ -26,8 +25,8 @@ from sonde.capture.ledger import Account, Ledger, parameters_of
 from sonde.capture.losses import Losses
 from sonde.capture.models import Models
 from sonde.capture.phases import Phases
-from sonde.capture.probes.batch import Batch
-from sonde.capture.probes.weights import Weights
+from sonde.capture.probes import PROBES
+from sonde.capture.probes.probe import Probe, Tools
 from sonde.capture.source import Lines, line_of, user_frame
 from sonde.capture.tensors import read_number
 from sonde.capture.watched import Watched
@@ -68,19 +67,18 @@ class Loop:
         self.ledger = Ledger()
         self.observing = True
         self.faults = faults
-        self._journal, self._config, self._models, self._concerns = journal, config, models, concerns
+        self._journal, self._models, self._concerns = journal, models, concerns
         self._governor = Governor(config.overhead_budget, config.every)
-        self._weights = Weights(journal, config, models.parameter_site)
-        self._batch = Batch(journal)
+        self._probes: list[Probe] = [probe(Tools(journal, config, faults, models)) for probe in PROBES]
         self._num_observed = 0
         self._membership: dict[str, Any] = {}
-        self._unowned: list[torch.Tensor] = []
         self._lines = Lines(journal)
         self._losses = Losses(journal)
         self._guard = Guard(journal, models, self.ledger)
         self._phases = Phases(journal, self._own_until_now)
         self._depth = 0  # doors entered and not left
         self._thread = 0  # the one that entered them
+        self._entered: Watched | None = None  # the model whose forward is being observed
         self._in_step: Account | None = None
         self._closure = False
         self._scaler_stepped = False
@@ -88,16 +86,20 @@ class Loop:
         self.on_step_end: Callable[[int, bool], None] = lambda step, unseen: None
         self.on_compile: Callable[[Any], None] = lambda target: None
         self._manual = ""  # what the parameters looked like at the last backward, while no optimizer steps
+        self._each("begin", 0, with_exponents=True)
 
     @contained
     def known(self, optimizer: torch.optim.Optimizer) -> None:
         """The user named this optimizer."""
         self._open(optimizer)
 
+    def pause(self) -> None:
+        self._leave_doors()
+        self.deaf = True
+
     def resume(self) -> None:
         """After a pause: the time that passed is nobody's."""
         self.deaf = False
-        self._depth = 0
         self._phases.begin_step(perf_counter_ns())
 
     def log_later(self, name: str, value: torch.Tensor) -> None:
@@ -114,7 +116,8 @@ class Loop:
     @contained
     def fetch_ended(self, batch: Any) -> None:
         self._phases.finish("data")
-        self._batch.fetched(batch, observed=self.observing)
+        if self.observing:
+            self._each("fetched", batch)
 
     # -- the model's door --------------------------------------------------------------------------
 
@@ -134,19 +137,15 @@ class Loop:
         if self._depth > 1:
             return
         self._thread = get_ident()
+        self._leave()  # where the last forward failed
         self._lines.learn("forward", self.clock.number)
         self._journal.add("forwards")
         if not module.training:
             self._journal.add("root_in_eval")
-        bad = self._batch.entered(args, kwargs, observed=self.observing and watched.forwards == 0)
-        if bad is not None:
-            self._guard.bad_number("input", bad[0], self.clock.number, bad[1])
+        self._guard.inputs(args, kwargs, self.clock.number)
         if self.observing and watched.forwards == 0:
-            total, in_eval = self._models.modes(watched)
-            self._journal.add("mode_modules", total)
-            self._journal.add("mode_modules_in_eval", in_eval)
-            if self._config.log_activations:
-                self._models.arm(watched, self.clock.number)
+            self._entered = watched
+            self._each("entered", watched, args, kwargs)
         watched.forwards += 1
         self._phases.begin("forward")
 
@@ -157,7 +156,10 @@ class Loop:
         self._depth -= 1
         if self._depth == 0:
             self._phases.finish("forward")
-            self._models.disarm(watched)
+            if output is None:
+                # The forward failed. torch walks the module's own dictionary of hooks now: nothing may leave it before the next call.
+                return
+            self._leave()
             self._models.saw_output(watched, output, self.clock.number)
 
     # -- backward ----------------------------------------------------------------------------------
@@ -216,9 +218,7 @@ class Loop:
         if not closure:
             self._guard.gradients(account, optimizer, parameters, self.clock.number)
         if self.observing:
-            self._weights.before(id(optimizer), parameters, with_gradients=not closure)
-            if self._with_exponents() and not closure:
-                self._weights.exponents(id(optimizer), parameters)
+            self._each("before", optimizer, parameters, closure=closure)
         self._phases.begin("optimizer")
 
     @contained
@@ -232,10 +232,8 @@ class Loop:
         parameters = parameters_of(optimizer)
         if self._closure:
             self._guard.gradients(account, optimizer, parameters, self.clock.number)
-            if self.observing:
-                self._weights.gradients(id(optimizer), parameters)
         if self.observing:
-            self._weights.after(id(optimizer), parameters)
+            self._each("after", optimizer, parameters, closure=self._closure)
         self._journal.add("skipped_steps" if skipped_by_scaler(optimizer) else "optimizer_steps")
         self._learning_rates(account, optimizer)
         if self.clock.optimizer_ended(id(optimizer)):
@@ -280,7 +278,17 @@ class Loop:
 
     def _own_until_now(self) -> int:
         """Sonde's time in this step, the call that is under way included."""
-        return self.own_ns + self._models.own_ns() + perf_counter_ns() - self._entered_ns
+        own_ns = self.own_ns + perf_counter_ns() - self._entered_ns
+        return own_ns + sum(probe.own_ns for probe in self._probes) if self.observing else own_ns
+
+    def _each(self, moment: str, *args: Any, **kwargs: Any) -> None:
+        """Tells every probe of a moment of the observed step. One that fails does not keep the others from it."""
+        for probe in self._probes:
+            if (probe.name, "") not in self.faults.retired:
+                try:
+                    getattr(probe, moment)(*args, **kwargs)
+                except Exception as error:
+                    self.faults.caught(probe.name, "", error)
 
     def _touch(self) -> None:
         if not self.clock.active:
@@ -289,9 +297,13 @@ class Loop:
 
     def _leave_doors(self) -> None:
         """An interrupted forward never left: torch calls no hook for KeyboardInterrupt or StopIteration."""
-        if self._depth:
-            self._depth = 0
-            self._models.disarm_all()
+        self._depth = 0
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._entered is not None:
+            watched, self._entered = self._entered, None
+            self._each("left", watched)
 
     def _open(self, optimizer: torch.optim.Optimizer) -> Account:
         num = len(self.ledger.accounts)
@@ -322,9 +334,6 @@ class Loop:
         self._manual = now
         return moved
 
-    def _with_exponents(self) -> bool:
-        return self._num_observed % EXPONENTS_EVERY == 0
-
     # -- the end of a step -------------------------------------------------------------------------
 
     def _end_step(self) -> None:
@@ -334,19 +343,12 @@ class Loop:
             self._update_membership(step)
         self._losses.write(step)
         self._guard.write()
-        hooks_ns = 0.0
         if self.observing:
             journal.set("observed", 1.0)
-            if self._unowned:
-                self._weights.unowned(self._unowned)
-            self._models.write(step)
-            self._weights.write(step)
-            self._batch.write(step)
-            values, gradients = self._models.num_hook_calls()
-            hooks_ns = values * hook_ns() + gradients * gradient_hook_ns()
+            self._each("write", step)
             self._num_observed += 1
         # From here on our time is counted to the next step: a frame cannot hold the time that its own writing takes.
-        own_ns = self._own_until_now() + int(hooks_ns)
+        own_ns = self._own_until_now()
         now = self._entered_ns = perf_counter_ns()
         step_ns = self._phases.write(now, own_ns)
         unseen = journal.get("backwards") > 0 and journal.get("forwards") == 0
@@ -362,24 +364,25 @@ class Loop:
         self._losses.clear()
         self._guard.clear()
         if self.observing:
-            self._weights.clear()
-            self._batch.clear()
+            self._each("clear")
+        for watched in self._models:
+            watched.forwards = 0
         self.observing = self._governor.observes(self.clock.number)
-        self._models.begin_step(with_exponents=self.observing and self._with_exponents())
+        if self.observing:
+            self._each("begin", self.clock.number, with_exponents=self._num_observed % EXPONENTS_EVERY == 0)
 
     def _update_membership(self, step: int) -> None:
-        data, unowned = self._models.membership(self.ledger)
-        self._unowned = unowned
+        data = self._models.membership(self.ledger)
         if data != self._membership:
             self._membership = data
             self._journal.event("membership", step, **data)
             self._governor.look_closely()
-        self._models.refresh(step)
+        self._models.refresh()
 
     @contained
     def finish(self) -> None:
         """The training is over: a step that is under way is written too, if anything happened in it."""
-        self._models.disarm_all()
+        self._leave_doors()
         if self.clock.active and self._journal.get("backwards") + self._journal.get("optimizer_steps") > 0:
             self._end_step()
 

@@ -1,4 +1,4 @@
-"""The models that a session watches: their names, their parameters' names, and the probes at their leaves."""
+"""The models that a session watches: their names, the names of their parameters, and who owns these."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ import torch
 from torch import nn
 
 from sonde.capture import kernel
-from sonde.capture.faults import Faults
 from sonde.capture.journal import Journal
 from sonde.capture.ledger import Ledger
 from sonde.capture.membership import membership
-from sonde.capture.probes.activations import Activations
 from sonde.capture.source import line_of, user_frame
 from sonde.capture.tensors import tensors_in
 from sonde.capture.watched import ENTRY, EXIT, Watched
@@ -26,14 +24,14 @@ NUM_GLIMPSED = 4  # parameters looked at to see whether the user moves them by h
 
 
 class Models:
-    def __init__(self, journal: Journal, faults: Faults) -> None:
-        self._journal, self._faults = journal, faults
-        self._watched: list[tuple[Watched, Activations]] = []
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self.unowned: list[torch.Tensor] = []  # trainable parameters that no optimizer holds, when last looked at
+        self._watched: list[Watched] = []
         self._entering: ENTRY | None = None
         self._leaving: EXIT | None = None
         self._sites: dict[int, tuple[weakref.ref[torch.Tensor], Site]] = {}
         self._names: dict[int, tuple[str, str, str, bool]] | None = None
-        self._modes: dict[int, list[weakref.ref[nn.Module]]] = {}
         self._with_output: set[int] = set()
         self._num_named = 0
         self._num_foreign = 0
@@ -42,7 +40,7 @@ class Models:
         self._entering, self._leaving = entering, leaving
 
     def __iter__(self) -> Iterator[Watched]:
-        return (watched for watched, _ in self._watched)
+        return iter(self._watched)
 
     def watch(self, model: nn.Module, label: str, step: int, *, entry: nn.Module | None = None) -> Watched | None:
         """Starts watching a model. `entry` is the part of it that is called, where that is not the model itself."""
@@ -50,18 +48,16 @@ class Models:
             if watched.model is model or watched.body is model:
                 watched.add_entry(entry or model)
                 return watched
-        self._watched = [pair for pair in self._watched if pair[0].model is not None]
+        self._watched = [watched for watched in self._watched if watched.model is not None]
         if len(self._watched) >= MAX_MODELS or self._entering is None or self._leaving is None:
             return None
         # The first model's paths stand alone; those of others come after the model's name.
         name = "" if self._num_named == 0 else self._unique(label)
         self._num_named += 1
         watched = Watched(name, model, self._entering, self._leaving)
-        activations = Activations(self._journal, self._faults, name)
-        self._watched.append((watched, activations))
+        self._watched.append(watched)
         self._names = None
         watched.add_entry(entry or model)
-        activations.plan(watched)
         self._tell(watched, label, step)
         return watched
 
@@ -94,28 +90,6 @@ class Models:
 
     # -- what the loop asks ------------------------------------------------------------------------
 
-    def modes(self, watched: Watched) -> tuple[int, int]:
-        """How many modules depend on train/eval, and how many of them are in eval now."""
-        refs = self._modes.get(id(watched))
-        if refs is None:
-            refs = self._modes[id(watched)] = [weakref.ref(module) for module in watched.mode_modules()]
-        alive = [module for ref in refs if (module := ref()) is not None]
-        return len(alive), sum(not module.training for module in alive)
-
-    def arm(self, watched: Watched, step: int) -> None:
-        for other, activations in self._watched:
-            if other is watched:
-                activations.arm(step)
-
-    def disarm(self, watched: Watched) -> None:
-        for other, activations in self._watched:
-            if other is watched:
-                activations.disarm()
-
-    def disarm_all(self) -> None:
-        for _, activations in self._watched:
-            activations.disarm()
-
     def saw_output(self, watched: Watched, output: Any, step: int) -> None:
         """Notes the shape of what a model puts out, once."""
         if id(watched) not in self._with_output:
@@ -124,42 +98,22 @@ class Models:
                 dtype = str(tensor.dtype).removeprefix("torch.")
                 self._journal.event("output", step, model=watched.name, shape=list(tensor.shape), dtype=dtype)
 
-    def own_ns(self) -> int:
-        return sum(activations.own_ns for _, activations in self._watched)
-
-    def num_hook_calls(self) -> tuple[int, int]:
-        values = sum(len(activations.taken) for _, activations in self._watched)
-        return values, sum(len(activations.gradients_taken) for _, activations in self._watched)
-
-    def write(self, step: int) -> None:
-        for _, activations in self._watched:
-            activations.write(step)
-
-    def begin_step(self, *, with_exponents: bool) -> None:
-        for watched, activations in self._watched:
-            watched.forwards = 0
-            activations.clear()
-            activations.with_exponents = with_exponents
-
     def compiling(self, target: Any, step: int) -> None:
-        """A module is about to be compiled: from now on its hooks stay as they are, or every change would compile it again."""
-        for watched, activations in self._watched:
+        """A module is about to be compiled."""
+        for watched in self._watched:
             model = watched.model
             if model is None or not isinstance(target, nn.Module):
                 continue
             path = next((path for path, module in model.named_modules() if module is target), None)
             if path is not None:
-                activations.disarm()
-                watched.compiled = watched.compiled or target is model
+                watched.exclude(target)
                 self._tell_compiled(watched, step, path)
-                activations.exclude(target)
 
-    def refresh(self, step: int) -> None:
+    def refresh(self) -> None:
         """Modules and parameters may have been replaced since they were last looked at."""
         self._names = None
-        self._modes.clear()
-        for watched, activations in self._watched:
-            activations.plan(watched)
+        for watched in self._watched:
+            watched.version += 1
 
     # -- parameters --------------------------------------------------------------------------------
 
@@ -194,7 +148,7 @@ class Models:
             name = ("", f"(in no watched model).{self._num_foreign}", "", parameter.requires_grad)
         return name
 
-    def membership(self, ledger: Ledger) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    def membership(self, ledger: Ledger) -> dict[str, Any]:
         """Who owns what, over the models that have run."""
         named = [
             (f"{watched.name}.{path}" if watched.name else path, p)
@@ -203,7 +157,8 @@ class Models:
             for path, p in watched.parameters()
         ]
         data, unowned = membership(named, ledger.optimizers())
-        return data, [p for _, p in unowned]
+        self.unowned = [p for _, p in unowned]
+        return data
 
     def glimpse(self) -> str:
         """A short fingerprint of a few parameters, to notice when they are moved by hand."""
@@ -218,7 +173,6 @@ class Models:
 
     def close(self) -> None:
         with contextlib.ExitStack() as last:  # all of them, whatever becomes of one
-            for watched, activations in self._watched:
+            for watched in self._watched:
                 last.callback(watched.remove_entries)
-                last.callback(activations.clear)
         self._watched.clear()

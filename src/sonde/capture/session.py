@@ -104,7 +104,7 @@ class DebugSession:
         self._journal = Journal(writer)
         self._journal.event("start", 0, **description)
         self._faults = Faults(self._retired, strict=self.strict)
-        self._models = Models(self._journal, self._faults)
+        self._models = Models(self._journal)
         loop = Loop(self._journal, self.config, self._faults, self._models, self._concerns)
         self._models.connect(loop.forward_begins, loop.forward_ended)
         self._loop = loop
@@ -135,7 +135,7 @@ class DebugSession:
                 last.callback(self._models.close)
                 last.callback(self._discovery.stop)
                 last.callback(calls.unlisten, loop)
-                last.callback(setattr, loop, "deaf", True)
+                last.callback(loop.pause)
                 loop.finish()
         except Exception as error:
             if self.strict:
@@ -187,8 +187,7 @@ class DebugSession:
         if loop is None or loop.deaf:  # a pause inside a pause ends with the outer one
             yield
             return
-        loop.deaf = True
-        self._models.disarm_all()
+        loop.pause()
         calls.unlisten(loop)
         try:
             yield

@@ -64,6 +64,8 @@ class Watched:
         self.compiled = is_compiled(model)
         self.forwards = 0  # entered since the last step began
         self.ever_entered = False
+        self.version = 0  # counts up when modules may have changed: whoever planned with them plans again
+        self._excluded: set[int] = set()  # ids of modules that are about to be compiled
 
     @property
     def model(self) -> nn.Module | None:
@@ -99,6 +101,12 @@ class Watched:
         model = self._model()
         return model is not None and any(module is other for other in model.modules())
 
+    def exclude(self, module: nn.Module) -> None:
+        """A part that is being compiled: changing its hooks would compile it again, so its leaves never get one."""
+        self._excluded.update(id(other) for other in module.modules())
+        self.compiled = self.compiled or module is self._model()
+        self.version += 1
+
     def leaves(self) -> Iterator[tuple[str, nn.Module]]:
         """Modules whose output is measured: those without children, and those that hold parameters of their own."""
         body = self.body
@@ -108,7 +116,7 @@ class Watched:
         for path, module in body.named_modules():
             if is_compiled(module):
                 compiled.append(f"{path}.")
-            if "parametrizations" in path.split(".") or f"{path}.".startswith(tuple(compiled)):
+            if id(module) in self._excluded or "parametrizations" in path.split(".") or f"{path}.".startswith(tuple(compiled)):
                 continue
             if not module._modules or module._parameters or isinstance(module, _COMPUTES_ITSELF):
                 yield path, module

@@ -6,6 +6,7 @@ for its gradient. `register_full_backward_hook` is not used: it fails on in-plac
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from time import perf_counter_ns
 from typing import Any
 
@@ -15,15 +16,16 @@ import torch
 from torch import nn
 
 from sonde.capture import kernel
-from sonde.capture.faults import Faults
-from sonde.capture.journal import Journal
+from sonde.capture.calibration import hook_ns
+from sonde.capture.exponents import Exponents
+from sonde.capture.probes.probe import Probe, Tools
 from sonde.capture.tensors import tensors_in
 from sonde.capture.watched import InertCopy, Watched
-from sonde.record import EXPONENT_FIELDS, STATISTICS, Kind, Site
+from sonde.record import STATISTICS, Kind, Site
 from sonde.run.format import FramePlan
 
 MAX_CALLS = 8  # of one module in one forward: a cell unrolled over a thousand time steps is measured on its first few
-_PROBE = "activations"
+_KEY = -1  # of our hook among a tensor's: torch numbers those of others from 0 up
 
 
 class _GradientHook:
@@ -43,19 +45,19 @@ class _GradientHook:
             probe.gradients.measure_one(self.row, gradient)
             probe.gradients_taken.append(self.row)
             if probe.with_exponents:
-                probe.take_exponents(Kind.ACTIVATION_GRADIENT, self.row, gradient)
+                probe.exponents.take(Kind.ACTIVATION_GRADIENT, probe.sites[self.row].id, gradient)
         except Exception as error:
-            probe.faults.caught(_PROBE, probe.sites[self.row].path, error)
-        probe.own_ns += perf_counter_ns() - started
+            probe.faults.caught(probe.name, probe.sites[self.row].path, error)
+        probe.own_ns += perf_counter_ns() - started + probe.hook_ns
 
 
 class _LeafHook(InertCopy):
     """Sits on a leaf while a forward of an observed step is under way."""
 
-    __slots__ = ("calls", "path", "probe", "rows", "step")
+    __slots__ = ("calls", "model", "path", "probe", "rows", "step")
 
-    def __init__(self, probe: Activations, path: str) -> None:
-        self.probe, self.path = probe, path
+    def __init__(self, probe: Activations, model: str, path: str) -> None:
+        self.probe, self.model, self.path = probe, model, path
         self.calls, self.step = 0, -1
         self.rows: dict[tuple[int, int], _GradientHook | None] = {}  # (call, item) -> its row; None: cannot be measured
 
@@ -77,67 +79,64 @@ class _LeafHook(InertCopy):
                 for item, (_, tensor) in enumerate(tensors_in(output)):
                     probe.take(self, module, call, item, tensor)
         except Exception as error:
-            probe.faults.caught(_PROBE, self.path, error)
-        probe.own_ns += perf_counter_ns() - started
+            probe.faults.caught(probe.name, self.path, error)
+        probe.own_ns += perf_counter_ns() - started + probe.hook_ns
 
 
-class Activations:
-    def __init__(self, journal: Journal, faults: Faults, model: str) -> None:
-        self._journal, self.faults, self._model = journal, faults, model
+class Activations(Probe):
+    name = "activations"
+
+    def __init__(self, tools: Tools) -> None:
+        super().__init__(tools)
+        self.faults = tools.faults
         self.sites: list[Site] = []
         self.values, self.gradients = kernel.Rows(64), kernel.Rows(64)
         self.taken: list[int] = []
         self.gradients_taken: list[int] = []
-        self.with_exponents = True  # on the first step
-        self._exponents: dict[str, list[tuple[int, int, int]]] = {}
+        self.with_exponents = False
+        self.exponents = Exponents()
         self.step = -1  # the observed step under way
-        self.own_ns = 0
+        self.hook_ns = int(hook_ns())  # what torch takes to call a hook
         self._hooks: dict[int, _LeafHook] = {}  # by id(module): kept between plans so that sites stay the same
-        self._excluded: set[int] = set()  # ids of modules that are compiled
+        self._plans: dict[int, tuple[int, list[tuple[Any, int, _LeafHook]]]] = {}  # by watched model: its version, its leaves
         self._armed: list[tuple[Any, int]] = []
-        self._plan: list[tuple[Any, int, _LeafHook]] = []
         self._frames: dict[str, tuple[list[int], FramePlan, npt.NDArray[np.intp]]] = {}
+
+    def begin(self, step: int, *, with_exponents: bool) -> None:
+        self.step, self.with_exponents = step, with_exponents
 
     # -- hooks on and off --------------------------------------------------------------------------
 
-    def plan(self, watched: Watched) -> None:
-        """Find the leaves, once; again when modules may have changed. The plan holds hook dictionaries, not modules, which may die."""
-        self._plan = []
-        for path, module in watched.leaves():
-            if id(module) in self._excluded:
-                continue
-            hook = self._hooks.get(id(module))
-            if hook is None or hook.path != path:
-                hook = self._hooks[id(module)] = _LeafHook(self, path)
-            # A handle is only made for its id, which is unique among all hooks; the hook goes in and out by the dictionary.
-            handle = module.register_forward_hook(hook)
-            handle.remove()
-            self._plan.append((module._forward_hooks, handle.id, hook))
-
-    def exclude(self, module: nn.Module) -> None:
-        """A part that is being compiled: changing its hooks would compile it again, so it never gets one."""
-        inside = {id(other) for other in module.modules()}
-        self._excluded |= inside
-        dictionaries = {id(other._forward_hooks) for other in module.modules()}
-        self._plan = [entry for entry in self._plan if id(entry[0]) not in dictionaries]
-
-    def arm(self, step: int) -> None:
-        self.step = step
+    def entered(self, watched: Watched, args: Any, kwargs: Any) -> None:
+        if not self._tools.config.log_activations:
+            return
         retired = self.faults.retired
-        for hooks, key, hook in self._plan:
-            if retired and (_PROBE, hook.path) in retired:
-                continue
-            hooks[key] = hook
-            self._armed.append((hooks, key))
+        for hooks, key, hook in self._plan(watched):
+            if not retired or (self.name, hook.path) not in retired:
+                hooks[key] = hook
+                self._armed.append((hooks, key))
 
-    def disarm(self) -> None:
+    def left(self, watched: Watched) -> None:
         for hooks, key in self._armed:
             hooks.pop(key, None)
         self._armed.clear()
 
-    @property
-    def num_hook_calls(self) -> int:
-        return len(self.taken) + len(self.gradients_taken)
+    def _plan(self, watched: Watched) -> list[tuple[Any, int, _LeafHook]]:
+        """The leaves, found once and again when modules may have changed. A plan holds hook dictionaries, not modules, which may die."""
+        known = self._plans.get(id(watched))
+        if known is not None and known[0] == watched.version:
+            return known[1]
+        plan = []
+        for path, module in watched.leaves():
+            hook = self._hooks.get(id(module))
+            if hook is None or (hook.model, hook.path) != (watched.name, path):
+                hook = self._hooks[id(module)] = _LeafHook(self, watched.name, path)
+            # A handle is only made for its id, which is unique among all hooks; the hook goes in and out by the dictionary.
+            handle = module.register_forward_hook(hook)
+            handle.remove()
+            plan.append((module._forward_hooks, handle.id, hook))
+        self._plans[id(watched)] = (watched.version, plan)
+        return plan
 
     # -- measuring ---------------------------------------------------------------------------------
 
@@ -147,7 +146,7 @@ class Activations:
         if on_gradient is None:
             if key in hook.rows:
                 return
-            on_gradient = hook.rows[key] = self._new_row(hook.path, module, call, item, tensor)
+            on_gradient = hook.rows[key] = self._new_row(hook, module, call, item, tensor)
             if on_gradient is None:
                 return
         row = on_gradient.row
@@ -155,23 +154,17 @@ class Activations:
         self.taken.append(row)
         if tensor.requires_grad:
             on_gradient.step = self.step
-            tensor.register_hook(on_gradient)  # type: ignore[no-untyped-call]
+            _await_gradient(tensor, on_gradient)
         if self.with_exponents:
-            self.take_exponents(Kind.ACTIVATION, row, tensor)
+            self.exponents.take(Kind.ACTIVATION, self.sites[row].id, tensor)
 
-    def take_exponents(self, kind: str, row: int, tensor: torch.Tensor) -> None:
-        histogram = kernel.exponents(tensor) if tensor.is_cpu else None
-        if histogram is not None:
-            site = self.sites[row].id
-            self._exponents.setdefault(kind, []).extend((site, exponent, count) for exponent, count in zip(*histogram))
-
-    def _new_row(self, path: str, module: nn.Module, call: int, item: int, tensor: torch.Tensor) -> _GradientHook | None:
+    def _new_row(self, hook: _LeafHook, module: nn.Module, call: int, item: int, tensor: torch.Tensor) -> _GradientHook | None:
         reason = kernel.supported(tensor)
         if reason is not None:
-            self._journal.event("unobserved", self.step, where=path, reason=reason)
+            self._journal.event("unobserved", self.step, where=hook.path, reason=reason)
             return None
         site = self._journal.site(
-            kind="output", path=path, model=self._model, type=type(module).__name__, call=call, item=item,
+            kind="output", path=hook.path, model=hook.model, type=type(module).__name__, call=call, item=item,
             shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."),
         )  # fmt: skip
         if site is None:
@@ -189,15 +182,12 @@ class Activations:
         self.gradients.settle()
         self._write(Kind.ACTIVATION, step, self.taken, self.values)
         self._write(Kind.ACTIVATION_GRADIENT, step, self.gradients_taken, self.gradients)
-        for kind, rows in self._exponents.items():
-            write_exponents(self._journal, kind, step, rows)
+        self.exponents.write(self._journal, step)
 
     def clear(self) -> None:
-        """Forget the step, whatever became of it."""
-        self.disarm()
         self.step, self.own_ns = -1, 0
         self.taken, self.gradients_taken = [], []
-        self._exponents = {}
+        self.exponents.clear()
 
     def _write(self, kind: str, step: int, taken: list[int], rows: kernel.Rows) -> None:
         if not taken:
@@ -211,11 +201,14 @@ class Activations:
         self._journal.frame(plan, step, rows.values[index])
 
 
-def write_exponents(journal: Journal, kind: str, step: int, rows: list[tuple[int, int, int]]) -> None:
-    if rows:
-        table = np.array(rows, np.float64)
-        plan = journal.plan(kind + Kind.EXPONENTS, EXPONENT_FIELDS, table[:, 0].astype(int).tolist())
-        journal.frame(plan, step, table[:, 1:])
+def _await_gradient(tensor: torch.Tensor, hook: _GradientHook) -> None:
+    """`tensor.register_hook` without the handle, which nobody would use: 1.0 µs instead of 3.8, on every output of an observed step."""
+    if type(tensor) is torch.Tensor and tensor._backward_hooks is None and tensor.grad_fn is not None:
+        hooks = tensor._backward_hooks = OrderedDict()
+        hooks[_KEY] = hook
+        tensor.grad_fn._register_hook_dict(tensor)
+    else:
+        tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
 
 def _grown(rows: kernel.Rows) -> kernel.Rows:
@@ -223,5 +216,3 @@ def _grown(rows: kernel.Rows) -> kernel.Rows:
     larger = kernel.Rows(2 * len(rows.values))
     larger.values[: len(rows.values)] = rows.values
     return larger
-
-

@@ -8,43 +8,35 @@ import numpy as np
 import torch
 
 from sonde.capture import kernel
-from sonde.capture.journal import Journal
+from sonde.capture.probes.probe import Probe, Tools
 from sonde.capture.tensors import tensors_in
+from sonde.capture.watched import Watched
 from sonde.record import BATCH_FIELDS, Kind, Site
 
-MAX_TENSORS = 8  # of one batch
+MAX_TENSORS = 8  # of one batch, and of one model's inputs
 
 
-class Batch:
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
+class Batch(Probe):
+    name = "batch"
+
+    def __init__(self, tools: Tools) -> None:
+        super().__init__(tools)
         self._sites: dict[str, Site | None] = {}
         self._rows = kernel.Rows(2 * MAX_TENSORS)
         self._extra = np.zeros((2 * MAX_TENSORS, 2))
         self._taken: list[Site] = []
-        self._fetched: set[int] = set()  # ids of tensors that the loader handed out and that were measured as such
+        self._fetched: set[int] = set()  # ids of tensors that the loader handed out: as inputs they are not measured again
 
-    def fetched(self, batch: Any, *, observed: bool) -> None:
-        """A loader handed out a batch."""
+    def fetched(self, batch: Any) -> None:
         self._fetched.clear()
-        if observed:
-            for place, tensor in tensors_in(batch)[:MAX_TENSORS]:
-                self._take(f"batch.{place}", tensor)
-                self._fetched.add(id(tensor))
+        for place, tensor in tensors_in(batch)[:MAX_TENSORS]:
+            self._take(f"batch.{place}", tensor)
+            self._fetched.add(id(tensor))
 
-    def entered(self, args: Any, kwargs: Any, *, observed: bool) -> tuple[str, torch.Tensor] | None:
-        """A model is about to use these. Answers with the first input that holds a non-finite value."""
-        inputs = [("0", args[0])] if len(args) == 1 and type(args[0]) is torch.Tensor and not kwargs else tensors_in((args, kwargs))
-        inputs = inputs[:MAX_TENSORS]
-        if observed:
-            for place, tensor in inputs:
-                if id(tensor) not in self._fetched:
-                    self._take(f"input.{place}", tensor)
-        floating = [(place, tensor) for place, tensor in inputs if tensor.is_floating_point() and tensor.is_cpu]
-        if not floating:
-            return None
-        _, bad = kernel.guard([tensor for _, tensor in floating])
-        return (f"input.{floating[bad][0]}", floating[bad][1]) if bad >= 0 else None
+    def entered(self, watched: Watched, args: Any, kwargs: Any) -> None:
+        for place, tensor in tensors_in((args, kwargs))[:MAX_TENSORS]:
+            if id(tensor) not in self._fetched:
+                self._take(f"input.{place.partition('.')[2]}", tensor)
 
     def write(self, step: int) -> None:
         if self._taken:
@@ -54,11 +46,11 @@ class Batch:
             self._journal.frame(plan, step, np.hstack([self._rows.values[:num], self._extra[:num]]))
 
     def clear(self) -> None:
-        self._taken = []
+        self._taken.clear()
 
     def _take(self, path: str, tensor: torch.Tensor) -> None:
         row = len(self._taken)
-        if row >= len(self._extra):
+        if row >= len(self._extra) or any(site.path == path for site in self._taken):
             return
         if path not in self._sites:
             reason = kernel.supported(tensor)
@@ -71,5 +63,3 @@ class Batch:
             fingerprint = kernel.fingerprint(tensor) if tensor.is_cpu else None
             self._extra[row] = (tensor.shape[0] if tensor.dim() else 1, np.nan if fingerprint is None else fingerprint)
             self._taken.append(site)
-
-

@@ -7,20 +7,17 @@ models too.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from sonde.capture import kernel
-from sonde.capture.journal import Journal
-from sonde.capture.probes.activations import write_exponents
-from sonde.config import DebugConfig
+from sonde.capture.exponents import Exponents
+from sonde.capture.probes.probe import Probe, Tools
 from sonde.record import STATISTICS, Kind, Site
 from sonde.run.format import FramePlan
 
 UNOWNED = -1  # key of the block of parameters that no optimizer holds
-SiteOf = Callable[[torch.Tensor], Site | None]
 
 
 class _Block:
@@ -38,59 +35,38 @@ class _Block:
         return len(parameters) == len(self.refs) and all(ref() is p for ref, p in zip(self.refs, parameters))
 
 
-class Weights:
-    def __init__(self, journal: Journal, config: DebugConfig, site_of: SiteOf) -> None:
-        self._journal, self._config, self._site_of = journal, config, site_of
+class Weights(Probe):
+    name = "weights"
+
+    def __init__(self, tools: Tools) -> None:
+        super().__init__(tools)
+        self._config = tools.config
         self._blocks: dict[int, _Block] = {}
         self._plans: dict[tuple[str, tuple[int, ...]], FramePlan] = {}
-        self._exponents: dict[str, list[tuple[int, int, int]]] = {}
-        self._bytes_left = int(config.max_update_memory_mb * 2**20)
+        self._exponents = Exponents()
+        self._with_exponents = False
+        self._bytes_left = int(tools.config.max_update_memory_mb * 2**20)
 
-    def before(self, key: int, parameters: list[torch.Tensor], *, with_gradients: bool) -> None:
-        """The optimizer is about to step."""
-        block = self._block(key, parameters)
-        if self._config.log_weights and block.site_ids:
-            if block.kept.available:
-                block.kept.keep(parameters, block.rows[Kind.PARAMETER], 0)
-            else:
-                block.rows[Kind.PARAMETER].measure(0, parameters)
-            block.measured.add(Kind.PARAMETER)
-        if with_gradients:
-            self.gradients(key, parameters)
+    def begin(self, step: int, *, with_exponents: bool) -> None:
+        self._with_exponents = with_exponents
 
-    def gradients(self, key: int, parameters: list[torch.Tensor]) -> None:
-        block = self._block(key, parameters)
-        if self._config.log_gradients and block.site_ids:
-            block.rows[Kind.GRADIENT].measure(0, [p.grad for p in parameters])
-            block.measured.add(Kind.GRADIENT)
+    def before(self, optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], *, closure: bool) -> None:
+        block = self._block(id(optimizer), parameters)
+        self._take_parameters(block, parameters)
+        if not closure:
+            self._take_gradients(block, parameters)
 
-    def after(self, key: int, parameters: list[torch.Tensor]) -> None:
-        """The optimizer has stepped."""
-        block = self._blocks.get(key)
-        if block is not None and Kind.PARAMETER in block.measured and block.kept.available and block.is_of(parameters):
-            block.kept.change(parameters, block.rows[Kind.UPDATE], 0)
-            block.measured.add(Kind.UPDATE)
-
-    def unowned(self, parameters: list[torch.Tensor]) -> None:
-        """Trainable parameters that no optimizer holds: their gradients, and whether anything moved them since they were last looked at."""
-        block = self._block(UNOWNED, parameters)
-        if block.kept_once:
-            block.measured.add(Kind.PARAMETER)
-            self.after(UNOWNED, parameters)
-        self.before(UNOWNED, parameters, with_gradients=True)
-        block.kept_once = Kind.PARAMETER in block.measured and block.kept.available
-
-    def exponents(self, key: int, parameters: list[torch.Tensor]) -> None:
-        """Power-of-two histograms of parameters and gradients."""
-        block = self._block(key, parameters)
-        for site_id, p in zip(block.site_ids, parameters):
-            for kind, tensor in ((Kind.PARAMETER, p), (Kind.GRADIENT, p.grad)):
-                histogram = kernel.exponents(tensor) if tensor is not None and tensor.is_cpu else None
-                if histogram is not None:
-                    rows = self._exponents.setdefault(kind, [])
-                    rows.extend((site_id, exponent, count) for exponent, count in zip(*histogram))
+    def after(self, optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], *, closure: bool) -> None:
+        block = self._blocks.get(id(optimizer))
+        if block is None or not block.is_of(parameters):
+            return
+        if closure:
+            self._take_gradients(block, parameters)
+        if Kind.PARAMETER in block.measured:
+            self._take_updates(block, parameters)
 
     def write(self, step: int) -> None:
+        self._look_at_unowned()
         for kind in (Kind.PARAMETER, Kind.GRADIENT, Kind.UPDATE):
             keys = tuple(key for key, block in self._blocks.items() if kind in block.measured)
             if not keys:
@@ -104,18 +80,57 @@ class Weights:
                 plan = self._plans[kind, keys] = self._journal.plan(kind, STATISTICS, ids)
             tables = [block.rows[kind].values for block in blocks]
             self._journal.frame(plan, step, tables[0] if len(tables) == 1 else np.concatenate(tables))
-        for kind, rows in self._exponents.items():
-            write_exponents(self._journal, kind, step, rows)
+        self._exponents.write(self._journal, step)
 
     def clear(self) -> None:
         for block in self._blocks.values():
             block.measured.clear()
-        self._exponents = {}
+        self._exponents.clear()
+
+    # -- measuring ---------------------------------------------------------------------------------
+
+    def _take_parameters(self, block: _Block, parameters: list[torch.Tensor]) -> None:
+        if self._config.log_weights and block.site_ids:
+            if block.kept.available:
+                block.kept.keep(parameters, block.rows[Kind.PARAMETER], 0)
+            else:
+                block.rows[Kind.PARAMETER].measure(0, parameters)
+            block.measured.add(Kind.PARAMETER)
+            self._take_exponents(Kind.PARAMETER, block, parameters)
+
+    def _take_gradients(self, block: _Block, parameters: list[torch.Tensor]) -> None:
+        if self._config.log_gradients and block.site_ids:
+            gradients = [p.grad for p in parameters]
+            block.rows[Kind.GRADIENT].measure(0, gradients)
+            block.measured.add(Kind.GRADIENT)
+            self._take_exponents(Kind.GRADIENT, block, gradients)
+
+    def _take_updates(self, block: _Block, parameters: list[torch.Tensor]) -> None:
+        if block.kept.available:
+            block.kept.change(parameters, block.rows[Kind.UPDATE], 0)
+            block.measured.add(Kind.UPDATE)
+
+    def _take_exponents(self, kind: str, block: _Block, tensors: list[torch.Tensor] | list[torch.Tensor | None]) -> None:
+        if self._with_exponents:
+            for site_id, tensor in zip(block.site_ids, tensors):
+                if tensor is not None:
+                    self._exponents.take(kind, site_id, tensor)
+
+    def _look_at_unowned(self) -> None:
+        """Trainable parameters that no optimizer holds: their gradients, and whether anything moved them since the last look."""
+        parameters = self._tools.models.unowned
+        if parameters:
+            block = self._block(UNOWNED, parameters)
+            if block.kept_once:
+                self._take_updates(block, parameters)
+            self._take_parameters(block, parameters)
+            self._take_gradients(block, parameters)
+            block.kept_once = self._config.log_weights
 
     def _block(self, key: int, parameters: list[torch.Tensor]) -> _Block:
         block = self._blocks.get(key)
         if block is None or not block.is_of(parameters):
-            sites = [site for p in parameters if (site := self._site_of(p)) is not None]
+            sites = [site for p in parameters if (site := self._tools.models.parameter_site(p)) is not None]
             if len(sites) < len(parameters):
                 sites = []  # more sites than a run should hold: these parameters go unmeasured
             num_bytes = sum(p.numel() * p.element_size() for p in parameters if p.is_floating_point())

@@ -1,0 +1,27 @@
+"""Train or eval: how many modules depend on it, and how many are in eval while gradients are made."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch import nn
+
+from sonde.capture.probes.probe import Probe, Tools
+from sonde.capture.watched import Watched
+
+
+class Modes(Probe):
+    name = "modes"
+
+    def __init__(self, tools: Tools) -> None:
+        super().__init__(tools)
+        self._modules: dict[int, tuple[int, list[weakref.ref[nn.Module]]]] = {}  # by watched model: its version, its modules
+
+    def entered(self, watched: Watched, args: Any, kwargs: Any) -> None:
+        known = self._modules.get(id(watched))
+        if known is None or known[0] != watched.version:
+            known = self._modules[id(watched)] = (watched.version, [weakref.ref(module) for module in watched.mode_modules()])
+        alive = [module for ref in known[1] if (module := ref()) is not None]
+        self._journal.add("mode_modules", len(alive))
+        self._journal.add("mode_modules_in_eval", sum(not module.training for module in alive))

@@ -1,0 +1,63 @@
+"""What a probe is: something that measures one aspect of an observed step, at the moments that it is told of.
+
+A probe is only called on observed steps. It plans names and rows once, turns tensors into rows of numbers, and writes them when the step is
+over. An error of its own is caught by the loop, counted, and retires the probe when it comes again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from sonde.capture.faults import Faults
+from sonde.capture.journal import Journal
+from sonde.capture.models import Models
+from sonde.capture.watched import Watched
+from sonde.config import DebugConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What probes are given to work with."""
+
+    journal: Journal
+    config: DebugConfig
+    faults: Faults
+    models: Models
+
+
+class Probe:
+    """The moments of an observed step, in order. A probe overrides those that matter to it."""
+
+    name: ClassVar[str]
+    own_ns = 0  # time spent in hooks of its own, outside of these calls, in the step under way
+
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+        self._journal = tools.journal
+
+    def begin(self, step: int, *, with_exponents: bool) -> None:
+        """An observed step begins. Exponent histograms are taken on some of them."""
+
+    def fetched(self, batch: Any) -> None:
+        """A data loader handed out a batch."""
+
+    def entered(self, watched: Watched, args: Any, kwargs: Any) -> None:
+        """The first forward of a model in this step, with gradients on, is about to run."""
+
+    def left(self, watched: Watched) -> None:
+        """That forward is over, one way or another."""
+
+    def before(self, optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], *, closure: bool) -> None:
+        """An optimizer is about to step; with a closure, the gradients that count are made inside of it."""
+
+    def after(self, optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], *, closure: bool) -> None:
+        """An optimizer has stepped."""
+
+    def write(self, step: int) -> None:
+        """The step is over: frames and scalars go to the journal."""
+
+    def clear(self) -> None:
+        """Forget the step, whatever became of it."""
