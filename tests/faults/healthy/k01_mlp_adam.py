@@ -14,6 +14,7 @@ X = torch.from_numpy(data["images"]).float().flatten(1) / 16.0
 y = torch.from_numpy(data["labels"]).long()
 perm = torch.randperm(len(X))
 train_idx, val_idx = perm[:1437], perm[1437:]
+X = (X - X[train_idx].mean(0)) / (X[train_idx].std(0) + 1e-2)
 
 train_loader = DataLoader(TensorDataset(X[train_idx], y[train_idx]), batch_size=32, shuffle=True)
 val_loader = DataLoader(TensorDataset(X[val_idx], y[val_idx]), batch_size=256)
@@ -24,7 +25,7 @@ model = nn.Sequential(
     nn.Linear(64, 10),
 )
 criterion = nn.CrossEntropyLoss()
-optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
 for epoch in range(8):
     model.train()
