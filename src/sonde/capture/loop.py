@@ -311,12 +311,13 @@ class Loop:
         if len(self.ledger.accounts) > num:
             self.clock.known_optimizers = sum(1 for _ in self.ledger.optimizers())
             frame = user_frame()
+            line, text = line_of(frame) if frame else ("", "")
             groups = [
                 {"lr": _number(group.get("lr")), "num_parameters": len(group["params"])} for group in optimizer.param_groups[:64]
             ]
             self._journal.event(
                 "optimizer", self.clock.number, **{"class": type(optimizer).__name__}, optimizer=account.index, groups=groups,
-                source=line_of(frame)[0] if frame else "",
+                source=line, text=text,
             )  # fmt: skip
         return account
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import multiprocessing
 import os
@@ -92,6 +93,8 @@ class DebugSession:
         rank, world_size = _rank()
         if self._to is not None:
             self.run = open_run_directory(Path(self._to))
+        elif world_size > 1:
+            self.run = open_run_directory(Path(self.config.output_dir) / f"{self._name or _script_name()}_{_job()}")
         else:
             self.run = new_run_directory(Path(self.config.output_dir), self._name or _script_name())
         description = {
@@ -253,6 +256,14 @@ def debug_session() -> DebugSession:
 
 def _script_name() -> str:
     return Path(sys.argv[0]).stem if sys.argv and sys.argv[0] not in ("", "-c", "-m") else "python"
+
+
+def _job() -> str:
+    """What the ranks of one job have in common and no other job has: they share a run directory without having spoken to each other."""
+    parts = [os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "MASTER_ADDR", "MASTER_PORT")]
+    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE"):
+        parts.append(str(os.getppid()))  # on one host, the launcher; run ids are often left at "none"
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=4).hexdigest()
 
 
 def _rank() -> tuple[int, int]:

@@ -20,7 +20,7 @@ class Sources:
     def see(self, step: Step) -> None:
         for event in step.events:
             if event.kind == "optimizer":
-                self._add("optimizer", event.data.get("source"), "")
+                self._add("optimizer", event.data.get("source"), str(event.data.get("text", "")))
             elif event.kind == "source":
                 call = str(event.data.get("call", ""))
                 self._add(call, event.data.get("line"), str(event.data.get("text", "")))
