@@ -31,7 +31,7 @@ _HOMES = {
     "Severity": "sonde.record",
     "SondeError": "sonde.errors",
 }
-__all__ = [*_HOMES, "__version__"]  # noqa: PLE0604
+__all__ = [*_HOMES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
 """DebugConfig: the settings of a session, and where their values may come from.
 
-Later sources win: defaults, then `sonde.toml` or `[tool.sonde]` in pyproject.toml, then `SONDE_*` environment variables, then the command line,
-then keyword arguments.
+Later sources win: defaults, then `sonde.toml` or `[tool.sonde]` in pyproject.toml, then `SONDE_*` environment variables, then the command
+line, then keyword arguments.
 """
 
 from __future__ import annotations
