@@ -218,20 +218,20 @@ class _Facts:
     num_models: int = 0
     step_ms: float = 0.0
     sonde_ms: float = 0.0
-    rank: int | None = None  # the lowest: its loss is the one that is drawn
+    rank: int | None = None  # the lowest: its steps are counted, its loss is drawn
 
     def see(self, step: Step) -> None:
         self.num_models += sum(event.kind == "model" for event in step.events)
         if not step.scalars:
             return
         self.activity.see(step)
-        self.num_steps += 1
-        self.num_observed += step.scalar("observed", 0.0) == 1
+        self.rank = step.rank if self.rank is None else self.rank
+        self.num_steps += step.rank == self.rank
+        self.num_observed += step.rank == self.rank and step.scalar("observed", 0.0) == 1
         whole, ours = step.scalar("step_ms"), step.scalar("sonde_ms")
         if isfinite(whole) and isfinite(ours) and whole >= ours >= 0:
             self.step_ms += whole
             self.sonde_ms += ours
-        self.rank = step.rank if self.rank is None else self.rank
         found, bad = losses(step)
         if step.rank == self.rank and (found or bad):
             # A loss that is not finite is kept as it is; NaN leaves no other trace in the scalars than an event.

@@ -71,7 +71,7 @@ def test_r26_a_thousand_checkpointed_steps_leave_nothing_behind(tmp_path: Path) 
                     num_hooks.append(sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()))
                     num_objects.append(sum(issubclass(type(o), torch.Tensor) for o in gc.get_objects()))
         assert num_hooks[0] == num_hooks[1]
-        assert num_objects[0] == num_objects[1]
+        assert num_objects[1] <= num_objects[0]  # what earlier tests left may go meanwhile
         assert sonde.Run(tmp_path / str(reentrant)).scalar("forwards")[1].sum() == 1000
 
 
