@@ -205,7 +205,12 @@ def test_a_layer_whose_functional_relu_never_fires_is_found():
 
 
 def test_sparse_activations_in_a_model_that_learns_are_clear():
-    assert ask(DeadRelu, training(loss=falling, frames=dead_from(0))) == Clear()
+    def frames(step):
+        some = {path: row(l2=0.001, zeros=995) for path in LAYERS[:2]}
+        return dead_from(0)(step) | {Kind.ACTIVATION_GRADIENT: some | {path: row(l2=0.1) for path in LAYERS[2:]}}
+
+    assert ask(DeadRelu, training(loss=falling, frames=frames)) == Clear()
+    assert the_finding(DeadRelu, training(loss=stuck, frames=frames)).where == "net.2"
 
 
 def test_a_layer_that_comes_back_is_clear():
@@ -223,6 +228,10 @@ def test_a_layer_with_no_gradient_for_another_reason_is_no_dead_relu():
 def test_a_model_that_a_dead_layer_cuts_off_is_found_although_its_last_bias_still_learns():
     steps = training(200, loss=lambda s: 2.3 - 0.002 * s, frames=dead_from(0))
     assert "no gradient at all" in the_finding(DeadRelu, steps).cause
+
+
+def test_a_layer_that_was_only_seen_dead_at_the_start_of_a_model_that_learns_is_clear():
+    assert ask(DeadRelu, training(loss=falling, frames=dead_from(0), observed=lambda s: s < 4)) == Clear()
 
 
 def test_a_layer_that_is_merely_negative_on_average_is_no_dead_relu():

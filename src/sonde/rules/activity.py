@@ -26,7 +26,7 @@ COUNTED = (
 
 def count(step: Step, name: str) -> int:
     """A scalar that counts; 0 where it was not recorded."""
-    value = step.scalar(name, 0.0)
+    value = step.scalars.get(name, 0.0)
     return int(value) if isfinite(value) else 0
 
 
@@ -40,8 +40,11 @@ class Activity:
 
     def see(self, step: Step) -> None:
         self.num_steps += 1
+        scalars, totals = step.scalars, self.totals
         for name in COUNTED:
-            self.totals[name] += count(step, name)
+            value = scalars.get(name)
+            if value and isfinite(value):  # most are zero in most steps, and this runs for every rule
+                totals[name] += int(value)
         self.num_optimizers += sum(event.kind == "optimizer" for event in step.events)
 
     @property

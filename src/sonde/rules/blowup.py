@@ -7,7 +7,6 @@ Both end in the same way, so what counts is what was there first.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from sonde.rules.depth import is_bias, profile
 from sonde.rules.words import number
 
 GROWTH = 1e3  # first layer over last, or last outputs over first: healthy models stay within a factor of twenty
-UNEVEN = 300.0  # largest gradient of a bias over that of the last layer's: within fifty in healthy models
+UNEVEN = 100.0  # largest gradient of a bias over that of the last layer's: within ten in healthy recurrent models
 THROWN = 0.5  # update over weights, whole model: healthy steps are 1e-4 to 1e-1
 
 
@@ -98,7 +97,7 @@ class Blowup:
         ratio = change / size
         if self.first_ratio != self.first_ratio:
             self.first_ratio = ratio
-        if not isfinite(self.largest_ratio) or ratio > self.largest_ratio:
+        if not self.largest_ratio >= ratio:
             self.largest_ratio = ratio
         if ratio >= THROWN and self.thrown_step < 0:
             self.thrown_step = step.number

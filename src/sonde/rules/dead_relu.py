@@ -6,8 +6,8 @@ Why it matters   a unit that never fires gets no gradient and never comes back; 
                  in two.
 How it knows     at least 99 % of what the layer puts out is zero, or its input is at or below zero with at least 99 %
                  of the gradient gone, in several observed steps in a row up to the last, while the loss does not
-                 move. Where every gradient before the layer is exactly zero, so that nothing of the input can be
-                 learnt, it is enough that the loss has not halved: the last bias alone can lower it a little.
+                 move. Where every gradient before the layer is exactly zero, nothing of the input can be learnt: then
+                 the loss may even fall, since the last bias still fits the average.
 Known problems   sparse activations (K12, up to 100 % zeros at the start) belong to models that learn: then nothing is
                  said. Healthy ReLU layers sit at 30–80 % zeros. Layers before a dead one have no gradient either: the
                  one named is the last that is dead. A step too large that killed the layer is lr-divergence and comes
@@ -28,7 +28,8 @@ from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.words import listing, number
 
 PATIENCE = 3  # observed steps in a row, to the last: one dead batch is chance; every run has three from its start
-HALVED = 0.5  # of the starting loss: more than a last bias gains by itself
+LATE = 0.5  # share of the run: a layer seen dead after it will not wake up any more
+QUARTER = 0.25  # of the starting loss, where nobody looked later: less than that a last bias hardly reaches by itself
 DEAD = 0.99  # share of zeros; healthy ReLU layers sit at 0.3–0.8
 FAR_BELOW = 2.0  # standard deviations that the mean of a layer's output lies below zero: 98 % of it is negative then
 RELU = ("ReLU", "ReLU6")
@@ -42,6 +43,8 @@ class DeadRelu:
 
     learning: Learning = field(default_factory=Learning)
     num_observed: int = 0
+    last_observed: int = -1
+    last_step: int = -1
     rows: dict[int, int] = field(default_factory=dict)  # site -> observed steps in a row that it was dead
     since: dict[int, int] = field(default_factory=dict)
     paths: dict[int, str] = field(default_factory=dict)
@@ -50,9 +53,11 @@ class DeadRelu:
 
     def see(self, step: Step) -> None:
         self.learning.see(step)
+        self.last_step = step.number
         if Kind.ACTIVATION not in step.frames:
             return
         self.num_observed += 1
+        self.last_observed = step.number
         dead = _dead(step)
         self.cut_in_a_row = self.cut_in_a_row + 1 if dead and _is_cut(step, max(dead)) else 0
         for site in [site for site in self.rows if site not in dead]:
@@ -94,8 +99,12 @@ class DeadRelu:
         ]
 
     def _cut_off(self) -> str:
+        """No gradient at all comes past the layer, and that is how it stayed as far as anybody can tell."""
+        if self.cut_in_a_row < PATIENCE:
+            return ""
         learning = self.learning
-        if self.cut_in_a_row < PATIENCE or not learning.readable or learning.recent_level < HALVED * learning.first_level:
+        high = learning.readable and learning.recent_level > QUARTER * learning.first_level
+        if not high and self.last_observed < LATE * self.last_step:
             return ""
         return "no gradient at all comes past it, so that nothing of the input can be learnt"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from math import inf, isfinite, log, sqrt
+from math import inf, isfinite, log, nan, sqrt
 from statistics import median
 
 from sonde.record import Step
@@ -31,11 +31,14 @@ def losses(step: Step) -> tuple[dict[str, float], bool]:
 
     A scalar of NaN alone says only that this line of code did not call backward; a loss that is NaN comes with an event.
     """
-    found = {
-        name: value
-        for name, value in step.scalars.items()
-        if value == value and (name == "loss" or (name.startswith("loss:") and name[5:].isdigit()))
-    }
+    scalars = step.scalars
+    loss = scalars.get("loss", nan)
+    found = {"loss": loss} if loss == loss else {}
+    series = 2
+    while (name := f"loss:{series}") in scalars:  # the series are numbered without a gap
+        if scalars[name] == scalars[name]:
+            found[name] = scalars[name]
+        series += 1
     bad = any(not isfinite(value) for value in found.values())
     return found, bad or any(event.kind == "nonfinite" and event.data.get("what") == "loss" for event in step.events)
 

@@ -4,7 +4,8 @@ What it finds    a deep model whose first layers get next to no gradient: many s
                  initialised too small, no normalisation.
 Why it matters   the first layers stay random, and the layers above them cannot learn from noise.
 How it knows     the gradient at the first layers is many orders of magnitude below that at the last ones, layer by
-                 layer and not at one place, in most observed steps to the end, while the loss does not move.
+                 layer and not at one place, in several observed steps in a row up to the last, while the loss does
+                 not move.
 Known problems   gradients that are small everywhere (K25, K10) have no slope. A model that learns is never judged,
                  however steep the slope. A cliff at one place is something else: dead units, a detached or rounded
                  value. Exact zeros in the first step (K14, K30) go away. Norms are compared, not shares of zeros: a
