@@ -56,6 +56,22 @@ def test_gradients_that_are_small_everywhere_are_clear():
     assert ask(VanishingGradient, training(loss=lambda s: 7e-5, frames=frames)) == Clear()
 
 
+def test_the_first_of_many_time_steps_may_get_little_gradient():
+    """A cell called in a loop: one site per call, all of one module."""
+    cells = {400 + call: Site(400 + call, "output", "cell", "model", "LSTMCell", call=call, shape=(32, 8)) for call in range(8)}
+    head = {408: Site(408, "output", "head", "model", "Linear", shape=(32, 8))}
+    steps = []
+    for step in training(loss=stuck):
+        frames = dict(step.frames)
+        if frames:
+            norms = [0.1 * 10.0 ** (call - 7) for call in range(8)] + [0.2]
+            values = np.array([[row(l2=norm)[name] for norm in norms] for name in STATISTICS])
+            ids = np.array([*cells, *head], np.uint32)
+            frames[Kind.ACTIVATION_GRADIENT] = Frame(Kind.ACTIVATION_GRADIENT, step.number, ids, STATISTICS, values)
+        steps.append(Step(step.number, 0, step.scalars, frames, step.events, {**step.sites, **cells, **head}))
+    assert not isinstance(ask(VanishingGradient, steps), list)
+
+
 def test_vanishing_is_not_judged_without_observed_gradients():
     assert "not observed" in why_not(VanishingGradient, training(loss=stuck, frames=lambda s: {Kind.ACTIVATION_GRADIENT: {}}))
 
@@ -157,6 +173,10 @@ def test_a_loss_that_is_thrown_to_nan_by_its_updates_is_a_divergence():
 def test_a_loss_that_climbs_step_by_step_is_a_divergence_even_if_no_update_was_observed():
     steps = training(60, loss=lambda s: 2.3 * 1.2**s, frames=lambda s: {Kind.UPDATE: {}})
     assert the_finding(LrDivergence, steps).step == 13
+
+
+def test_the_error_of_growing_value_estimates_is_no_divergence():
+    assert ask(LrDivergence, training(300, loss=lambda s: 0.01 + 0.5 * (1 - 0.99**s) + 0.005 * noise(s))) == Clear()
 
 
 def test_a_step_that_throws_the_model_where_it_cannot_learn_is_a_divergence():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from synthetic import PARAMETER_IDS, ask, opening, parameter_rows, row, stuck, the_finding, training, why_not
+from synthetic import PARAMETER_IDS, ask, falling, opening, parameter_rows, row, stuck, the_finding, training, why_not
 
-from sonde.record import Event, Kind, Severity
+from sonde.record import STATISTICS, Event, Frame, Kind, Severity, Site, Step
 from sonde.rules.lr_zero import LrZero
 from sonde.rules.params_not_in_optimizer import ParamsNotInOptimizer
 from sonde.rules.rule import Clear
@@ -36,6 +37,44 @@ def test_an_encoder_that_no_optimizer_holds_is_found_by_its_module():
     assert finding.severity == Severity.ERROR
     assert finding.evidence["source"] == "train.py:12"
     assert finding.evidence["num_unowned"] == 8
+
+
+def test_a_network_that_only_passes_gradients_to_an_image_is_clear():
+    """Style transfer: the optimizer holds the image, and the network's parameters were not frozen."""
+    everything = list(PARAMETER_IDS)
+    held = [{"optimizer": 0, "class": "Adam", "num_owned": 0, "num_foreign": 1, "num_foreign_with_grad": 1, "foreign": ["(3, 64, 64)"]}]
+    start = opening(num_unowned=10, unowned=everything, optimizers=held)
+    assert ask(ParamsNotInOptimizer, training(start=start, frames=updates_without(everything))) == Clear()
+
+
+def with_second_model(steps, first_id):
+    """The same steps, with a trained generator beside the model; its sites are numbered from `first_id` on."""
+    other = {
+        first_id: Site(first_id, "output", "up", "generator", "Linear", shape=(32, 64)),
+        first_id + 1: Site(first_id + 1, "parameter", "up.weight", "generator", "Linear", shape=(64, 64)),
+    }
+    trained = []
+    for step in steps:
+        frames = dict(step.frames)
+        if Kind.UPDATE in frames:
+            update = frames[Kind.UPDATE]
+            ids = np.append(update.sites, np.uint32(first_id + 1))
+            values = np.concatenate([update.values, [[row(l2=0.05)[name]] for name in STATISTICS]], axis=1)
+            frames[Kind.UPDATE] = Frame(Kind.UPDATE, step.number, ids, STATISTICS, values)
+        trained.append(Step(step.number, 0, step.scalars, frames, step.events, {**step.sites, **other}))
+    return trained
+
+
+@pytest.mark.parametrize(
+    ("generator_first", "loss", "severity"),
+    [(True, falling, Severity.INFO), (True, stuck, Severity.WARNING), (False, falling, Severity.ERROR)],
+)
+def test_a_whole_model_that_nobody_trains_matters_by_its_place(generator_first, loss, severity):
+    """A fixed critic runs after what is trained; an encoder that was forgotten runs before it."""
+    everything = list(PARAMETER_IDS)
+    steps = training(start=opening(num_unowned=10, unowned=everything), frames=updates_without(everything), loss=loss)
+    finding = the_finding(ParamsNotInOptimizer, with_second_model(steps, 50 if generator_first else 500))
+    assert finding.severity == severity
 
 
 def test_unowned_parameters_without_gradients_are_clear():
@@ -184,6 +223,20 @@ def test_gradients_too_small_to_show_are_clear():
         return updates_without(HEAD)(step) | {Kind.GRADIENT: {path: row(l2=1e-9, min=-1e-10, max=1e-10) for path in PARAMETER_IDS}}
 
     assert ask(UnchangedParameter, training(frames=frames)) == Clear()
+
+
+def test_an_optimizer_that_acts_on_every_tenth_call_is_clear_where_the_loss_falls():
+    everything = list(PARAMETER_IDS)
+    steps = training(frames=updates_without(everything), observed=lambda s: s < 3)
+    assert ask(UnchangedParameter, steps) == Clear()
+    assert the_finding(UnchangedParameter, training(loss=stuck, frames=updates_without(everything))).severity == Severity.CRITICAL
+
+
+def test_a_warm_up_so_low_that_adam_cannot_show_is_clear():
+    def frames(step):
+        return updates_without(HEAD)(step) | {Kind.GRADIENT: {path: row(l2=1e3, min=-500, max=500) for path in PARAMETER_IDS}}
+
+    assert ask(UnchangedParameter, training(frames=frames, scalars=lambda s: {"lr": 1e-9})) == Clear()
 
 
 def test_a_parameter_that_changes_once_is_clear():

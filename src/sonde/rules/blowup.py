@@ -47,7 +47,7 @@ class Blowup:
         self._see_update(step)
 
     def _judge_depth(self, step: Step) -> None:
-        seen = profile(step)
+        seen = profile(step, over_time=True)
         if seen is not None and (seen.backward >= GROWTH or seen.forward >= GROWTH):
             self.grows_with_depth, self.step, self.where = True, step.number, seen.first
             if seen.backward >= seen.forward:

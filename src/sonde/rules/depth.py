@@ -34,10 +34,16 @@ class Profile:
     num_layers: int
 
 
-def profile(step: Step) -> Profile | None:
-    """None where the model is too shallow, was not observed, or holds non-finite numbers."""
+def profile(step: Step, *, over_time: bool) -> Profile | None:
+    """None where the model is too shallow, was not observed, or holds non-finite numbers.
+
+    With `over_time` each call of a module is a layer of its own, otherwise a module counts once, with its largest gradient: that the
+    first of many time steps gets little of it is the nature of memory and no defect.
+    """
     gradient = step.frames.get(Kind.ACTIVATION_GRADIENT)
     sites, norms = _ordered(step, gradient) if gradient is not None else ([], np.empty(0))
+    if not over_time:
+        sites, norms = _once_per_module(step, sites, norms)
     forward = 1.0
     if len(sites) >= SHALLOWEST:
         forward = _forward_growth(step)
@@ -53,6 +59,19 @@ def profile(step: Step) -> Profile | None:
     steepest = float(np.abs(np.diff(logs)).max()) / total if total > 0 else 0.0
     first_path, last_path = (step.sites[site].module for site in (sites[0], sites[-1]))
     return Profile(float(norms[0]) / last, forward, steepest, first_path, last_path, len(sites))
+
+
+def _once_per_module(step: Step, sites: list[int], norms: Floats) -> tuple[list[int], Floats]:
+    place: dict[str, int] = {}
+    first: list[int] = []
+    largest: list[float] = []
+    for site, norm in zip(sites, norms.tolist()):
+        at = place.setdefault(step.sites[site].path, len(first))
+        if at == len(first):
+            first.append(site)
+            largest.append(norm)
+        largest[at] = max(largest[at], norm)
+    return first, np.array(largest)
 
 
 def _forward_growth(step: Step) -> float:

@@ -7,9 +7,10 @@ How it knows     inputs and first gradients were in order, then updates as large
                  and gradient that climb together step by step; and the loss ends far above its start, not finite, or
                  never below it.
 Known problems   high rates that learn (K23) are never judged. A loss that only rises because of adversaries (K19)
-                 does not count. A NaN without the climb before it is nonfinite-loss. Signals that were out of bounds
-                 before the first update are exploding-gradient; forgotten zero_grad and bad inputs are named by their
-                 own rules, as the cause of this one.
+                 does not count, nor does the error of a value estimate that grows with the values (DQN). A NaN
+                 without the climb before it is nonfinite-loss. Signals that were out of bounds before the first
+                 update are exploding-gradient; forgotten zero_grad and bad inputs are named by their own rules, as
+                 the cause of this one.
 Fix              divide the learning rate by ten until the loss falls; add warm-up or clipping if only the start is
                  rough.
 """
@@ -28,7 +29,8 @@ from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.source import Sources
 from sonde.rules.words import number
 
-CLIMB = 10.0  # times the starting loss: noise and a rough warm-up stay below
+CLIMB = 10.0  # times the starting loss, on the way to a loss that is not finite: noise stays below
+FAR = 1000.0  # times the starting loss, where it stays finite: errors of growing value estimates stay below
 NUM_CLIMBED = 2  # losses that high before the end
 EARLY_THROW = 1.0  # update over weights that by itself explains a loss that never falls
 
@@ -78,7 +80,8 @@ class LrDivergence:
         if not failing or self.blowup.grows_with_depth:
             return Clear()
         lost = self.learning.gone or self.learning.risen
-        climbed = lost and self.num_climbed >= NUM_CLIMBED
+        far = self.learning.gone or self.learning.recent_level > FAR * self.learning.first_level
+        climbed = lost and far and self.num_climbed >= NUM_CLIMBED
         thrown = self.blowup.thrown and (lost or self.blowup.largest_ratio >= EARLY_THROW)
         if not climbed and not thrown:
             return Clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,20 @@ class Ownership:
         """Parameters that an optimizer holds, that belong to no model of the run and get no gradient."""
         held = (self.membership or {}).get("optimizers", ())
         return sum(max(0, int(one.get("num_foreign", 0)) - int(one.get("num_foreign_with_grad", 0))) for one in held)
+
+    def optimizes_something_else(self) -> bool:
+        """The optimizers hold nothing of the models but tensors of their own that get gradients: an image, a prompt."""
+        held = (self.membership or {}).get("optimizers", ())
+        return any(one.get("num_foreign_with_grad") for one in held) and not any(one.get("num_owned") for one in held)
+
+    def runs_after(self, model: str) -> bool:
+        """Whether this model runs after another one that is trained: then its gradients may only pass through it."""
+        first: dict[str, int] = {}
+        for number, site in sorted(self.sites.items()):
+            if site.kind == "output":
+                first.setdefault(site.model, number)
+        trained = {self.sites[number].model for number in self.changed if number in self.sites} - {model}
+        return any(first.get(other, inf) < first.get(model, -inf) for other in trained)
 
     def trainable_paths(self, model: str) -> list[str]:
         return [s.path for s in self.sites.values() if s.kind == "parameter" and s.trainable and s.model == model]

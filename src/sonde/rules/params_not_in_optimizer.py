@@ -7,10 +7,12 @@ How it knows     trainable parameters that are in no optimizer, that receive non
                  whose values never change.
 Known problems   a frozen backbone (K02) has requires_grad=False or gets no gradient. A part that another optimizer
                  trained earlier in the run, or that the program moves by hand (target networks, averaged weights),
-                 has changed and is left out. A whole model that is used but not trained may be meant (a fixed critic
-                 whose parameters were not frozen): that is a warning, not an error. A head that was replaced after
-                 the optimizer was built is stale-optimizer-params. Tied weights (K11) are one parameter under two
-                 names; idle experts and heads (K15, K32) are in the optimizer.
+                 has changed and is left out. A whole model that runs after the trained one may be meant to stay (a
+                 fixed critic whose parameters were not frozen): where the training does not fail, that is only worth
+                 knowing. Where the optimizer holds an image or a prompt instead of the model (style transfer),
+                 nothing is said. A head that was replaced after the optimizer was built is stale-optimizer-params.
+                 Tied weights (K11) are one parameter under two names; idle experts and heads (K15, K32) are in the
+                 optimizer.
 Fix              give the optimizer all of model.parameters(), or set requires_grad_(False) on what must not train.
 """
 
@@ -20,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from sonde.record import Finding, Severity, Site, Step
+from sonde.rules.learning import Learning
 from sonde.rules.ownership import Ownership
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.source import Sources
@@ -34,15 +37,17 @@ class ParamsNotInOptimizer:
     )  # fmt: skip
 
     ownership: Ownership = field(default_factory=Ownership)
+    learning: Learning = field(default_factory=Learning)
     sources: Sources = field(default_factory=Sources)
 
     def see(self, step: Step) -> None:
         self.ownership.see(step)
+        self.learning.see(step)
         self.sources.see(step)
 
     def answer(self) -> Answer:
         neglected = self.ownership.neglected()
-        if not neglected or self.ownership.num_abandoned():
+        if not neglected or self.ownership.num_abandoned() or self.ownership.optimizes_something_else():
             reason = self.ownership.reason_not_evaluated()
             return NotEvaluated(reason) if reason else Clear()
         findings = []
@@ -54,7 +59,7 @@ class ParamsNotInOptimizer:
             findings.append(
                 Finding(
                     rule=self.name,
-                    severity=Severity.WARNING if whole else Severity.ERROR,
+                    severity=self._severity(model, whole),
                     where=places[0] if len(places) == 1 else ("" if whole else max(places, key=lambda p: _size(p, mine))),
                     step=self.ownership.first_step,
                     cause=f"{len(mine)} of {len(everything)} trainable parameters ({listing(places)}) receive gradients, but no "
@@ -71,6 +76,11 @@ class ParamsNotInOptimizer:
                 )
             )
         return findings
+
+    def _severity(self, model: str, whole: bool) -> Severity:
+        if not whole or not self.ownership.runs_after(model):
+            return Severity.ERROR
+        return Severity.WARNING if self.learning.stuck else Severity.INFO
 
 
 def _size(place: str, sites: list[Site]) -> int:

@@ -25,12 +25,13 @@ import numpy as np
 
 from sonde.record import Finding, Frame, Kind, Severity, Site, Step
 from sonde.rules.activity import count
+from sonde.rules.learning import Learning
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.source import Sources
 from sonde.rules.words import listing, modules_of
 
 PATIENCE = 3  # observed updates of the parameter's own optimizer, all of them: a single zero may be rounding
-VISIBLE = 1e-6  # of the largest weight: what lr times gradient must reach to show in float32
+VISIBLE = 1e-5  # of the largest weight: what an update must reach to show in float32 with some room
 STATISTICS = ("mean", "std", "min", "max", "l2")  # equal in all five to the last bit: the same values
 
 
@@ -50,6 +51,7 @@ class UnchangedParameter:
     name: ClassVar[str] = "unchanged-parameter"
     explains: ClassVar[tuple[str, ...]] = ("loss-plateau", "dead-relu", "vanishing-gradient")
 
+    learning: Learning = field(default_factory=Learning)
     sources: Sources = field(default_factory=Sources)
     watches: dict[int, Watch] = field(default_factory=dict)
     unowned: set[str] = field(default_factory=set)
@@ -57,6 +59,7 @@ class UnchangedParameter:
     num_observed: int = 0
 
     def see(self, step: Step) -> None:
+        self.learning.see(step)
         self.sources.see(step)
         for event in step.events:
             if event.kind == "membership":
@@ -75,7 +78,8 @@ class UnchangedParameter:
 
     def _compare(self, number: int, lr: float, parameter: Frame, gradient: Frame, update: Frame) -> None:
         before = dict(zip(parameter.sites.tolist(), np.stack([parameter[name] for name in STATISTICS], axis=1).tolist()))
-        reach = np.maximum(np.abs(gradient["min"]), np.abs(gradient["max"])) * lr
+        # SGD moves by lr times the gradient, Adam by about lr: the smaller of the two is what can be relied on.
+        reach = np.minimum(np.maximum(np.abs(gradient["min"]), np.abs(gradient["max"])), 1.0) * lr
         finite = (gradient["l2"] > 0) & (gradient["nan"] == 0) & (gradient["inf"] == 0)
         pull = dict(zip(gradient.sites.tolist(), np.where(finite, reach, 0.0).tolist()))
         still = (update["num"] > 0) & (update["l2"] == 0) & (update["nan"] == 0) & (update["inf"] == 0)
@@ -108,7 +112,8 @@ class UnchangedParameter:
                 and (restored or not watch.num_restored)
                 and not self._is_unowned(self.sites[site])
             ]
-            if stuck:
+            # A loss that fell although nothing moves is a contradiction: an optimizer that acts on every k-th call, say.
+            if stuck and not (self.learning.fallen and len(stuck) == len(self.watches)):
                 findings.append(self._finding(stuck, restored))
         return findings or Clear()
 

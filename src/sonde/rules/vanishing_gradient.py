@@ -43,7 +43,7 @@ class VanishingGradient:
 
     def see(self, step: Step) -> None:
         self.learning.see(step)
-        seen = profile(step)
+        seen = profile(step, over_time=False)
         if seen is None:
             return
         self.num_profiles += 1
