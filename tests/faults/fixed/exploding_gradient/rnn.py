@@ -4,7 +4,7 @@ from torch import nn
 
 torch.manual_seed(5)
 torch.set_num_threads(1)
-T, K, H = 30, 4, 48
+T, K, H = 40, 4, 48
 
 
 class Memory(nn.Module):
@@ -30,8 +30,8 @@ def batch(n):
 
 
 net = Memory()
-optimizer = torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.9)
-for step in range(250):
+optimizer = torch.optim.SGD(net.parameters(), lr=0.005, momentum=0.9)
+for step in range(300):
     s, label = batch(40)
     loss = nn.functional.cross_entropy(net(s), label)
     optimizer.zero_grad()
