@@ -46,19 +46,22 @@ class Guard:
 
     def gradients(self, account: Account, optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], step: int) -> None:
         """An optimizer uses its gradients: one read of them all."""
-        with_gradient = [p for p in parameters if p.grad is not None]
-        sum_of_squares, bad = kernel.guard([p.grad for p in with_gradient])
+        gradients = [p.grad for p in parameters]
+        sum_of_squares, bad = kernel.guard(gradients)
         empty = sum_of_squares == 0 and bad < 0
         stale, lost = self._ledger.used(account, empty=empty)
         if account.num_steps == 1 or not account.witnesses:
             account.choose_witnesses(parameters)
-        for name, holds in (("stale_updates", stale), ("empty_updates", empty), ("cleared_updates", lost)):
-            if holds:
-                self._journal.add(name)
+        if stale:
+            self._journal.add("stale_updates")
+        if empty:
+            self._journal.add("empty_updates")
+        if lost:
+            self._journal.add("cleared_updates")
         self._sum_of_squares = (self._sum_of_squares or 0.0) + sum_of_squares
         if bad >= 0 and not skipped_by_scaler(optimizer):
-            site = self._models.parameter_site(with_gradient[bad])
-            self.bad_number("gradient", site.name if site else "", step, with_gradient[bad].grad)
+            site = self._models.parameter_site(parameters[bad])
+            self.bad_number("gradient", site.name if site else "", step, gradients[bad])
 
     def write(self) -> None:
         if self._sum_of_squares is not None:
