@@ -279,3 +279,19 @@ def test_r08_a_new_session_after_a_failed_one_sees_a_fresh_training(tmp_path: Pa
     with pytest.raises(Boom), sonde.watch(model, to=tmp_path / "run", every=1, strict=True):
         _in_a_layer(model, torch.optim.SGD(model.parameters(), lr=0.1))
     assert outcome() == expected
+
+
+def test_r08_the_error_of_a_model_that_is_itself_a_leaf_is_the_users_own(tmp_path: Path) -> None:
+    """torch walks the module's dictionary of hooks while it calls ours after an error, and the leaf's hook is in the same one."""
+    model = nn.Linear(6, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = hooks(model, optimizer)
+    with sonde.watch(model, optimizer, to=tmp_path / "run", every=1, strict=True):
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+                model(torch.ones(2, 5))
+        for _ in range(2):
+            model(torch.ones(2, 6)).sum().backward()
+            optimizer.step()
+    assert hooks(model, optimizer) == before
+    assert sonde.Run(tmp_path / "run").scalar("forwards")[1].tolist() == [3, 1]
