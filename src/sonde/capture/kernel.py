@@ -234,6 +234,20 @@ def guard(tensors: Sequence[Tensor | None]) -> tuple[float, int]:
     return total, first_bad
 
 
+_one = np.zeros((1, len(STATISTICS)))
+_MEAN, _NAN, _INF = (STATISTICS.index(name) for name in ("mean", "nan", "inf"))
+
+
+def number(tensor: Tensor) -> float | None:
+    """A one-element tensor as a float, without a torch operation; None where only torch can read it."""
+    if not (NATIVE and _native.measure_one(_one, 0, tensor)):
+        return None
+    row = _one[0]
+    if row[_NAN]:
+        return math.nan
+    return None if row[_INF] else float(row[_MEAN])  # an infinity's sign is not among the statistics
+
+
 def any_nonzero(tensors: Sequence[Tensor | None], limit_elements: int = 4096) -> bool:
     """Is any element not zero? Looks at the first `limit_elements` of each tensor and stops at the first that it finds."""
     if NATIVE:

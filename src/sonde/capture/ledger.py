@@ -46,6 +46,7 @@ class Account:
 class Ledger:
     def __init__(self) -> None:
         self.accounts: dict[int, Account] = {}
+        self.ever_used = False  # an optimizer has stepped
 
     def open(self, optimizer: torch.optim.Optimizer) -> Account:
         """The optimizer's account; a new one where the optimizer is new."""
@@ -78,9 +79,11 @@ class Ledger:
     def backward_ended(self) -> None:
         for account in self.accounts.values():
             if not account.written:
-                if not account.gradients():
+                gradients = account.gradients()
+                if not gradients:
                     self._find_witnesses(account)
-                account.written = kernel.any_nonzero(account.gradients(), FEW)
+                    gradients = account.gradients()
+                account.written = kernel.any_nonzero(gradients, FEW)
 
     @staticmethod
     def _find_witnesses(account: Account) -> None:
@@ -97,6 +100,7 @@ class Ledger:
         """An optimizer uses its gradients now. Answers (they are stale, they were cleared after a backward wrote them)."""
         stale = account.num_steps > 0 and not account.cleared and account.backward_since and not empty
         lost = empty and account.written
+        self.ever_used = True
         account.num_steps += 1
         account.cleared = False
         account.backward_since = False

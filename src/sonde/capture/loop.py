@@ -229,11 +229,10 @@ class Loop:
             return
         self._phases.finish("optimizer")
         self._scaler_stepped = True
-        parameters = parameters_of(optimizer)
         if self._closure:
-            self._guard.gradients(account, optimizer, parameters, self.clock.number)
+            self._guard.gradients(account, optimizer, parameters_of(optimizer), self.clock.number)
         if self.observing:
-            self._each("after", optimizer, parameters, closure=self._closure)
+            self._each("after", optimizer, parameters_of(optimizer), closure=self._closure)
         self._journal.add("skipped_steps" if skipped_by_scaler(optimizer) else "optimizer_steps")
         self._learning_rates(account, optimizer)
         if self.clock.optimizer_ended(id(optimizer)):
@@ -328,7 +327,7 @@ class Loop:
 
     def _moved_by_hand(self) -> bool:
         """Have parameters changed since the last backward although no optimizer ever stepped?"""
-        if any(account.num_steps for account in self.ledger.accounts.values()):
+        if self.ledger.ever_used:
             return False
         now = self._models.glimpse()
         moved = bool(self._manual) and now != self._manual

@@ -8,7 +8,7 @@ import sysconfig
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 from sonde.capture.journal import Journal
@@ -20,15 +20,14 @@ _LIBRARIES = tuple(
 
 
 @cache
-def _is_library(code: CodeType) -> bool:
-    name = code.co_filename
-    return name.startswith(_LIBRARIES) or name.startswith("<frozen") or "site-packages" in name
+def _is_library(filename: str) -> bool:
+    return filename.startswith(_LIBRARIES) or filename.startswith("<frozen") or "site-packages" in filename
 
 
 def user_frame(depth: int = 1) -> FrameType | None:
     """The nearest calling frame in the user's own code, or None (a library trains)."""
     frame: FrameType | None = sys._getframe(depth)
-    while frame is not None and _is_library(frame.f_code):
+    while frame is not None and _is_library(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
 
@@ -49,9 +48,9 @@ class Lines:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._seen: set[tuple[str, Any, int]] = set()
+        self._seen: set[tuple[str, str, int]] = set()
         self._num_lookups: dict[str, int] = {}
-        self._series: dict[tuple[Any, int], str] = {}  # of the step under way
+        self._series: dict[tuple[str, int], str] = {}  # of the step under way
         self._step = -1
 
     def learn(self, call: str, step: int, **more: Any) -> None:
@@ -66,7 +65,7 @@ class Lines:
             self._step = step
             self._series.clear()
         frame = user_frame(3)
-        key = (frame.f_code, frame.f_lineno) if frame else (None, 0)
+        key = (frame.f_code.co_filename, frame.f_lineno) if frame else ("", 0)  # hashing a code object takes longer than all the rest
         name = self._series.get(key)
         if name is None:
             num = min(len(self._series) + 1, MAX_LOSSES)
@@ -75,7 +74,7 @@ class Lines:
         return name
 
     def _note(self, call: str, step: int, frame: FrameType | None, more: Mapping[str, Any]) -> None:
-        key = (call, frame.f_code, frame.f_lineno) if frame else (call, None, 0)
+        key = (call, frame.f_code.co_filename, frame.f_lineno) if frame else (call, "", 0)
         if key not in self._seen and len(self._seen) < MAX_LINES:
             self._seen.add(key)
             if frame is not None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from sonde.capture import kernel
+
 MAX_DEPTH = 8
 MAX_LEAVES = 64
 
@@ -45,6 +47,9 @@ def read_number(value: Any) -> float | None:
     if isinstance(value, torch.Tensor):
         if value.numel() != 1 or not value.is_cpu or type(value) not in (torch.Tensor, torch.nn.Parameter):
             return None
+        number = kernel.number(value)
+        if number is not None:
+            return number
         value = value.detach()
         if value.dtype in (torch.float32, torch.float64, torch.int64):
             return float(value.numpy().reshape(()))
