@@ -67,7 +67,7 @@ class Journal:
         if self._step_plan is None:
             ids = [self._scalar_sites[name].id for name in self._slots]
             self._step_plan = self._writer.plan(Kind.STEP, ("value",), ids)
-        self._writer.frame(self._step_plan, step, np.array(self._scalars)[:, None], self._now())
+        self._writer.column(self._step_plan, step, self._scalars, self._now())
         self._writer.flush()
         self._scalars[:] = self._fresh
 
@@ -79,7 +79,7 @@ class Journal:
             plan = self.plan(Kind.LOG, ("value",), [self._scalar_site(name).id for name in names])
             if len(self._log_plans) < 256:  # names made anew every step are not kept
                 self._log_plans[names] = plan
-        self.frame(plan, step, np.array([*values.values()], np.float64)[:, None])
+        self._writer.column(plan, step, list(values.values()), self._now())
 
     def flush(self) -> None:
         self._writer.flush()

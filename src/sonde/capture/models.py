@@ -99,11 +99,13 @@ class Models:
                 self._journal.event("output", step, model=watched.name, shape=list(tensor.shape), dtype=dtype)
 
     def compiling(self, target: Any, step: int) -> None:
-        """A module is about to be compiled."""
+        """A module or a function is about to be compiled. Which modules a function calls is not known: any of them."""
         for watched in self._watched:
             model = watched.model
-            if model is None or not isinstance(target, nn.Module):
+            if model is None:
                 continue
+            if not isinstance(target, nn.Module):
+                target = model
             path = next((path for path, module in model.named_modules() if module is target), None)
             if path is not None:
                 watched.exclude(target)

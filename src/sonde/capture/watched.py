@@ -110,13 +110,14 @@ class Watched:
     def leaves(self) -> Iterator[tuple[str, nn.Module]]:
         """Modules whose output is measured: those without children, and those that hold parameters of their own."""
         body = self.body
-        if body is None or self.compiled:
-            return
+        if body is None or self.compiled or isinstance(self._model(), nn.DataParallel):
+            return  # replicas share attributes with their original: what is put there for one would run in all
         compiled: list[str] = []  # prefixes of parts compiled on their own
         for path, module in body.named_modules():
             if is_compiled(module):
                 compiled.append(f"{path}.")
-            if id(module) in self._excluded or "parametrizations" in path.split(".") or f"{path}.".startswith(tuple(compiled)):
+            hidden = id(module) in self._excluded or f"{path}.".startswith(tuple(compiled))
+            if hidden or "parametrizations" in path.split(".") or isinstance(module, torch.jit.ScriptModule):
                 continue
             if not module._modules or module._parameters or isinstance(module, _COMPUTES_ITSELF):
                 yield path, module

@@ -144,6 +144,15 @@ class FramePlan:
         return b"".join((front, _U32.pack(zlib.crc32(payload, seed)), payload))
 
 
+    def encode_column(self, step: int, time_ns: int, values: Sequence[float]) -> bytes:
+        """One record of a plan with a single field, from plain floats: the frame that every step writes."""
+        if (len(values), 1) != self._shape:
+            raise FormatError(f"a {self.kind} frame of {len(values)} values where {self._shape} was planned")
+        front, seed, constant = self._double
+        payload = b"".join((_CLOCK.pack(step, time_ns), constant, struct.pack(f"<{len(values)}d", *values)))
+        return b"".join((front, _U32.pack(zlib.crc32(payload, seed)), payload))
+
+
 def _constant_parts(kind: str, fields: Sequence[str], ids: Any, value_bytes: int) -> tuple[bytes, int, bytes]:
     """Marker to length, the checksum up to there, and the payload between clock and values."""
     kind_text, fields_text = _text(kind), _text(",".join(fields))

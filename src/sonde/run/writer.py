@@ -117,6 +117,15 @@ class Writer:
         except Exception as error:
             self._lose(1, step, str(error))
 
+    def column(self, plan: FramePlan, step: int, values: Sequence[float], time_ns: int = 0) -> None:
+        """A frame with one field, one number per site."""
+        if os.getpid() != self._pid:
+            return
+        try:
+            self._collect(plan.encode_column(step, time_ns, values))
+        except Exception as error:
+            self._lose(1, step, str(error))
+
     def sites(self, sites: Sequence[Site]) -> None:
         """New sites: before the first frame that measures them."""
         if os.getpid() != self._pid or not sites:

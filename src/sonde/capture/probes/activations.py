@@ -1,13 +1,17 @@
 """Statistics of every leaf module's output, and of the gradient of the loss with respect to it.
 
-The forward hook measures the value as it is at that moment (a later in-place operation would change it) and leaves a hook on the tensor
+An output is measured as it is when its module returns it (a later in-place operation would change it), and a hook on the tensor waits
 for its gradient. `register_full_backward_hook` is not used: it fails on in-place successors and never fires on outputs that are no tensors.
 """
 
 from __future__ import annotations
 
+import copy
+import weakref
 from collections import OrderedDict
+from operator import itemgetter
 from time import perf_counter_ns
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -20,7 +24,7 @@ from sonde.capture.calibration import hook_ns
 from sonde.capture.exponents import Exponents
 from sonde.capture.probes.probe import Probe, Tools
 from sonde.capture.tensors import tensors_in
-from sonde.capture.watched import InertCopy, Watched
+from sonde.capture.watched import Watched
 from sonde.record import STATISTICS, Kind, Site
 from sonde.run.format import FramePlan
 
@@ -51,19 +55,25 @@ class _GradientHook:
         probe.own_ns += perf_counter_ns() - started + probe.hook_ns
 
 
-class _LeafHook(InertCopy):
-    """Sits on a leaf while a forward of an observed step is under way."""
+class _Leaf:
+    """Stands in for a leaf's `forward` while a forward of an observed step is under way: it calls the real one, then measures.
 
-    __slots__ = ("calls", "model", "path", "probe", "rows", "step")
+    A forward hook would do the same, but a module with hooks takes a way through torch that costs more than all of the measuring.
+    """
 
-    def __init__(self, probe: Activations, model: str, path: str) -> None:
+    __slots__ = ("calls", "forward", "model", "module", "own", "path", "probe", "rows", "step")
+
+    def __init__(self, probe: Activations, model: str, path: str, module: nn.Module) -> None:
         self.probe, self.model, self.path = probe, model, path
+        self.module = weakref.ref(module)
+        self.forward = type(module).forward
+        self.own: Any = None  # a forward that the instance had of its own
         self.calls, self.step = 0, -1
         self.rows: dict[tuple[int, int], _GradientHook | None] = {}  # (call, item) -> its row; None: cannot be measured
 
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module = self.module()
+        output = self.own(*args, **kwargs) if self.own is not None else self.forward(module, *args, **kwargs)
         probe = self.probe
         started = perf_counter_ns()
         try:
@@ -71,16 +81,26 @@ class _LeafHook(InertCopy):
                 self.step, self.calls = probe.step, 0
             call = self.calls
             self.calls = call + 1
-            if call >= MAX_CALLS:
+            if call >= MAX_CALLS or torch.compiler.is_compiling():
                 pass
             elif type(output) is torch.Tensor:
-                probe.take(self, module, call, 0, output)
+                probe.take(self, call, 0, output)
             else:
                 for item, (_, tensor) in enumerate(tensors_in(output)):
-                    probe.take(self, module, call, item, tensor)
+                    probe.take(self, call, item, tensor)
         except Exception as error:
             probe.faults.caught(probe.name, self.path, error)
-        probe.own_ns += perf_counter_ns() - started + probe.hook_ns
+        probe.own_ns += perf_counter_ns() - started
+        return output
+
+    # A module that is copied or pickled in the middle of a forward takes the real forward with it, bound to the copy.
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        module = memo.get(id(self.module()), self.module())
+        return copy.deepcopy(self.own, memo) if self.own is not None else MethodType(self.forward, module)
+
+    def __reduce__(self) -> Any:
+        return (itemgetter(0), ((self.own,),)) if self.own is not None else (MethodType, (self.forward, self.module()))
 
 
 class Activations(Probe):
@@ -97,56 +117,58 @@ class Activations(Probe):
         self.exponents = Exponents()
         self.step = -1  # the observed step under way
         self.hook_ns = int(hook_ns())  # what torch takes to call a hook
-        self._hooks: dict[int, _LeafHook] = {}  # by id(module): kept between plans so that sites stay the same
-        self._plans: dict[int, tuple[int, list[tuple[Any, int, _LeafHook]]]] = {}  # by watched model: its version, its leaves
-        self._armed: list[tuple[Any, int]] = []
+        self._leaves: dict[int, _Leaf] = {}  # by id(module): kept between plans so that sites stay the same
+        self._plans: dict[int, tuple[int, list[tuple[weakref.ref[nn.Module], _Leaf]]]] = {}  # by watched model, with its version
+        self._armed: list[tuple[dict[str, Any], Any]] = []
         self._frames: dict[str, tuple[list[int], FramePlan, npt.NDArray[np.intp]]] = {}
 
     def begin(self, step: int, *, with_exponents: bool) -> None:
         self.step, self.with_exponents = step, with_exponents
 
-    # -- hooks on and off --------------------------------------------------------------------------
+    # -- in and out --------------------------------------------------------------------------------
 
     def entered(self, watched: Watched, args: Any, kwargs: Any) -> None:
         if not self._tools.config.log_activations:
             return
         retired = self.faults.retired
-        for hooks, key, hook in self._plan(watched):
-            if not retired or (self.name, hook.path) not in retired:
-                hooks[key] = hook
-                self._armed.append((hooks, key))
+        for ref, leaf in self._plan(watched):
+            module = ref()
+            if module is not None and not (retired and (self.name, leaf.path) in retired):
+                leaf.own = module.__dict__.get("forward")
+                module.__dict__["forward"] = leaf
+                self._armed.append((module.__dict__, leaf.own))
 
     def left(self, watched: Watched) -> None:
-        for hooks, key in self._armed:
-            hooks.pop(key, None)
+        for attributes, own in self._armed:
+            if own is None:
+                attributes.pop("forward", None)
+            else:
+                attributes["forward"] = own
         self._armed.clear()
 
-    def _plan(self, watched: Watched) -> list[tuple[Any, int, _LeafHook]]:
-        """The leaves, found once and again when modules may have changed. A plan holds hook dictionaries, not modules, which may die."""
+    def _plan(self, watched: Watched) -> list[tuple[weakref.ref[nn.Module], _Leaf]]:
+        """The leaves, found once and again when modules may have changed."""
         known = self._plans.get(id(watched))
         if known is not None and known[0] == watched.version:
             return known[1]
         plan = []
         for path, module in watched.leaves():
-            hook = self._hooks.get(id(module))
-            if hook is None or (hook.model, hook.path) != (watched.name, path):
-                hook = self._hooks[id(module)] = _LeafHook(self, watched.name, path)
-            # A handle is only made for its id, which is unique among all hooks; the hook goes in and out by the dictionary.
-            handle = module.register_forward_hook(hook)
-            handle.remove()
-            plan.append((module._forward_hooks, handle.id, hook))
+            leaf = self._leaves.get(id(module))
+            if leaf is None or leaf.module() is not module or (leaf.model, leaf.path) != (watched.name, path):
+                leaf = self._leaves[id(module)] = _Leaf(self, watched.name, path, module)
+            plan.append((leaf.module, leaf))
         self._plans[id(watched)] = (watched.version, plan)
         return plan
 
     # -- measuring ---------------------------------------------------------------------------------
 
-    def take(self, hook: _LeafHook, module: nn.Module, call: int, item: int, tensor: torch.Tensor) -> None:
+    def take(self, leaf: _Leaf, call: int, item: int, tensor: torch.Tensor) -> None:
         key = (call, item)
-        on_gradient = hook.rows.get(key)
+        on_gradient = leaf.rows.get(key)
         if on_gradient is None:
-            if key in hook.rows:
+            if key in leaf.rows:
                 return
-            on_gradient = hook.rows[key] = self._new_row(hook, module, call, item, tensor)
+            on_gradient = leaf.rows[key] = self._new_row(leaf, call, item, tensor)
             if on_gradient is None:
                 return
         row = on_gradient.row
@@ -158,13 +180,13 @@ class Activations(Probe):
         if self.with_exponents:
             self.exponents.take(Kind.ACTIVATION, self.sites[row].id, tensor)
 
-    def _new_row(self, hook: _LeafHook, module: nn.Module, call: int, item: int, tensor: torch.Tensor) -> _GradientHook | None:
+    def _new_row(self, leaf: _Leaf, call: int, item: int, tensor: torch.Tensor) -> _GradientHook | None:
         reason = kernel.supported(tensor)
         if reason is not None:
-            self._journal.event("unobserved", self.step, where=hook.path, reason=reason)
+            self._journal.event("unobserved", self.step, where=leaf.path, reason=reason)
             return None
         site = self._journal.site(
-            kind="output", path=hook.path, model=hook.model, type=type(module).__name__, call=call, item=item,
+            kind="output", path=leaf.path, model=leaf.model, type=type(leaf.module()).__name__, call=call, item=item,
             shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."),
         )  # fmt: skip
         if site is None:

@@ -12,6 +12,7 @@ from sonde.capture.probes.probe import Probe, Tools
 from sonde.capture.tensors import tensors_in
 from sonde.capture.watched import Watched
 from sonde.record import BATCH_FIELDS, Kind, Site
+from sonde.run.format import FramePlan
 
 MAX_TENSORS = 8  # of one batch, and of one model's inputs
 
@@ -25,6 +26,7 @@ class Batch(Probe):
         self._rows = kernel.Rows(2 * MAX_TENSORS)
         self._extra = np.zeros((2 * MAX_TENSORS, 2))
         self._taken: list[Site] = []
+        self._plan: tuple[list[int], FramePlan] | None = None
         self._fetched: set[int] = set()  # ids of tensors that the loader handed out: as inputs they are not measured again
 
     def fetched(self, batch: Any) -> None:
@@ -42,8 +44,10 @@ class Batch(Probe):
         if self._taken:
             self._rows.settle()
             num = len(self._taken)
-            plan = self._journal.plan(Kind.BATCH, BATCH_FIELDS, [site.id for site in self._taken])
-            self._journal.frame(plan, step, np.hstack([self._rows.values[:num], self._extra[:num]]))
+            ids = [site.id for site in self._taken]
+            if self._plan is None or self._plan[0] != ids:
+                self._plan = (ids, self._journal.plan(Kind.BATCH, BATCH_FIELDS, ids))
+            self._journal.frame(self._plan[1], step, np.hstack([self._rows.values[:num], self._extra[:num]]))
 
     def clear(self) -> None:
         self._taken.clear()
