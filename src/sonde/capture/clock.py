@@ -28,6 +28,11 @@ class StepClock:
     _opens: bool = False  # the call that ended the step is the first of the next one
     _opening_backwards: int = 0
 
+    @property
+    def num_stepped(self) -> int:
+        """Optimizers that stepped in this step so far."""
+        return len(self._stepped)
+
     def end(self) -> None:
         """The current step is over."""
         self.number += 1

@@ -46,14 +46,17 @@ class Account:
 class Ledger:
     def __init__(self) -> None:
         self.accounts: dict[int, Account] = {}
+        self.num_opened = 0
         self.ever_used = False  # an optimizer has stepped
 
     def open(self, optimizer: torch.optim.Optimizer) -> Account:
         """The optimizer's account; a new one where the optimizer is new."""
         account = self.accounts.get(id(optimizer))
         if account is None or account.optimizer() is not optimizer:
-            account = Account(weakref.ref(optimizer), index=len(self.accounts))
-            self.accounts[id(optimizer)] = account
+            # Some programs make a new optimizer for every step: the accounts of the dead are closed.
+            self.accounts = {key: other for key, other in self.accounts.items() if other.optimizer() is not None}
+            account = self.accounts[id(optimizer)] = Account(weakref.ref(optimizer), index=self.num_opened)
+            self.num_opened += 1
         return account
 
     def optimizers(self) -> Iterable[tuple[Account, torch.optim.Optimizer]]:

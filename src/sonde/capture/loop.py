@@ -32,6 +32,7 @@ from sonde.capture.tensors import read_number
 from sonde.capture.watched import Watched
 from sonde.config import DebugConfig
 
+MAX_OPTIMIZERS = 1000  # told of, one event each: some programs make a new one for every step
 EXPONENTS_EVERY = 8  # observed steps: histograms change slowly and cost more than the statistics
 
 P = ParamSpec("P")
@@ -234,7 +235,7 @@ class Loop:
         if self.observing:
             self._each("after", optimizer, parameters_of(optimizer), closure=self._closure)
         self._journal.add("skipped_steps" if skipped_by_scaler(optimizer) else "optimizer_steps")
-        self._learning_rates(account, optimizer)
+        self._learning_rates(optimizer)
         if self.clock.optimizer_ended(id(optimizer)):
             self._end_step()
 
@@ -250,11 +251,11 @@ class Loop:
     def scaler_step_ended(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
         if self._scaler_stepped or not self._concerns(optimizer):
             return
-        account = self._open(optimizer)
+        self._open(optimizer)
         if self.clock.optimizer_begins(id(optimizer)):
             self._end_step()
         self._journal.add("skipped_steps")
-        self._learning_rates(account, optimizer)
+        self._learning_rates(optimizer)
         if self.clock.optimizer_ended(id(optimizer)):
             self._end_step()
 
@@ -305,10 +306,11 @@ class Loop:
             self._each("left", watched)
 
     def _open(self, optimizer: torch.optim.Optimizer) -> Account:
-        num = len(self.ledger.accounts)
+        num = self.ledger.num_opened
         account = self.ledger.open(optimizer)
-        if len(self.ledger.accounts) > num:
-            self.clock.known_optimizers = sum(1 for _ in self.ledger.optimizers())
+        if len(self.ledger.accounts) > 1 or num == 0:
+            self.clock.known_optimizers = sum(1 for _ in self.ledger.optimizers())  # one may have been replaced, and be gone
+        if self.ledger.num_opened > num and num < MAX_OPTIMIZERS:
             frame = user_frame()
             line, text = line_of(frame) if frame else ("", "")
             groups = [
@@ -320,9 +322,11 @@ class Loop:
             )  # fmt: skip
         return account
 
-    def _learning_rates(self, account: Account, optimizer: torch.optim.Optimizer) -> None:
-        for index, group in enumerate(optimizer.param_groups[:16]):
-            name = "lr" if account.index == 0 and index == 0 else f"lr:{account.index + 1}.{index + 1}"
+    def _learning_rates(self, optimizer: torch.optim.Optimizer) -> None:
+        """Named by the order in which optimizers step: in a loop that makes them anew, the first is still the first."""
+        place = min(self.clock.num_stepped, 15) + 1
+        for index, group in enumerate(optimizer.param_groups[:16], 1):
+            name = "lr" if place == index == 1 else f"lr:{place}.{index}"
             self._journal.set(name, _number(group.get("lr")))
 
     def _moved_by_hand(self) -> bool:

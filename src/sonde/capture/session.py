@@ -56,7 +56,7 @@ class DebugSession:
         self.run: Path | None = None
         self._to, self._name = to, name
         self._given: list[tuple[nn.Module, str]] = []
-        self._optimizers: list[torch.optim.Optimizer] = []
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._discovers = True  # watches whatever trains, unless models are given
         self._concern: dict[int, tuple[weakref.ref[torch.optim.Optimizer], bool]] = {}
         self._started = False
@@ -76,7 +76,7 @@ class DebugSession:
                 raise SondeError(f"optimizer must be a torch.optim.Optimizer or a list of them, not {type(each).__name__}.")
         self._discovers = False
         self._given.append((model, name))
-        self._optimizers.extend(given)
+        self._optimizers.extend(weakref.ref(each) for each in given)
         if self._loop is not None:
             self._watch_given()
         return self
@@ -213,15 +213,15 @@ class DebugSession:
             return
         for model, name in self._given:
             self._models.watch(model, name, loop.clock.number)
-        for optimizer in self._optimizers:
-            loop.known(optimizer)
+        for ref in self._optimizers:
+            optimizer = ref()
+            if optimizer is not None:
+                loop.known(optimizer)
 
     def _concerns(self, optimizer: torch.optim.Optimizer) -> bool:
         """Is this optimizer part of the watched training?"""
-        if self._discovers or any(optimizer is given for given in self._optimizers):
+        if self._discovers or any(ref() is optimizer for ref in self._optimizers):
             return True
-        if self._optimizers:
-            return False
         known = self._concern.get(id(optimizer))
         if known is None or known[0]() is not optimizer:
             watched = {id(p) for model in self._models for _, p in model.parameters()}
