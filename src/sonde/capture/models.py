@@ -16,7 +16,7 @@ from sonde.capture.ledger import Ledger
 from sonde.capture.membership import membership
 from sonde.capture.source import line_of, user_frame
 from sonde.capture.tensors import tensors_in
-from sonde.capture.watched import ENTRY, EXIT, Watched
+from sonde.capture.watched import COMPILED, ENTRY, EXIT, Watched
 from sonde.record import Site
 
 MAX_MODELS = 32  # at a time: a program that makes models without end is watched on the first ones that live
@@ -78,13 +78,10 @@ class Models:
             num_modules=sum(1 for _ in body.modules()), num_leaves=sum(1 for _ in watched.leaves()),
             num_mode_modules=len(watched.mode_modules()), compiled=watched.compiled, source=line_of(frame)[0] if frame else "",
         )  # fmt: skip
-        if watched.compiled:
-            self._tell_compiled(watched, step)
-        for path in watched.compiled_parts():
-            self._tell_compiled(watched, step, path)
+        for path, reason in watched.hidden_parts():
+            self._tell_hidden(watched, step, path, reason)
 
-    def _tell_compiled(self, watched: Watched, step: int, path: str = "") -> None:
-        reason = "inside torch.compile the outputs of layers are not measured; parameters, gradients and updates are"
+    def _tell_hidden(self, watched: Watched, step: int, path: str, reason: str) -> None:
         where = ".".join(part for part in (watched.name, path) if part)
         self._journal.event("unobserved", step, where=where or "(the whole model)", reason=reason)
 
@@ -109,7 +106,7 @@ class Models:
             path = next((path for path, module in model.named_modules() if module is target), None)
             if path is not None:
                 watched.exclude(target)
-                self._tell_compiled(watched, step, path)
+                self._tell_hidden(watched, step, path, COMPILED)
 
     def refresh(self) -> None:
         """Modules and parameters may have been replaced since they were last looked at."""

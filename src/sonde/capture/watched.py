@@ -18,6 +18,9 @@ from torch import nn
 ENTRY = Callable[["Watched", nn.Module, Any, Any], None]
 EXIT = Callable[["Watched", nn.Module, Any], None]
 
+COMPILED = "inside torch.compile the outputs of layers are not measured; parameters, gradients and updates are"
+SCRIPTED = "inside torch.jit.script the outputs of layers are not measured; parameters, gradients and updates are"
+
 # Modules that compute with their children's parameters themselves: their own output is what there is to see.
 _COMPUTES_ITSELF = (nn.MultiheadAttention,)
 
@@ -122,16 +125,22 @@ class Watched:
             if not module._modules or module._parameters or isinstance(module, _COMPUTES_ITSELF):
                 yield path, module
 
-    def compiled_parts(self) -> Iterator[str]:
-        """Paths of parts that are compiled on their own, without what is inside of them."""
+    def hidden_parts(self) -> Iterator[tuple[str, str]]:
+        """Parts whose inside is not measured, and why, without what is inside of them. The path of the whole model is empty."""
         body = self.body
-        if body is None or self.compiled:
+        if body is None:
             return
-        outer: list[str] = []
-        for path, module in body.named_modules():
-            if is_compiled(module) and not f"{path}.".startswith(tuple(outer)):
-                outer.append(f"{path}.")
-                yield path
+        if self.compiled:
+            yield "", COMPILED
+        elif isinstance(body, nn.DataParallel):
+            yield "", "nn.DataParallel runs copies of the layers, whose outputs are not measured; parameters, gradients and updates are"
+        else:
+            outer: list[str] = []
+            for path, module in body.named_modules():
+                reason = COMPILED if is_compiled(module) else SCRIPTED if isinstance(module, torch.jit.ScriptModule) else ""
+                if reason and not f"{path}.".startswith(tuple(outer)):
+                    outer.append(f"{path}.")
+                    yield path, reason
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         body = self.body
