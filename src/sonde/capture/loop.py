@@ -146,7 +146,7 @@ class Loop:
         self._guard.inputs(args, kwargs, self.clock.number)
         if self.observing and watched.forwards == 0:
             self._entered = watched
-            self._each("entered", watched, args, kwargs)
+            self._each("entered", watched, module, args, kwargs)
         watched.forwards += 1
         self._phases.begin("forward")
 
@@ -160,7 +160,7 @@ class Loop:
             if output is None:
                 # The forward failed. torch walks the module's own dictionary of hooks now: nothing may leave it before the next call.
                 return
-            self._leave()
+            self._leave(output)
             self._models.saw_output(watched, output, self.clock.number)
 
     # -- backward ----------------------------------------------------------------------------------
@@ -300,10 +300,10 @@ class Loop:
         self._depth = 0
         self._leave()
 
-    def _leave(self) -> None:
+    def _leave(self, output: Any = None) -> None:
         if self._entered is not None:
             watched, self._entered = self._entered, None
-            self._each("left", watched)
+            self._each("left", watched, output)
 
     def _open(self, optimizer: torch.optim.Optimizer) -> Account:
         num = self.ledger.num_opened

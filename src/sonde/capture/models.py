@@ -101,11 +101,11 @@ class Models:
             model = watched.model
             if model is None:
                 continue
+            target = getattr(target, "__self__", target)  # Module.compile hands over a method of the module
             if not isinstance(target, nn.Module):
                 target = model
             path = next((path for path, module in model.named_modules() if module is target), None)
-            if path is not None:
-                watched.exclude(target)
+            if path is not None and watched.exclude(target):
                 self._tell_hidden(watched, step, path, COMPILED)
 
     def refresh(self) -> None:

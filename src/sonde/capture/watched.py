@@ -104,11 +104,14 @@ class Watched:
         model = self._model()
         return model is not None and any(module is other for other in model.modules())
 
-    def exclude(self, module: nn.Module) -> None:
-        """A part that is being compiled: changing its hooks would compile it again, so its leaves never get one."""
+    def exclude(self, module: nn.Module) -> bool:
+        """A part that is being compiled: what is put on it would compile it again, so it is left alone. False: that is known already."""
+        if id(module) in self._excluded:
+            return False
         self._excluded.update(id(other) for other in module.modules())
         self.compiled = self.compiled or module is self._model()
         self.version += 1
+        return True
 
     def leaves(self) -> Iterator[tuple[str, nn.Module]]:
         """Modules whose output is measured: those without children, and those that hold parameters of their own."""

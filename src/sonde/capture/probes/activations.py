@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections import OrderedDict
+from functools import partial
 from operator import itemgetter
 from time import perf_counter_ns
 from types import MethodType
@@ -24,7 +25,7 @@ from sonde.capture.calibration import hook_ns
 from sonde.capture.exponents import Exponents
 from sonde.capture.probes.probe import Probe, Tools
 from sonde.capture.tensors import tensors_in
-from sonde.capture.watched import Watched
+from sonde.capture.watched import InertCopy, Watched
 from sonde.record import STATISTICS, Kind, Site
 from sonde.run.format import FramePlan
 
@@ -61,19 +62,22 @@ class _Leaf:
     A forward hook would do the same, but a module with hooks takes a way through torch that costs more than all of the measuring.
     """
 
-    __slots__ = ("calls", "forward", "model", "module", "own", "path", "probe", "rows", "step")
+    __slots__ = ("calls", "forward", "model", "module", "path", "probe", "rows", "step", "under")
 
     def __init__(self, probe: Activations, model: str, path: str, module: nn.Module) -> None:
         self.probe, self.model, self.path = probe, model, path
         self.module = weakref.ref(module)
         self.forward = type(module).forward
-        self.own: Any = None  # a forward that the instance had of its own
+        self.under: Any = None  # what the instance had in this place: a forward of its own, or the stand-in of another session
         self.calls, self.step = 0, -1
         self.rows: dict[tuple[int, int], _GradientHook | None] = {}  # (call, item) -> its row; None: cannot be measured
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        module = self.module()
-        output = self.own(*args, **kwargs) if self.own is not None else self.forward(module, *args, **kwargs)
+        output = self.under(*args, **kwargs) if self.under is not None else self.forward(self.module(), *args, **kwargs)
+        self.measure(output)
+        return output
+
+    def measure(self, output: Any) -> None:
         probe = self.probe
         started = perf_counter_ns()
         try:
@@ -91,16 +95,45 @@ class _Leaf:
         except Exception as error:
             probe.faults.caught(probe.name, self.path, error)
         probe.own_ns += perf_counter_ns() - started
-        return output
+
+    def put_in(self, attributes: dict[str, Any]) -> None:
+        self.under = attributes.get("forward")
+        attributes["forward"] = self
+
+    def take_out(self, attributes: dict[str, Any]) -> None:
+        """Two sessions may watch one model, and leave in any order: whoever stands on top of this one takes its place."""
+        top = attributes.get("forward")
+        if top is not self:
+            while isinstance(top, _Leaf) and top.under is not self:
+                top = top.under
+            if isinstance(top, _Leaf):
+                top.under = self.under
+        elif self.under is None:
+            del attributes["forward"]
+        else:
+            attributes["forward"] = self.under
+        self.under = None
 
     # A module that is copied or pickled in the middle of a forward takes the real forward with it, bound to the copy.
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         module = memo.get(id(self.module()), self.module())
-        return copy.deepcopy(self.own, memo) if self.own is not None else MethodType(self.forward, module)
+        return copy.deepcopy(self.under, memo) if self.under is not None else MethodType(self.forward, module)
 
     def __reduce__(self) -> Any:
-        return (itemgetter(0), ((self.own,),)) if self.own is not None else (MethodType, (self.forward, self.module()))
+        return (itemgetter(0), ((self.under,),)) if self.under is not None else (partial, (self.forward, self.module()))
+
+
+class _LeafHook(InertCopy):
+    """Where the user has hooks on a leaf, what flows is what they return: then it is measured by a hook after theirs."""
+
+    __slots__ = ("leaf",)
+
+    def __init__(self, leaf: _Leaf) -> None:
+        self.leaf = leaf
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.leaf.measure(output)
 
 
 class Activations(Probe):
@@ -119,7 +152,10 @@ class Activations(Probe):
         self.hook_ns = int(hook_ns())  # what torch takes to call a hook
         self._leaves: dict[int, _Leaf] = {}  # by id(module): kept between plans so that sites stay the same
         self._plans: dict[int, tuple[int, list[tuple[weakref.ref[nn.Module], _Leaf]]]] = {}  # by watched model, with its version
-        self._armed: list[tuple[dict[str, Any], Any]] = []
+        self._armed: list[tuple[dict[str, Any], _Leaf]] = []
+        self._hooked: list[dict[Any, Any]] = []
+        self._key = f"sonde-{id(self)}"  # of our hook among a module's, which torch numbers
+        self._door: _Leaf | None = None  # the model that was entered, where it is a leaf itself
         self._frames: dict[str, tuple[list[int], FramePlan, npt.NDArray[np.intp]]] = {}
 
     def begin(self, step: int, *, with_exponents: bool) -> None:
@@ -127,24 +163,34 @@ class Activations(Probe):
 
     # -- in and out --------------------------------------------------------------------------------
 
-    def entered(self, watched: Watched, args: Any, kwargs: Any) -> None:
+    def entered(self, watched: Watched, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not self._tools.config.log_activations:
             return
         retired = self.faults.retired
         for ref, leaf in self._plan(watched):
-            module = ref()
-            if module is not None and not (retired and (self.name, leaf.path) in retired):
-                leaf.own = module.__dict__.get("forward")
-                module.__dict__["forward"] = leaf
-                self._armed.append((module.__dict__, leaf.own))
-
-    def left(self, watched: Watched) -> None:
-        for attributes, own in self._armed:
-            if own is None:
-                attributes.pop("forward", None)
+            part = ref()
+            if part is None or (retired and (self.name, leaf.path) in retired):
+                continue
+            if part is module:
+                self._door = leaf  # its own forward is under way already: it is measured when it leaves
+            elif part._forward_hooks:
+                hooks: dict[Any, Any] = part._forward_hooks
+                hooks[self._key] = _LeafHook(leaf)
+                self._hooked.append(hooks)
             else:
-                attributes["forward"] = own
+                leaf.put_in(part.__dict__)
+                self._armed.append((part.__dict__, leaf))
+
+    def left(self, watched: Watched, output: Any) -> None:
+        door, self._door = self._door, None
+        if door is not None and output is not None:
+            door.measure(output)
+        for attributes, leaf in self._armed:
+            leaf.take_out(attributes)
+        for hooks in self._hooked:
+            hooks.pop(self._key, None)
         self._armed.clear()
+        self._hooked.clear()
 
     def _plan(self, watched: Watched) -> list[tuple[weakref.ref[nn.Module], _Leaf]]:
         """The leaves, found once and again when modules may have changed."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from sonde.capture import kernel
 from sonde.capture.probes.probe import Probe, Tools
@@ -35,7 +36,7 @@ class Batch(Probe):
             self._take(f"batch.{place}", tensor)
             self._fetched.add(id(tensor))
 
-    def entered(self, watched: Watched, args: Any, kwargs: Any) -> None:
+    def entered(self, watched: Watched, module: nn.Module, args: Any, kwargs: Any) -> None:
         for place, tensor in tensors_in((args, kwargs))[:MAX_TENSORS]:
             if id(tensor) not in self._fetched:
                 self._take(f"input.{place.partition('.')[2]}", tensor)

@@ -18,10 +18,10 @@ class Modes(Probe):
         super().__init__(tools)
         self._modules: dict[int, tuple[int, list[weakref.ref[nn.Module]]]] = {}  # by watched model: its version, its modules
 
-    def entered(self, watched: Watched, args: Any, kwargs: Any) -> None:
+    def entered(self, watched: Watched, module: nn.Module, args: Any, kwargs: Any) -> None:
         known = self._modules.get(id(watched))
         if known is None or known[0] != watched.version:
-            known = self._modules[id(watched)] = (watched.version, [weakref.ref(module) for module in watched.mode_modules()])
-        alive = [module for ref in known[1] if (module := ref()) is not None]
+            known = self._modules[id(watched)] = (watched.version, [weakref.ref(part) for part in watched.mode_modules()])
+        alive = [part for ref in known[1] if (part := ref()) is not None]
         self._journal.add("mode_modules", len(alive))
-        self._journal.add("mode_modules_in_eval", sum(not module.training for module in alive))
+        self._journal.add("mode_modules_in_eval", sum(not part.training for part in alive))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from sonde.capture.faults import Faults
 from sonde.capture.journal import Journal
@@ -44,11 +45,11 @@ class Probe:
     def fetched(self, batch: Any) -> None:
         """A data loader handed out a batch."""
 
-    def entered(self, watched: Watched, args: Any, kwargs: Any) -> None:
-        """The first forward of a model in this step, with gradients on, is about to run."""
+    def entered(self, watched: Watched, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """The first forward of a model in this step, with gradients on, is about to run, through this module of it."""
 
-    def left(self, watched: Watched) -> None:
-        """That forward is over, one way or another."""
+    def left(self, watched: Watched, output: Any) -> None:
+        """That forward is over, one way or another; without an output if it failed."""
 
     def before(self, optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], *, closure: bool) -> None:
         """An optimizer is about to step; with a closure, the gradients that count are made inside of it."""
