@@ -16,7 +16,7 @@ import torch
 
 from sonde.capture import kernel
 
-NUM_WITNESSES = 6  # parameters looked at: clearing is done to all of an optimizer's gradients or to none
+NUM_WITNESSES = 3  # parameters looked at: clearing is done to all of an optimizer's gradients or to none
 FEW = 4096  # elements of each witness: a gradient that was not cleared has a non-zero among so many
 
 

@@ -33,7 +33,7 @@ from sonde.capture.watched import Watched
 from sonde.config import DebugConfig
 
 MAX_OPTIMIZERS = 1000  # told of, one event each: some programs make a new one for every step
-EXPONENTS_EVERY = 8  # observed steps: histograms change slowly and cost more than the statistics
+EXPONENTS_EVERY = 64  # observed steps: histograms change slowly and cost more than the statistics
 
 P = ParamSpec("P")
 
@@ -373,7 +373,8 @@ class Loop:
             watched.forwards = 0
         self.observing = self._governor.observes(self.clock.number)
         if self.observing:
-            self._each("begin", self.clock.number, with_exponents=self._num_observed % EXPONENTS_EVERY == 0)
+            num = self._num_observed
+            self._each("begin", self.clock.number, with_exponents=num & (num - 1) == 0 or num % EXPONENTS_EVERY == 0)
 
     def _update_membership(self, step: int) -> None:
         data = self._models.membership(self.ledger)

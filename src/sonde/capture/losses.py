@@ -26,7 +26,9 @@ class Losses:
 
     def take(self, series: str, loss: torch.Tensor) -> bool:
         """Answers whether the loss is a finite number, as far as can be told without waiting for a device."""
-        value = read_number(loss)
+        value = kernel.number(loss)
+        if value is None:
+            value = read_number(loss)
         if value is None:
             self.later(series, loss)
             return True

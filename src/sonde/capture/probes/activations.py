@@ -62,7 +62,7 @@ class _Leaf:
     A forward hook would do the same, but a module with hooks takes a way through torch that costs more than all of the measuring.
     """
 
-    __slots__ = ("calls", "forward", "model", "module", "path", "probe", "rows", "step", "under")
+    __slots__ = ("calls", "first", "forward", "model", "module", "path", "probe", "rows", "step", "under")
 
     def __init__(self, probe: Activations, model: str, path: str, module: nn.Module) -> None:
         self.probe, self.model, self.path = probe, model, path
@@ -71,6 +71,7 @@ class _Leaf:
         self.under: Any = None  # what the instance had in this place: a forward of its own, or the stand-in of another session
         self.calls, self.step = 0, -1
         self.rows: dict[tuple[int, int], _GradientHook | None] = {}  # (call, item) -> its row; None: cannot be measured
+        self.first: _GradientHook | None = None  # the row of the first call and item
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         output = self.under(*args, **kwargs) if self.under is not None else self.forward(self.module(), *args, **kwargs)
@@ -85,10 +86,19 @@ class _Leaf:
                 self.step, self.calls = probe.step, 0
             call = self.calls
             self.calls = call + 1
-            if call >= MAX_CALLS or torch.compiler.is_compiling():
+            if torch.compiler.is_compiling() or call >= MAX_CALLS:
                 pass
             elif type(output) is torch.Tensor:
-                probe.take(self, call, 0, output)
+                first = self.first if call == 0 else None
+                if first is not None and not probe.with_exponents:
+                    # What nearly all outputs are: one tensor, seen before.
+                    probe.values.measure_one(first.row, output)
+                    probe.taken.append(first.row)
+                    if output.requires_grad:
+                        first.step = self.step
+                        _await_gradient(output, first)
+                else:
+                    probe.take(self, call, 0, output)
             else:
                 for item, (_, tensor) in enumerate(tensors_in(output)):
                     probe.take(self, call, item, tensor)
@@ -156,7 +166,7 @@ class Activations(Probe):
         self._hooked: list[dict[Any, Any]] = []
         self._key = f"sonde-{id(self)}"  # of our hook among a module's, which torch numbers
         self._door: _Leaf | None = None  # the model that was entered, where it is a leaf itself
-        self._frames: dict[str, tuple[list[int], FramePlan, npt.NDArray[np.intp]]] = {}
+        self._frames: dict[str, tuple[list[int], FramePlan, npt.NDArray[np.intp] | slice]] = {}
 
     def begin(self, step: int, *, with_exponents: bool) -> None:
         self.step, self.with_exponents = step, with_exponents
@@ -215,6 +225,7 @@ class Activations(Probe):
             if key in leaf.rows:
                 return
             on_gradient = leaf.rows[key] = self._new_row(leaf, call, item, tensor)
+            leaf.first = leaf.rows.get((0, 0))
             if on_gradient is None:
                 return
         row = on_gradient.row
@@ -264,7 +275,9 @@ class Activations(Probe):
         if known is None or known[0] != taken:
             distinct = sorted(set(taken))
             plan = self._journal.plan(kind, STATISTICS, [self.sites[row].id for row in distinct])
-            known = self._frames[kind] = (taken, plan, np.array(distinct))
+            # All rows so far, in order, is the usual case, and a slice is no copy.
+            index = slice(len(distinct)) if distinct == list(range(len(distinct))) else np.array(distinct)
+            known = self._frames[kind] = (taken, plan, index)
         _, plan, index = known
         self._journal.frame(plan, step, rows.values[index])
 
