@@ -54,6 +54,9 @@ class Guard:
             account.choose_witnesses(parameters)
         if stale:
             self._journal.add("stale_updates")
+            if not account.stale_told:
+                account.stale_told = True
+                self._journal.event("stale_update", step, optimizer=account.index)
         if empty:
             self._journal.add("empty_updates")
         if lost:

@@ -31,6 +31,7 @@ class Account:
     cleared: bool = True  # seen without gradients since its last step
     backward_since: bool = False  # a backward ran since its last step
     written: bool = False  # a backward left non-zero gradients since its last step
+    stale_told: bool = False
 
     def gradients(self) -> list[torch.Tensor]:
         alive = (ref() for ref in self.witnesses)

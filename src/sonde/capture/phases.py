@@ -7,6 +7,8 @@ from time import perf_counter_ns
 
 from sonde.capture.journal import Journal
 
+_SCALARS = {phase: f"{phase}_ms" for phase in ("data", "forward", "backward", "optimizer")}
+
 
 class Phases:
     def __init__(self, journal: Journal, own_ns: Callable[[], int]) -> None:
@@ -22,7 +24,7 @@ class Phases:
         began = self._began.pop(phase, None)
         if began is not None:
             own_ns = self._own_ns() - began[1]  # our hooks inside the phase are not the phase's
-            self._journal.add(f"{phase}_ms", max(0, perf_counter_ns() - began[0] - own_ns) / 1e6)
+            self._journal.add(_SCALARS[phase], max(0, perf_counter_ns() - began[0] - own_ns) / 1e6)
 
     def touch(self) -> None:
         """The first step begins with the first call that belongs to a training, not when the script starts."""

@@ -15,7 +15,7 @@ Fix              call optimizer.zero_grad() before each backward that starts a n
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from sonde.record import Finding, Severity, Step
@@ -38,6 +38,8 @@ class MissingZeroGrad:
     activity: Activity = field(default_factory=Activity)
     learning: Learning = field(default_factory=Learning)
     sources: Sources = field(default_factory=Sources)
+    by_optimizer: dict[object, Sources] = field(default_factory=dict)
+    stale_optimizer: object = None
     in_a_row: int = 0
     row_step: int = -1  # where the present row began
     step: int = -1  # where the first row that was long enough began
@@ -47,7 +49,7 @@ class MissingZeroGrad:
     def see(self, step: Step) -> None:
         self.activity.see(step)
         self.learning.see(step)
-        self.sources.see(step)
+        self._see_sources(step)
         norm = step.scalar("grad_norm")
         if self.first_norm != self.first_norm:
             self.first_norm = norm
@@ -61,6 +63,19 @@ class MissingZeroGrad:
                 self.step = self.row_step
         elif count(step, "optimizer_steps"):
             self.in_a_row = 0
+
+    def _see_sources(self, step: Step) -> None:
+        """Of several optimizers, the lines of the one whose gradients are stale are the ones to show."""
+        for event in step.events:
+            if event.kind == "stale_update" and self.stale_optimizer is None:
+                self.stale_optimizer = event.data.get("optimizer")
+                if len(self.sources.lines.get("optimizer_step", ())) > 1:
+                    self.sources = self.by_optimizer.get(self.stale_optimizer, self.sources)
+            elif event.kind == "source" and event.data.get("call") == "optimizer_step":
+                own = self.by_optimizer.setdefault(event.data.get("optimizer"), Sources())
+                own.see(replace(step, events=(event,)))
+        if self.stale_optimizer is None:
+            self.sources.see(step)
 
     def answer(self) -> Answer:
         updates = self.activity.totals["optimizer_steps"]

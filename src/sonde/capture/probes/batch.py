@@ -16,6 +16,8 @@ from sonde.record import BATCH_FIELDS, Kind, Site
 from sonde.run.format import FramePlan
 
 MAX_TENSORS = 8  # of one batch, and of one model's inputs
+ALL_OF_THE_FIRST = 16  # observed steps; then one in EVERY: hashing a batch costs as much as all statistics of a small layer
+EVERY = 4
 
 
 class Batch(Probe):
@@ -28,15 +30,25 @@ class Batch(Probe):
         self._extra = np.zeros((2 * MAX_TENSORS, 2))
         self._taken: list[Site] = []
         self._plan: tuple[list[int], FramePlan] | None = None
+        self._num_steps = 0
+        self._looks = True
         self._fetched: set[int] = set()  # ids of tensors that the loader handed out: as inputs they are not measured again
+
+    def begin(self, step: int, *, with_exponents: bool) -> None:
+        self._num_steps += 1
+        self._looks = self._num_steps <= ALL_OF_THE_FIRST or self._num_steps % EVERY == 0
 
     def fetched(self, batch: Any) -> None:
         self._fetched.clear()
+        if not self._looks:
+            return
         for place, tensor in tensors_in(batch)[:MAX_TENSORS]:
             self._take(f"batch.{place}", tensor)
             self._fetched.add(id(tensor))
 
     def entered(self, watched: Watched, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not self._looks:
+            return
         for place, tensor in tensors_in((args, kwargs))[:MAX_TENSORS]:
             if id(tensor) not in self._fetched:
                 self._take(f"input.{place.partition('.')[2]}", tensor)
