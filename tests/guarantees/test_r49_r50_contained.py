@@ -220,7 +220,7 @@ def test_r50_tensors_of_a_failed_measurement_are_freed(tmp_path: Path, monkeypat
 
     outputs: list[weakref.ref[torch.Tensor]] = []
 
-    def full(self: Activations, hook: Any, module: nn.Module, call: int, item: int, tensor: torch.Tensor) -> None:
+    def full(self: Activations, leaf: Any, call: int, item: int, tensor: torch.Tensor) -> None:
         outputs.append(weakref.ref(tensor))
         raise torch.OutOfMemoryError("injected")
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 FIRST_STEPS = 3  # always observed, at the start and after a change: what goes wrong there must not be missed for being slow
 START_NS = 20_000_000  # 20 ms: a dozen observed steps of a small model, nothing beside starting Python
 LEAST_SHARE = 0.5  # of the budget goes to observing even where the ever-present work uses more: a blind debugger is worth nothing
+DEEPEST_DEBT = 2.0  # observed steps: one that was slow by chance must not blind us for long
 MEMORY = 0.8  # of the running averages, per step
 
 
@@ -19,16 +20,19 @@ MEMORY = 0.8  # of the running averages, per step
 class Governor:
     budget: float
     every: int | None = None
+    _set_up: bool = False  # the first observed step is over
     _owed: int = FIRST_STEPS  # steps to be observed whatever the purse holds
     _purse_ns: float = START_NS
     _observed_ns: float = 0.0  # what observing a step costs on top, running average
     _plain_ns: float = 0.0  # what every step costs, running average
 
     def step_ended(self, *, step_ns: float, own_ns: float, observed: bool) -> None:
-        if observed:
+        if observed and not self._set_up:
+            self._set_up = True  # planning names and rows happens once: that price says nothing about the steps to come
+        elif observed:
             extra = max(0.0, own_ns - self._plain_ns)
             self._observed_ns = extra if not self._observed_ns else MEMORY * self._observed_ns + (1 - MEMORY) * extra
-            self._purse_ns -= extra
+            self._purse_ns = max(self._purse_ns - extra, -DEEPEST_DEBT * self._observed_ns)
         else:
             self._plain_ns = own_ns if not self._plain_ns else MEMORY * self._plain_ns + (1 - MEMORY) * own_ns
         income = self.budget * max(0.0, step_ns - own_ns)

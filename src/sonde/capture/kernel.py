@@ -293,16 +293,14 @@ def fingerprint(tensor: Tensor) -> int | None:
     would have to be waited for.
     """
     try:
-        common = type(tensor) is Tensor and tensor.dtype in _IN_NUMPY and tensor.is_cpu and tensor.is_contiguous()
-        if common and tensor.nbytes <= WHOLE_BYTES:  # without another torch operation
-            digest = hashlib.blake2b(f"{tensor.dtype}{tuple(tensor.shape)}".encode(), digest_size=8)
-            digest.update(tensor.detach().numpy().data)
-            return int.from_bytes(digest.digest(), "little") >> 12
         plain = readable(tensor)
         if plain.device.type != "cpu" or plain.layout is not torch.strided:
             return None
         with torch.no_grad():
             digest = hashlib.blake2b(f"{plain.dtype}{tuple(plain.shape)}".encode(), digest_size=8)
+            if plain.nbytes <= WHOLE_BYTES and plain.dtype in _IN_NUMPY and plain.is_contiguous() and not plain.is_neg():
+                digest.update(plain.detach().numpy().data)  # the common case: no other torch operation
+                return int.from_bytes(digest.digest(), "little") >> 12
             content = _samples(plain) if plain.nbytes > WHOLE_BYTES else plain
             content = content.contiguous().resolve_conj().resolve_neg().reshape(-1)
             digest.update(content.view(torch.uint8).numpy().data)

@@ -75,38 +75,44 @@ class _Leaf:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         output = self.under(*args, **kwargs) if self.under is not None else self.forward(self.module(), *args, **kwargs)
-        self.measure(output)
+        probe = self.probe
+        started = perf_counter_ns()
+        try:
+            self.measure(output)
+        except Exception as error:
+            probe.faults.caught(probe.name, self.path, error)
+        probe.own_ns += perf_counter_ns() - started
         return output
 
     def measure(self, output: Any) -> None:
         probe = self.probe
-        started = perf_counter_ns()
-        try:
-            if self.step != probe.step:
-                self.step, self.calls = probe.step, 0
-            call = self.calls
-            self.calls = call + 1
-            if torch.compiler.is_compiling() or call >= MAX_CALLS:
-                pass
-            elif type(output) is torch.Tensor:
-                first = self.first if call == 0 else None
-                if first is not None and not probe.with_exponents:
-                    # What nearly all outputs are: one tensor, seen before.
-                    probe.values.measure_one(first.row, output)
-                    probe.taken.append(first.row)
-                    if output.requires_grad:
-                        first.step = self.step
-                        _await_gradient(output, first)
-                else:
-                    probe.take(self, call, 0, output)
+        if self.step != probe.step:
+            self.step, self.calls = probe.step, 0
+        call = self.calls
+        self.calls = call + 1
+        if torch.compiler.is_compiling() or call >= MAX_CALLS:
+            pass
+        elif type(output) is torch.Tensor:
+            first = self.first if call == 0 else None
+            if first is not None and not probe.with_exponents:
+                # What nearly all outputs are: one tensor, seen before.
+                probe.values.measure_one(first.row, output)
+                probe.taken.append(first.row)
+                if output.requires_grad:
+                    first.step = self.step
+                    _await_gradient(output, first)
             else:
-                for item, (_, tensor) in enumerate(tensors_in(output)):
-                    probe.take(self, call, item, tensor)
-        except Exception as error:
-            probe.faults.caught(probe.name, self.path, error)
-        probe.own_ns += perf_counter_ns() - started
+                probe.take(self, call, 0, output)
+        else:
+            for item, (_, tensor) in enumerate(tensors_in(output)):
+                probe.take(self, call, item, tensor)
 
     def put_in(self, attributes: dict[str, Any]) -> None:
+        top = attributes.get("forward")
+        while isinstance(top, _Leaf):
+            if top is self:
+                return  # it was not taken out, for whatever reason
+            top = top.under
         self.under = attributes.get("forward")
         attributes["forward"] = self
 
@@ -143,7 +149,13 @@ class _LeafHook(InertCopy):
         self.leaf = leaf
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        self.leaf.measure(output)
+        probe = self.leaf.probe
+        started = perf_counter_ns()
+        try:
+            self.leaf.measure(output)
+        except Exception as error:
+            probe.faults.caught(probe.name, self.leaf.path, error)
+        probe.own_ns += perf_counter_ns() - started
 
 
 class Activations(Probe):
@@ -193,14 +205,16 @@ class Activations(Probe):
 
     def left(self, watched: Watched, output: Any) -> None:
         door, self._door = self._door, None
-        if door is not None and output is not None:
-            door.measure(output)
-        for attributes, leaf in self._armed:
-            leaf.take_out(attributes)
-        for hooks in self._hooked:
-            hooks.pop(self._key, None)
-        self._armed.clear()
-        self._hooked.clear()
+        try:
+            if door is not None and output is not None:
+                door.measure(output)
+        finally:
+            for attributes, leaf in self._armed:
+                leaf.take_out(attributes)
+            for hooks in self._hooked:
+                hooks.pop(self._key, None)
+            self._armed.clear()
+            self._hooked.clear()
 
     def _plan(self, watched: Watched) -> list[tuple[weakref.ref[nn.Module], _Leaf]]:
         """The leaves, found once and again when modules may have changed."""
