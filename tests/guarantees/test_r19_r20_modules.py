@@ -132,10 +132,11 @@ def test_r19_meta_and_fake_tensors_pass_through_a_watched_model(tmp_path: Path) 
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
     with torch.device("meta"):
         hollow = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
-    with watch(hollow, torch.optim.SGD(hollow.parameters(), lr=0.1), tmp_path) as session:
+    optimizer = torch.optim.SGD(hollow.parameters(), lr=0.1)
+    with watch(hollow, optimizer, tmp_path):
         assert hollow(torch.empty(2, 3, device="meta")).shape == (2, 1)
         hollow(torch.empty(2, 3, device="meta")).sum().backward()
-        session._optimizers[0].step()
+        optimizer.step()
     run = sonde.Run(tmp_path / "run")
     assert not list(run.events("retired"))
     assert "activation" not in run.kinds

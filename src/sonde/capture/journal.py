@@ -23,6 +23,7 @@ class Journal:
         self._writer = writer
         self._started_ns = time.monotonic_ns()
         self._num_sites = 0
+        self._new_sites: list[Site] = []
         self._scalar_sites: dict[str, Site] = {}
         self._log_plans: dict[tuple[str, ...], FramePlan] = {}
         self._step_plan: FramePlan | None = None
@@ -38,8 +39,14 @@ class Journal:
             return None
         site = Site(id=self._num_sites, **fields)
         self._num_sites += 1
-        self._writer.sites([site])
+        self._new_sites.append(site)
         return site
+
+    def _tell_sites(self) -> None:
+        """New sites go out together, before the first frame that may measure them."""
+        if self._new_sites:
+            sites, self._new_sites = self._new_sites, []
+            self._writer.sites(sites)
 
     def event(self, kind: str, step: int, /, **data: Any) -> None:
         self._writer.event(kind, step, data)
@@ -49,6 +56,7 @@ class Journal:
 
     def frame(self, plan: FramePlan, step: int, rows: npt.NDArray[np.float64]) -> None:
         """`rows` has one row per site of the plan."""
+        self._tell_sites()
         self._writer.frame(plan, step, rows, self._now())
 
     # -- the scalars of the step under way ---------------------------------------------------------
@@ -67,6 +75,7 @@ class Journal:
         if self._step_plan is None:
             ids = [self._scalar_sites[name].id for name in self._slots]
             self._step_plan = self._writer.plan(Kind.STEP, ("value",), ids)
+        self._tell_sites()
         self._writer.column(self._step_plan, step, self._scalars, self._now())
         self._writer.flush()
         self._scalars[:] = self._fresh
@@ -79,9 +88,11 @@ class Journal:
             plan = self.plan(Kind.LOG, ("value",), [self._scalar_site(name).id for name in names])
             if len(self._log_plans) < 256:  # names made anew every step are not kept
                 self._log_plans[names] = plan
+        self._tell_sites()
         self._writer.column(plan, step, list(values.values()), self._now())
 
     def flush(self) -> None:
+        self._tell_sites()
         self._writer.flush()
 
     def close(self) -> None:
