@@ -52,6 +52,7 @@ class Overhead:
     ratio: float  # time of the training with Sonde over the time without; NaN where no times were taken
     num_observed: int  # steps whose every tensor was measured
     observed_share: float  # of all steps
+    own_ms: float = float("nan")  # Sonde's time in all, over all ranks: a large share of a very short run is little time
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,7 @@ class Report:
             "not_evaluated": [{"rule": one.rule, "reason": one.reason} for one in self.not_evaluated],
             "overhead": {
                 "ratio": self.overhead.ratio,
+                "own_ms": self.overhead.own_ms,
                 "num_observed": self.overhead.num_observed,
                 "observed_share": self.overhead.observed_share,
             },
@@ -254,7 +256,8 @@ class _Facts:
     def overhead(self) -> Overhead:
         without = self.step_ms - self.sonde_ms
         ratio = self.step_ms / without if without > 0 else float("nan")
-        return Overhead(ratio, self.num_observed, self.num_observed / self.num_steps if self.num_steps else 0.0)
+        share = self.num_observed / self.num_steps if self.num_steps else 0.0
+        return Overhead(ratio, self.num_observed, share, self.sonde_ms)
 
 
 def _run_facts(run: Run, facts: _Facts) -> RunFacts:

@@ -11,6 +11,8 @@ from sonde.views.numbers import counted, percent
 if TYPE_CHECKING:
     from sonde.report import Report
 
+SHORT_MS = 1000.0  # below it the time itself is said, not only its share
+
 ENDINGS = {
     "finished": "finished",
     "running": "still running",
@@ -76,7 +78,9 @@ def _cost(report: Report) -> str:
     if not math.isfinite(report.overhead.ratio):
         return ""
     steps = f"{report.overhead.num_observed:,} of {counted(report.run.num_steps, 'step')} observed"
-    return f"Sonde took {percent(report.overhead.ratio - 1)} of the training time; {steps}"
+    own_ms = report.overhead.own_ms
+    took = f"{own_ms:.0f} ms, " if own_ms < SHORT_MS else ""  # of a run this short, the share alone would mislead
+    return f"Sonde took {took}{percent(report.overhead.ratio - 1)} of the training time; {steps}"
 
 
 def _millions(num_parameters: object) -> str:
