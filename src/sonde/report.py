@@ -142,7 +142,7 @@ class Report:
             "steps": self.run.num_steps,
             "ended": self.run.ended,
         }
-        return json.dumps(_strict(document), indent=1, allow_nan=False)
+        return json.dumps(strict(document), indent=1, allow_nan=False)
 
 
 def judge(run: Run | Path | str, rules: Sequence[type[Rule]] = RULES) -> Report:
@@ -306,12 +306,12 @@ def _damage(run: Run) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _strict(value: Any) -> Any:
+def strict(value: Any) -> Any:
     """The same value in strict JSON: numbers that JSON has no word for become strings, and so does what is not JSON."""
     if isinstance(value, Mapping):
-        return {str(key): _strict(item) for key, item in value.items()}
+        return {str(key): strict(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_strict(item) for item in value]
+        return [strict(item) for item in value]
     if isinstance(value, bool) or value is None or isinstance(value, (int, str)):
         return value
     if isinstance(value, float):

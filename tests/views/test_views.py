@@ -11,7 +11,7 @@ from rich.console import Console
 from sonde.record import Event, Finding, Severity
 from sonde.report import judge
 from sonde.run.reader import Run
-from sonde.views import html, markdown
+from sonde.views import html, markdown, sheet
 from sonde.views import json as json_view
 from sonde.views.order import families
 from sonde.views.text import Verdict
@@ -115,7 +115,7 @@ def test_the_page_is_one_file_that_loads_and_executes_nothing(sick_run):
     outline = Outline(page(Run(sick_run)))
     assert not {"script", "link", "img", "iframe", "object"} & set(outline.tags)
     assert not [name for name, _ in outline.attributes if name in ("src", "href") or name.startswith("on")]
-    assert ("content", html.POLICY) in outline.attributes
+    assert ("content", sheet.POLICY) in outline.attributes
 
 
 def test_the_page_shows_finding_chart_and_statistics_with_bad_numbers_marked(sick_run):

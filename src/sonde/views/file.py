@@ -10,8 +10,8 @@ from pathlib import Path
 from sonde.errors import SondeError
 
 
-def write_new(path: Path, text: str, *, replace: bool = False) -> None:
-    """Write `text` to `path`. An existing file is refused unless `replace`, which puts a new file in its place."""
+def write_new(path: Path, content: str | bytes, *, replace: bool = False) -> None:
+    """Write `content` to `path`. An existing file is refused unless `replace`, which puts a new file in its place."""
     if path.is_symlink():
         raise SondeError(f"{path} is a symbolic link. Sonde does not write through links: name the file itself.")
     if path.is_dir():
@@ -26,7 +26,7 @@ def write_new(path: Path, text: str, *, replace: bool = False) -> None:
         raise _unwritable(path, error) from None
     try:
         with file:
-            file.write(text.encode("utf-8", "backslashreplace"))
+            file.write(content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace"))
         if replace:
             os.replace(target, path)
     except BaseException as error:
