@@ -1,0 +1,212 @@
+"""Heat maps: layers by steps, units by positions. A cell that is not finite is red and hatched, however many cells share its place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sonde.errors import SondeError
+from sonde.views.axis import Axis, curve_axis, linear_axis, spread_axis
+from sonde.views.numbers import counted
+from sonde.views.plots import ink
+from sonde.views.plots.labels import row_labels
+from sonde.views.plots.plot import Plot
+from sonde.views.plots.values import Floats, bad_text, floats, non_finite, range_text, steps_for
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST_CELLS = 1500  # in one direction: more than a picture has dots
+MOST_HATCHED = 2000  # rectangles; beyond that colour alone must do
+FINE = 200  # cells: with more than this a border between them would be all that is seen
+
+
+def layer_heatmap(names: Sequence[str], steps: Any, matrix: Any, *, name: str, label: str, unit: str = "") -> Plot:
+    """One number per layer and step: rows are layers, columns are steps."""
+    layers = [str(each) for each in names]
+    values = _two_dimensional(matrix, name)
+    if not values.size:
+        values = values.reshape(len(layers), -1)
+    if values.shape[0] != len(layers):
+        raise SondeError(f"{name}: {len(layers)} names but {values.shape[0]} rows. Rows are layers: give one name per row.")
+    places = steps_for(steps, values.shape[1], name)
+    order = np.argsort(places, kind="stable")
+    places, values = places[order], values[:, order].copy()
+    data = {
+        "kind": "layer_heatmap",
+        "names": layers,
+        "steps": [int(step) if step.is_integer() else step for step in places.tolist()],
+        "label": label,
+        "unit": unit,
+        "values": values.tolist(),
+        "non_finite": non_finite(values),
+    }
+    notes = f"{counted(len(layers), 'layer')}, {counted(places.size, 'step')}"
+    caption = label + (f" [{unit}]" if unit else "")
+    high = min(max(1.6 + 0.16 * len(layers), 2.4), 9.0)
+
+    def draw(figure: Figure) -> None:
+        axes = _draw(figure, name, values, notes, caption, curve_axis(values), row_names=layers)
+        if axes is not None:
+            row_ticks(axes, layers, high)
+            across = linear_axis(places.min(), places.max())
+            _step_ticks(axes, places, across)
+            axes.set_xlabel("step")
+
+    return Plot(name, draw, data=data, size=(6.8, high))
+
+
+def heatmap(matrix: Any, *, name: str, x_label: str, y_label: str, label: str = "") -> Plot:
+    """One matrix of numbers; more than two dimensions are for `units_by_positions`."""
+    values = _two_dimensional(matrix, name).copy()
+    data = {
+        "kind": "heatmap",
+        "x_label": x_label,
+        "y_label": y_label,
+        "label": label,
+        "values": values.tolist(),
+        "non_finite": non_finite(values),
+    }
+    notes = f"{values.shape[0]:,} × {values.shape[1]:,}"
+
+    def draw(figure: Figure) -> None:
+        axes = _draw(figure, name, values, notes, label or "value", spread_axis(values))
+        if axes is not None:
+            axes.set_xlabel(ink.safe(x_label), parse_math=False)
+            axes.set_ylabel(ink.safe(y_label), parse_math=False)
+            axes.xaxis.set_major_locator(_whole())
+            axes.yaxis.set_major_locator(_whole())
+
+    return Plot(name, draw, data=data, size=(6.4, 4.2))
+
+
+def units_by_positions(values: Any, units: int | None = None) -> Floats:
+    """An activation of any shape as a matrix: units are rows, everything else is laid side by side as positions.
+
+    `units` is the dimension of the units. Without it: the second for what looks like a convolution (four dimensions or more),
+    the last for everything else.
+    """
+    array = floats(values)
+    if array.ndim < 2:
+        return array.reshape(-1, 1)
+    axis = units if units is not None else (1 if array.ndim >= 4 else -1)
+    if not -array.ndim <= axis < array.ndim:
+        raise SondeError(f"units={units}: the values have {array.ndim} dimensions, {array.shape}.")
+    moved = np.moveaxis(array, axis, 0)
+    return moved.reshape(moved.shape[0], -1)
+
+
+def _two_dimensional(matrix: Any, name: str) -> Floats:
+    values = floats(matrix, name)
+    if values.ndim > 2:
+        raise SondeError(
+            f"{name}: a heat map has two dimensions, these values have {values.ndim}: {values.shape}.\nChoose two, for example values[0]."
+        )
+    return values.reshape(1, -1) if values.ndim < 2 else values
+
+
+def _draw(
+    figure: Figure, name: str, values: Floats, notes: str, caption: str, axis: Axis, row_names: Sequence[str] = ()
+) -> Axes | None:
+    finite = values[np.isfinite(values)]
+    if finite.size:
+        notes += f"; {range_text(finite)}"
+    bad = non_finite(values)
+    warning = bad_text(bad)
+    if bad and row_names:
+        rows = np.flatnonzero(~np.isfinite(values).all(axis=1))
+        warning += f" in {counted(rows.size, 'layer')}, the first of them {row_names[rows[0]]}"
+    ink.heading(figure, name, notes, warning)
+    axes = figure.add_subplot()
+    if not values.size:
+        ink.say(axes, "no values")
+        return None
+    if axis.scale == "linear" and finite.size and finite.min() < 0 < finite.max():
+        reach = float(np.abs(finite).max())
+        axis = linear_axis(-reach, reach)  # zero in the middle of the colours
+    _image(figure, axes, values, axis, caption)
+    return axes
+
+
+def _image(figure: Figure, axes: Axes, values: Floats, axis: Axis, caption: str) -> None:
+    from matplotlib import colormaps
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize, to_rgba
+
+    signed = axis.low < 0 < axis.high and axis.scale != "log"
+    colours = colormaps[ink.DIVERGING if signed else ink.SEQUENTIAL]
+    cells = _coarse(values)
+    shares = axis.place(cells)
+    picture = colours(np.nan_to_num(shares, nan=0.0))
+    bad = ~np.isfinite(cells)
+    picture[bad] = to_rgba(ink.BAD)
+    rows, columns = values.shape
+    axes.imshow(picture, aspect="auto", interpolation="nearest", extent=(-0.5, columns - 0.5, rows - 0.5, -0.5))
+    axes.spines[:].set_visible(True)
+    _hatch(axes, bad, columns / cells.shape[1], rows / cells.shape[0])
+    if np.isfinite(cells).any():
+        bar = figure.colorbar(ScalarMappable(Normalize(0.0, 1.0), colours), ax=axes, fraction=0.05, pad=0.02, aspect=25)
+        ticks = axis.ticks(6)
+        bar.set_ticks([place for place, _ in ticks], labels=[ink.typeset(text) for _, text in ticks])
+        bar.set_label(ink.safe(caption + ("" if axis.scale == "linear" else f" ({axis.scale})")), parse_math=False)
+        bar.outline.set_visible(False)
+    if bad.any():
+        from matplotlib.patches import Patch
+
+        mark = Patch(facecolor=ink.BAD, edgecolor=ink.PAPER, hatch="////", linewidth=0, label="not finite")
+        axes.legend(handles=[mark], loc="lower right", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=7, borderaxespad=0.2)
+
+
+def _coarse(values: Floats) -> Floats:
+    """Not more cells than can be drawn: neighbours share one, and show the loudest of them."""
+    for dimension in (0, 1):
+        num = values.shape[dimension]
+        if num > MOST_CELLS:
+            edges = np.linspace(0, num, MOST_CELLS, endpoint=False).astype(int)
+            # maximum and not fmax: it keeps a NaN, which a reader must not miss
+            values = np.maximum.reduceat(np.where(values == -np.inf, np.nan, values), edges, axis=dimension)
+    return values
+
+
+def _hatch(axes: Axes, bad: Any, wide: float, high: float) -> None:
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Rectangle
+
+    patches: list[Rectangle] = []
+    for row in np.flatnonzero(bad.any(axis=1)).tolist():
+        edges = np.flatnonzero(np.diff(np.r_[False, bad[row], False].astype(int)))
+        patches.extend(
+            Rectangle((start * wide - 0.5, row * high - 0.5), (end - start) * wide, high) for start, end in zip(edges[::2], edges[1::2])
+        )
+        if len(patches) > MOST_HATCHED:
+            return
+    axes.add_collection(PatchCollection(patches, facecolor="none", edgecolor=ink.PAPER, hatch="////", linewidth=0))
+
+
+def row_ticks(axes: Axes, names: Sequence[str], high: float) -> None:
+    labels = row_labels(names, max(int((high - 1.2) / 0.13), 6))
+    grouped = any(label.last > label.first for label in labels)
+    axes.set_yticks([label.middle for label in labels], labels=[ink.safe(label.text, 34) for label in labels], fontsize=ink.TINY)
+    for text in axes.get_yticklabels():
+        text.set_parse_math(False)
+    if grouped:
+        axes.tick_params(axis="y", length=0)
+        for label in labels[:-1]:
+            axes.axhline(label.last + 0.5, color=ink.PAPER, linewidth=0.4)
+
+
+def _step_ticks(axes: Axes, steps: Floats, across: Axis) -> None:
+    """Columns are observations, which need not be evenly spaced: a tick stands at the column of its step."""
+    num = steps.size
+    columns = np.unique(np.linspace(0, num - 1, min(num, 7)).round().astype(int))
+    del across
+    axes.set_xticks(columns, labels=[f"{steps[column]:g}" if abs(steps[column]) < 1e6 else f"{steps[column]:.3g}" for column in columns])
+
+
+def _whole() -> Any:
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(nbins=6, integer=True)

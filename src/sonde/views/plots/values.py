@@ -1,0 +1,102 @@
+"""Numbers from whatever holds them: arrays, lists, tensors of any kind. torch is never imported, and nothing is kept or changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde.errors import SondeError
+from sonde.rules.words import number
+
+Floats = NDArray[np.float64]
+NON_FINITE = ("NaN", "Infinity", "-Infinity")
+
+
+def plain_array(values: Any, what: str = "values") -> NDArray[Any]:
+    """`values` as an array of booleans, integers or float64. Complex numbers give their magnitude."""
+    try:
+        array = _loaded(values)
+    except SondeError:
+        raise
+    except Exception as error:  # whatever a tensor that has no numbers raises: meta, fake, nested …
+        raise SondeError(f"{what} cannot be drawn: {type(values).__name__} gives no numbers ({error}).") from None
+    if array.dtype.kind == "c":
+        array = np.abs(array)
+    if array.dtype.kind == "f":
+        return array.astype(np.float64, copy=False)
+    if array.dtype.kind not in "bui":
+        kind = type(values).__name__
+        raise SondeError(f"{what} cannot be drawn: {kind} does not hold numbers. Give a tensor, an array or a list of numbers.")
+    return array
+
+
+def floats(values: Any, what: str = "values") -> Floats:
+    """`values` as float64, in the shape that they have."""
+    return plain_array(values, what).astype(np.float64, copy=False)
+
+
+def one_row(values: Any, what: str) -> Floats:
+    """A sequence of single numbers."""
+    array = floats(values, what)
+    if array.ndim > 1 and array.size != max(array.shape):
+        raise SondeError(f"{what} must be one number per step, but have the shape {array.shape}. Give their norms.")
+    return array.reshape(-1)
+
+
+def steps_for(steps: Any, num: int, what: str) -> Floats:
+    """The steps of `num` values."""
+    array = one_row(steps, "steps")
+    if array.size != num:
+        raise SondeError(f"{what} has {num} values but there are {array.size} steps. Give one value per step.")
+    if not np.isfinite(array).all():
+        raise SondeError("Steps must be finite: one of them is NaN or infinite.")
+    return array
+
+
+def checked_bins(bins: int) -> int:
+    """A number of bins that can be meant."""
+    if isinstance(bins, bool) or not isinstance(bins, (int, np.integer)) or not 1 <= bins <= 100_000:
+        raise SondeError(f"bins={bins!r}: a histogram needs a whole number of bins from 1 to 100,000, for example bins=64.")
+    return int(bins)
+
+
+def non_finite(values: Floats) -> dict[str, int]:
+    """How many values are NaN, Infinity or -Infinity; what does not occur is left out."""
+    bad = values[~np.isfinite(values)]
+    counts = (int(np.isnan(bad).sum()), int((bad == np.inf).sum()), int((bad == -np.inf).sum()))
+    return {name: count for name, count in zip(NON_FINITE, counts) if count}
+
+
+def bad_text(counts: Mapping[str, int]) -> str:
+    """`3 NaN, 1 Infinity`."""
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+
+
+def range_text(finite: Floats) -> str:
+    return f"{number(float(finite.min()))} to {number(float(finite.max()))}"
+
+
+def _loaded(values: Any) -> NDArray[Any]:
+    if hasattr(values, "detach") and hasattr(values, "numpy"):
+        return _of_tensor(values.detach())
+    if isinstance(values, Sequence) and not isinstance(values, (str, bytes)):
+        # A list of losses is often a list of tensors, on any device, each with its graph.
+        return np.asarray([_loaded(value) if hasattr(value, "detach") else value for value in values])
+    return np.asarray(values)
+
+
+def _of_tensor(tensor: Any) -> NDArray[Any]:
+    if getattr(tensor, "is_meta", False):
+        raise SondeError("A meta tensor cannot be drawn: it has a shape but no values.")
+    if getattr(tensor, "is_quantized", False):
+        tensor = tensor.dequantize()
+    if str(getattr(tensor, "layout", "torch.strided")) != "torch.strided":
+        tensor = tensor.to_dense()
+    if tensor.is_complex():
+        tensor = tensor.abs()
+    if tensor.is_floating_point():
+        tensor = tensor.double()  # numpy knows no bfloat16 and no float8
+    return np.asarray(tensor.numpy(force=True))
