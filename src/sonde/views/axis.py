@@ -54,10 +54,14 @@ class Axis:
 
     def ticks(self, limit: int = 6) -> list[tuple[float, str]]:
         """Positions and labels, not more than about `limit`."""
-        numbers = list(dict.fromkeys(self._tick_values(max(limit, 2))))
-        places = self.place(np.array(numbers, np.float64)).tolist()
-        labels = _fixed(numbers) if self.scale == "linear" else [short(number) for number in numbers]
-        return [(place, label) for place, label in zip(places, labels) if -1e-9 <= place <= 1 + 1e-9]
+        values = np.array(list(dict.fromkeys(self._tick_values(max(limit, 2)))), np.float64)
+        places = self.place(values)
+        kept = (places >= -1e-9) & (places <= 1 + 1e-9)
+        if self.scale != "linear":  # the zero stands nearer to its neighbours than they to theirs
+            kept &= (values == 0) | (np.abs(places - float(self.place(0.0))) > 0.5 / max(limit, 5))
+        numbers = values[kept].tolist()
+        labels = _fixed(numbers) if self.scale == "linear" else _powered(numbers)
+        return list(zip(places[kept].tolist(), labels))
 
     def _heights(self, given: Floats) -> Floats:
         if self.scale == "linear":
@@ -79,9 +83,8 @@ class Axis:
         else:
             start = math.floor(math.log10(self.unit)) + 1
             reach = math.log10(self.unit) + max(abs(self.low), abs(self.high))
-            sides = (self.low < 0) + (self.high > 0)
-            # The first decade is squeezed by its neighbour, the zero.
-            powers = list(_powers(start, max(reach, start), max(limit // max(sides, 1) - 1, 1), within=False))
+            sides = max((self.low < 0) + (self.high > 0), 1)
+            powers = list(_powers(start, max(reach, start), max(limit // sides - 1, 1), within=False))
             if self.low < 0:
                 yield from (-power for power in reversed(powers))
             yield 0.0
@@ -182,10 +185,22 @@ def _fixed(numbers: list[float]) -> list[str]:
     return ["0" if not number else _tidy(f"{number:.{min(digits, 15)}e}") for number in numbers]
 
 
+def _powered(numbers: list[float]) -> list[str]:
+    """Labels of powers: all as powers where one of them must be."""
+    plain = [short(number) for number in numbers]
+    if not any("e" in label for label in plain):
+        return plain
+    return [label if number in (0.0, 1.0, -1.0) else _scientific(number) for number, label in zip(numbers, plain)]
+
+
 def short(number: float) -> str:
     """`0.001`, `1000`, `1e-5`: a round number in as few characters as a person needs."""
     if not number or 1e-3 <= abs(number) < 1e4:
         return f"{number:g}"
+    return _scientific(number)
+
+
+def _scientific(number: float) -> str:
     digits, _, power = f"{number:.2e}".partition("e")
     return _tidy(f"{float(digits):g}e{power}")
 

@@ -31,6 +31,7 @@ class Histogram(NamedTuple):
     num: int
     note: str  # "-1 to 1"; empty where nothing is finite
     quantiles: tuple[float, ...]
+    whole: bool = False  # a bar for each whole number
 
     def data(self) -> dict[str, Any]:
         """What is drawn, for JSON."""
@@ -49,19 +50,23 @@ def binned(values: Any, bins: int, axis: Axis | None = None, what: str = "values
     bins = checked_bins(bins)
     given = plain_array(values, what).reshape(-1)
     numbers = given.astype(np.float64, copy=False)
-    finite = numbers[np.isfinite(numbers)]
+    finite, whole = numbers[np.isfinite(numbers)], False
     bad = non_finite(numbers)
     if not finite.size:
         return Histogram(axis or Axis("linear", 0.0, 1.0), np.zeros(0), np.zeros(0), bad, numbers.size, "", ())
     if axis is None and given.dtype.kind in "bui" and finite.max() - finite.min() < bins:
         # Few whole numbers: a bar for each, rather than bins that hold two of them here and none there.
         low, high = finite.min() - 0.5, finite.max() + 0.5
-        axis, bins = linear_axis(low, high), int(high - low)
+        axis, bins, whole = linear_axis(low, high), int(high - low), True
+    elif axis is None and finite.min() == finite.max():
+        around = linear_axis(finite[0], finite[0])
+        half = (around.high / 2 - around.low / 2) / bins if bins % 2 == 0 else 0.0
+        axis = Axis("linear", around.low + half, around.high + half)  # so that the one bar has its value in the middle
     axis = axis or spread_axis(finite)
     shares = np.clip(axis.place(finite), 0.0, 1.0)
     counts, edges = np.histogram(shares, bins=bins, range=(0.0, 1.0))
     quantiles = tuple(np.quantile(finite, QUANTILES, method="lower").tolist())
-    return Histogram(axis, axis.values(edges), counts.astype(np.float64), bad, numbers.size, range_text(finite), quantiles)
+    return Histogram(axis, axis.values(edges), counts.astype(np.float64), bad, numbers.size, range_text(finite), quantiles, whole)
 
 
 def distribution(values: Any, *, name: str = "values", bins: int = 64, unit: str = "") -> Plot:
@@ -74,14 +79,14 @@ def distribution(values: Any, *, name: str = "values", bins: int = 64, unit: str
 def _draw(figure: Figure, name: str, histogram: Histogram, unit: str) -> None:
     notes = counted(histogram.num, "value")
     if histogram.note:
-        notes += f", {histogram.note}; median {number(histogram.quantiles[2])}, middle 90 % in blue"
+        notes += f", {histogram.note}; median {number(histogram.quantiles[2])} (dashed), the middle 90 % darker"
     ink.heading(figure, name, notes, bad_text(histogram.bad))
     columns = len(histogram.bad)
     if not histogram.note and not columns:
         ink.say(figure.add_subplot(), "no values")
         return
     if columns:
-        axes, beside = figure.subplots(1, 2, width_ratios=[max(12 - columns, 6), columns])
+        axes, beside = figure.subplots(1, 2, width_ratios=[16, 1.3 * columns])
     else:
         axes, beside = figure.add_subplot(), None
     heights = np.concatenate([histogram.counts, np.array(list(histogram.bad.values()), np.float64)])
@@ -102,12 +107,13 @@ def _bars(axes: Axes, histogram: Histogram, unit: str, steep: bool) -> None:
     edges = np.linspace(0.0, 1.0, len(histogram.counts) + 1)
     low, high = histogram.axis.place(np.array([histogram.quantiles[0], histogram.quantiles[-1]])).tolist()
     middle = (edges[1:] > low - 1e-12) & (edges[:-1] < high + 1e-12)
+    centres, wide = (edges[1:] + edges[:-1]) / 2, (0.9 if histogram.whole else 1.0) / len(histogram.counts)
     for chosen, colour in ((middle, ink.BLUE), (~middle, ink.SKY)):
-        axes.bar(edges[:-1][chosen], histogram.counts[chosen], np.diff(edges)[chosen], align="edge", color=colour, linewidth=0)
+        axes.bar(centres[chosen], histogram.counts[chosen], wide, color=colour, linewidth=0)
     median = float(histogram.axis.place(np.array([histogram.quantiles[2]]))[0])
     axes.axvline(median, color=ink.INK, linewidth=0.9, linestyle=(0, (4, 2)))
     label = "value" + (f" [{unit}]" if unit else "") + ("" if histogram.axis.scale == "linear" else f" ({histogram.axis.scale})")
-    ink.draw_axis(axes, "x", histogram.axis, label, limit=8)
+    ink.draw_axis(axes, "x", histogram.axis, label, limit=8, whole=histogram.whole)
     axes.set_ylabel("number of values" + (" (log)" if steep else ""))
 
 
@@ -116,8 +122,8 @@ def _bad_bars(axes: Axes, bad: dict[str, int], *, labelled: bool) -> None:
     axes.set_xticks(range(len(bad)), labels=[_short(name) for name in bad], color=ink.BAD)
     axes.set_xlim(-0.6, len(bad) - 0.4)
     for place, count in enumerate(bad.values()):
-        above = {"xytext": (0, 2), "textcoords": "offset points"}
-        axes.annotate(f"{count:,}", (place, count), ha="center", fontsize=ink.TINY, color=ink.BAD, **above)
+        text = f"{count:,}"
+        axes.annotate(text, (place, count), (0, 2), textcoords="offset points", ha="center", fontsize=ink.TINY, color=ink.BAD)
     if labelled:
         axes.set_ylabel("number of values")
     else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sonde.views.axis import Axis, curve_axis, linear_axis
+from sonde.views.axis import curve_axis, linear_axis
 from sonde.views.numbers import counted
 from sonde.views.plots import ink
 from sonde.views.plots.plot import Plot
@@ -66,7 +66,7 @@ def _draw(figure: Figure, name: str, steps: Floats, names: list[str], matrix: Fl
             _line(axes, x, heights[row], colour, names[row])
     else:
         _bands(axes, x, heights, names)
-    _marks(axes, x, matrix, up)
+    _marks(axes, x, matrix)
     if names != [""]:
         handles, labels = axes.get_legend_handles_labels()
         legend = axes.legend(handles, labels, loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=7, borderaxespad=0)
@@ -101,19 +101,20 @@ def _last(row: Floats) -> float:
     return float(finite[-1]) if finite.size else math.nan
 
 
-def _marks(axes: Axes, x: Floats, matrix: Floats, up: Axis) -> None:
-    """A red band over each step with a bad number, and what it is: a cross, an arrow up, an arrow down."""
-    del up
+def _marks(axes: Axes, x: Floats, matrix: Floats) -> None:
+    """A red band over each step with a bad number; above and below the lines what it is: a cross, an arrow up, an arrow down."""
     bad_steps = ~np.isfinite(matrix).all(axis=0)
     for start, end in _stretches(bad_steps):
         half = 0.5 / max(x.size - 1, 40)
         axes.axvspan(x[start] - half, x[end] + half, facecolor=ink.BAD, alpha=0.13, linewidth=0)
-    kinds = (("x", np.isnan(matrix), 1.0, "NaN"), ("^", matrix == np.inf, 0.96, "Infinity"), ("v", matrix == -np.inf, 0.0, "-Infinity"))
+    kinds = (("x", np.isnan(matrix), 1.09, "NaN"), ("^", matrix == np.inf, 1.05, "Infinity"), ("v", matrix == -np.inf, -0.05, "-Infinity"))
+    if bad_steps.any():
+        axes.set_ylim(-0.08 if np.isneginf(matrix).any() else -0.01, 1.13)
     for marker, found, height, label in kinds:
         columns = found.any(axis=0)
         if columns.any():
             y = np.full(int(columns.sum()), height)
-            axes.plot(x[columns], y, linestyle="none", marker=marker, markersize=4, color=ink.BAD, label=label, clip_on=False)
+            axes.plot(x[columns], y, linestyle="none", marker=marker, markersize=4, color=ink.BAD, label=label)
 
 
 def _stretches(flags: Any) -> list[tuple[int, int]]:

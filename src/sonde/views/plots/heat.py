@@ -13,7 +13,7 @@ from sonde.views.numbers import counted
 from sonde.views.plots import ink
 from sonde.views.plots.labels import row_labels
 from sonde.views.plots.plot import Plot
-from sonde.views.plots.values import Floats, bad_text, floats, non_finite, range_text, steps_for
+from sonde.views.plots.values import Floats, bad_text, floats, non_finite, place_text, range_text, steps_for
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,8 +52,8 @@ def layer_heatmap(names: Sequence[str], steps: Any, matrix: Any, *, name: str, l
         axes = _draw(figure, name, values, notes, caption, curve_axis(values), row_names=layers)
         if axes is not None:
             row_ticks(axes, layers, high)
-            across = linear_axis(places.min(), places.max())
-            _step_ticks(axes, places, across)
+            _step_ticks(axes, places)
+            _edge_marks(axes, values)
             axes.set_xlabel("step")
 
     return Plot(name, draw, data=data, size=(6.8, high))
@@ -118,7 +118,7 @@ def _draw(
     warning = bad_text(bad)
     if bad and row_names:
         rows = np.flatnonzero(~np.isfinite(values).all(axis=1))
-        warning += f" in {counted(rows.size, 'layer')}, the first of them {row_names[rows[0]]}"
+        warning += " " + place_text([row_names[row] for row in rows.tolist()])
     ink.heading(figure, name, notes, warning)
     axes = figure.add_subplot()
     if not values.size:
@@ -148,7 +148,7 @@ def _image(figure: Figure, axes: Axes, values: Floats, axis: Axis, caption: str)
     axes.spines[:].set_visible(True)
     _hatch(axes, bad, columns / cells.shape[1], rows / cells.shape[0])
     if np.isfinite(cells).any():
-        bar = figure.colorbar(ScalarMappable(Normalize(0.0, 1.0), colours), ax=axes, fraction=0.05, pad=0.02, aspect=25)
+        bar = figure.colorbar(ScalarMappable(Normalize(0.0, 1.0), colours), ax=axes, fraction=0.05, pad=0.03, aspect=30)
         ticks = axis.ticks(6)
         bar.set_ticks([place for place, _ in ticks], labels=[ink.typeset(text) for _, text in ticks])
         bar.set_label(ink.safe(caption + ("" if axis.scale == "linear" else f" ({axis.scale})")), parse_math=False)
@@ -195,15 +195,25 @@ def row_ticks(axes: Axes, names: Sequence[str], high: float) -> None:
     if grouped:
         axes.tick_params(axis="y", length=0)
         for label in labels[:-1]:
-            axes.axhline(label.last + 0.5, color=ink.PAPER, linewidth=0.4)
+            axes.axhline(label.last + 0.5, color=ink.PAPER, linewidth=0.3, alpha=0.6)
 
 
-def _step_ticks(axes: Axes, steps: Floats, across: Axis) -> None:
+def _step_ticks(axes: Axes, steps: Floats) -> None:
     """Columns are observations, which need not be evenly spaced: a tick stands at the column of its step."""
-    num = steps.size
-    columns = np.unique(np.linspace(0, num - 1, min(num, 7)).round().astype(int))
-    del across
-    axes.set_xticks(columns, labels=[f"{steps[column]:g}" if abs(steps[column]) < 1e6 else f"{steps[column]:.3g}" for column in columns])
+    if steps.size == 1:
+        axes.set_xticks([0], labels=[f"{steps[0]:g}"])
+        return
+    across = linear_axis(steps[0], steps[-1])
+    ticks = across.ticks(8)
+    columns = np.interp(across.values(np.array([place for place, _ in ticks])), steps, np.arange(steps.size))
+    axes.set_xticks(columns, labels=[ink.typeset(text) for _, text in ticks])
+
+
+def _edge_marks(axes: Axes, values: Floats) -> None:
+    """A red arrow beside each layer with a bad number: among 500 rows one cell alone is easily missed."""
+    rows = np.flatnonzero(~np.isfinite(values).all(axis=1))
+    across = axes.get_yaxis_transform()
+    axes.plot(np.full(rows.size, 1.012), rows, transform=across, linestyle="none", marker="<", markersize=3, color=ink.BAD, clip_on=False)
 
 
 def _whole() -> Any:

@@ -118,9 +118,11 @@ def heading(figure: Figure, title: str, notes: str = "", warning: str = "") -> N
     _layout(figure).set(rect=(0, 0, 1, max(1 - top / high, 0.2)))
 
 
-def draw_axis(axes: Axes, which: str, axis: Axis, label: str, *, limit: int = 6) -> None:
-    """Ticks and a label for an axis whose positions are shares."""
+def draw_axis(axes: Axes, which: str, axis: Axis, label: str, *, limit: int = 6, whole: bool = False) -> None:
+    """Ticks and a label for an axis whose positions are shares; `whole` is for values of which none lies between two numbers."""
     ticks = axis.ticks(limit)
+    if whole:
+        ticks = [(place, f"{float(text):g}") for place, text in ticks if float(text).is_integer()]
     target = axes.xaxis if which == "x" else axes.yaxis
     target.set_ticks([place for place, _ in ticks], labels=[typeset(text) for _, text in ticks])
     target.set_label_text(safe(label), parse_math=False)

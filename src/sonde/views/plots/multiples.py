@@ -13,7 +13,7 @@ from sonde.views.plots import ink
 from sonde.views.plots.distribution import QUANTILES, Histogram, binned
 from sonde.views.plots.heat import row_ticks
 from sonde.views.plots.plot import Plot
-from sonde.views.plots.values import bad_text
+from sonde.views.plots.values import bad_text, place_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MOST_HISTOGRAMS = 24
 COLUMNS = 4
+BARS_UP_TO = 100  # rows: beyond that the gaps between bars would be finer than the dots of a picture
 
 
 def histograms(values_by_name: Mapping[str, Any], *, name: str, bins: int = 64) -> Plot:
@@ -40,7 +41,7 @@ def _heading(figure: Figure, name: str, each: Mapping[str, Histogram], how: str)
     total: dict[str, int] = {}
     for counts in bad.values():
         total = {kind: total.get(kind, 0) + counts.get(kind, 0) for kind in {**total, **counts}}
-    warning = f"{bad_text(total)} in {counted(len(bad), 'layer')}, the first of them {next(iter(bad))}" if bad else ""
+    warning = f"{bad_text(total)} {place_text(list(bad))}" if bad else ""
     ink.heading(figure, name, f"{counted(len(each), 'layer')}; {how}", warning)
 
 
@@ -59,7 +60,7 @@ def _grid(figure: Figure, name: str, each: Mapping[str, Histogram]) -> None:
 
 
 def _small(axes: Axes, layer: str, histogram: Histogram) -> None:
-    axes.set_title(ink.safe(layer, 26), fontsize=7, loc="left", color=ink.BAD if histogram.bad else ink.INK, pad=3, parse_math=False)
+    axes.set_title(ink.safe(layer, 30), fontsize=7, loc="left", color=ink.BAD if histogram.bad else ink.INK, pad=3, parse_math=False)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     if not histogram.note:
@@ -67,7 +68,7 @@ def _small(axes: Axes, layer: str, histogram: Histogram) -> None:
         return
     edges = np.linspace(0.0, 1.0, len(histogram.counts) + 1)
     axes.bar(edges[:-1], histogram.counts / histogram.counts.max(), np.diff(edges), align="edge", color=ink.BLUE, linewidth=0)
-    ink.draw_axis(axes, "x", histogram.axis, "", limit=3)
+    ink.draw_axis(axes, "x", histogram.axis, "", limit=5, whole=histogram.whole)
     axes.tick_params(labelsize=ink.TINY)
     if histogram.bad:
         text = bad_text(histogram.bad)
@@ -84,10 +85,11 @@ def _rows(figure: Figure, name: str, each: Mapping[str, Histogram], high: float)
     axis = spread_axis(table.ravel())
     places = axis.place(table)
     ink.grid(axes, "x")
-    thick = max(min(330.0 / len(each), 5.0), 0.6)
-    for low, high_share, colour, width in ((0, 4, ink.SKY, thick), (1, 3, ink.BLUE, thick)):
-        axes.hlines(rows, places[:, low], places[:, high_share], colors=colour, linewidth=width)
-    axes.plot(places[:, 2], rows, linestyle="none", marker="|", markersize=max(thick, 2.0), color=ink.INK, markeredgewidth=0.8)
+    apart = len(each) <= BARS_UP_TO
+    for low, high_share, colour in ((0, 4, ink.SKY), (1, 3, ink.BLUE)):
+        wide = places[:, high_share] - places[:, low]
+        axes.barh(rows, wide, 0.8 if apart else 1.0, places[:, low], color=colour, linewidth=0, antialiased=apart)
+    axes.vlines(places[:, 2], rows - 0.5, rows + 0.5, colors=ink.INK, linewidth=0.9)
     bad = [row for row, histogram in enumerate(each.values()) if histogram.bad]
     axes.plot([1.0] * len(bad), bad, linestyle="none", marker="x", markersize=4, color=ink.BAD, clip_on=False)
     ink.draw_axis(axes, "x", axis, "value" + ("" if axis.scale == "linear" else f" ({axis.scale})"), limit=8)

@@ -75,6 +75,11 @@ def bad_text(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
 
 
+def place_text(names: Sequence[str]) -> str:
+    """`in encoder.0`, `in 4 layers, the first of them encoder.0`."""
+    return f"in {names[0]}" if len(names) == 1 else f"in {len(names):,} layers, the first of them {names[0]}"
+
+
 def range_text(finite: Floats) -> str:
     return f"{number(float(finite.min()))} to {number(float(finite.max()))}"
 
