@@ -1,0 +1,129 @@
+"""Hooks on one model and its optimizers: taps on the layers that some hook selects, and signals where steps begin and end."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from sonde.capture import kernel
+from sonde.capture.ledger import parameters_of
+from sonde.capture.tensors import read_number
+from sonde.errors import SondeError
+from sonde.rules.words import listing
+from sonde.workbench.hooks.actions import Registered
+from sonde.workbench.hooks.hook import HookAction
+from sonde.workbench.hooks.taps import Layers, Listener, Signal, Tap
+
+_MAY_STOP = frozenset({HookAction.STOP_TRAINING, HookAction.CUSTOM_CALLBACK})
+_log = logging.getLogger("sonde")
+
+
+class Attachment:
+    """Keeps neither the model nor an optimizer alive. `remove` leaves nothing behind."""
+
+    def __init__(self, model: nn.Module, optimizers: list[torch.optim.Optimizer], listener: Listener) -> None:
+        self._model = weakref.ref(model)
+        self._optimizers = [weakref.ref(each) for each in optimizers]
+        self._listener = listener
+        self._taps: dict[str, Tap] = {}
+        self._handles: list[Any] = []
+        self._door: Any = None
+        self._said_unseen = False
+
+    @property
+    def has_optimizer(self) -> bool:
+        return bool(self._optimizers)
+
+    def connect(self, before_update: Callable[[bool], None], after_update: Callable[[bool], None]) -> None:
+        """Both are told whether this is the first optimizer: its steps are the steps."""
+        for index, ref in enumerate(self._optimizers):
+            optimizer, is_first = ref(), index == 0
+            if optimizer is not None:
+                before, after = _bound(before_update, is_first), _bound(after_update, is_first)
+                self._handles += [optimizer.register_step_pre_hook(Signal(before)), optimizer.register_step_post_hook(Signal(after))]
+
+    def plan(self, hooks: Iterable[Registered], entered: Callable[[], None], *, careful: bool) -> dict[str, list[Registered]]:
+        """Put taps where hooks want them, take off those that nobody wants any more, and say who stands where.
+
+        `careful` leaves those that never fired: perhaps they are inside compiled code, which would be compiled again without them.
+        """
+        model = self._model()
+        everywhere = [each for each in hooks if not each.hook.is_per_step]
+        plan: dict[str, list[Registered]] = {}
+        if model is None:
+            return plan
+        layers = Layers(model) if everywhere else None
+        for each in everywhere:
+            assert layers is not None
+            each.layers = tuple(_selected(each, layers))
+            for name in each.layers:
+                plan.setdefault(name, []).append(each)
+        if layers is not None:
+            self._tell_unseen(layers)
+            for name in plan.keys() - self._taps.keys():
+                self._taps[name] = Tap(name, layers.modules[name], self._listener)
+        for name in self._taps.keys() - plan.keys():
+            if self._taps[name].num_calls or not careful:
+                self._taps.pop(name).remove()
+        wants_door = any(not _MAY_STOP.isdisjoint(each.hook.actions) for each in hooks)
+        if wants_door and self._door is None:
+            self._door = model.register_forward_pre_hook(Signal(entered))
+        elif self._door is not None and not wants_door and not careful:
+            self._door.remove()
+            self._door = None
+        return plan
+
+    def gradient_norm(self) -> float | None:
+        """Of all gradients that the optimizers would use now; None where there is no gradient."""
+        model, optimizers = self._model(), [optimizer for ref in self._optimizers if (optimizer := ref()) is not None]
+        parameters: Iterable[torch.Tensor] = [p for optimizer in optimizers for p in parameters_of(optimizer)]
+        if not optimizers and model is not None:
+            parameters = model.parameters()
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        return float(kernel.guard(gradients)[0] ** 0.5) if gradients else None
+
+    def learning_rate(self) -> float | None:
+        optimizer = self._optimizers[0]() if self._optimizers else None
+        return read_number(optimizer.param_groups[0]["lr"]) if optimizer is not None else None
+
+    def remove(self) -> None:
+        for tap in self._taps.values():
+            tap.remove()
+        for handle in (*self._handles, *([self._door] if self._door is not None else [])):
+            handle.remove()
+        self._taps, self._handles, self._door = {}, [], None
+
+    def _tell_unseen(self, layers: Layers) -> None:
+        if layers.unseen and not self._said_unseen:
+            self._said_unseen = True
+            reasons = [f"{path or 'the whole model'}: {reason.partition(';')[0]}" for path, reason in layers.unseen]
+            _log.warning("sonde: hooks do not see everything. %s.", listing(reasons))
+
+
+def checked(model: Any, optimizer: Any) -> list[torch.optim.Optimizer]:
+    """The optimizers as a list; a letter where something else was given."""
+    if not isinstance(model, nn.Module):
+        raise SondeError(f"hooks are attached to a torch.nn.Module, not to {type(model).__name__}. Pass the model itself.")
+    given = list(optimizer) if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
+    for each in given:
+        if not isinstance(each, torch.optim.Optimizer):
+            raise SondeError(f"optimizer must be a torch.optim.Optimizer or a list of them, not {type(each).__name__}.")
+    return given
+
+
+def _bound(tell: Callable[[bool], None], is_first: bool) -> Callable[[], None]:
+    return lambda: tell(is_first)
+
+
+def _selected(registered: Registered, layers: Layers) -> Iterable[str]:
+    patterns = registered.hook.patterns
+    seen: set[int] = set()  # a module with two names fires once
+    for name in layers.leaves if patterns is None else patterns.select(layers.modules):
+        if id(layers.modules[name]) not in seen:
+            seen.add(id(layers.modules[name]))
+            yield name
