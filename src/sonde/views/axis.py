@@ -60,7 +60,7 @@ class Axis:
         if self.scale != "linear":  # the zero stands nearer to its neighbours than they to theirs
             kept &= (values == 0) | (np.abs(places - float(self.place(0.0))) > 0.5 / max(limit, 5))
         numbers = values[kept].tolist()
-        labels = _fixed(numbers) if self.scale == "linear" else _powered(numbers)
+        labels = even_labels(numbers) if self.scale == "linear" else _powered(numbers)
         return list(zip(places[kept].tolist(), labels))
 
     def _heights(self, given: Floats) -> Floats:
@@ -170,18 +170,18 @@ def _round_numbers(low: float, high: float, limit: int) -> Iterator[float]:
     yield from (number * step for number in range(first, min(last, first + 2 * limit) + 1))
 
 
-def _fixed(numbers: list[float]) -> list[str]:
-    """Labels of equal steps with the same number of decimals."""
+def even_labels(numbers: list[float], extra: int = 0) -> list[str]:
+    """Labels of equal steps with the same number of decimals: as many as the step has, and `extra`."""
     largest = max((abs(number) for number in numbers), default=0.0)
     steps = [abs(b - a) for a, b in pairwise(numbers)]
     step = min((step for step in steps if 0 < step < math.inf), default=largest)
     if not largest or not step:
         return [short(number) for number in numbers]
     if 1e-3 <= largest < 1e6:
-        decimals = max(-math.floor(math.log10(step) + 1e-9), 0)
+        decimals = max(extra - math.floor(math.log10(step) + 1e-9), 0)
         if decimals <= 6:
-            return [f"{number:.{decimals}f}".replace("-0", "0", 1) if not number else f"{number:.{decimals}f}" for number in numbers]
-    digits = max(math.floor(math.log10(largest)) - math.floor(math.log10(step) + 1e-9), 0)
+            return [f"{number + 0.0:.{decimals}f}" for number in numbers]
+    digits = max(math.floor(math.log10(largest)) - math.floor(math.log10(step) + 1e-9) + extra, 0)
     return ["0" if not number else _tidy(f"{number:.{min(digits, 15)}e}") for number in numbers]
 
 

@@ -69,6 +69,12 @@ def binned(values: Any, bins: int, axis: Axis | None = None, what: str = "values
     return Histogram(axis, axis.values(edges), counts.astype(np.float64), bad, numbers.size, range_text(finite), quantiles, whole)
 
 
+def is_steep(counts: Floats) -> bool:
+    """Whether bars of these heights are to be drawn on a logarithmic axis."""
+    filled = counts[counts > 0]
+    return bool(filled.size) and bool(filled.max() > PEAK * np.median(filled))
+
+
 def distribution(values: Any, *, name: str = "values", bins: int = 64, unit: str = "") -> Plot:
     """A histogram of any values, with the median and the middle 90 % marked."""
     histogram = binned(values, bins, what=name)
@@ -90,15 +96,14 @@ def _draw(figure: Figure, name: str, histogram: Histogram, unit: str) -> None:
     else:
         axes, beside = figure.add_subplot(), None
     heights = np.concatenate([histogram.counts, np.array(list(histogram.bad.values()), np.float64)])
-    filled = heights[heights > 0]
-    steep = bool(filled.max() > PEAK * np.median(filled))
+    steep = is_steep(heights)
     if histogram.note:
         _bars(axes, histogram, unit, steep)
     else:
         ink.say(axes, "no finite value")
     for each in (axes, beside):
         if each is not None and (each is beside or histogram.note):
-            _count_axis(each, filled.max(), steep)
+            _count_axis(each, heights.max(), steep)
     if beside is not None:
         _bad_bars(beside, histogram.bad, labelled=not histogram.note)
 

@@ -38,7 +38,7 @@ def gradient_flow(steps: Any, gradients: Mapping[str, Sequence[float]] | Sequenc
     data = {
         "kind": "gradient_flow",
         "steps": [int(step) if step.is_integer() else step for step in places.tolist()],
-        "norms": dict(zip(names, matrix.tolist())),
+        "norms": dict(zip(names, matrix)),
         "non_finite": non_finite(matrix),
     }
     return Plot(name, lambda figure: _draw(figure, name, places, names, matrix), data=data)

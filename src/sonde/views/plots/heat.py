@@ -13,7 +13,7 @@ from sonde.views.numbers import counted
 from sonde.views.plots import ink
 from sonde.views.plots.labels import row_labels
 from sonde.views.plots.plot import Plot
-from sonde.views.plots.values import Floats, bad_text, floats, non_finite, place_text, range_text, steps_for
+from sonde.views.plots.values import Floats, bad_text, coarse, floats, non_finite, place_text, range_text, steps_for, two_dimensional
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,13 +21,12 @@ if TYPE_CHECKING:
 
 MOST_CELLS = 1500  # in one direction: more than a picture has dots
 MOST_HATCHED = 2000  # rectangles; beyond that colour alone must do
-FINE = 200  # cells: with more than this a border between them would be all that is seen
 
 
 def layer_heatmap(names: Sequence[str], steps: Any, matrix: Any, *, name: str, label: str, unit: str = "") -> Plot:
     """One number per layer and step: rows are layers, columns are steps."""
     layers = [str(each) for each in names]
-    values = _two_dimensional(matrix, name)
+    values = two_dimensional(matrix, name)
     if not values.size:
         values = values.reshape(len(layers), -1)
     if values.shape[0] != len(layers):
@@ -41,7 +40,7 @@ def layer_heatmap(names: Sequence[str], steps: Any, matrix: Any, *, name: str, l
         "steps": [int(step) if step.is_integer() else step for step in places.tolist()],
         "label": label,
         "unit": unit,
-        "values": values.tolist(),
+        "values": values,
         "non_finite": non_finite(values),
     }
     notes = f"{counted(len(layers), 'layer')}, {counted(places.size, 'step')}"
@@ -61,13 +60,13 @@ def layer_heatmap(names: Sequence[str], steps: Any, matrix: Any, *, name: str, l
 
 def heatmap(matrix: Any, *, name: str, x_label: str, y_label: str, label: str = "") -> Plot:
     """One matrix of numbers; more than two dimensions are for `units_by_positions`."""
-    values = _two_dimensional(matrix, name).copy()
+    values = two_dimensional(matrix, name).copy()
     data = {
         "kind": "heatmap",
         "x_label": x_label,
         "y_label": y_label,
         "label": label,
-        "values": values.tolist(),
+        "values": values,
         "non_finite": non_finite(values),
     }
     notes = f"{values.shape[0]:,} × {values.shape[1]:,}"
@@ -97,15 +96,6 @@ def units_by_positions(values: Any, units: int | None = None) -> Floats:
         raise SondeError(f"units={units}: the values have {array.ndim} dimensions, {array.shape}.")
     moved = np.moveaxis(array, axis, 0)
     return moved.reshape(moved.shape[0], -1)
-
-
-def _two_dimensional(matrix: Any, name: str) -> Floats:
-    values = floats(matrix, name)
-    if values.ndim > 2:
-        raise SondeError(
-            f"{name}: a heat map has two dimensions, these values have {values.ndim}: {values.shape}.\nChoose two, for example values[0]."
-        )
-    return values.reshape(1, -1) if values.ndim < 2 else values
 
 
 def _draw(
@@ -138,7 +128,7 @@ def _image(figure: Figure, axes: Axes, values: Floats, axis: Axis, caption: str)
 
     signed = axis.low < 0 < axis.high and axis.scale != "log"
     colours = colormaps[ink.DIVERGING if signed else ink.SEQUENTIAL]
-    cells = _coarse(values)
+    cells = coarse(values, MOST_CELLS, MOST_CELLS)
     shares = axis.place(cells)
     picture = colours(np.nan_to_num(shares, nan=0.0))
     bad = ~np.isfinite(cells)
@@ -158,17 +148,6 @@ def _image(figure: Figure, axes: Axes, values: Floats, axis: Axis, caption: str)
 
         mark = Patch(facecolor=ink.BAD, edgecolor=ink.PAPER, hatch="////", linewidth=0, label="not finite")
         axes.legend(handles=[mark], loc="lower right", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=7, borderaxespad=0.2)
-
-
-def _coarse(values: Floats) -> Floats:
-    """Not more cells than can be drawn: neighbours share one, and show the loudest of them."""
-    for dimension in (0, 1):
-        num = values.shape[dimension]
-        if num > MOST_CELLS:
-            edges = np.linspace(0, num, MOST_CELLS, endpoint=False).astype(int)
-            # maximum and not fmax: it keeps a NaN, which a reader must not miss
-            values = np.maximum.reduceat(np.where(values == -np.inf, np.nan, values), edges, axis=dimension)
-    return values
 
 
 def _hatch(axes: Axes, bad: Any, wide: float, high: float) -> None:

@@ -28,7 +28,7 @@ VARIABLES = {ink.INK: "var(--ink)", ink.SOFT: "var(--soft)", ink.LINE: "var(--li
 
 
 class Plot:
-    """A picture with a name. `data` is what it shows, as JSON can hold it; the arrays that it came from are not kept."""
+    """A picture with a name. The tensors and arrays that it was made from are not kept, only the numbers that it shows."""
 
     def __init__(
         self,
@@ -39,9 +39,14 @@ class Plot:
         title: str = "",
         size: tuple[float, float] = (6.4, 3.6),
     ) -> None:
-        self.name, self.title, self.data, self.size = name, title or name, dict(data), size
-        self._draw = draw
+        self.name, self.title, self.size = name, title or name, size
+        self._data, self._draw = dict(data), draw
         self._figure: Figure | None = None
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What the picture shows, in lists and plain numbers."""
+        return {key: _plain(value) for key, value in self._data.items()}
 
     @property
     def figure(self) -> Figure:
@@ -105,6 +110,13 @@ class Plot:
 
     def __repr__(self) -> str:
         return f"Plot({self.name!r})"
+
+
+def _plain(value: Any) -> Any:
+    """Arrays as lists, also inside mappings."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def make_folder(folder: Path) -> None:

@@ -63,6 +63,29 @@ def checked_bins(bins: int) -> int:
     return int(bins)
 
 
+def two_dimensional(matrix: Any, name: str) -> Floats:
+    """A matrix; a row of numbers is a matrix of one row."""
+    values = floats(matrix, name)
+    if values.ndim > 2:
+        raise SondeError(
+            f"{name}: a heat map has two dimensions, these values have {values.ndim}: {values.shape}.\nChoose two, for example values[0]."
+        )
+    return values.reshape(1, -1) if values.ndim < 2 else values
+
+
+def coarse(values: Floats, num_rows: int, num_columns: int) -> Floats:
+    """Not more cells than can be drawn: neighbours share one and show the loudest of them, a bad number before all others."""
+    for dimension, limit in enumerate((num_rows, num_columns)):
+        num = values.shape[dimension]
+        if num > limit:
+            edges = np.linspace(0, num, limit, endpoint=False).astype(int)
+            lowest = np.logical_or.reduceat(values == -np.inf, edges, axis=dimension)
+            with np.errstate(invalid="ignore"):
+                values = np.maximum.reduceat(values, edges, axis=dimension)  # keeps a NaN, as fmax does not
+            values = np.where(lowest & np.isfinite(values), -np.inf, values)
+    return values
+
+
 def non_finite(values: Floats) -> dict[str, int]:
     """How many values are NaN, Infinity or -Infinity; what does not occur is left out."""
     bad = values[~np.isfinite(values)]
