@@ -245,7 +245,6 @@ class _Reader:
         return _Compare(numbers, tuple(signs))
 
     def _operand(self) -> _Node:
-        token = self._next
         if opening := self._take("("):
             self._deeper(opening)
             node = self._either()
@@ -260,7 +259,7 @@ class _Reader:
         if self._next.kind == "word" and sign > 0 and self._next.text not in _WORDS:
             return self._name()
         what = f"{self._next.text!r} was not expected" if self._next.text else "it ends too early"
-        raise self._error(what, self._next if self._next.kind != "end" else token, "Here comes a name or a number, as in: l2 > 10.")
+        raise self._error(what, self._next, "Here comes a name or a number, as in: l2 > 10.")
 
     def _name(self) -> _Name:
         token = self._next

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -47,7 +47,7 @@ class Attachment:
                 before, after = _bound(before_update, is_first), _bound(after_update, is_first)
                 self._handles += [optimizer.register_step_pre_hook(Signal(before)), optimizer.register_step_post_hook(Signal(after))]
 
-    def plan(self, hooks: Iterable[Registered], entered: Callable[[], None], *, careful: bool) -> dict[str, list[Registered]]:
+    def plan(self, hooks: Sequence[Registered], entered: Callable[[], None], *, careful: bool) -> dict[str, list[Registered]]:
         """Put taps where hooks want them, take off those that nobody wants any more, and say who stands where.
 
         `careful` leaves those that never fired: perhaps they are inside compiled code, which would be compiled again without them.
