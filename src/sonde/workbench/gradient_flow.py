@@ -80,7 +80,7 @@ class GradientFlowAnimator:
             if not isinstance(name, str):
                 raise SondeError(f"A layer is named by a text, not by {name!r} of type {type(name).__name__}.")
             if gradient is not None:
-                sizes[name] = _size(name, gradient)
+                sizes[name] = size_of(name, gradient)
         self.record_sizes(step, sizes)
 
     def record_model(self, step: int, model: nn.Module) -> None:
@@ -171,7 +171,7 @@ class GradientFlowAnimator:
         return _written(path, flow_page.page(self.frames))
 
 
-def _size(name: str, gradient: Any) -> Size:
+def size_of(name: str, gradient: Any) -> Size:
     try:
         found = quick(gradient)
     except SondeError as error:

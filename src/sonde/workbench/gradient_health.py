@@ -90,8 +90,8 @@ def _where_every_step_explodes(frames: Sequence[GradientFrame], finite: Sequence
     if limit > 0:
         why = f"every step explodes; {number(limit)} is the median norm of the layers that do not"
     else:
-        limit = _rounded(min(finite)) or COMMON_START
-        why = f"every step and every layer explodes; {number(limit)} is the smallest total norm seen, a smaller one may be needed"
+        limit = COMMON_START
+        why = f"every layer explodes in every step, with total norms from {number(min(finite))} on, so this is only a common start"
     return ClippingAdvice(True, limit, why)
 
 

@@ -1,0 +1,43 @@
+"""A small table for a person: as text with columns in line, or as HTML for a notebook. Everything in it is made harmless here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sonde.views.printable import printable
+from sonde.views.sheet import html_text
+
+CELL = "padding:2px 12px 2px 0;text-align:{side};font-weight:{weight};white-space:nowrap"
+
+
+def text_table(head: Sequence[str], rows: Sequence[Sequence[object]], *, left: int = 1) -> str:
+    """Columns two blanks apart; the first `left` of them and the last are aligned to the left."""
+    from rich.cells import cell_len
+
+    lines = [[printable(cell) for cell in row] for row in (head, *rows)]
+    widths = [max(cell_len(line[column]) for line in lines) for column in range(len(head))]
+    last = len(head) - 1
+    shown = []
+    for line in lines:
+        cells = []
+        for column, cell in enumerate(line):
+            gap = " " * (widths[column] - cell_len(cell))
+            cells.append(cell + gap if column < left or column == last else gap + cell)
+        shown.append("  ".join(cells).rstrip())
+    return "\n".join(shown)
+
+
+def html_table(head: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "", notes: Sequence[str] = ()) -> str:
+    """For a notebook, which has no style sheet of ours: colours are the notebook's own."""
+    last = len(head) - 1
+
+    def cells(row: Sequence[object], tag: str) -> str:
+        weight = "600" if tag == "th" else "400"
+        return "".join(
+            f'<{tag} style="{CELL.format(side="left" if i in (0, last) else "right", weight=weight)}">{html_text(cell)}</{tag}>'
+            for i, cell in enumerate(row)
+        )
+
+    body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows)
+    below = "".join(f"<div>{html_text(note)}</div>" for note in notes)
+    return f"<div><b>{html_text(title)}</b><table><thead><tr>{cells(head, 'th')}</tr></thead><tbody>{body}</tbody></table>{below}</div>"
