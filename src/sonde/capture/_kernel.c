@@ -238,15 +238,20 @@ static PyObject *any_nonzero(PyObject *self, PyObject *const *args, Py_ssize_t n
     return Py_BuildValue("NN", PyBool_FromLong(found), list_or_none(rest));
 }
 
-static PyObject *exponents(PyObject *self, PyObject *tensor)
+static PyObject *exponents(PyObject *self, PyObject *const *args, Py_ssize_t num_args)
 {
     (void)self;
     View view;
     Leave away;
     int64_t counts[NUM_EXPONENTS];
-    if (!look(tensor, &view) || !leave(&away, tensor, &view))
+    if (check_count("exponents", num_args, 2) < 0)
+        return NULL;
+    Py_ssize_t limit = PyNumber_AsSsize_t(args[1], PyExc_OverflowError);
+    if (limit == -1 && PyErr_Occurred())
+        return NULL;
+    if (!look(args[0], &view) || !leave(&away, args[0], &view))
         Py_RETURN_NONE;
-    count_exponents(&view, counts);
+    count_exponents(&view, limit, counts);
     come_back(&away);
     PyObject *which = PyList_New(0), *how_many = PyList_New(0);
     int failed = !which || !how_many;
@@ -264,6 +269,41 @@ static PyObject *exponents(PyObject *self, PyObject *tensor)
         return NULL;
     }
     return Py_BuildValue("NN", which, how_many);
+}
+
+/* A tensor of one element as a float. */
+static PyObject *number(PyObject *self, PyObject *tensor)
+{
+    (void)self;
+    View view;
+    float wide;
+    if (!look(tensor, &view) || view.num != 1 || view.repeats != 1)
+        Py_RETURN_NONE;
+    return PyFloat_FromDouble(view.kind == F64 ? *(const double *)view.data : (double)*widen(&view, view.data, 1, &wide));
+}
+
+/* singles(rows, num_rows): the columns of a table of float64, one after the other, as float32; None where a finite number would become
+ * infinite, or another one zero. numpy does the same, but once in a step its code has gone cold, and waking it takes longer than the work. */
+static PyObject *singles(PyObject *self, PyObject *const *args, Py_ssize_t num_args)
+{
+    (void)self;
+    Py_buffer buffer;
+    Py_ssize_t num;
+    if (check_count("singles", num_args, 2) < 0 || PyObject_GetBuffer(args[0], &buffer, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) < 0)
+        return NULL;
+    PyObject *result = NULL;
+    if (buffer.ndim != 2 || buffer.itemsize != 8 || !buffer.format || strcmp(buffer.format, "d") != 0)
+        PyErr_SetString(PyExc_ValueError, "rows must be a table of float64");
+    else if ((num = PyNumber_AsSsize_t(args[1], PyExc_IndexError)) < 0 || num > buffer.shape[0])
+        PyErr_Occurred() ? (void)0 : PyErr_Format(PyExc_IndexError, "there are no %zd rows", num);
+    else
+        result = PyBytes_FromStringAndSize(NULL, num * buffer.shape[1] * 4);
+    if (result && !to_singles(buffer.buf, num, buffer.shape[1], (float *)(void *)PyBytes_AS_STRING(result))) {
+        Py_DECREF(result);
+        result = Py_NewRef(Py_None);
+    }
+    PyBuffer_Release(&buffer);
+    return result;
 }
 
 static void replace(PyObject **slot, PyObject *value)
@@ -308,6 +348,8 @@ static PyObject *setup(PyObject *self, PyObject *args)
     return Py_BuildValue("Ni", PyBool_FromLong(table != NULL), level);
 }
 
+#include "_kernel_hooks.h"
+
 static PyMethodDef methods[] = {
     {"setup", setup, METH_VARARGS, "Say what a tensor is. Until then nothing is handled."},
     {"measure", (PyCFunction)(void (*)(void))measure, METH_FASTCALL, "measure(rows, first_row, tensors) -> indices not handled, or None"},
@@ -316,7 +358,9 @@ static PyMethodDef methods[] = {
     {"change", (PyCFunction)(void (*)(void))change, METH_FASTCALL, "change(rows, first_row, tensors, copies) -> indices not handled, or None"},
     {"guard", guard, METH_O, "guard(tensors) -> (sum of squares, first index with a non-finite value or -1, indices not handled or None)"},
     {"any_nonzero", (PyCFunction)(void (*)(void))any_nonzero, METH_FASTCALL, "any_nonzero(tensors, limit) -> (found, indices not handled or None)"},
-    {"exponents", exponents, METH_O, "exponents(tensor) -> (exponents, counts), or None where not handled"},
+    {"exponents", (PyCFunction)(void (*)(void))exponents, METH_FASTCALL, "exponents(tensor, limit) -> (exponents, counts), or None where not handled"},
+    {"singles", (PyCFunction)(void (*)(void))singles, METH_FASTCALL, "singles(rows, num_rows) -> their columns in float32, or None"},
+    {"number", number, METH_O, "number(tensor) -> the one element as a float, or None where not handled"},
     {NULL, NULL, 0, NULL},
 };
 
@@ -330,5 +374,8 @@ PyMODINIT_FUNC PyInit__kernel(void)
     name_shape = PyUnicode_InternFromString("shape");
     if (!name_dtype || !name_layout || !name_is_cpu || !name_shape)
         return NULL;
-    return PyModule_Create(&module);
+    PyObject *made = PyModule_Create(&module);
+    if (made && add_hook_types(made) < 0)
+        Py_CLEAR(made);
+    return made;
 }

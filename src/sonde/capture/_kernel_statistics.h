@@ -220,8 +220,10 @@ static int any_nonzero_in(View *view, int64_t limit)
 /* floor(log2 |x|) of float32, denormals included; float64 is clamped to this range. */
 enum { LOWEST = -149, HIGHEST = 127, NUM_EXPONENTS = HIGHEST - LOWEST + 1 };
 
-static void count_exponents(const View *view, int64_t *counts)
+/* Of more than `limit` elements only so many are counted, in evenly spaced blocks; then the counts are of these. */
+static void count_exponents(const View *view, int64_t limit, int64_t *counts)
 {
+    int64_t every = limit > 0 && view->num > limit ? (view->num + limit - 1) / limit : 1;
     double scratch[BLOCK];
     float wide[BLOCK];
     int64_t normal[4][256] = {{0}};
@@ -230,7 +232,9 @@ static void count_exponents(const View *view, int64_t *counts)
     int num;
     memset(counts, 0, sizeof(int64_t) * NUM_EXPONENTS);
     start(&cursor, view);
-    while ((num = next_block(&cursor, view, scratch, &block)) > 0) {
+    for (int64_t at = 0; (num = next_block(&cursor, view, scratch, &block)) > 0; at++) {
+        if (at % every)
+            continue;
         if (view->kind == F64) {
             const double *x = block;
             for (int i = 0; i < num; i++) {
@@ -254,4 +258,18 @@ static void count_exponents(const View *view, int64_t *counts)
     for (int exponent = 1; exponent < 255; exponent++)
         for (int table = 0; table < 4; table++)
             counts[exponent - 127 - LOWEST] += normal[table][exponent];
+}
+
+/* Rows of double to columns of float. 0 where a number would not survive. */
+static int to_singles(const double *rows, int64_t num_rows, int64_t num_columns, float *out)
+{
+    for (int64_t column = 0; column < num_columns; column++)
+        for (int64_t row = 0; row < num_rows; row++) {
+            double value = rows[row * num_columns + column];
+            float single = (float)value;
+            if ((isinf(single) && !isinf(value)) || (single == 0 && value != 0))
+                return 0;
+            *out++ = single;
+        }
+    return 1;
 }

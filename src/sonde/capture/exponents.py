@@ -11,6 +11,8 @@ from sonde.capture import kernel
 from sonde.capture.journal import Journal
 from sonde.record import EXPONENT_FIELDS, Kind
 
+MOST_ELEMENTS = 1 << 16  # of one tensor: a histogram needs no more, and counting millions would cost more than all other statistics
+
 
 class Exponents:
     """The histograms that a probe takes in one step."""
@@ -19,7 +21,7 @@ class Exponents:
         self._rows: dict[str, list[tuple[int, int, int]]] = {}
 
     def take(self, kind: str, site_id: int, tensor: torch.Tensor) -> None:
-        histogram = kernel.exponents(tensor) if tensor.is_cpu else None  # on a device it would have to be waited for
+        histogram = kernel.exponents(tensor, MOST_ELEMENTS) if tensor.is_cpu else None  # on a device it would have to be waited for
         if histogram is not None:
             self._rows.setdefault(kind, []).extend((site_id, exponent, count) for exponent, count in zip(*histogram))
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sonde.capture import kernel
 from sonde.record import STEP_SCALARS, Kind, Site
 from sonde.run.format import FramePlan
 from sonde.run.writer import Writer
@@ -57,7 +58,7 @@ class Journal:
     def frame(self, plan: FramePlan, step: int, rows: npt.NDArray[np.float64]) -> None:
         """`rows` has one row per site of the plan."""
         self._tell_sites()
-        self._writer.frame(plan, step, rows, self._now())
+        self._writer.frame(plan, step, rows, self._now(), kernel.singles(rows))
 
     # -- the scalars of the step under way ---------------------------------------------------------
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import sys
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -34,6 +35,7 @@ WHOLE_BYTES = 1 << 20  # up to here a fingerprint is of the whole content
 NUM_SAMPLES = 16384  # above it, of so many elements
 
 _IN_NUMPY = {torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8}
+_LITTLE_ENDIAN = sys.byteorder == "little"  # as the run on disk
 _BEST = 2  # instruction set: as far as the processor goes
 
 
@@ -235,18 +237,14 @@ def guard(tensors: Sequence[Tensor | None]) -> tuple[float, int]:
     return total, first_bad
 
 
-_one = np.zeros((1, len(STATISTICS)))
-_MEAN, _NAN, _INF = (STATISTICS.index(name) for name in ("mean", "nan", "inf"))
-
-
 def number(tensor: Tensor) -> float | None:
     """A one-element tensor as a float, without a torch operation; None where only torch can read it."""
-    if not (NATIVE and _native.measure_one(_one, 0, tensor)):
-        return None
-    row = _one[0]
-    if row[_NAN]:
-        return math.nan
-    return None if row[_INF] else float(row[_MEAN])  # an infinity's sign is not among the statistics
+    return _native.number(tensor) if NATIVE else None
+
+
+def singles(rows: npt.NDArray[np.float64]) -> bytes | None:
+    """The columns of a table in float32, as frames hold them; None where a number would not survive, or only numpy can tell."""
+    return _native.singles(rows, len(rows)) if NATIVE and _LITTLE_ENDIAN and rows.flags.c_contiguous else None
 
 
 def any_nonzero(tensors: Sequence[Tensor | None], limit_elements: int = 4096) -> bool:
@@ -268,17 +266,20 @@ def any_nonzero(tensors: Sequence[Tensor | None], limit_elements: int = 4096) ->
     return any(value > 0 for value in _brought_over(flags))
 
 
-def exponents(tensor: Tensor) -> tuple[list[int], list[int]] | None:
+def exponents(tensor: Tensor, limit_elements: int = 0) -> tuple[list[int], list[int]] | None:
     """The power-of-two histogram: each floor(log2 |x|) among the non-zero finite elements, and how many have it; None where unsupported.
 
-    float64 is clamped to the exponents of float32, -149 to 127. A tensor on a device is waited for.
+    float64 is clamped to the exponents of float32, -149 to 127. Of a tensor with more than `limit_elements` (0: no limit) about so many are
+    counted, evenly spaced. A tensor on a device is waited for.
     """
     if NATIVE:
-        found = _native.exponents(tensor)
+        found = _native.exponents(tensor, limit_elements)
         if found is not None:
             return found
     try:
         plain = readable(tensor)
+        if limit_elements and plain.layout is torch.strided and plain.numel() > limit_elements:
+            plain = _samples(plain, limit_elements)
         counts = kernel_torch.exponents(plain) if plain.numel() else []
     except Exception:
         return None
@@ -301,7 +302,7 @@ def fingerprint(tensor: Tensor) -> int | None:
             if plain.nbytes <= WHOLE_BYTES and plain.dtype in _IN_NUMPY and plain.is_contiguous() and not plain.is_neg():
                 digest.update(plain.detach().numpy().data)  # the common case: no other torch operation
                 return int.from_bytes(digest.digest(), "little") >> 12
-            content = _samples(plain) if plain.nbytes > WHOLE_BYTES else plain
+            content = _samples(plain, NUM_SAMPLES) if plain.nbytes > WHOLE_BYTES else plain
             content = content.contiguous().resolve_conj().resolve_neg().reshape(-1)
             digest.update(content.view(torch.uint8).numpy().data)
     except Exception:
@@ -331,8 +332,8 @@ def _alike(plain: Tensor, copy: Tensor) -> bool:
     )
 
 
-def _samples(plain: Tensor) -> Tensor:
-    index = torch.arange(NUM_SAMPLES, dtype=torch.int64, device=plain.device) * (plain.numel() // NUM_SAMPLES)
+def _samples(plain: Tensor, num: int) -> Tensor:
+    index = torch.arange(num, dtype=torch.int64, device=plain.device) * (plain.numel() // num)
     return plain[torch.unravel_index(index, plain.shape)]
 
 

@@ -17,6 +17,7 @@ import torch
 from sonde.capture import kernel
 
 NUM_WITNESSES = 3  # parameters looked at: clearing is done to all of an optimizer's gradients or to none
+TRUST_AFTER = 16  # backwards that wrote gradients: then it goes without saying, until an update finds none
 FEW = 4096  # elements of each witness: a gradient that was not cleared has a non-zero among so many
 
 
@@ -32,6 +33,7 @@ class Account:
     backward_since: bool = False  # a backward ran since its last step
     written: bool = False  # a backward left non-zero gradients since its last step
     stale_told: bool = False
+    doubts: int = TRUST_AFTER  # backwards whose gradients are looked at before it is believed that they write some
 
     def gradients(self) -> list[torch.Tensor]:
         alive = (ref() for ref in self.witnesses)
@@ -82,12 +84,18 @@ class Ledger:
 
     def backward_ended(self) -> None:
         for account in self.accounts.values():
-            if not account.written:
+            if account.written:
+                continue
+            if not account.doubts:
+                account.written = True
+                continue
+            gradients = account.gradients()
+            if not gradients:
+                self._find_witnesses(account)
                 gradients = account.gradients()
-                if not gradients:
-                    self._find_witnesses(account)
-                    gradients = account.gradients()
-                account.written = kernel.any_nonzero(gradients, FEW)
+            account.written = kernel.any_nonzero(gradients, FEW)
+            if account.written:
+                account.doubts -= 1
 
     @staticmethod
     def _find_witnesses(account: Account) -> None:
@@ -103,7 +111,9 @@ class Ledger:
     def used(self, account: Account, *, empty: bool) -> tuple[bool, bool]:
         """An optimizer uses its gradients now. Answers (they are stale, they were cleared after a backward wrote them)."""
         stale = account.num_steps > 0 and not account.cleared and account.backward_since and not empty
-        lost = empty and account.written
+        lost = empty and account.written and account.doubts > 0  # what was only believed is no evidence
+        if empty:
+            account.doubts = TRUST_AFTER
         self.ever_used = True
         account.num_steps += 1
         account.cleared = False

@@ -7,7 +7,6 @@ and the guard against non-finite loss, input and gradients, which never lapses.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from threading import get_ident
 from time import perf_counter_ns
@@ -16,6 +15,7 @@ from typing import Any, Concatenate, ParamSpec, cast
 import torch
 from torch import nn
 
+from sonde.capture.calibration import hook_ns
 from sonde.capture.clock import StepClock
 from sonde.capture.faults import Faults
 from sonde.capture.governor import Governor
@@ -27,8 +27,9 @@ from sonde.capture.models import Models
 from sonde.capture.phases import Phases
 from sonde.capture.probes import PROBES
 from sonde.capture.probes.probe import Probe, Tools
+from sonde.capture.rates import Rates, rate_of
 from sonde.capture.source import Lines, line_of, user_frame
-from sonde.capture.tensors import read_number
+from sonde.capture.standins import Desk
 from sonde.capture.watched import Watched
 from sonde.config import DebugConfig
 
@@ -40,19 +41,20 @@ P = ParamSpec("P")
 
 def contained(method: Callable[Concatenate[Loop, P], None]) -> Callable[Concatenate[Loop, P], None]:
     """Our time is counted, our errors stay ours. KeyboardInterrupt and the like are the user's and pass."""
-    name = method.__name__
+    place = method.__name__, ""
 
     @functools.wraps(method)
     def guarded(self: Loop, *args: P.args, **kwargs: P.kwargs) -> None:
-        if self.deaf or (name, "") in self.faults.retired:
+        if self.deaf or place in self.faults.retired:
             return
-        self._entered_ns = perf_counter_ns()
+        phases = self._phases
+        phases.entered_ns = perf_counter_ns()
         try:
             method(self, *args, **kwargs)
         except Exception as error:
-            self.faults.caught(name, "", error)
+            self.faults.caught(*place, error)
         finally:
-            self.own_ns += perf_counter_ns() - self._entered_ns
+            self._desk.own_ns += perf_counter_ns() - phases.entered_ns
 
     return cast("Callable[Concatenate[Loop, P], None]", guarded)
 
@@ -62,21 +64,23 @@ class Loop:
         self, journal: Journal, config: DebugConfig, faults: Faults, models: Models, concerns: Callable[[torch.optim.Optimizer], bool]
     ) -> None:
         self.deaf = False
-        self.own_ns = 0  # Sonde's time in the step under way
-        self._entered_ns = 0  # when Sonde was last called
         self.clock = StepClock()
         self.ledger = Ledger()
         self.observing = True
         self.faults = faults
         self._journal, self._models, self._concerns = journal, models, concerns
         self._governor = Governor(config.overhead_budget, config.every)
-        self._probes: list[Probe] = [probe(Tools(journal, config, faults, models)) for probe in PROBES]
+        self._desk = Desk()
+        self._desk.hook_ns = int(hook_ns())
+        tools = Tools(journal, config, faults, models, self._desk)
+        self._moments = _by_moment([probe(tools) for probe in PROBES])
         self._num_observed = 0
         self._membership: dict[str, Any] = {}
         self._lines = Lines(journal)
         self._losses = Losses(journal)
+        self._rates = Rates(journal)
         self._guard = Guard(journal, models, self.ledger)
-        self._phases = Phases(journal, self._own_until_now)
+        self._phases = Phases(journal, self._desk)
         self._depth = 0  # doors entered and not left
         self._thread = 0  # the one that entered them
         self._entered: Watched | None = None  # the model whose forward is being observed
@@ -101,7 +105,7 @@ class Loop:
     def resume(self) -> None:
         """After a pause: the time that passed is nobody's."""
         self.deaf = False
-        self._phases.begin_step(perf_counter_ns())
+        self._phases.begin_step()
 
     def log_later(self, name: str, value: torch.Tensor) -> None:
         self._losses.later(name, value)
@@ -235,7 +239,7 @@ class Loop:
         if self.observing:
             self._each("after", optimizer, parameters_of(optimizer), closure=self._closure)
         self._journal.add("skipped_steps" if skipped_by_scaler(optimizer) else "optimizer_steps")
-        self._learning_rates(optimizer)
+        self._rates.take(optimizer, self.clock.num_stepped)
         if self.clock.optimizer_ended(id(optimizer)):
             self._end_step()
 
@@ -255,7 +259,7 @@ class Loop:
         if self.clock.optimizer_begins(id(optimizer)):
             self._end_step()
         self._journal.add("skipped_steps")
-        self._learning_rates(optimizer)
+        self._rates.take(optimizer, self.clock.num_stepped)
         if self.clock.optimizer_ended(id(optimizer)):
             self._end_step()
 
@@ -276,14 +280,9 @@ class Loop:
 
     # -- what they share ---------------------------------------------------------------------------
 
-    def _own_until_now(self) -> int:
-        """Sonde's time in this step, the call that is under way included."""
-        own_ns = self.own_ns + perf_counter_ns() - self._entered_ns
-        return own_ns + sum(probe.own_ns for probe in self._probes) if self.observing else own_ns
-
     def _each(self, moment: str, *args: Any, **kwargs: Any) -> None:
         """Tells every probe of a moment of the observed step. One that fails does not keep the others from it."""
-        for probe in self._probes:
+        for probe in self._moments[moment]:
             if (probe.name, "") not in self.faults.retired:
                 try:
                     getattr(probe, moment)(*args, **kwargs)
@@ -314,20 +313,13 @@ class Loop:
             frame = user_frame()
             line, text = line_of(frame) if frame else ("", "")
             groups = [
-                {"lr": _number(group.get("lr")), "num_parameters": len(group["params"])} for group in optimizer.param_groups[:64]
+                {"lr": rate_of(group), "num_parameters": len(group["params"])} for group in optimizer.param_groups[:64]
             ]
             self._journal.event(
                 "optimizer", self.clock.number, **{"class": type(optimizer).__name__}, optimizer=account.index, groups=groups,
                 source=line, text=text,
             )  # fmt: skip
         return account
-
-    def _learning_rates(self, optimizer: torch.optim.Optimizer) -> None:
-        """Named by the order in which optimizers step: in a loop that makes them anew, the first is still the first."""
-        place = min(self.clock.num_stepped, 15) + 1
-        for index, group in enumerate(optimizer.param_groups[:16], 1):
-            name = "lr" if place == index == 1 else f"lr:{place}.{index}"
-            self._journal.set(name, _number(group.get("lr")))
 
     def _moved_by_hand(self) -> bool:
         """Have parameters changed since the last backward although no optimizer ever stepped?"""
@@ -351,20 +343,15 @@ class Loop:
             journal.set("observed", 1.0)
             self._each("write", step)
             self._num_observed += 1
-        # From here on our time is counted to the next step: a frame cannot hold the time that its own writing takes.
-        own_ns = self._own_until_now()
-        now = self._entered_ns = perf_counter_ns()
-        step_ns = self._phases.write(now, own_ns)
+        step_ns, own_ns = self._phases.write()
         unseen = journal.get("backwards") > 0 and journal.get("forwards") == 0
         journal.end_step(step)
         self._governor.step_ended(step_ns=step_ns, own_ns=own_ns, observed=self.observing)
-        self._begin_step(now)
+        self._begin_step()
         self.on_step_end(step, unseen)
 
-    def _begin_step(self, now: int) -> None:
+    def _begin_step(self) -> None:
         self.clock.end()
-        self._phases.begin_step(now)
-        self.own_ns = 0
         self._losses.clear()
         self._guard.clear()
         if self.observing:
@@ -392,6 +379,7 @@ class Loop:
             self._end_step()
 
 
-def _number(value: Any) -> float:
-    number = read_number(value) if value is not None else None
-    return math.nan if number is None else number
+def _by_moment(probes: list[Probe]) -> dict[str, list[Probe]]:
+    """Which probes a moment matters to."""
+    moments = [name for name in vars(Probe) if not name.startswith("_") and name != "name"]
+    return {moment: [each for each in probes if getattr(type(each), moment) is not getattr(Probe, moment)] for moment in moments}

@@ -2,45 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from time import perf_counter_ns
 
 from sonde.capture.journal import Journal
+from sonde.capture.standins import Desk
 
 _SCALARS = {phase: f"{phase}_ms" for phase in ("data", "forward", "backward", "optimizer")}
 
 
 class Phases:
-    def __init__(self, journal: Journal, own_ns: Callable[[], int]) -> None:
-        self._journal = journal
-        self._own_ns = own_ns  # Sonde's time in the step under way, up to now
-        self._began: dict[str, tuple[int, int]] = {}
+    def __init__(self, journal: Journal, desk: Desk) -> None:
+        self._journal, self._desk = journal, desk
+        self._began: dict[str, int] = {}  # phases under way: when they began, less what was Sonde's until then
+        self.entered_ns = 0  # when Sonde was last called: since then the time is its own
         self._step_began = 0
 
     def begin(self, phase: str) -> None:
-        self._began[phase] = (perf_counter_ns(), self._own_ns())
+        self._began[phase] = self.entered_ns - self._desk.own_ns
 
     def finish(self, phase: str) -> None:
+        """Ends when Sonde was called to hear of it. Our hooks inside the phase are not the phase's."""
         began = self._began.pop(phase, None)
         if began is not None:
-            own_ns = self._own_ns() - began[1]  # our hooks inside the phase are not the phase's
-            self._journal.add(_SCALARS[phase], max(0, perf_counter_ns() - began[0] - own_ns) / 1e6)
+            self._journal.add(_SCALARS[phase], max(0, self.entered_ns - self._desk.own_ns - began) / 1e6)
 
     def touch(self) -> None:
         """The first step begins with the first call that belongs to a training, not when the script starts."""
         if not self._step_began:
-            self._step_began = perf_counter_ns()
+            self._step_began = self.entered_ns
 
-    def begin_step(self, now: int) -> None:
+    def begin_step(self) -> None:
         self._began.clear()
-        self._step_began = now
+        self._step_began = self.entered_ns = perf_counter_ns()
+        self._desk.own_ns = 0
 
-    def write(self, now: int, own_ns: int) -> int:
-        """Writes the step's times; answers with its length."""
+    def write(self) -> tuple[int, int]:
+        """Writes the step's times; answers with its length and Sonde's part of it. What follows is counted to the next step: a frame
+        cannot hold the time that its own writing takes."""
+        now = perf_counter_ns()
+        own_ns = self._desk.own_ns + now - self.entered_ns
         step_ns = now - self._step_began if self._step_began else 0
-        get = self._journal.get
-        known_ms = get("data_ms") + get("forward_ms") + get("backward_ms") + get("optimizer_ms")
-        self._journal.set("step_ms", step_ns / 1e6)
-        self._journal.set("sonde_ms", own_ns / 1e6)
-        self._journal.set("other_ms", max(0.0, (step_ns - own_ns) / 1e6 - known_ms))
-        return step_ns
+        self._began.clear()
+        self._step_began = self.entered_ns = now
+        self._desk.own_ns = 0
+        journal = self._journal
+        known_ms = journal.get("data_ms") + journal.get("forward_ms") + journal.get("backward_ms") + journal.get("optimizer_ms")
+        journal.set("step_ms", step_ns / 1e6)
+        journal.set("sonde_ms", own_ns / 1e6)
+        journal.set("other_ms", max(0.0, (step_ns - own_ns) / 1e6 - known_ms))
+        return step_ns, own_ns

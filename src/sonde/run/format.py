@@ -39,8 +39,6 @@ _CLOCK = struct.Struct("<qq")
 _CONSTANT = struct.Struct("<BBHHHI")
 _TEXTS = frozenset({"text", "exception", "error", "reason", "traceback"})
 _F4, _F8, _SINGLE, _DOUBLE = np.dtype("<f4"), np.dtype("<f8"), np.dtype(np.float32), np.dtype(np.float64)
-_ABSOLUTE, _LARGEST = np.absolute, np.maximum.reduce
-_SINGLE_MAX = 3.4e38
 _HUGE = 1 << 10_000  # Python refuses to print integers of more than 4300 digits
 
 
@@ -118,7 +116,7 @@ def gap_record(gap: Gap) -> bytes:
 class FramePlan:
     """How frames of one kind, fields and sites are written: everything that does not change is encoded once."""
 
-    __slots__ = ("_double", "_exact", "_shape", "_single", "kind")
+    __slots__ = ("_double", "_exact", "_pack", "_shape", "_single", "kind")
 
     def __init__(self, kind: str, fields: Sequence[str], site_ids: Sequence[int], *, exact: bool) -> None:
         ids = np.asarray(site_ids, dtype=np.uint32 if len(site_ids) else None).astype("<u4")
@@ -127,29 +125,29 @@ class FramePlan:
         self.kind = kind
         self._exact = exact
         self._shape = (len(ids), len(fields))
+        self._pack = struct.Struct(f"<{len(ids)}d").pack  # of a plan with a single field
         self._single = _constant_parts(kind, fields, ids, 4)
         self._double = _constant_parts(kind, fields, ids, 8)
 
-    def encode(self, step: int, time_ns: int, rows: np.ndarray[Any, np.dtype[np.float64]]) -> bytes:
+    def encode(self, step: int, time_ns: int, rows: np.ndarray[Any, np.dtype[np.float64]], singles: bytes | None = None) -> bytes:
         """One record. Numbers take 4 bytes unless that would make a finite one infinite or a non-zero one zero."""
         if rows.shape != self._shape:
             raise FormatError(f"a {self.kind} frame of shape {rows.shape} where {self._shape} was planned")
-        values = None if self._exact else _as_singles(rows)
-        if values is None:
-            front, seed, constant = self._double
-            values = rows.T.astype(_F8, order="C")
-        else:
-            front, seed, constant = self._single
-        payload = b"".join((_CLOCK.pack(step, time_ns), constant, values.tobytes()))
+        if self._exact:
+            singles = None
+        elif singles is None:
+            singles = _as_singles(rows)
+        front, seed, constant = self._double if singles is None else self._single
+        values = rows.T.astype(_F8, order="C").tobytes() if singles is None else singles
+        payload = b"".join((_CLOCK.pack(step, time_ns), constant, values))
         return b"".join((front, _U32.pack(zlib.crc32(payload, seed)), payload))
-
 
     def encode_column(self, step: int, time_ns: int, values: Sequence[float]) -> bytes:
         """One record of a plan with a single field, from plain floats: the frame that every step writes."""
         if (len(values), 1) != self._shape:
             raise FormatError(f"a {self.kind} frame of {len(values)} values where {self._shape} was planned")
         front, seed, constant = self._double
-        payload = b"".join((_CLOCK.pack(step, time_ns), constant, struct.pack(f"<{len(values)}d", *values)))
+        payload = b"".join((_CLOCK.pack(step, time_ns), constant, self._pack(*values)))
         return b"".join((front, _U32.pack(zlib.crc32(payload, seed)), payload))
 
 
@@ -171,18 +169,12 @@ def _constant_parts(kind: str, fields: Sequence[str], ids: Any, value_bytes: int
     return MARKER + checked, zlib.crc32(checked), constant
 
 
-def _as_singles(rows: Any) -> Any:
+def _as_singles(rows: Any) -> bytes | None:
     """The columns in single precision, or None where a number would not survive."""
-    try:
-        if _LARGEST(_ABSOLUTE(rows), axis=None, initial=0.0) < _SINGLE_MAX:  # false for NaN
-            values = rows.T.astype(_F4, order="C")
-            return values if np.count_nonzero(values) == np.count_nonzero(rows) else None
-    except FloatingPointError:  # the user may have asked numpy to raise, even for harmless underflow
-        pass
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):  # the user may have asked numpy to raise, even for harmless underflow
         values = rows.T.astype(_F4, order="C")
-        same_zeros = np.count_nonzero(values) == np.count_nonzero(rows)
-        return values if same_zeros and np.array_equal(np.isinf(values), np.isinf(rows.T)) else None
+        survives = np.count_nonzero(values) == np.count_nonzero(rows) and np.array_equal(np.isinf(values), np.isinf(rows.T))
+        return values.tobytes() if survives else None
 
 
 # ---- text

@@ -108,12 +108,14 @@ class Writer:
             self._lose(0, -1, f"the {f.capped(kind)} frame cannot be written: {error}")
             return FramePlan("", (), (), exact=True)  # fits no rows, so what is measured for it is counted as dropped
 
-    def frame(self, plan: FramePlan, step: int, rows: npt.NDArray[np.float64], time_ns: int = 0) -> None:
-        """One row per site, one column per field."""
+    def frame(
+        self, plan: FramePlan, step: int, rows: npt.NDArray[np.float64], time_ns: int = 0, singles: bytes | None = None
+    ) -> None:
+        """One row per site, one column per field. `singles` are the same numbers as `FramePlan.encode` would store them, if known."""
         if os.getpid() != self._pid:
             return
         try:
-            self._collect(plan.encode(step, time_ns, rows))
+            self._collect(plan.encode(step, time_ns, rows, singles))
         except Exception as error:
             self._lose(1, step, str(error))
 

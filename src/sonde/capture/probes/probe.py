@@ -15,6 +15,7 @@ from torch import nn
 from sonde.capture.faults import Faults
 from sonde.capture.journal import Journal
 from sonde.capture.models import Models
+from sonde.capture.standins import Desk
 from sonde.capture.watched import Watched
 from sonde.config import DebugConfig
 
@@ -27,13 +28,13 @@ class Tools:
     config: DebugConfig
     faults: Faults
     models: Models
+    desk: Desk
 
 
 class Probe:
     """The moments of an observed step, in order. A probe overrides those that matter to it."""
 
     name: ClassVar[str]
-    own_ns = 0  # time spent in hooks of its own, outside of these calls, in the step under way
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
