@@ -23,8 +23,9 @@ def file_name(name: str, suffix: str, *, reserved: Collection[str] = ()) -> str:
     A name that can be kept is kept. One that must be changed carries a digest, so that two names never share a file.
     """
     safe = UNSAFE.sub("_", name)[:LONGEST].strip("._") or "plot"
+    safe = f"_{safe}" if DEVICES.match(safe) else safe
     # Capitals are not told apart by every file system: the digest does it.
-    kept = safe == name and name == name.lower() and not DEVICES.match(safe) and f"{name}.{suffix}" not in reserved
+    kept = safe == name and name == name.lower() and f"{name}.{suffix}" not in reserved
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:6]
     return f"{safe}.{suffix}" if kept else f"{safe}-{digest}.{suffix}"
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+LOWEST = 1e-9  # where bars stand: zero, as far as a logarithmic axis can show it
 PEAK = 50.0  # times the median bar: then the other bars could not be seen beside the highest
 
 
@@ -112,14 +113,23 @@ def _bars(axes: Axes, histogram: Histogram, unit: str, steep: bool) -> None:
     edges = np.linspace(0.0, 1.0, len(histogram.counts) + 1)
     low, high = histogram.axis.place(np.array([histogram.quantiles[0], histogram.quantiles[-1]])).tolist()
     middle = (edges[1:] > low - 1e-12) & (edges[:-1] < high + 1e-12)
-    centres, wide = (edges[1:] + edges[:-1]) / 2, (0.9 if histogram.whole else 1.0) / len(histogram.counts)
     for chosen, colour in ((middle, ink.BLUE), (~middle, ink.SKY)):
-        axes.bar(centres[chosen], histogram.counts[chosen], wide, color=colour, linewidth=0)
+        bars(axes, np.where(chosen, histogram.counts, 0.0), colour, apart=histogram.whole)
     median = float(histogram.axis.place(np.array([histogram.quantiles[2]]))[0])
     axes.axvline(median, color=ink.INK, linewidth=0.9, linestyle=(0, (4, 2)))
     label = "value" + (f" [{unit}]" if unit else "") + ("" if histogram.axis.scale == "linear" else f" ({histogram.axis.scale})")
     ink.draw_axis(axes, "x", histogram.axis, label, limit=8, whole=histogram.whole)
     axes.set_ylabel("number of values" + (" (log)" if steep else ""))
+
+
+def bars(axes: Axes, heights: Floats, colour: str, *, apart: bool = False) -> None:
+    """Bars side by side from 0 to 1; `apart` leaves gaps."""
+    edges = np.linspace(0.0, 1.0, len(heights) + 1)
+    if apart:
+        axes.bar((edges[1:] + edges[:-1]) / 2, heights, 0.9 / len(heights), color=colour, linewidth=0)
+    else:
+        # One outline for all: between rectangles a viewer of vector graphics shows hairlines.
+        axes.stairs(heights, edges, baseline=LOWEST, fill=True, color=colour, linewidth=0)
 
 
 def _bad_bars(axes: Axes, bad: dict[str, int], *, labelled: bool) -> None:

@@ -67,7 +67,7 @@ def house_style(salt: str = "") -> Iterator[None]:
     with _one_at_a_time, matplotlib.rc_context():
         matplotlib.rcdefaults()
         # The salt makes the names inside an SVG the same each time, and different in two pictures on one page.
-        settings: Any = SETTINGS | {"font.family": families, "svg.hashsalt": f"sonde {salt}"}
+        settings: Any = SETTINGS | {"font.family": families, "svg.hashsalt": f"sonde {printable(salt)}"}
         matplotlib.rcParams.update(settings)
         yield
 

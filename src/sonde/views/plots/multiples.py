@@ -10,7 +10,7 @@ import numpy as np
 from sonde.views.axis import spread_axis
 from sonde.views.numbers import counted
 from sonde.views.plots import ink
-from sonde.views.plots.distribution import QUANTILES, Histogram, binned
+from sonde.views.plots.distribution import QUANTILES, Histogram, bars, binned
 from sonde.views.plots.heat import row_ticks
 from sonde.views.plots.plot import Plot
 from sonde.views.plots.values import bad_text, place_text
@@ -66,8 +66,7 @@ def _small(axes: Axes, layer: str, histogram: Histogram) -> None:
     if not histogram.note:
         ink.say(axes, bad_text(histogram.bad) or "no values")
         return
-    edges = np.linspace(0.0, 1.0, len(histogram.counts) + 1)
-    axes.bar(edges[:-1], histogram.counts / histogram.counts.max(), np.diff(edges), align="edge", color=ink.BLUE, linewidth=0)
+    bars(axes, histogram.counts / histogram.counts.max(), ink.BLUE, apart=histogram.whole)
     ink.draw_axis(axes, "x", histogram.axis, "", limit=5, whole=histogram.whole)
     axes.tick_params(labelsize=ink.TINY)
     if histogram.bad:

@@ -23,8 +23,8 @@ FORMATS = ("png", "svg", "pdf", "html", "json")
 DPI = 150
 # Without these a file would differ each time it is written.
 METADATA: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
-GROUP_ID = re.compile(r'(<g) id="[A-Za-z0-9]+_\d+"')
-VARIABLES = {ink.INK: "var(--ink)", ink.SOFT: "var(--soft)", ink.LINE: "var(--line)", ink.PAPER: "var(--card)"}
+GROUP_ID = re.compile(r'(<g) id="[A-Za-z0-9.]+_\d+"')
+VARIABLES = {ink.INK: "var(--ink)", ink.SOFT: "var(--soft)", ink.LINE: "var(--line)", ink.PAPER: "var(--card)", ink.BAD: "var(--error)"}
 
 
 class Plot:
