@@ -168,14 +168,14 @@ def layer_table(rows: Mapping[str, Mapping[str, float]], paper: Paper) -> str:
         return paper.text("no layers")
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
     cells = {column: [_cell(row.get(column)) for row in rows.values()] for column in columns}
-    wide = {column: max(cell_len(printable(column)), *map(len, cells[column])) + 2 for column in columns}
+    wide = {column: max(cell_len(paper.text(column)), *map(len, cells[column])) + 2 for column in columns}
     left = min(max(cell_len(paper.text(name, 200)) for name in rows), max(paper.width // 2, paper.width - sum(wide.values())))
     shown: list[str] = []
     for column in columns:
         if left + sum(wide[each] for each in (*shown, column)) <= paper.width:
             shown.append(column)
-    head = " " * left + "".join(f"{paper.text(column):>{wide[column]}}" for column in shown)
-    lines = [head, paper.choose("─", "-") * len(head)]
+    head = " " * left + "".join(" " * (wide[column] - cell_len(paper.text(column))) + paper.text(column) for column in shown)
+    lines = [head.rstrip(), paper.choose("─", "-") * cell_len(head)]
     for index, name in enumerate(rows):
         line = set_cell_size(paper.text(name, left), left)
         for column in shown:

@@ -112,7 +112,7 @@ def _loaded(values: Any) -> NDArray[Any]:
         return _of_tensor(values.detach())
     if isinstance(values, Sequence) and not isinstance(values, (str, bytes)):
         # A list of losses is often a list of tensors, on any device, each with its graph.
-        return np.asarray([_loaded(value) if hasattr(value, "detach") else value for value in values])
+        return np.asarray([_loaded(value) if hasattr(value, "detach") or isinstance(value, (list, tuple)) else value for value in values])
     return np.asarray(values)
 
 
