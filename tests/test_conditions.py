@@ -205,8 +205,7 @@ PIECES = st.sampled_from(
 def test_any_text_is_a_condition_or_gets_a_letter(text: str) -> None:
     try:
         condition = parse_condition(text)
-    except SondeError as error:
-        assert str(error)
+    except SondeError:
         return
     assert condition.names <= NAMES.keys()
     for values in (VALUES, {}, dict.fromkeys(NAMES, math.nan)):

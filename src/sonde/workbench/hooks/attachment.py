@@ -124,6 +124,6 @@ def _selected(registered: Registered, layers: Layers) -> Iterable[str]:
     patterns = registered.hook.patterns
     seen: set[int] = set()  # a module with two names fires once
     for name in layers.leaves if patterns is None else patterns.select(layers.modules):
-        if id(layers.modules[name]) not in seen:
+        if name not in layers.hidden and id(layers.modules[name]) not in seen:
             seen.add(id(layers.modules[name]))
             yield name

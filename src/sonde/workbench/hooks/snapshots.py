@@ -41,7 +41,7 @@ def save_snapshot(event: HookEvent, directory: Path, hook: str, max_bytes: int) 
     tensor = readable(event.tensor)
     width = tensor.element_size() if tensor.dtype in _IN_NUMPY else 4
     if tensor.numel() * width > max_bytes:
-        return f"it has {tensor.numel() * width / 1e6:.1f} MB, and {max_bytes / 1e6:.1f} are allowed: see max_mb of snapshot_to"
+        return f"it has {tensor.numel() * width / 1e6:.3g} MB, and {max_bytes / 1e6:.3g} are allowed: see max_mb of snapshot_to"
     tensor = tensor if tensor.layout is torch.strided else tensor.to_dense()
     # bfloat16 and the eight-bit floats, which numpy lacks, are exact in float32.
     plain = tensor.to("cpu", tensor.dtype if tensor.dtype in _IN_NUMPY else torch.float32).resolve_conj().resolve_neg()

@@ -118,14 +118,14 @@ class Layers:
         body = watched.body
         assert body is not None  # the caller holds it
         self.unseen = list(watched.hidden_parts())
-        prefixes = tuple(f"{path}." for path, _ in self.unseen if path)
-        out_of_sight = any(not path for path, _ in self.unseen)
+        hidden = tuple(f"{path}." if path else "" for path, _ in self.unseen)
         root = type(body).__name__  # the model itself has no path
         self.modules: dict[str, nn.Module] = {}
-        if not out_of_sight:
-            for path, module in body.named_modules(remove_duplicate=False):
-                if not (prefixes and f"{path}.".startswith(prefixes)):
-                    self.modules[path or root] = module
+        self.hidden: set[str] = set()  # of these names, those inside of what is out of sight
+        for path, module in body.named_modules(remove_duplicate=False):
+            self.modules[path or root] = module
+            if hidden and f"{path}.".startswith(hidden):
+                self.hidden.add(path or root)
         self.leaves = [path or root for path, _ in watched.leaves()]
 
 
