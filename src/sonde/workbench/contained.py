@@ -23,7 +23,7 @@ class Contained(InertCopy):
         self.retired = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        if torch.compiler.is_compiling() or self.retired:
+        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or self.retired:
             return
         try:
             self._call(*args, **kwargs)

@@ -31,7 +31,7 @@ def by_weights(layer: str, weight: Tensor, bias: Tensor | None, activation: str 
         return
     rows = weight.detach().reshape(weight.shape[0], -1).to(torch.float64)
     norms = torch.linalg.vector_norm(rows, dim=1)
-    usual = float(norms.median())
+    usual = float(norms.nanmedian())
     if not float(norms.nan_to_num(0.0).max()) > 0:
         return
     constant = (rows == rows[:, :1]).all(1) & (norms > 0) if rows.shape[1] > 2 else torch.zeros_like(norms, dtype=torch.bool)
