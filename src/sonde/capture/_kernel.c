@@ -207,6 +207,25 @@ static PyObject *guard(PyObject *self, PyObject *argument)
     return Py_BuildValue("dnN", sum, bad, list_or_none(rest));
 }
 
+/* The same from rows that were measured already. */
+static PyObject *guard_rows(PyObject *self, PyObject *rows)
+{
+    (void)self;
+    Py_buffer buffer;
+    double sum = 0;
+    Py_ssize_t bad = -1;
+    if (get_rows(rows, &buffer) < 0)
+        return NULL;
+    const double *row = buffer.buf;
+    for (Py_ssize_t i = 0; i < buffer.shape[0] && bad < 0; i++, row += NUM_STATISTICS) {
+        sum += row[5] * row[5];
+        if (row[7] != 0 || row[8] != 0)
+            bad = i;
+    }
+    PyBuffer_Release(&buffer);
+    return Py_BuildValue("dn", bad < 0 ? sum : Py_NAN, bad);
+}
+
 static PyObject *any_nonzero(PyObject *self, PyObject *const *args, Py_ssize_t num_args)
 {
     (void)self;
@@ -253,22 +272,14 @@ static PyObject *exponents(PyObject *self, PyObject *const *args, Py_ssize_t num
         Py_RETURN_NONE;
     count_exponents(&view, limit, counts);
     come_back(&away);
-    PyObject *which = PyList_New(0), *how_many = PyList_New(0);
-    int failed = !which || !how_many;
-    for (int i = 0; !failed && i < NUM_EXPONENTS; i++) {
-        if (!counts[i])
-            continue;
-        PyObject *exponent = PyLong_FromLong(i + LOWEST), *count = PyLong_FromDouble((double)counts[i] * view.repeats);
-        failed = !exponent || !count || PyList_Append(which, exponent) < 0 || PyList_Append(how_many, count) < 0;
-        Py_XDECREF(exponent);
-        Py_XDECREF(count);
-    }
-    if (failed) {
-        Py_XDECREF(which);
-        Py_XDECREF(how_many);
-        return NULL;
-    }
-    return Py_BuildValue("NN", which, how_many);
+    int num = 0;
+    double pairs[NUM_EXPONENTS][2];
+    for (int i = 0; i < NUM_EXPONENTS; i++)
+        if (counts[i]) {
+            pairs[num][0] = i + LOWEST;
+            pairs[num++][1] = (double)counts[i] * view.repeats;
+        }
+    return PyBytes_FromStringAndSize((const char *)pairs, num * (Py_ssize_t)sizeof *pairs);
 }
 
 /* A tensor of one element as a float. */
@@ -357,8 +368,9 @@ static PyMethodDef methods[] = {
     {"keep", (PyCFunction)(void (*)(void))keep, METH_FASTCALL, "keep(rows, first_row, tensors, copies) -> indices not handled, or None"},
     {"change", (PyCFunction)(void (*)(void))change, METH_FASTCALL, "change(rows, first_row, tensors, copies) -> indices not handled, or None"},
     {"guard", guard, METH_O, "guard(tensors) -> (sum of squares, first index with a non-finite value or -1, indices not handled or None)"},
+    {"guard_rows", guard_rows, METH_O, "guard_rows(rows) -> (sum of squares, first row with a non-finite value or -1)"},
     {"any_nonzero", (PyCFunction)(void (*)(void))any_nonzero, METH_FASTCALL, "any_nonzero(tensors, limit) -> (found, indices not handled or None)"},
-    {"exponents", (PyCFunction)(void (*)(void))exponents, METH_FASTCALL, "exponents(tensor, limit) -> (exponents, counts), or None where not handled"},
+    {"exponents", (PyCFunction)(void (*)(void))exponents, METH_FASTCALL, "exponents(tensor, limit) -> pairs of float64, or None where not handled"},
     {"singles", (PyCFunction)(void (*)(void))singles, METH_FASTCALL, "singles(rows, num_rows) -> their columns in float32, or None"},
     {"number", number, METH_O, "number(tensor) -> the one element as a float, or None where not handled"},
     {NULL, NULL, 0, NULL},

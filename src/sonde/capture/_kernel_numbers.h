@@ -10,6 +10,7 @@
 #include <string.h>
 
 enum { BLOCK = 4096, MAX_DIMS = 64 };
+enum { AHEAD = 1024 }; /* floats: what is asked for so early is there when its turn comes, also across the pages that stop the processor's own guess */
 enum { F32, F64, BF16, F16, NUM_KINDS };
 static const int ITEM_SIZE[NUM_KINDS] = {4, 8, 2, 2};
 
@@ -26,7 +27,7 @@ typedef struct {
 typedef int32_t Word __attribute__((may_alias)); /* four bytes of whatever type */
 
 typedef struct {
-    int (*measure)(const float *, int, Part *);
+    int (*measure)(const float *, int, float, Part *);
     double (*squares)(const float *, int);
     int (*any)(const Word *, int, int32_t);
     void (*subtract)(const float *, const float *, int, float *);

@@ -79,7 +79,7 @@ static __attribute__((noinline)) void measure_floats_exactly(const float *x, con
     measure_exactly(wide, n, part);
 }
 
-static void measure_floats(const float *x, const float *minus, int n, Part *part)
+static void measure_floats(const float *x, const float *minus, int n, float guess, Part *part)
 {
     float difference[BLOCK];
     const float *values = x;
@@ -87,7 +87,7 @@ static void measure_floats(const float *x, const float *minus, int n, Part *part
         loops->subtract(x, minus, n, difference);
         values = difference;
     }
-    if (!loops->measure(values, n, part))
+    if (!loops->measure(values, n, guess, part))
         measure_floats_exactly(x, minus, n, part);
 }
 
@@ -121,7 +121,7 @@ static void measure_shifted(const View *view, const View *minus, char *copy, int
         if (view->kind == F64)
             measure_doubles(block, (const double *)other, shift, num, &part);
         else
-            measure_floats(widen(view, block, num, wide), other ? widen(minus, other, num, wide_minus) : NULL, num, &part);
+            measure_floats(widen(view, block, num, wide), other ? widen(minus, other, num, wide_minus) : NULL, num, (float)total->mean, &part);
         join(total, &part);
     }
 }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
-
 import numpy as np
 import torch
 
@@ -11,25 +9,26 @@ from sonde.capture import kernel
 from sonde.capture.journal import Journal
 from sonde.record import EXPONENT_FIELDS, Kind
 
-MOST_ELEMENTS = 1 << 16  # of one tensor: a histogram needs no more, and counting millions would cost more than all other statistics
+PAIR_BYTES = 16  # an exponent and a count
+MOST_ELEMENTS = 1 << 14  # of one tensor: a histogram needs no more, and counting millions would cost more than all other statistics
 
 
 class Exponents:
     """The histograms that a probe takes in one step."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, list[tuple[int, int, int]]] = {}
+        self._taken: dict[str, list[tuple[int, bytes]]] = {}  # by kind: sites and their pairs
 
     def take(self, kind: str, site_id: int, tensor: torch.Tensor) -> None:
-        histogram = kernel.exponents(tensor, MOST_ELEMENTS) if tensor.is_cpu else None  # on a device it would have to be waited for
-        if histogram is not None:
-            self._rows.setdefault(kind, []).extend((site_id, exponent, count) for exponent, count in zip(*histogram))
+        pairs = kernel.exponent_pairs(tensor, MOST_ELEMENTS) if tensor.is_cpu else None  # on a device it would have to be waited for
+        if pairs:
+            self._taken.setdefault(kind, []).append((site_id, pairs))
 
     def write(self, journal: Journal, step: int) -> None:
-        for kind, rows in self._rows.items():
-            table = np.fromiter(chain.from_iterable(rows), np.float64, 3 * len(rows)).reshape(-1, 3)
-            plan = journal.plan(kind + Kind.EXPONENTS, EXPONENT_FIELDS, table[:, 0].astype(int).tolist())
-            journal.frame(plan, step, table[:, 1:])
+        for kind, taken in self._taken.items():
+            sites = np.repeat([site_id for site_id, _ in taken], [len(pairs) // PAIR_BYTES for _, pairs in taken])
+            plan = journal.plan(kind + Kind.EXPONENTS, EXPONENT_FIELDS, sites)
+            journal.frame(plan, step, np.frombuffer(b"".join(pairs for _, pairs in taken)).reshape(-1, 2))
 
     def clear(self) -> None:
-        self._rows.clear()
+        self._taken.clear()

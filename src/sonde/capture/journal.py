@@ -52,7 +52,7 @@ class Journal:
     def event(self, kind: str, step: int, /, **data: Any) -> None:
         self._writer.event(kind, step, data)
 
-    def plan(self, kind: str, fields: Sequence[str], site_ids: Sequence[int]) -> FramePlan:
+    def plan(self, kind: str, fields: Sequence[str], site_ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> FramePlan:
         return self._writer.plan(kind, fields, site_ids)
 
     def frame(self, plan: FramePlan, step: int, rows: npt.NDArray[np.float64]) -> None:

@@ -80,6 +80,10 @@ class Rows:
         if not (NATIVE and _native.measure_one(self.values, row, tensor)):
             self._measure_by_torch(row, tensor)
 
+    def guard(self) -> tuple[float, int] | None:
+        """What `guard` would say of the tensors behind these rows, without reading them again; None where that is not known yet."""
+        return None if self._pending or self.unsupported or not NATIVE else _native.guard_rows(self.values)
+
     def settle(self) -> None:
         """Write what torch computed since the last call: one transfer per device, none where all was native."""
         if not self._pending:
@@ -266,12 +270,21 @@ def any_nonzero(tensors: Sequence[Tensor | None], limit_elements: int = 4096) ->
     return any(value > 0 for value in _brought_over(flags))
 
 
-def exponents(tensor: Tensor, limit_elements: int = 0) -> tuple[list[int], list[int]] | None:
+def exponents(tensor: Tensor) -> tuple[list[int], list[int]] | None:
     """The power-of-two histogram: each floor(log2 |x|) among the non-zero finite elements, and how many have it; None where unsupported.
 
-    float64 is clamped to the exponents of float32, -149 to 127. Of a tensor with more than `limit_elements` (0: no limit) about so many are
-    counted, evenly spaced. A tensor on a device is waited for.
+    float64 is clamped to the exponents of float32, -149 to 127. A tensor on a device is waited for.
     """
+    pairs = exponent_pairs(tensor, 0)
+    if pairs is None:
+        return None
+    table = np.frombuffer(pairs).reshape(-1, 2).astype(int).T.tolist()
+    return table[0], table[1]
+
+
+def exponent_pairs(tensor: Tensor, limit_elements: int) -> bytes | None:
+    """The same as float64 in memory: an exponent and its count, and so on. Of more than `limit_elements` (0: no limit) about so many are
+    counted, evenly spaced."""
     if NATIVE:
         found = _native.exponents(tensor, limit_elements)
         if found is not None:
@@ -283,8 +296,8 @@ def exponents(tensor: Tensor, limit_elements: int = 0) -> tuple[list[int], list[
         counts = kernel_torch.exponents(plain) if plain.numel() else []
     except Exception:
         return None
-    which = [i for i, count in enumerate(counts) if count]
-    return [i + kernel_torch.LOWEST_EXPONENT for i in which], [counts[i] for i in which]
+    pairs = [(i + kernel_torch.LOWEST_EXPONENT, count) for i, count in enumerate(counts) if count]
+    return np.array(pairs, np.float64).tobytes()
 
 
 def fingerprint(tensor: Tensor) -> int | None:

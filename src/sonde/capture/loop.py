@@ -27,6 +27,7 @@ from sonde.capture.models import Models
 from sonde.capture.phases import Phases
 from sonde.capture.probes import PROBES
 from sonde.capture.probes.probe import Probe, Tools
+from sonde.capture.probes.weights import Weights
 from sonde.capture.rates import Rates, rate_of
 from sonde.capture.source import Lines, line_of, user_frame
 from sonde.capture.standins import Desk
@@ -73,7 +74,9 @@ class Loop:
         self._desk = Desk()
         self._desk.hook_ns = int(hook_ns())
         tools = Tools(journal, config, faults, models, self._desk)
-        self._moments = _by_moment([probe(tools) for probe in PROBES])
+        probes = [probe(tools) for probe in PROBES]
+        self._moments = _by_moment(probes)
+        self._weights = next(probe for probe in probes if isinstance(probe, Weights))
         self._num_observed = 0
         self._membership: dict[str, Any] = {}
         self._lines = Lines(journal)
@@ -220,10 +223,10 @@ class Loop:
         self._in_step, self._closure = account, closure
         self._lines.learn("optimizer_step", self.clock.number, optimizer=account.index)
         parameters = parameters_of(optimizer)
-        if not closure:
-            self._guard.gradients(account, optimizer, parameters, self.clock.number)
         if self.observing:
             self._each("before", optimizer, parameters, closure=closure)
+        if not closure:
+            self._guard.gradients(account, optimizer, parameters, self.clock.number, self._known(optimizer))
         self._phases.begin("optimizer")
 
     @contained
@@ -234,10 +237,10 @@ class Loop:
             return
         self._phases.finish("optimizer")
         self._scaler_stepped = True
-        if self._closure:
-            self._guard.gradients(account, optimizer, parameters_of(optimizer), self.clock.number)
         if self.observing:
             self._each("after", optimizer, parameters_of(optimizer), closure=self._closure)
+        if self._closure:
+            self._guard.gradients(account, optimizer, parameters_of(optimizer), self.clock.number, self._known(optimizer))
         self._journal.add("skipped_steps" if skipped_by_scaler(optimizer) else "optimizer_steps")
         self._rates.take(optimizer, self.clock.num_stepped)
         if self.clock.optimizer_ended(id(optimizer)):
@@ -288,6 +291,10 @@ class Loop:
                     getattr(probe, moment)(*args, **kwargs)
                 except Exception as error:
                     self.faults.caught(probe.name, "", error)
+
+    def _known(self, optimizer: torch.optim.Optimizer) -> tuple[float, int] | None:
+        """What the guard would find, where a probe has just read all of the gradients."""
+        return self._weights.guarded(optimizer) if self.observing else None
 
     def _touch(self) -> None:
         if not self.clock.active:

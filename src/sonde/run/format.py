@@ -118,7 +118,7 @@ class FramePlan:
 
     __slots__ = ("_double", "_exact", "_pack", "_shape", "_single", "kind")
 
-    def __init__(self, kind: str, fields: Sequence[str], site_ids: Sequence[int], *, exact: bool) -> None:
+    def __init__(self, kind: str, fields: Sequence[str], site_ids: Sequence[int] | np.ndarray[Any, Any], *, exact: bool) -> None:
         ids = np.asarray(site_ids, dtype=np.uint32 if len(site_ids) else None).astype("<u4")
         if any("," in name or not name for name in fields):
             raise FormatError(f"field names are joined by commas and cannot hold one: {fields}")

@@ -100,7 +100,7 @@ class Writer:
 
     # ---- collecting
 
-    def plan(self, kind: str, fields: Sequence[str], site_ids: Sequence[int]) -> FramePlan:
+    def plan(self, kind: str, fields: Sequence[str], site_ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> FramePlan:
         """What `frame` needs; made once, used for every step that measures the same sites."""
         try:
             return FramePlan(kind, fields, site_ids, exact=kind in EXACT_KINDS)

@@ -65,6 +65,11 @@ class Weights(Probe):
         if Kind.PARAMETER in block.measured:
             self._take_updates(block, parameters)
 
+    def guarded(self, optimizer: torch.optim.Optimizer) -> tuple[float, int] | None:
+        """The guard's answer for this optimizer's gradients, where they have just been measured: on large models a second reading shows."""
+        block = self._blocks.get(id(optimizer))
+        return block.rows[Kind.GRADIENT].guard() if block is not None and Kind.GRADIENT in block.measured else None
+
     def write(self, step: int) -> None:
         self._look_at_unowned()
         for kind in (Kind.PARAMETER, Kind.GRADIENT, Kind.UPDATE):
