@@ -298,6 +298,25 @@ def test_the_first_layer_with_a_real_nan_is_alerted_first(caplog: pytest.LogCapt
     assert said(caplog)[0].startswith("sonde: nan: NaN or Inf in the output at scale in step 5 (inf ")
 
 
+@pytest.mark.parametrize("patterns", [None, "2.*"])
+def test_a_gradient_of_a_parameter_that_overflows_is_an_anomaly_before_it_is_used(patterns: str | None) -> None:
+    """All outputs and their gradients are finite; only the sum over the batch that makes a weight's gradient is not."""
+    model = BY_NAME["mlp"].build()
+    optimizers = [torch.optim.SGD(model[index].parameters(), lr=0.01) for index in (0, 2)]
+    hook = HookBuilder("broken").trigger("on_anomaly").alert("critical").action("stop_training")
+    hooks = Hooks()
+    hooks.register_hook((hook if patterns is None else hook.layer_patterns(patterns)).build())
+    before = digest(model[2].state_dict())
+    with hooks.attach(model, optimizers), pytest.raises(TrainingStopped) as raised:  # noqa: PT012
+        BY_NAME["mlp"].loss(model).backward()
+        optimizers[0].step()
+        model[2].bias.grad[3] = math.inf
+        optimizers[1].step()
+    assert (raised.value.layer, raised.value.step) == ("2.bias", 1)  # the first optimizer had ended step 0
+    assert [str(alert) for alert in hooks.alerts] == ["NaN or Inf in the gradient at 2.bias in step 1 (inf 1, nan 0, num 8)"]
+    assert digest(model[2].state_dict()) == before
+
+
 # -- steps and stopping ----------------------------------------------------------------------------
 
 
@@ -576,19 +595,17 @@ def test_tracing_and_functional_transforms_are_left_alone(tmp_path: Path) -> Non
 
 
 def test_a_site_that_fails_is_taken_off_and_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    from sonde.workbench.hooks import taps
-
-    def broken(*args: Any) -> Any:
+    def broken(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("a strange output")
 
     model = BY_NAME["mlp"].build()
     hooks = Hooks()
     hooks.register_hook(HookBuilder("x").trigger("every_forward").layer_patterns("2").action("inspect_tensor").build())
     with hooks.attach(model):
-        monkeypatch.setattr(taps, "tensors_in", broken)
+        monkeypatch.setattr(hooks, "passed", broken)
         for _ in range(3):
             model(torch.ones(1, 6))
-    assert said(caplog) == ["sonde: hooks at 2 failed (RuntimeError: a strange output) and were taken off. Training goes on."]
+    assert said(caplog) == ["the output of 2 is not observed any more: RuntimeError: a strange output"]
 
 
 def test_no_layer_is_touched_by_hooks_of_the_step(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from sonde.capture.faults import NUM_CHANCES
+from sonde.views.numbers import counted
 from sonde.workbench.hooks.alerts import Alert, Alerts, in_words
 from sonde.workbench.hooks.events import HookEvent, TrainingStopped
 from sonde.workbench.hooks.hook import Hook, HookAction, HookTrigger
@@ -37,13 +38,13 @@ class HookStatus:
     unknown: tuple[str, ...]  # names of its condition that had no value whenever it was asked
 
     def __str__(self) -> str:
-        notes = [f"fired {self.executions} times"]
+        notes = [f"fired {counted(self.executions, 'time')}"]
         if self.layers:
-            notes.append(f"on {len(self.layers)} layers")
+            notes.append(f"on {counted(len(self.layers), 'layer')}")
         if self.unknown:
             notes.append(f"its condition could not be decided: no value for {', '.join(self.unknown)}")
         if self.last_error:
-            notes.append(f"{self.faults} failures, the last: {self.last_error}" if self.faults else self.last_error)
+            notes.append(f"{counted(self.faults, 'failure')}, the last: {self.last_error}" if self.faults else self.last_error)
         return f"{self.id}: {self.state}, {'; '.join(notes)}"
 
 
@@ -81,10 +82,8 @@ class Registered:
 
     def holds(self, event: HookEvent) -> bool:
         """Whether the trigger and the condition agree. Where that cannot be told, it does not fire, and `status` says so."""
-        if self.hook.trigger is HookTrigger.ON_ANOMALY:
-            found = event.stats
-            if found is None or not (found.nan or found.inf):
-                return False
+        if self.hook.trigger is HookTrigger.ON_ANOMALY and not event.is_anomaly:
+            return False
         condition = self.hook.condition
         if condition is None:
             return True

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from sonde.workbench.hooks.actions import Registered
 from sonde.workbench.hooks.hook import HookAction
 from sonde.workbench.hooks.taps import Layers, Listener, Signal, Tap
 
+MAX_NAMED = 8  # parameters with a bad gradient that are looked at in one step
 _MAY_STOP = frozenset({HookAction.STOP_TRAINING, HookAction.CUSTOM_CALLBACK})
 _log = logging.getLogger("sonde")
 
@@ -39,12 +42,12 @@ class Attachment:
     def has_optimizer(self) -> bool:
         return bool(self._optimizers)
 
-    def connect(self, before_update: Callable[[bool], None], after_update: Callable[[bool], None]) -> None:
-        """Both are told whether this is the first optimizer: its steps are the steps."""
+    def connect(self, before_update: Callable[[int], None], after_update: Callable[[int], None]) -> None:
+        """Both are told which optimizer it is: the steps of the first are the steps."""
         for index, ref in enumerate(self._optimizers):
-            optimizer, is_first = ref(), index == 0
+            optimizer = ref()
             if optimizer is not None:
-                before, after = _bound(before_update, is_first), _bound(after_update, is_first)
+                before, after = partial(before_update, index), partial(after_update, index)
                 self._handles += [optimizer.register_step_pre_hook(Signal(before)), optimizer.register_step_post_hook(Signal(after))]
 
     def plan(self, hooks: Sequence[Registered], entered: Callable[[], None], *, careful: bool) -> dict[str, list[Registered]]:
@@ -80,12 +83,26 @@ class Attachment:
 
     def gradient_norm(self) -> float | None:
         """Of all gradients that the optimizers would use now; None where there is no gradient."""
-        model, optimizers = self._model(), [optimizer for ref in self._optimizers if (optimizer := ref()) is not None]
-        parameters: Iterable[torch.Tensor] = [p for optimizer in optimizers for p in parameters_of(optimizer)]
-        if not optimizers and model is not None:
-            parameters = model.parameters()
-        gradients = [p.grad for p in parameters if p.grad is not None]
+        gradients = [p.grad for p in self._parameters(self._optimizers) if p.grad is not None]
         return float(kernel.guard(gradients)[0] ** 0.5) if gradients else None
+
+    def bad_gradients(self, optimizer: int) -> list[tuple[str, torch.Tensor]]:
+        """Parameters whose gradient, which this optimizer is about to use, is not finite. Costs one read of them all where all is well."""
+        parameters = [p for p in self._parameters(self._optimizers[optimizer : optimizer + 1]) if p.grad is not None]
+        first = kernel.guard([p.grad for p in parameters])[1]
+        if first < 0:
+            return []
+        model = self._model()
+        names = {id(p): name for name, p in (getattr(model, "_orig_mod", model) or nn.Module()).named_parameters()}
+        bad = (p for p in parameters[first:] if kernel.guard([p.grad])[1] == 0)
+        return [(names.get(id(p), "a parameter outside of the model"), p.grad) for p in islice(bad, MAX_NAMED) if p.grad is not None]
+
+    def _parameters(self, refs: Iterable[weakref.ref[torch.optim.Optimizer]]) -> list[torch.Tensor]:
+        """Of these optimizers; where there are none, of the model."""
+        optimizers, model = [optimizer for ref in refs if (optimizer := ref()) is not None], self._model()
+        if not self._optimizers and model is not None:
+            return list(model.parameters())
+        return [p for optimizer in optimizers for p in parameters_of(optimizer)]
 
     def learning_rate(self) -> float | None:
         optimizer = self._optimizers[0]() if self._optimizers else None
@@ -114,10 +131,6 @@ def checked(model: Any, optimizer: Any) -> list[torch.optim.Optimizer]:
         if not isinstance(each, torch.optim.Optimizer):
             raise SondeError(f"optimizer must be a torch.optim.Optimizer or a list of them, not {type(each).__name__}.")
     return given
-
-
-def _bound(tell: Callable[[bool], None], is_first: bool) -> Callable[[], None]:
-    return lambda: tell(is_first)
 
 
 def _selected(registered: Registered, layers: Layers) -> Iterable[str]:

@@ -9,10 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
+from sonde.capture import kernel
 from sonde.conditions import Condition
 from sonde.errors import SondeError
 from sonde.workbench.hooks.hook import HookAction
-from sonde.workbench.statistics import Quick, quick
+from sonde.workbench.quick import Quick, quick
 
 
 class TrainingStopped(SondeError):
@@ -60,6 +61,11 @@ class HookEvent:
         if self._stats is None and self.tensor is not None:
             self._stats = quick(self.tensor)
         return self._stats
+
+    @property
+    def is_anomaly(self) -> bool:
+        """Whether an element is NaN or infinite: one fast read, and no statistics where all is well."""
+        return self.tensor is not None and kernel.guard([self.tensor])[1] >= 0
 
     @property
     def grad_norm(self) -> float:

@@ -23,7 +23,7 @@ class HookTrigger(StrEnum):
     EVERY_BACKWARD = "every_backward"  # the gradient of such an output is known
     EVERY_N_STEPS = "every_n_steps"  # in the steps 0, n, 2n …
     ON_CONDITION = "on_condition"  # the condition of `.when(…)` holds
-    ON_ANOMALY = "on_anomaly"  # an output or a gradient holds NaN or Inf
+    ON_ANOMALY = "on_anomaly"  # an output, its gradient, or the gradient of a parameter holds NaN or Inf
 
 
 class HookAction(StrEnum):

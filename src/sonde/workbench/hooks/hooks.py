@@ -14,6 +14,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from sonde.capture import kernel
 from sonde.capture.tensors import read_number
 from sonde.conditions import STEP_NAMES
 from sonde.errors import SondeError
@@ -22,12 +23,12 @@ from sonde.workbench.hooks.alerts import Alert
 from sonde.workbench.hooks.attachment import Attachment, checked
 from sonde.workbench.hooks.builder import chosen
 from sonde.workbench.hooks.events import HookEvent, HookResult, TrainingStopped
-from sonde.workbench.hooks.hook import AlertSeverity, Hook
+from sonde.workbench.hooks.hook import AlertSeverity, Hook, HookTrigger
 from sonde.workbench.hooks.snapshots import make_directory
 from sonde.workbench.hooks.taps import in_backward
 from sonde.workbench.hooks.webhook import TIMEOUT_S, Webhook
 from sonde.workbench.names import require_name
-from sonde.workbench.statistics import as_tensor
+from sonde.workbench.quick import as_tensor
 
 MAX_RESULTS = 1000
 
@@ -201,6 +202,8 @@ class Hooks:
     def passed(self, layer: str, item: str, tensor: torch.Tensor, *, is_forward: bool, step: int) -> None:
         """A tensor went by."""
         due = [each for each in self._plan.get((layer, is_forward), ()) if each.is_due(step)]
+        if any(each.hook.trigger is HookTrigger.ON_ANOMALY for each in due) and kernel.guard([tensor])[1] < 0:
+            due = [each for each in due if each.hook.trigger is not HookTrigger.ON_ANOMALY]  # nearly always: one fast read, no more
         if due:
             self._run(due, HookEvent(layer, tensor, self._known(step, is_forward), step=step, is_forward=is_forward, item=item))
 
@@ -267,23 +270,27 @@ class Hooks:
 
     # -- steps -------------------------------------------------------------------------------------
 
-    def _before_update(self, is_first: bool) -> None:
+    def _before_update(self, optimizer: int) -> None:
         """An optimizer is about to step: hooks that speak of the whole step are asked, and it is a safe point to stop."""
-        if is_first:
-            self._ask_per_step()
+        self._ask_per_step(optimizer)
         self._stop_if_asked()
         self._is_updating = True
 
-    def _after_update(self, is_first: bool) -> None:
+    def _after_update(self, optimizer: int) -> None:
         self._is_updating = False
-        if is_first:
+        if optimizer == 0:
             self._end_step()
         self._stop_if_asked()
 
-    def _ask_per_step(self) -> None:
+    def _ask_per_step(self, optimizer: int = 0) -> None:
         try:
+            on_anomaly = [each for each in self._hooks.values() if each.hook.trigger is HookTrigger.ON_ANOMALY and each.is_due(self._step)]
+            if on_anomaly and self._attachment is not None:
+                for name, gradient in self._attachment.bad_gradients(optimizer):
+                    concerned = [each for each in on_anomaly if _concerns(each.hook, name, is_forward=False)]
+                    self._run(concerned, HookEvent(name, gradient, self._known(self._step, False), step=self._step, is_forward=False))
             due = [each for each in self._hooks.values() if each.hook.is_per_step and each.is_due(self._step)]
-            if due:
+            if due and optimizer == 0:
                 known = self._with_learning_rate({**self._told, "step": float(self._step)})
                 asked = any(each.hook.condition is not None and "grad_norm" in each.hook.condition.names for each in due)
                 norm = self._attachment.gradient_norm() if self._attachment is not None and asked else None

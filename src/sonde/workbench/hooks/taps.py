@@ -5,18 +5,16 @@ None of them changes what flows, raises (but for `TrainingStopped`, between upda
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from sonde.capture import kernel
 from sonde.capture.tensors import tensors_in
 from sonde.capture.watched import InertCopy, Watched
-
-_log = logging.getLogger("sonde")
+from sonde.workbench.contained import Contained
 
 
 class Listener(Protocol):
@@ -28,26 +26,20 @@ class Listener(Protocol):
     def current_step(self) -> int: ...
 
 
-class Tap(InertCopy):
+class Tap:
     """Stands on one layer."""
 
-    __slots__ = ("handle", "is_live", "layer", "listener", "num_calls")
+    __slots__ = ("_handle", "_on_gradient", "_on_output", "layer", "listener", "num_calls")
 
     def __init__(self, layer: str, module: nn.Module, listener: Listener) -> None:
         self.layer, self.listener = layer, listener
-        self.is_live, self.num_calls = True, 0
-        self.handle = module.register_forward_hook(self)
+        self.num_calls = 0
+        self._on_output = Contained(f"the output of {layer}", self._output)
+        self._on_gradient = Contained(f"the gradient of {layer}", self._gradient)
+        self._handle = module.register_forward_hook(self._on_output)
 
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or not self.is_live:
-            return
+    def _output(self, module: nn.Module, args: Any, output: Any) -> None:
         self.num_calls += 1
-        try:
-            self._look(output)
-        except Exception as error:
-            self._retire(error)
-
-    def _look(self, output: Any) -> None:
         listener = self.listener
         # In a backward pass a layer runs again where checkpointing forgot its output: that is no other forward, but with
         # re-entrant checkpointing it is where the graph is made.
@@ -56,39 +48,19 @@ class Tap(InertCopy):
         if not (on_forward or on_backward):
             return
         step = listener.current_step
-        alone = isinstance(output, torch.Tensor)
-        for place, tensor in tensors_in(output):
-            item = "" if alone else place
+        for item, tensor in [("", output)] if isinstance(output, torch.Tensor) else tensors_in(output):
             if on_forward:
                 listener.passed(self.layer, item, tensor, is_forward=True, step=step)
-            if on_backward and tensor.requires_grad and kernel.supported(tensor) is None:
-                tensor.register_hook(_OnGradient(self, item, step))  # type: ignore[no-untyped-call]
+            if on_backward and tensor.requires_grad:
+                tensor.register_hook(partial(self._on_gradient, item, step))  # type: ignore[no-untyped-call]
 
-    def _retire(self, error: Exception) -> None:
-        self.is_live = False
-        _log.warning("sonde: hooks at %s failed (%s: %s) and were taken off. Training goes on.", self.layer, type(error).__name__, error)
+    def _gradient(self, item: str, step: int, gradient: torch.Tensor) -> None:
+        self.listener.passed(self.layer, item, gradient, is_forward=False, step=step)
 
     def remove(self) -> None:
         """Outputs that still wait for their gradients wait in vain."""
-        self.is_live = False
-        self.handle.remove()
-
-
-class _OnGradient:
-    """Waits on one output for its gradient."""
-
-    __slots__ = ("item", "step", "tap")
-
-    def __init__(self, tap: Tap, item: str, step: int) -> None:
-        self.tap, self.item, self.step = tap, item, step
-
-    def __call__(self, gradient: torch.Tensor) -> None:
-        if torch.compiler.is_compiling() or not self.tap.is_live:
-            return
-        try:
-            self.tap.listener.passed(self.tap.layer, self.item, gradient, is_forward=False, step=self.step)
-        except Exception as error:
-            self.tap._retire(error)
+        self._on_output.retired = self._on_gradient.retired = True
+        self._handle.remove()
 
 
 class Signal(InertCopy):
