@@ -492,6 +492,26 @@ def test_without_two_batch_sizes_the_noise_scale_could_not_be_told_and_says_what
     assert "could not tell" in str(found)
 
 
+def test_spikes_ask_for_clipping_and_do_not_make_the_noise_scale():
+    random = np.random.default_rng(0)
+    debugger = GradientDebugger(max_gradient_history=2000)
+    weight = nn.Parameter(torch.zeros(20))
+    model = nn.Module()
+    model.weight = weight
+    debugger.register_hooks(model)
+    for step in range(400):
+        weight.grad = None
+        for micro_batch in range(4):
+            sample = torch.tensor(1 + 3 * random.standard_normal(20), dtype=torch.float32)
+            (weight * sample * (60 if step % 50 == 49 and micro_batch == 3 else 1)).sum().backward()
+        debugger.step()
+    report = debugger.analyze()
+    assert report.noise_scale.value == pytest.approx(9.0, rel=0.25)
+    assert report.clipping.needed
+    assert report.recommendations[0].startswith("Spikes: torch.nn.utils.clip_grad_norm_(model.parameters(), ")
+    assert "no action" not in " ".join(report.recommendations)
+
+
 def test_a_gradient_that_is_all_noise_gives_no_number():
     assert noise_scale([Pair(1, 8.0, 8, 0.5)] * 20, "samples").value is None
     assert noise_scale([Pair(1, 1.0, 8, 1.5)] * 20, "samples").value is None

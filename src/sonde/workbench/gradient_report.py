@@ -172,6 +172,9 @@ def judge(
         unused = [name for name in dead if not layers[name].norms]
         zero = [name for name in dead if layers[name].norms]
         lines = (*_for_dead(zero, unused), *lines)
+    if clipping.max_norm is not None and not exploding:
+        call = f"torch.nn.utils.clip_grad_norm_(model.parameters(), {number(clipping.max_norm)})"
+        lines = (f"Spikes: {call} takes them off; {clipping.reason}.", *(() if health is GradientHealth.HEALTHY else lines))
     return GradientReport(len(frames), steps_told_by, layers, health, clipping, noise, lines, judged)
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import median
 from typing import NamedTuple
 
 from sonde.rules.words import number
 
 ENOUGH_PAIRS = 10  # measurements: the difference of two noisy squares is noise itself
+SPIKE = 10.0  # times the median norm
 NEEDS = (
     "it needs steps of several micro-batches (gradient accumulation), or norms at two batch sizes: record_norm_at(batch_size, norm)"
 )
@@ -42,7 +44,7 @@ class NoiseScale:
 
 def noise_scale(pairs: Iterable[Pair], unit: str) -> NoiseScale:
     """From several measurements: noise and signal are averaged before they are divided, since neither may be positive in each."""
-    known = [pair for pair in pairs if math.isfinite(pair.small_square) and math.isfinite(pair.big_square)]
+    known = _usual([pair for pair in pairs if math.isfinite(pair.small_square) and math.isfinite(pair.big_square)])
     if not known:
         return NoiseScale(None, unit, NEEDS)
     if len(known) < ENOUGH_PAIRS:
@@ -55,6 +57,14 @@ def noise_scale(pairs: Iterable[Pair], unit: str) -> NoiseScale:
         return NoiseScale(None, unit, f"no noise shows in {len(known)} measurements: far smaller than your batches")
     text = f"from {len(known)} measurements; a larger batch than that saves few steps, a smaller one wastes little"
     return NoiseScale(noise / signal, unit, text)
+
+
+def _usual(pairs: list[Pair]) -> list[Pair]:
+    """Without spikes: one norm of a hundred times the others would be all that an average of squares shows."""
+    if not pairs:
+        return pairs
+    limits = [SPIKE * SPIKE * median(pair[at] for pair in pairs) for at in (1, 3)]
+    return [pair for pair in pairs if pair.small_square <= limits[0] and pair.big_square <= limits[1]]
 
 
 def _signal(pair: Pair) -> float:

@@ -92,7 +92,7 @@ class WeightReport:
             if isinstance(found, Spectrum):
                 sampled = " sampled" if found.sampled else ""
                 ranks = [number(found.largest), f"{found.effective_rank:.0f} of {found.full_rank}{sampled}"]
-            words = layer.initialisation.name
+            words = layer.initialisation.name if len(layer.shape) > 1 or layer.initialisation.recipes else ""
             if layer.initialisation.fit in ("small", "large", "fits"):
                 words += f"; {layer.initialisation.fit}"
             rows.append([layer.name, shape, number(stats.mean), number(stats.std) + bad, *ranks, words])
