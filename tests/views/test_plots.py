@@ -227,6 +227,17 @@ def test_from_none_to_five_hundred_distributions_there_is_a_picture(num):
     assert len(plot.data["distributions"]) == num
 
 
+@pytest.mark.parametrize("num", [40, 500])
+def test_a_picture_fills_its_paper(num):
+    plain = [plots.histograms({name: RNG.normal(size=9) for name in BIG[:num]}, name="weights")]
+    plain.append(plots.layer_heatmap(BIG[:num], range(9), RNG.random((num, 9)), name="norms", label="norm"))
+    for plot in plain:
+        plot.figure.canvas.draw()
+        place = plot.figure.axes[0].get_position()
+        assert place.y0 < 0.12
+        assert place.height > 0.75
+
+
 def test_a_layer_with_a_bad_weight_is_named_among_five_hundred():
     weights = {name: RNG.normal(size=50) for name in BIG}
     weights[BIG[77]][3] = math.nan

@@ -116,6 +116,12 @@ def test_infinities_stand_at_the_edge_they_went_over():
     assert "↓" in rows[-1]
 
 
+def test_where_two_bad_values_share_a_place_the_first_is_seen():
+    values = [1.0] * 1000
+    values[500:600] = [INF] + [NAN] * 99
+    assert "↑✗" in line_plot(range(1000), values, "", Paper(40, 10))
+
+
 def test_a_curve_over_decades_has_a_logarithmic_axis_and_says_so():
     text = line_plot(range(5), [1e-8, 1e-4, 1.0, 1e4, 1e8], "", Paper(60, 16))
     assert "vertical axis: log" in text

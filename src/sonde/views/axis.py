@@ -190,7 +190,7 @@ def _powered(numbers: list[float]) -> list[str]:
     plain = [short(number) for number in numbers]
     if not any("e" in label for label in plain):
         return plain
-    return [label if number in (0.0, 1.0, -1.0) else _scientific(number) for number, label in zip(numbers, plain)]
+    return [label if abs(number) in (0.0, 0.1, 1.0, 10.0) else _scientific(number) for number, label in zip(numbers, plain)]
 
 
 def short(number: float) -> str:

@@ -12,17 +12,17 @@ from pathlib import Path
 
 from sonde.errors import SondeError
 
-UNSAFE = re.compile(r"[^\w.-]+")
+UNSAFE = re.compile(r"[^\w. -]+")
 DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\.|$)", re.IGNORECASE)  # names that are no files on Windows
 LONGEST = 60  # characters: even if each takes four bytes, the name is one that every file system takes
 
 
 def file_name(name: str, suffix: str, *, reserved: Collection[str] = ()) -> str:
-    """A file name for something that is named by the user: `layer/0 weird:name` gives `layer_0_weird_name-5bc0a1.png`.
+    """A file name for something that is named by the user: `layer/0 weird:name` gives `layer_0 weird_name-5bc0a1.png`.
 
     A name that can be kept is kept. One that must be changed carries a digest, so that two names never share a file.
     """
-    safe = UNSAFE.sub("_", name)[:LONGEST].strip("._") or "plot"
+    safe = UNSAFE.sub("_", name)[:LONGEST].strip("._ ") or "plot"
     safe = f"_{safe}" if DEVICES.match(safe) else safe
     # Capitals are not told apart by every file system: the digest does it.
     kept = safe == name and name == name.lower() and f"{name}.{suffix}" not in reserved

@@ -219,7 +219,7 @@ def _curve(canvas: Canvas, x: Floats, y: Floats) -> None:
 
 
 def _signs(canvas: Canvas, x: Floats, values: Floats, paper: Paper) -> None:
-    bad = np.flatnonzero(~np.isfinite(values))
+    bad = np.flatnonzero(~np.isfinite(values))[::-1]  # backwards: where two share a place, the first of them is seen
     for column, value in zip(np.rint(x[bad] * (canvas.width - 1)).astype(int).tolist(), values[bad].tolist()):
         canvas.mark(column, canvas.height - 1 if value == -math.inf else 0, paper.mark(value))
 

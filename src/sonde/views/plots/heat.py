@@ -191,6 +191,8 @@ def _step_ticks(axes: Axes, steps: Floats) -> None:
 def _edge_marks(axes: Axes, values: Floats) -> None:
     """A red arrow beside each layer with a bad number: among 500 rows one cell alone is easily missed."""
     rows = np.flatnonzero(~np.isfinite(values).all(axis=1))
+    if not rows.size:  # even an empty line takes room
+        return
     across = axes.get_yaxis_transform()
     axes.plot(np.full(rows.size, 1.012), rows, transform=across, linestyle="none", marker="<", markersize=3, color=ink.BAD, clip_on=False)
 

@@ -6,6 +6,7 @@ matplotlib takes from nowhere but its global table hold only while a picture is 
 
 from __future__ import annotations
 
+import functools
 import re
 import textwrap
 import threading
@@ -85,15 +86,22 @@ def empty_figure(size: tuple[float, float]) -> Figure:
 
 def safe(text: object, limit: int = 120) -> str:
     """Text of the user's for a picture: no control characters, nothing that no installed font can draw, not endless."""
-    from matplotlib import rcParams
-    from matplotlib.font_manager import FontProperties, fontManager, get_font
-
     string = elided(printable(text), limit)
     if string.isascii():
         return string
-    fonts = [get_font(fontManager.findfont(FontProperties(family=[name]))) for name in rcParams["font.family"]]
-    known = set().union(*(font.get_charmap() for font in fonts))
+    from matplotlib import rcParams
+
+    known = _known(tuple(rcParams["font.family"]))
     return "".join(char if ord(char) in known else char.encode("ascii", "backslashreplace").decode() for char in string)
+
+
+@functools.cache
+def _known(families: tuple[str, ...]) -> frozenset[int]:
+    """The characters that these fonts can draw."""
+    from matplotlib.font_manager import FontProperties, fontManager, get_font
+
+    fonts = [get_font(fontManager.findfont(FontProperties(family=[name]))) for name in families]
+    return frozenset().union(*(font.get_charmap() for font in fonts))
 
 
 def elided(text: str, limit: int) -> str:

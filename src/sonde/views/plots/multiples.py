@@ -13,7 +13,7 @@ from sonde.views.plots import ink
 from sonde.views.plots.distribution import QUANTILES, Histogram, bars, binned
 from sonde.views.plots.heat import row_ticks
 from sonde.views.plots.plot import Plot
-from sonde.views.plots.values import bad_text, place_text
+from sonde.views.plots.values import Floats, bad_text, place_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -84,15 +84,27 @@ def _rows(figure: Figure, name: str, each: Mapping[str, Histogram], high: float)
     axis = spread_axis(table.ravel())
     places = axis.place(table)
     ink.grid(axes, "x")
-    apart = len(each) <= BARS_UP_TO
     for low, high_share, colour in ((0, 4, ink.SKY), (1, 3, ink.BLUE)):
-        wide = places[:, high_share] - places[:, low]
-        axes.barh(rows, wide, 0.8 if apart else 1.0, places[:, low], color=colour, linewidth=0, antialiased=apart)
+        left, right = places[:, low], places[:, high_share]
+        if len(each) <= BARS_UP_TO:
+            axes.barh(rows, right - left, 0.8, left, color=colour, linewidth=0)
+        else:
+            _outline(axes, rows, left, right, colour)
     axes.vlines(places[:, 2], rows - 0.5, rows + 0.5, colors=ink.INK, linewidth=0.9)
     bad = [row for row, histogram in enumerate(each.values()) if histogram.bad]
-    axes.plot([1.0] * len(bad), bad, linestyle="none", marker="x", markersize=4, color=ink.BAD, clip_on=False)
+    if bad:  # even an empty line takes room
+        axes.plot([1.0] * len(bad), bad, linestyle="none", marker="x", markersize=4, color=ink.BAD, clip_on=False)
     ink.draw_axis(axes, "x", axis, "value" + ("" if axis.scale == "linear" else f" ({axis.scale})"), limit=8)
     axes.set_ylim(len(each) - 0.5, -0.5)
     row_ticks(axes, list(each), high)
+
+
+def _outline(axes: Axes, rows: Any, left: Floats, right: Floats, colour: str) -> None:
+    """All bars as one area; rows that are not there leave a gap."""
+    heights = np.repeat(rows, 2) + np.tile([-0.5, 0.5], len(rows))
+    breaks = np.flatnonzero(np.diff(rows) > 1) * 2 + 2
+    pieces = [np.split(each, breaks) for each in (heights, np.repeat(left, 2), np.repeat(right, 2))]
+    for height, low, high in zip(*pieces):
+        axes.fill_betweenx(height, low, high, color=colour, linewidth=0)
 
 
