@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from sonde.capture import kernel
+from sonde.capture.far import is_far
 from sonde.capture.journal import Journal
 from sonde.record import EXPONENT_FIELDS, Kind
 
@@ -20,7 +21,7 @@ class Exponents:
         self._taken: dict[str, list[tuple[int, bytes]]] = {}  # by kind: sites and their pairs
 
     def take(self, kind: str, site_id: int, tensor: torch.Tensor) -> None:
-        pairs = kernel.exponent_pairs(tensor, MOST_ELEMENTS) if tensor.is_cpu else None  # on a device it would have to be waited for
+        pairs = kernel.exponent_pairs(tensor, MOST_ELEMENTS) if not is_far(tensor) else None  # on a device it would have to be waited for
         if pairs:
             self._taken.setdefault(kind, []).append((site_id, pairs))
 

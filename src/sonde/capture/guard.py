@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from sonde.capture import kernel
+from sonde.capture.far import Far, is_far
 from sonde.capture.journal import Journal
 from sonde.capture.ledger import Account, Ledger
 from sonde.capture.models import Models
@@ -18,8 +21,8 @@ _NUM, _NAN, _INF = (STATISTICS.index(name) for name in ("num", "nan", "inf"))
 
 
 class Guard:
-    def __init__(self, journal: Journal, models: Models, ledger: Ledger) -> None:
-        self._journal, self._models, self._ledger = journal, models, ledger
+    def __init__(self, journal: Journal, models: Models, ledger: Ledger, far: Far) -> None:
+        self._journal, self._models, self._ledger, self._far = journal, models, ledger, far
         self._said: set[str] = set()  # what was reported in this step
         self._sum_of_squares: float | None = None
 
@@ -37,9 +40,9 @@ class Guard:
     def inputs(self, args: Any, kwargs: Any, step: int) -> None:
         """A model is about to use these."""
         if len(args) == 1 and not kwargs and type(args[0]) is torch.Tensor:
-            floating = [("0", args[0])] if args[0].is_floating_point() and args[0].is_cpu else []
+            floating = [("0", args[0])] if args[0].is_floating_point() and not is_far(args[0]) else []
         else:
-            floating = [(place.partition(".")[2], x) for place, x in tensors_in((args, kwargs)) if x.is_floating_point() and x.is_cpu]
+            floating = [(place.partition(".")[2], x) for place, x in tensors_in((args, kwargs)) if x.is_floating_point() and not is_far(x)]
         _, bad = kernel.guard([tensor for _, tensor in floating]) if floating else (0.0, -1)
         if bad >= 0:
             self.bad_number("input", f"input.{floating[bad][0]}", step, floating[bad][1])
@@ -53,8 +56,13 @@ class Guard:
         known: tuple[float, int] | None = None,
     ) -> None:
         """An optimizer uses its gradients: one read of them all, unless the answer is `known`."""
-        sum_of_squares, bad = known or kernel.guard([p.grad for p in parameters])
-        empty = sum_of_squares == 0 and bad < 0
+        gradients = [] if known else [p.grad for p in parameters]
+        away = [p for p, gradient in zip(parameters, gradients) if gradient is not None and is_far(gradient)] if account.far else []
+        if away:
+            self._ask_later(away, step)
+            gradients = [None if gradient is None or is_far(gradient) else gradient for gradient in gradients]
+        sum_of_squares, bad = known or kernel.guard(gradients)
+        empty = sum_of_squares == 0 and bad < 0 and not away
         stale, lost = self._ledger.used(account, empty=empty)
         if account.num_steps == 1 or not account.witnesses:
             account.choose_witnesses(parameters)
@@ -75,6 +83,30 @@ class Guard:
     def write(self) -> None:
         if self._sum_of_squares is not None:
             self._journal.set("grad_norm", math.sqrt(self._sum_of_squares))
+
+    def _ask_later(self, parameters: list[torch.Tensor], step: int) -> None:
+        """Gradients on devices: their norms are computed there, and the answer comes with the next transfer."""
+        named: dict[torch.device, tuple[list[str], list[torch.Tensor]]] = {}
+        for p in parameters:
+            if p.grad is not None and kernel.supported(p.grad) is None:
+                site = self._models.parameter_site(p)
+                names, gradients = named.setdefault(p.grad.device, ([], []))
+                names.append(site.name if site else "")
+                gradients.append(p.grad)
+        for names, gradients in named.values():
+            self._far.later(kernel.norms_of(gradients), partial(self._answer, step, names))
+
+    def _answer(self, step: int, names: list[str], norms: Sequence[float] | Exception) -> None:
+        if isinstance(norms, Exception):
+            return  # the step's norm stays unknown
+        known = self._journal.late(step, "grad_norm")
+        total = math.hypot(*norms, 0.0 if math.isnan(known) else known)
+        self._journal.amend(step, "grad_norm", total)
+        bad = next((name for name, norm in zip(names, norms) if not math.isfinite(norm)), None)
+        if bad is not None:
+            self._journal.event("nonfinite", step, what="gradient", where=bad)
+        elif total == 0:
+            self._journal.amend(step, "empty_updates", self._journal.late(step, "empty_updates") + 1)
 
     def clear(self) -> None:
         self._said.clear()

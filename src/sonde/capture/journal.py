@@ -30,6 +30,7 @@ class Journal:
         self._step_plan: FramePlan | None = None
         self._slots: dict[str, int] = {}
         self._fresh: list[float] = []
+        self._waiting: dict[int, tuple[list[float], int]] = {}  # ended steps that are not fully known: their scalars, and when
         self._scalars: list[float] = []
         for name in STEP_SCALARS:
             self._slot(name)
@@ -71,15 +72,43 @@ class Journal:
     def get(self, name: str) -> float:
         return self._scalars[self._slots[name]]
 
-    def end_step(self, step: int) -> None:
-        """Writes the step frame, last of its step, and everything before it, in one call."""
+    def end_step(self, step: int, *, waits: bool = False) -> None:
+        """Writes the step frame, last of its step, and everything before it, in one call. Where some of its numbers are still on a
+        device it `waits`, and is written with the next one that does not."""
+        if waits:
+            self._waiting[step] = (list(self._scalars), self._now())
+        else:
+            self.release()
+            self._write_step(step, self._scalars, self._now())
+            self._writer.flush()
+        self._scalars[:] = self._fresh
+
+    def release(self) -> None:
+        """Writes the steps that waited, as far as they are known."""
+        if self._waiting:
+            waiting, self._waiting = self._waiting, {}
+            for step, (scalars, time_ns) in waiting.items():
+                self._write_step(step, scalars + self._fresh[len(scalars) :], time_ns)
+
+    def late(self, step: int, name: str) -> float:
+        """A scalar of a step that may have ended already."""
+        return self._scalars_of(step)[self._slot(name)]
+
+    def amend(self, step: int, name: str, value: float) -> None:
+        slot = self._slot(name)
+        self._scalars_of(step)[slot] = value
+
+    def _scalars_of(self, step: int) -> list[float]:
+        scalars = self._waiting[step][0] if step in self._waiting else self._scalars
+        scalars.extend(self._fresh[len(scalars) :])
+        return scalars
+
+    def _write_step(self, step: int, scalars: list[float], time_ns: int) -> None:
         if self._step_plan is None:
             ids = [self._scalar_sites[name].id for name in self._slots]
             self._step_plan = self._writer.plan(Kind.STEP, ("value",), ids)
         self._tell_sites()
-        self._writer.column(self._step_plan, step, self._scalars, self._now())
-        self._writer.flush()
-        self._scalars[:] = self._fresh
+        self._writer.column(self._step_plan, step, scalars, time_ns)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """What the user logs may come after its step ended, so it has frames of its own."""
@@ -93,6 +122,7 @@ class Journal:
         self._writer.column(plan, step, list(values.values()), self._now())
 
     def flush(self) -> None:
+        self.release()
         self._tell_sites()
         self._writer.flush()
 

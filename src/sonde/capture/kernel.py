@@ -12,6 +12,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from sonde.capture import kernel_torch
+from sonde.capture import far, kernel_torch
 from sonde.capture.kernel_torch import Unsupported, readable, reason
 from sonde.record import STATISTICS
 
@@ -86,21 +87,19 @@ class Rows:
 
     def settle(self) -> None:
         """Write what torch computed since the last call: one transfer per device, none where all was native."""
-        if not self._pending:
-            return
+        if self._pending:
+            far.bring_over(self.pending())
+
+    def pending(self) -> list[tuple[Tensor, far.Use]]:
+        """The same for several tables in one transfer: what torch computed since the last call, and how it is written."""
         pending, self._pending = self._pending, {}
-        by_device: dict[torch.device, list[int]] = {}
-        for row, result in pending.items():
-            by_device.setdefault(result.device, []).append(row)
-        for device, rows in by_device.items():
-            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                self._pending |= {row: pending[row] for row in rows}  # a transfer would break the user's graph
-                continue
-            try:
-                with torch.no_grad():
-                    self.values[rows] = torch.stack([pending[row] for row in rows]).cpu().numpy()
-            except Exception as error:
-                self._give_up(rows, error)
+        return [(result, partial(self._write, row)) for row, result in pending.items()]
+
+    def _write(self, row: int, numbers: Sequence[float] | Exception) -> None:
+        if isinstance(numbers, Exception):
+            self._give_up([row], numbers)
+        else:
+            self.values[row] = numbers
 
     def _measure_by_torch(self, row: int, tensor: Tensor | None, minus: Tensor | None = None) -> None:
         self.values[row] = 0.0
@@ -215,7 +214,8 @@ class Kept:
 def guard(tensors: Sequence[Tensor | None]) -> tuple[float, int]:
     """The sum of squares of all elements, and the index of the first tensor with a non-finite value (-1: none).
 
-    Runs over every gradient at every step. Where a value is not finite, the sum is not either. All tensors of a device cost one transfer.
+    Runs over every gradient at every step. Where a value is not finite, the sum is not either. All tensors of a device cost one transfer;
+    where nobody may wait for that, there is `norms_of`.
     """
     if NATIVE:
         total, first_bad, rest = _native.guard(tensors)
@@ -239,6 +239,12 @@ def guard(tensors: Sequence[Tensor | None]) -> tuple[float, int]:
                 first_bad = i if first_bad < 0 else min(i, first_bad)
         total += square
     return total, first_bad
+
+
+def norms_of(tensors: Sequence[Tensor]) -> Tensor:
+    """The L2 norm of each tensor of one device, still there; not finite where an element is not."""
+    with torch.no_grad():
+        return torch.stack(kernel_torch.norms([readable(tensor) for tensor in tensors]))
 
 
 def number(tensor: Tensor) -> float | None:
@@ -353,17 +359,11 @@ def _samples(plain: Tensor, num: int) -> Tensor:
 def _brought_over(numbers: Sequence[Tensor]) -> list[float]:
     """Numbers from wherever they are, by one transfer per device."""
     values = [math.nan] * len(numbers)
-    by_device: dict[torch.device, list[int]] = {}
-    for i, number in enumerate(numbers):
-        by_device.setdefault(number.device, []).append(i)
-    for where in by_device.values():
-        try:
-            with torch.no_grad():
-                found = torch.stack([numbers[i] for i in where]).cpu().tolist()
-        except Exception:
-            continue
-        for i, value in zip(where, found):
-            values[i] = float(value)
+
+    def use(i: int, found: Sequence[float] | Exception) -> None:
+        values[i] = math.nan if isinstance(found, Exception) else float(found[0])
+
+    far.bring_over([(number, partial(use, i)) for i, number in enumerate(numbers)])
     return values
 
 

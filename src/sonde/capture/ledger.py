@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from sonde.capture import kernel
+from sonde.capture.far import is_far
 
 NUM_WITNESSES = 3  # parameters looked at: clearing is done to all of an optimizer's gradients or to none
 TRUST_AFTER = 16  # backwards that wrote gradients: then it goes without saying, until an update finds none
@@ -33,17 +34,30 @@ class Account:
     backward_since: bool = False  # a backward ran since its last step
     written: bool = False  # a backward left non-zero gradients since its last step
     stale_told: bool = False
+    far: bool = False  # the gradients are on a device
+    marks: list[tuple[int, int]] = field(default_factory=list)  # then: which tensors they were, and how often written
     doubts: int = TRUST_AFTER  # backwards whose gradients are looked at before it is believed that they write some
 
     def gradients(self) -> list[torch.Tensor]:
         alive = (ref() for ref in self.witnesses)
         return [p.grad for p in alive if p is not None and p.grad is not None]
 
+    def holds_any(self) -> bool:
+        """Is there anything in the gradients? On a device nobody waits for the answer: there they count as cleared once they are other
+        tensors than at the last `mark`, or have been written to."""
+        gradients = self.gradients()
+        return _versions(gradients) == self.marks if self.far and gradients else kernel.any_nonzero(gradients, FEW)
+
+    def mark(self) -> None:
+        if self.far:
+            self.marks = _versions(self.gradients())
+
     def choose_witnesses(self, parameters: list[torch.Tensor]) -> None:
         """Evenly spaced parameters that have a gradient now; an aux head or a frozen layer would tell nothing."""
         candidates = [p for p in parameters if p.grad is not None]
         stride = max(1, len(candidates) // NUM_WITNESSES)
         self.witnesses = [weakref.ref(p) for p in candidates[::stride][:NUM_WITNESSES]]
+        self.far = any(is_far(p) for p in candidates)
 
 
 class Ledger:
@@ -75,7 +89,7 @@ class Ledger:
             if account.written or not account.cleared:
                 if not account.witnesses:
                     self._find_witnesses(account)
-                if not kernel.any_nonzero(account.gradients(), FEW):
+                if not account.holds_any():
                     account.cleared = True
                     cleared_now = cleared_now or account.written
                     account.written = False
@@ -84,18 +98,15 @@ class Ledger:
 
     def backward_ended(self) -> None:
         for account in self.accounts.values():
-            if account.written:
-                continue
-            if not account.doubts:
+            if account.written or not account.doubts:
                 account.written = True
-                continue
-            gradients = account.gradients()
-            if not gradients:
-                self._find_witnesses(account)
-                gradients = account.gradients()
-            account.written = kernel.any_nonzero(gradients, FEW)
-            if account.written:
-                account.doubts -= 1
+            else:
+                if not account.gradients():
+                    self._find_witnesses(account)
+                account.mark()
+                account.written = account.holds_any()
+                account.doubts -= account.written
+            account.mark()
 
     @staticmethod
     def _find_witnesses(account: Account) -> None:
@@ -117,9 +128,14 @@ class Ledger:
         self.ever_used = True
         account.num_steps += 1
         account.cleared = False
+        account.mark()
         account.backward_since = False
         account.written = False
         return stale, lost
+
+
+def _versions(tensors: list[torch.Tensor]) -> list[tuple[int, int]]:
+    return [(id(tensor), tensor._version) for tensor in tensors]
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -17,6 +17,7 @@ from torch import nn
 
 from sonde.capture.calibration import hook_ns
 from sonde.capture.clock import StepClock
+from sonde.capture.far import Far
 from sonde.capture.faults import Faults
 from sonde.capture.governor import Governor
 from sonde.capture.guard import Guard, skipped_by_scaler
@@ -24,10 +25,9 @@ from sonde.capture.journal import Journal
 from sonde.capture.ledger import Account, Ledger, parameters_of
 from sonde.capture.losses import Losses
 from sonde.capture.models import Models
+from sonde.capture.panel import Panel
 from sonde.capture.phases import Phases
-from sonde.capture.probes import PROBES
-from sonde.capture.probes.probe import Probe, Tools
-from sonde.capture.probes.weights import Weights
+from sonde.capture.probes.probe import Tools
 from sonde.capture.rates import Rates, rate_of
 from sonde.capture.source import Lines, line_of, user_frame
 from sonde.capture.standins import Desk
@@ -73,16 +73,14 @@ class Loop:
         self._governor = Governor(config.overhead_budget, config.every)
         self._desk = Desk()
         self._desk.hook_ns = int(hook_ns())
-        tools = Tools(journal, config, faults, models, self._desk)
-        probes = [probe(tools) for probe in PROBES]
-        self._moments = _by_moment(probes)
-        self._weights = next(probe for probe in probes if isinstance(probe, Weights))
+        self._panel = Panel(Tools(journal, config, faults, models, self._desk))
         self._num_observed = 0
         self._membership: dict[str, Any] = {}
         self._lines = Lines(journal)
-        self._losses = Losses(journal)
+        self._far = Far()
+        self._losses = Losses(journal, self._far)
         self._rates = Rates(journal)
-        self._guard = Guard(journal, models, self.ledger)
+        self._guard = Guard(journal, models, self.ledger, self._far)
         self._phases = Phases(journal, self._desk)
         self._depth = 0  # doors entered and not left
         self._thread = 0  # the one that entered them
@@ -94,7 +92,7 @@ class Loop:
         self.on_step_end: Callable[[int, bool], None] = lambda step, unseen: None
         self.on_compile: Callable[[Any], None] = lambda target: None
         self._manual = ""  # what the parameters looked like at the last backward, while no optimizer steps
-        self._each("begin", 0, with_exponents=True)
+        self._panel.each("begin", 0, with_exponents=True)
 
     @contained
     def known(self, optimizer: torch.optim.Optimizer) -> None:
@@ -110,8 +108,8 @@ class Loop:
         self.deaf = False
         self._phases.begin_step()
 
-    def log_later(self, name: str, value: torch.Tensor) -> None:
-        self._losses.later(name, value)
+    def log_later(self, name: str, value: torch.Tensor, step: int) -> None:
+        self._losses.log_later(name, value, step)
 
     # -- data --------------------------------------------------------------------------------------
 
@@ -125,7 +123,7 @@ class Loop:
     def fetch_ended(self, batch: Any) -> None:
         self._phases.finish("data")
         if self.observing:
-            self._each("fetched", batch)
+            self._panel.each("fetched", batch)
 
     # -- the model's door --------------------------------------------------------------------------
 
@@ -153,7 +151,7 @@ class Loop:
         self._guard.inputs(args, kwargs, self.clock.number)
         if self.observing and watched.forwards == 0:
             self._entered = watched
-            self._each("entered", watched, module, args, kwargs)
+            self._panel.each("entered", watched, module, args, kwargs)
         watched.forwards += 1
         self._phases.begin("forward")
 
@@ -224,9 +222,9 @@ class Loop:
         self._lines.learn("optimizer_step", self.clock.number, optimizer=account.index)
         parameters = parameters_of(optimizer)
         if self.observing:
-            self._each("before", optimizer, parameters, closure=closure)
+            self._panel.each("before", optimizer, parameters, closure=closure)
         if not closure:
-            self._guard.gradients(account, optimizer, parameters, self.clock.number, self._known(optimizer))
+            self._look_at_gradients(account, optimizer, parameters)
         self._phases.begin("optimizer")
 
     @contained
@@ -238,9 +236,9 @@ class Loop:
         self._phases.finish("optimizer")
         self._scaler_stepped = True
         if self.observing:
-            self._each("after", optimizer, parameters_of(optimizer), closure=self._closure)
+            self._panel.each("after", optimizer, parameters_of(optimizer), closure=self._closure)
         if self._closure:
-            self._guard.gradients(account, optimizer, parameters_of(optimizer), self.clock.number, self._known(optimizer))
+            self._look_at_gradients(account, optimizer, parameters_of(optimizer))
         self._journal.add("skipped_steps" if skipped_by_scaler(optimizer) else "optimizer_steps")
         self._rates.take(optimizer, self.clock.num_stepped)
         if self.clock.optimizer_ended(id(optimizer)):
@@ -283,18 +281,9 @@ class Loop:
 
     # -- what they share ---------------------------------------------------------------------------
 
-    def _each(self, moment: str, *args: Any, **kwargs: Any) -> None:
-        """Tells every probe of a moment of the observed step. One that fails does not keep the others from it."""
-        for probe in self._moments[moment]:
-            if (probe.name, "") not in self.faults.retired:
-                try:
-                    getattr(probe, moment)(*args, **kwargs)
-                except Exception as error:
-                    self.faults.caught(probe.name, "", error)
-
-    def _known(self, optimizer: torch.optim.Optimizer) -> tuple[float, int] | None:
-        """What the guard would find, where a probe has just read all of the gradients."""
-        return self._weights.guarded(optimizer) if self.observing else None
+    def _look_at_gradients(self, account: Account, optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]) -> None:
+        known = self._panel.guarded(optimizer) if self.observing else None
+        self._guard.gradients(account, optimizer, parameters, self.clock.number, known)
 
     def _touch(self) -> None:
         if not self.clock.active:
@@ -309,7 +298,7 @@ class Loop:
     def _leave(self, output: Any = None) -> None:
         if self._entered is not None:
             watched, self._entered = self._entered, None
-            self._each("left", watched, output)
+            self._panel.each("left", watched, output)
 
     def _open(self, optimizer: torch.optim.Optimizer) -> Account:
         num = self.ledger.num_opened
@@ -348,11 +337,14 @@ class Loop:
         self._guard.write()
         if self.observing:
             journal.set("observed", 1.0)
-            self._each("write", step)
+            self._far.fetch(self._panel.pending())
+            self._panel.each("write", step)
             self._num_observed += 1
+        elif self._far.step_ended():
+            self._far.fetch()
         step_ns, own_ns = self._phases.write()
         unseen = journal.get("backwards") > 0 and journal.get("forwards") == 0
-        journal.end_step(step)
+        journal.end_step(step, waits=self._far.waits)
         self._governor.step_ended(step_ns=step_ns, own_ns=own_ns, observed=self.observing)
         self._begin_step()
         self.on_step_end(step, unseen)
@@ -362,13 +354,13 @@ class Loop:
         self._losses.clear()
         self._guard.clear()
         if self.observing:
-            self._each("clear")
+            self._panel.each("clear")
         for watched in self._models:
             watched.forwards = 0
         self.observing = self._governor.observes(self.clock.number)
         if self.observing:
             num = self._num_observed
-            self._each("begin", self.clock.number, with_exponents=num & (num - 1) == 0 or num % EXPONENTS_EVERY == 0)
+            self._panel.each("begin", self.clock.number, with_exponents=num & (num - 1) == 0 or num % EXPONENTS_EVERY == 0)
 
     def _update_membership(self, step: int) -> None:
         data = self._models.membership(self.ledger)
@@ -384,9 +376,4 @@ class Loop:
         self._leave_doors()
         if self.clock.active and self._journal.get("backwards") + self._journal.get("optimizer_steps") > 0:
             self._end_step()
-
-
-def _by_moment(probes: list[Probe]) -> dict[str, list[Probe]]:
-    """Which probes a moment matters to."""
-    moments = [name for name in vars(Probe) if not name.startswith("_") and name != "name"]
-    return {moment: [each for each in probes if getattr(type(each), moment) is not getattr(Probe, moment)] for moment in moments}
+        self._far.fetch()

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from sonde.capture import kernel
+from sonde.capture.far import Far
 from sonde.capture.journal import Journal
 from sonde.capture.tensors import read_number
 
 
 class Losses:
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
+    def __init__(self, journal: Journal, far: Far) -> None:
+        self._journal, self._far = journal, far
         self._sums: dict[str, tuple[float, int]] = {}
-        self._pending: list[tuple[str, torch.Tensor]] = []  # numbers on a device, to be read once, when the step ends
+        self._away: dict[str, list[torch.Tensor]] = {}  # losses on a device, by series
         self._scale = math.nan
+        self._scale_away: torch.Tensor | None = None
 
     def scaled(self, scaler: Any) -> None:
-        scale = read_number(scaler._scale) if scaler.is_enabled() and scaler._scale is not None else None
-        self._scale = math.nan if scale is None else scale
+        scale = scaler._scale if scaler.is_enabled() else None
+        number = None if scale is None else read_number(scale)
+        self._scale = math.nan if number is None else number
+        self._scale_away = scale.detach().clone() if scale is not None and number is None else None
         self._journal.set("loss_scale", self._scale)
 
     def take(self, series: str, loss: torch.Tensor) -> bool:
@@ -30,7 +36,8 @@ class Losses:
         if value is None:
             value = read_number(loss)
         if value is None:
-            self.later(series, loss)
+            if kernel.supported(loss) is None:  # a meta or fake tensor holds no number
+                self._away.setdefault(series, []).append(_one(loss))
             return True
         if not math.isnan(self._scale):
             value /= self._scale
@@ -38,30 +45,36 @@ class Losses:
         self._sums[series] = (total + value, num + 1)
         return math.isfinite(value)
 
-    def later(self, name: str, value: torch.Tensor) -> None:
-        """A number that lives on a device: it is brought over with the others when the step ends."""
-        if kernel.supported(value) is None:  # a meta or fake tensor holds no number
-            self._pending.append((name, value.detach().reshape(-1)[0].to(torch.float32)))
+    def log_later(self, name: str, value: torch.Tensor, step: int) -> None:
+        """A number of the user's that lives on a device."""
+        if kernel.supported(value) is None:
+            self._far.later(_one(value), partial(self._logged, step, name))
 
     def write(self, step: int) -> None:
-        if self._pending:
-            self._bring_over(step)
         for series, (total, num) in self._sums.items():
             self._journal.set(series, total / num)
+        for series, losses in self._away.items():
+            scale = self._scale_away if self._scale_away is not None else torch.ones_like(losses[0])
+            mean = torch.stack(losses).mean().reshape(1)
+            self._far.later(torch.cat([mean, _one(scale).to(mean.device)]), partial(self._answer, step, series))
 
     def clear(self) -> None:
         self._sums.clear()
-        self._scale = math.nan
+        self._away.clear()
+        self._scale, self._scale_away = math.nan, None
 
-    def _bring_over(self, step: int) -> None:
-        """One transfer for all of the step. (Not run in our tests, which have no device but the CPU.)"""
-        pending, self._pending = self._pending, []  # first, so that a failed transfer is not tried again with every step
-        names = [name for name, _ in pending]
-        values = torch.stack([tensor for _, tensor in pending]).cpu().tolist()
-        for name, value in zip(names, values):
-            if name.partition(":")[0] == "loss":
-                self._journal.set(name, value / self._scale if not math.isnan(self._scale) else value)
-                if not math.isfinite(value):
-                    self._journal.event("nonfinite", step, what="loss", where=name, num_elements=1)
-            else:
-                self._journal.log(step, {name: value})
+    def _answer(self, step: int, series: str, numbers: Sequence[float] | Exception) -> None:
+        if isinstance(numbers, Exception):
+            return  # the step's loss stays unknown
+        loss = numbers[0] / numbers[1]
+        self._journal.amend(step, series, loss)
+        if not math.isfinite(loss):
+            self._journal.event("nonfinite", step, what="loss", where=series, num_elements=1)
+
+    def _logged(self, step: int, name: str, numbers: Sequence[float] | Exception) -> None:
+        if not isinstance(numbers, Exception):
+            self._journal.log(step, {name: numbers[0]})
+
+
+def _one(value: torch.Tensor) -> torch.Tensor:
+    return value.detach().reshape(-1)[:1].to(torch.float32)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from sonde.capture import kernel
+from sonde.capture.far import is_far
 from sonde.capture.journal import Journal
 from sonde.capture.ledger import Ledger
 from sonde.capture.membership import membership
@@ -164,7 +165,7 @@ class Models:
         marks = []
         for watched in self:
             for _, p in watched.parameters():
-                if p.requires_grad and p.is_cpu and not nn.parameter.is_lazy(p):
+                if p.requires_grad and not is_far(p) and not nn.parameter.is_lazy(p):
                     marks.append(kernel.fingerprint(p.detach().flatten()[:64]))
                     if len(marks) == NUM_GLIMPSED:
                         break

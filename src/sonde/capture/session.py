@@ -172,7 +172,7 @@ class DebugSession:
                     continue
                 number = read_number(value)
                 if number is None:
-                    loop.log_later(name, value)
+                    loop.log_later(name, value, step)
                 else:
                     numbers[name] = number
             except Exception as error:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from sonde.capture import kernel
+from sonde.capture.far import is_far
 
 MAX_DEPTH = 8
 MAX_LEAVES = 64
@@ -45,7 +46,7 @@ def _walk(value: Any, place: str, depth: int, left: list[int], seen: set[int]) -
 def read_number(value: Any) -> float | None:
     """A number or a one-element CPU tensor as a float, without a torch operation where possible; None where that would mean waiting."""
     if isinstance(value, torch.Tensor):
-        if value.numel() != 1 or not value.is_cpu or type(value) not in (torch.Tensor, torch.nn.Parameter):
+        if value.numel() != 1 or is_far(value) or type(value) not in (torch.Tensor, torch.nn.Parameter):
             return None
         number = kernel.number(value)
         if number is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -158,6 +159,9 @@ class Activations(Probe):
 
     # -- the step is over --------------------------------------------------------------------------
 
+    def tables(self) -> Iterable[kernel.Rows]:
+        return self._outputs.rows, self._gradients.rows
+
     def write(self, step: int) -> None:
         self._write(Kind.ACTIVATION, step, self._outputs)
         self._write(Kind.ACTIVATION_GRADIENT, step, self._gradients)
@@ -174,7 +178,6 @@ class Activations(Probe):
         self.desk.write_to(outputs.rows.values, outputs.taken, gradients.rows.values, gradients.taken)
 
     def _write(self, kind: str, step: int, table: _Table) -> None:
-        table.rows.settle()
         taken = bytes(table.taken)
         if 1 not in taken:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from sonde.capture import kernel
+from sonde.capture.far import is_far
 from sonde.capture.probes.probe import Probe, Tools
 from sonde.capture.tensors import tensors_in
 from sonde.capture.watched import Watched
@@ -53,9 +55,11 @@ class Batch(Probe):
             if id(tensor) not in self._fetched:
                 self._take(f"input.{place.partition('.')[2]}", tensor)
 
+    def tables(self) -> Iterable[kernel.Rows]:
+        return (self._rows,)
+
     def write(self, step: int) -> None:
         if self._taken:
-            self._rows.settle()
             num = len(self._taken)
             ids = [site.id for site in self._taken]
             if self._plan is None or self._plan[0] != ids:
@@ -77,6 +81,6 @@ class Batch(Probe):
         site = self._sites[path]
         if site is not None:
             self._rows.measure_one(row, tensor)
-            fingerprint = kernel.fingerprint(tensor) if tensor.is_cpu else None
+            fingerprint = kernel.fingerprint(tensor) if not is_far(tensor) else None
             self._extra[row] = (tensor.shape[0] if tensor.dim() else 1, np.nan if fingerprint is None else fingerprint)
             self._taken.append(site)

@@ -6,6 +6,7 @@ over. An error of its own is caught by the loop, counted, and retires the probe 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,6 +15,7 @@ from torch import nn
 
 from sonde.capture.faults import Faults
 from sonde.capture.journal import Journal
+from sonde.capture.kernel import Rows
 from sonde.capture.models import Models
 from sonde.capture.standins import Desk
 from sonde.capture.watched import Watched
@@ -57,6 +59,10 @@ class Probe:
 
     def after(self, optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], *, closure: bool) -> None:
         """An optimizer has stepped."""
+
+    def tables(self) -> Iterable[Rows]:
+        """The step is over: what was measured, in case that some of it is still on a device and has to be brought over."""
+        return ()
 
     def write(self, step: int) -> None:
         """The step is over: frames and scalars go to the journal."""

@@ -7,6 +7,7 @@ models too.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -70,15 +71,17 @@ class Weights(Probe):
         block = self._blocks.get(id(optimizer))
         return block.rows[Kind.GRADIENT].guard() if block is not None and Kind.GRADIENT in block.measured else None
 
-    def write(self, step: int) -> None:
+    def tables(self) -> Iterable[kernel.Rows]:
         self._look_at_unowned()
+        for block in self._blocks.values():
+            yield from block.rows.values()
+
+    def write(self, step: int) -> None:
         for kind in (Kind.PARAMETER, Kind.GRADIENT, Kind.UPDATE):
             keys = tuple(key for key, block in self._blocks.items() if kind in block.measured)
             if not keys:
                 continue
             blocks = [self._blocks[key] for key in keys]
-            for block in blocks:
-                block.rows[kind].settle()
             plan = self._plans.get((kind, keys))
             if plan is None:
                 ids = [site_id for block in blocks for site_id in block.site_ids]

@@ -1,0 +1,70 @@
+"""Numbers on a device: whoever reads one waits for all the work before it. So they are gathered, and brought over together when an observed
+step ends, in one transfer. (With a real device this is untested here: our tests declare the CPU to be far.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+NEAR = {"cpu"}  # types of devices that compute while they are asked: nothing is waited for
+MOST_WAITING = 64  # steps that go without an observed one: then what waits is fetched all the same, so that news is not too old
+
+Use = Callable[[Sequence[float] | Exception], None]  # takes the numbers, or why they cannot be had
+
+
+def is_far(tensor: Tensor) -> bool:
+    return tensor.device.type not in NEAR
+
+
+class Far:
+    """What waits on devices, in the order in which it came."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Tensor, Use]] = []
+        self._num_steps = 0
+
+    def later(self, numbers: Tensor, use: Use) -> None:
+        self._waiting.append((numbers, use))
+
+    @property
+    def waits(self) -> bool:
+        return bool(self._waiting)
+
+    def step_ended(self) -> bool:
+        """Counts a step that fetched nothing; True: it is time."""
+        self._num_steps += self.waits
+        return self._num_steps >= MOST_WAITING
+
+    def fetch(self, more: Iterable[tuple[Tensor, Use]] = ()) -> None:
+        """Everything that waits, and `more`, in one transfer per device."""
+        wanted, self._waiting = [*self._waiting, *more], []
+        self._num_steps = 0
+        self._waiting = bring_over(wanted)
+
+
+def bring_over(wanted: Sequence[tuple[Tensor, Use]]) -> list[tuple[Tensor, Use]]:
+    """Hands each its numbers. Answers with those that cannot be had now: a transfer would break a CUDA graph that is being captured."""
+    by_device: dict[torch.device, list[tuple[Tensor, Use]]] = {}
+    for numbers, use in wanted:
+        by_device.setdefault(numbers.device, []).append((numbers, use))
+    left: list[tuple[Tensor, Use]] = []
+    for device, group in by_device.items():
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            left += group
+            continue
+        try:
+            with torch.no_grad():
+                together = torch.cat([numbers.reshape(-1) for numbers, _ in group])
+                values = (together.cpu() if is_far(together) else together).tolist()
+        except Exception as error:
+            for _, use in group:
+                use(error)
+            continue
+        start = 0
+        for numbers, use in group:
+            use(values[start : start + numbers.numel()])
+            start += numbers.numel()
+    return left
