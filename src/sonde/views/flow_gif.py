@@ -54,6 +54,8 @@ class _Sheet:
         self.stride = max(-(-LABEL // self.row), 1)  # every so many rows there is room for a name
         self.height = TOP + self.row * len(names) + BOTTOM
         self.left, self.right = MARGIN + NAMES, WIDTH - MARGIN - NUMBERS
+        pen = self._pen(self._image("RGB", (1, 1)))
+        self.labels = {index: self._fitted(pen, names[index]) for index in range(0, len(names), self.stride)}
 
     def draw(self, frame: Frame) -> Image:
         image = self._image("RGB", (WIDTH, self.height), ink.PAPER)
@@ -65,15 +67,15 @@ class _Sheet:
         for index, name in enumerate(self.names):
             top = TOP + index * self.row
             layer = by_name.get(name)
-            labelled = index % self.stride == 0
-            if labelled:
-                self._text(pen, self.left - 8, top + self.row / 2, self._fitted(pen, name), "rm")
+            label = self.labels.get(index)
+            if label is not None:
+                self._text(pen, self.left - 8, top + self.row / 2, label, "rm")
             if layer is None:
                 continue
             end = self.left + share(layer, self.axis) * (self.right - self.left)
             if end > self.left:
                 pen.rectangle((self.left, top + gap, end, top + self.row - 1 - gap), COLOURS[state(layer)])
-            if labelled:
+            if label is not None:
                 self._text(pen, WIDTH - MARGIN, top + self.row / 2, number(layer.grad_norm), "rm")
         return image
 

@@ -58,11 +58,18 @@ function show(at) {
   });
 }
 const map = document.getElementById("map"), pen = map.getContext("2d");
-map.width = data.frames.length; map.height = data.layers.length;
-data.frames.forEach((frame, x) => frame.cells.forEach((cell, y) => {
-  if (!cell) return;
-  pen.globalAlpha = cell[1] === 3 ? 1 : 0.12 + 0.88 * cell[0]; pen.fillStyle = colours[cell[1]]; pen.fillRect(x, y, 1, 1);
-}));
+// One bad layer of hundreds is less than a pixel high: a strip at the top marks its frame.
+const strip = Math.ceil(data.layers.length * 0.12);
+map.width = data.frames.length; map.height = data.layers.length + strip;
+data.frames.forEach((frame, x) => {
+  let worst = 0;
+  frame.cells.forEach((cell, y) => {
+    if (!cell) return;
+    worst = Math.max(worst, cell[1]);
+    pen.globalAlpha = cell[1] === 3 ? 1 : 0.12 + 0.88 * cell[0]; pen.fillStyle = colours[cell[1]]; pen.fillRect(x, y + strip, 1, 1);
+  });
+  if (worst > 1) { pen.globalAlpha = 1; pen.fillStyle = colours[worst]; pen.fillRect(x, 0, 1, strip); }
+});
 map.addEventListener("click", (event) => {
   const box = map.getBoundingClientRect();
   show(Math.min(data.frames.length - 1, Math.max(0, Math.floor((event.clientX - box.left) / box.width * data.frames.length))));
@@ -105,7 +112,7 @@ def page(frames: Sequence[Frame]) -> str:
         f"Bars show the L2 norm of each gradient on one {axis.scale} axis.</p>"
         '<div class="flow"><div class="row"><button id="play" type="button">Play</button>'
         f'<input id="scrubber" type="range" min="0" max="{len(shown) - 1}" value="0" aria-label="frame"><output id="where"></output></div>'
-        f'<canvas id="map" role="img" aria-label="all frames, one row per layer"></canvas><div class="legend">{legend}</div></div>'
+        f'<canvas id="map" role="img" aria-label="all frames, one row per layer; above them a mark where a layer explodes"></canvas><div class="legend">{legend}</div></div>'
         f'<div class="table"><table class="bars"><thead><tr>{head}</tr></thead><tbody id="bars"></tbody></table></div>'
         f"<noscript><pre>{_escaped_lines(ascii_animation(shown))}</pre></noscript>"
         f'<script type="application/json" id="frames">{encoded}</script><script>{SCRIPT}</script>'

@@ -103,7 +103,7 @@ def recommendations(
     if vanishing:
         lines.append(
             f"Vanishing gradients in {listing(vanishing, MAX_NAMES)}: add residual connections or normalisation, "
-            "or raise the learning rate."
+            "or use a larger learning rate."
         )
         lines.append("Check the initialisation of these layers: Xavier for tanh and sigmoid, Kaiming for ReLU.")
     if exploding:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 EXACT_UP_TO = 512  # rows or columns, whichever are fewer; above it a part of that size is looked at
-LONGEST = 1 << 14  # of the other dimension
+LONGEST = 1 << 12  # of the other dimension
 LANCZOS_STEPS = 30  # for the largest singular value of a larger matrix: right to a part in a thousand
 COLLAPSED = 0.1  # effective rank over the full rank: random matrices sit at 0.8, trained ones rarely below 0.3
 SMALLEST_JUDGED = 8  # rows or columns: a matrix with fewer has no rank to lose
