@@ -112,7 +112,8 @@ def page(frames: Sequence[Frame]) -> str:
         f"Bars show the L2 norm of each gradient on one {axis.scale} axis.</p>"
         '<div class="flow"><div class="row"><button id="play" type="button">Play</button>'
         f'<input id="scrubber" type="range" min="0" max="{len(shown) - 1}" value="0" aria-label="frame"><output id="where"></output></div>'
-        f'<canvas id="map" role="img" aria-label="all frames, one row per layer; above them a mark where a layer explodes"></canvas><div class="legend">{legend}</div></div>'
+        '<canvas id="map" role="img" aria-label="all frames, one row per layer; above them a mark where a layer explodes"></canvas>'
+        f'<div class="legend">{legend}</div></div>'
         f'<div class="table"><table class="bars"><thead><tr>{head}</tr></thead><tbody id="bars"></tbody></table></div>'
         f"<noscript><pre>{_escaped_lines(ascii_animation(shown))}</pre></noscript>"
         f'<script type="application/json" id="frames">{encoded}</script><script>{SCRIPT}</script>'
