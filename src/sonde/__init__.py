@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from sonde.workbench.hooks import AlertSeverity as AlertSeverity
     from sonde.workbench.hooks import HookAction as HookAction
     from sonde.workbench.hooks import HookBuilder as HookBuilder
-    from sonde.workbench.hooks import HookTrigger as HookTrigger
     from sonde.workbench.hooks import Hooks as Hooks
+    from sonde.workbench.hooks import HookTrigger as HookTrigger
     from sonde.workbench.hooks import TrainingStopped as TrainingStopped
     from sonde.workbench.stability_checker import StabilityChecker as StabilityChecker
     from sonde.workbench.tensor_inspector import TensorInspector as TensorInspector

@@ -7,13 +7,15 @@ show, are seen one by one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 FIRST_STEPS = 3  # always observed, at the start and after a change: what goes wrong there must not be missed for being slow
-START_NS = 20_000_000  # 20 ms: a dozen observed steps of a small model, nothing beside starting Python
+START_NS = 10_000_000  # 10 ms: half a dozen observed steps of a small model, nothing beside starting Python
+AIM = 0.75  # of the budget is spent: it is a limit, and what a step costs is known only afterwards
 LEAST_SHARE = 0.5  # of the budget goes to observing even where the ever-present work uses more: a blind debugger is worth nothing
 DEEPEST_DEBT = 2.0  # observed steps: one that was slow by chance must not blind us for long
 MEMORY = 0.8  # of the running averages, per step
+LONG_MEMORY = 0.95  # of those of the training's own time, which vary more
 
 
 @dataclass(slots=True)
@@ -25,20 +27,31 @@ class Governor:
     _purse_ns: float = START_NS
     _observed_ns: float = 0.0  # what observing a step costs on top, running average
     _plain_ns: float = 0.0  # what every step costs, running average
+    _rest_ns: dict[bool, float] = field(default_factory=dict)  # the training's own time, running averages: on observed steps, on others
 
     def step_ended(self, *, step_ns: float, own_ns: float, observed: bool) -> None:
         if observed and not self._set_up:
             self._set_up = True  # planning names and rows happens once: that price says nothing about the steps to come
         elif observed:
             extra = max(0.0, own_ns - self._plain_ns)
+            extra += self._hidden_ns(extra)
             self._observed_ns = extra if not self._observed_ns else MEMORY * self._observed_ns + (1 - MEMORY) * extra
             self._purse_ns = max(self._purse_ns - extra, -DEEPEST_DEBT * self._observed_ns)
         else:
             self._plain_ns = own_ns if not self._plain_ns else MEMORY * self._plain_ns + (1 - MEMORY) * own_ns
-        income = self.budget * max(0.0, step_ns - own_ns)
+        rest_ns = max(0.0, step_ns - own_ns)
+        known_ns = self._rest_ns.setdefault(observed, rest_ns)
+        self._rest_ns[observed] = LONG_MEMORY * known_ns + (1 - LONG_MEMORY) * min(rest_ns, 2 * known_ns)  # not by a pause of the user's
+        income = AIM * self.budget * rest_ns
         self._purse_ns += max(income - self._plain_ns, LEAST_SHARE * income)
         # Savings are capped: a long pause (validation, a checkpoint) must not buy a burst of slow steps.
         self._purse_ns = min(self._purse_ns, START_NS + 2 * self._observed_ns)
+
+    def _hidden_ns(self, seen_ns: float) -> float:
+        """What our clock cannot see, because the training pays it: caches that measuring has emptied. At most as much as it can see."""
+        if len(self._rest_ns) < 2:
+            return 0.0
+        return min(max(0.0, self._rest_ns[True] - self._rest_ns[False]), seen_ns)
 
     def look_closely(self) -> None:
         """Something changed: the next steps are worth their price."""

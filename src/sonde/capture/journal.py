@@ -79,8 +79,7 @@ class Journal:
             self._waiting[step] = (list(self._scalars), self._now())
         else:
             self.release()
-            self._write_step(step, self._scalars, self._now())
-            self._writer.flush()
+            self._write_step(step, self._scalars, self._now(), flush=True)
         self._scalars[:] = self._fresh
 
     def release(self) -> None:
@@ -103,12 +102,12 @@ class Journal:
         scalars.extend(self._fresh[len(scalars) :])
         return scalars
 
-    def _write_step(self, step: int, scalars: list[float], time_ns: int) -> None:
+    def _write_step(self, step: int, scalars: list[float], time_ns: int, *, flush: bool = False) -> None:
         if self._step_plan is None:
             ids = [self._scalar_sites[name].id for name in self._slots]
             self._step_plan = self._writer.plan(Kind.STEP, ("value",), ids)
         self._tell_sites()
-        self._writer.column(self._step_plan, step, scalars, time_ns)
+        self._writer.column(self._step_plan, step, scalars, time_ns, flush=flush)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """What the user logs may come after its step ended, so it has frames of its own."""

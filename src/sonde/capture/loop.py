@@ -35,7 +35,8 @@ from sonde.capture.watched import Watched
 from sonde.config import DebugConfig
 
 MAX_OPTIMIZERS = 1000  # told of, one event each: some programs make a new one for every step
-EXPONENTS_EVERY = 64  # observed steps: histograms change slowly and cost more than the statistics
+EXPONENTS_FIRST = (0, 4, 16)  # observed steps on which histograms are taken
+EXPONENTS_EVERY = 64  # and then: they change slowly and cost more than the statistics
 
 P = ParamSpec("P")
 
@@ -360,7 +361,7 @@ class Loop:
         self.observing = self._governor.observes(self.clock.number)
         if self.observing:
             num = self._num_observed
-            self._panel.each("begin", self.clock.number, with_exponents=num & (num - 1) == 0 or num % EXPONENTS_EVERY == 0)
+            self._panel.each("begin", self.clock.number, with_exponents=num in EXPONENTS_FIRST or num % EXPONENTS_EVERY == 0)
 
     def _update_membership(self, step: int) -> None:
         data = self._models.membership(self.ledger)

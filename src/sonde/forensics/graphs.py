@@ -29,7 +29,7 @@ def use_count(tensor: Tensor) -> int:
 
 
 def is_node(holder: Any) -> bool:
-    return isinstance(holder, torch.autograd.graph.Node)
+    return issubclass(type(holder), torch.autograd.graph.Node)
 
 
 def with_graph(tensors: Iterable[Tensor]) -> list[Tensor]:

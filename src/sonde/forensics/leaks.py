@@ -136,10 +136,11 @@ class LeakWatch:
         return young + [tensor for tensor in still_alive(self._born.values()) if id(tensor) not in seen]
 
     def _growth(self) -> dict[Kind, int]:
-        """How many more tensors of a kind are alive than in the middle of the watch, at their lowest of late: numbers go up and down."""
+        """How many more tensors of a kind are alive of late, at their lowest, than in the middle of the watch at their highest."""
         records = self._records[1:]
-        half, late = records[len(records) // 2 - 1], records[-max(2, len(records) // 8) :]
-        return {kind: min(one.alive[kind] for one in late) - half.alive[kind] for kind in late[-1].alive}
+        few = max(2, len(records) // 8)
+        middle, late = records[len(records) // 2 - few : len(records) // 2 + 1], records[-few:]
+        return {kind: min(one.alive[kind] for one in late) - max(one.alive[kind] for one in middle) for kind in late[-1].alive}
 
     def _kept_graph(self) -> Leak | None:
         """The one graph that becomes larger with every step, by the tensor at its root."""

@@ -20,6 +20,11 @@ _HOOKS = {
 _MAX_KEY = 40  # characters of a key that are shown
 
 
+def is_a(thing: Any, kind: type | tuple[type, ...]) -> bool:
+    """As `isinstance`, without asking the thing for its `__class__`: that may be code of the user's."""
+    return issubclass(type(thing), kind)
+
+
 def words(objects: Sequence[Any], root: str) -> list[str]:
     """The links from `root`, which names the first object, down to the last object, which gets no link of its own.
 
@@ -44,21 +49,21 @@ def _step(objects: Sequence[Any]) -> tuple[int, str, str]:
     """How many objects the next link goes down, and the attribute or else the words for it."""
     holder, child = objects[0], objects[1]
     below = objects[2] if len(objects) > 2 else None
-    if isinstance(holder, FunctionType):
+    if is_a(holder, FunctionType):
         return _from_function(holder, child, objects)
-    if isinstance(holder, dict):
+    if is_a(holder, dict):
         return 1, "", f"dict[{key_of(holder, child)}]"
-    if isinstance(holder, (list, tuple, deque)):
+    if is_a(holder, (list, tuple, deque)):
         return 1, "", f"{type(holder).__name__}[{next((i for i, item in enumerate(holder) if item is child), '?')}]"
-    if isinstance(holder, (set, frozenset)):
+    if is_a(holder, (set, frozenset)):
         return 1, "", type(holder).__name__
-    if isinstance(holder, (MethodType, BuiltinMethodType)):
+    if is_a(holder, (MethodType, BuiltinMethodType)):
         return 1, "", f"method {holder.__name__}()"
-    if isinstance(holder, functools.partial):
+    if is_a(holder, functools.partial):
         return 1, "", f"partial({getattr(holder.func, '__name__', '?')})"
-    if isinstance(holder, CellType):
+    if is_a(holder, CellType):
         return 1, "", "closure"
-    if isinstance(holder, (FrameType, GeneratorType)):
+    if is_a(holder, (FrameType, GeneratorType)):
         return 1, "", in_frame(holder, child)
     attributes = attributes_of(holder)
     if attributes is child and below is not None:  # its __dict__ is an object of its own
@@ -68,7 +73,7 @@ def _step(objects: Sequence[Any]) -> tuple[int, str, str]:
 
 
 def _attribute(used: int, name: str, value: Any, below: Any) -> tuple[int, str, str]:
-    if isinstance(value, dict) and below is not None:
+    if is_a(value, dict) and below is not None:
         if name in _CHILDREN:
             return used + 1, _name_in(value, below), ""
         if name in _HOOKS:
@@ -103,13 +108,13 @@ def attributes_of(holder: Any) -> dict[str, Any]:
         found = object.__getattribute__(holder, "__dict__")
     except Exception:  # slots, or made in C
         return {}
-    return found if isinstance(found, dict) else {}
+    return found if is_a(found, dict) else {}
 
 
 def _slot_of(holder: Any, child: Any) -> str:
     for owner in type(holder).__mro__:
         slots = owner.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else tuple(slots):
+        for name in (slots,) if is_a(slots, str) else tuple(slots):
             try:
                 if owner.__dict__[name].__get__(holder, type(holder)) is child:
                     return str(name)
@@ -126,7 +131,7 @@ def key_of(holder: dict[Any, Any], child: Any) -> str:
     """The key as the program would write it, where that is short and certain."""
     for key, value in holder.items():
         if value is child:
-            return _short(repr(key)) if isinstance(key, (str, int, float, bool, bytes, tuple)) else type(key).__name__
+            return _short(repr(key)) if is_a(key, (str, int, float, bool, bytes, tuple)) else type(key).__name__
     return "a key"
 
 

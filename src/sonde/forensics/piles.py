@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from sonde.forensics.graphs import largest
-from sonde.forensics.holders import Chain, holders, traced
+from sonde.forensics.holders import Chain, traced
 
 MIN_GENERATIONS = 5  # steps of which something is left; fewer are no trend
 EVEN = 2.5  # one half of the training leaves at most so many times more than the other; a cache that fills up leaves less and less
@@ -86,7 +86,7 @@ def piles(suspects: Sequence[Suspect], num_steps: int, growth: Mapping[Kind, int
         if len(by_step) < MIN_GENERATIONS or not _is_even(list(by_step), num_steps):
             continue
         num_late = sum(step >= num_steps / 2 for step in by_step)
-        if growth is not None and growth.get(kind, 0) < num_late / 3:
+        if growth is not None and growth.get(kind, 0) < max(1, num_late / 3):
             continue
         for place, pile in _in_places(by_step, num_steps, suspects).items():
             found.setdefault(place, pile)
@@ -96,12 +96,13 @@ def piles(suspects: Sequence[Suspect], num_steps: int, growth: Mapping[Kind, int
 def _in_places(by_step: Mapping[int, list[Suspect]], num_steps: int, suspects: Sequence[Suspect]) -> dict[str, Pile]:
     steps = sorted(by_step)
     num_samples = min(NUM_SAMPLES, len(steps))
-    places: dict[str, list[tuple[Suspect, Chain]]] = {}  # no tensor and no container: whoever holds one is a holder too
+    chosen = []
     for i in range(num_samples):
         of_step = by_step[steps[i * len(steps) // num_samples]]
-        one = of_step[i % len(of_step)]  # not always the first: several places may hold tensors of one kind
-        for chain in _chains(one):
-            places.setdefault(chain.place, []).append((one, chain))
+        chosen.append(of_step[i % len(of_step)])  # not always the first: several places may hold tensors of one kind
+    places: dict[str, list[tuple[Suspect, Chain]]] = {}  # no tensor and no container: whoever holds one is a holder too
+    for one, chain in _held(chosen):
+        places.setdefault(chain.place, []).append((one, chain))
     found = {}
     for place, members in places.items():
         born = [one.born for one, _ in members]
@@ -112,9 +113,9 @@ def _in_places(by_step: Mapping[int, list[Suspect]], num_steps: int, suspects: S
     return found
 
 
-def _chains(one: Suspect) -> list[Chain]:
-    tensor = one.ref()
-    return [] if tensor is None else holders(tensor, max_chains=1)
+def _held(chosen: Sequence[Suspect]) -> list[tuple[Suspect, Chain]]:
+    alive = [one for one in chosen if one.ref() is not None]
+    return [(one, found[0][0]) for one, found in zip(alive, traced(still_alive(alive))) if found]
 
 
 def _is_even(steps: Sequence[int], num_steps: int) -> bool:
@@ -126,8 +127,7 @@ def _is_even(steps: Sequence[int], num_steps: int) -> bool:
 
 def _pile(one: Suspect, suspects: Sequence[Suspect]) -> Pile | None:
     """What lies in the same container as this one."""
-    tensor = one.ref()
-    found = [] if tensor is None else traced(tensor, max_chains=1)
+    found = next(iter(traced(still_alive([one]))), [])
     if not found:
         return None
     chain, path = found[0]

@@ -119,12 +119,12 @@ class Writer:
         except Exception as error:
             self._lose(1, step, str(error))
 
-    def column(self, plan: FramePlan, step: int, values: Sequence[float], time_ns: int = 0) -> None:
-        """A frame with one field, one number per site."""
+    def column(self, plan: FramePlan, step: int, values: Sequence[float], time_ns: int = 0, *, flush: bool = False) -> None:
+        """A frame with one field, one number per site; with `flush`, it and all before it are written at once."""
         if os.getpid() != self._pid:
             return
         try:
-            self._collect(plan.encode_column(step, time_ns, values))
+            self._collect(plan.encode_column(step, time_ns, values), flush=flush)
         except Exception as error:
             self._lose(1, step, str(error))
 
@@ -147,11 +147,11 @@ class Writer:
         except Exception as error:
             self._lose(1, step, str(error))
 
-    def _collect(self, record: bytes) -> None:
+    def _collect(self, record: bytes, *, flush: bool = False) -> None:
         with self._lock:
             self._pending.append(record)
             self._num_pending_bytes += len(record)
-            if self._num_pending_bytes > PENDING_BYTES:
+            if flush or self._num_pending_bytes > PENDING_BYTES:
                 self._flush()
 
     # ---- writing

@@ -118,6 +118,7 @@ def spread_axis(values: Floats) -> Axis:
 
 def linear_axis(low: float, high: float) -> Axis:
     """A linear axis with exactly these ends, or with some room around them where they are one number."""
+    low, high = float(low), float(high)  # a number of numpy's would warn where these are infinite in silence
     if high / 2 - low / 2 <= SAME * max(abs(low), abs(high)):
         room = max(abs(low), abs(high)) * 0.1 or 0.5
         largest = float(np.finfo(float).max)
