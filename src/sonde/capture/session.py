@@ -29,6 +29,7 @@ from torch import nn
 
 import sonde
 from sonde.capture import calls, kernel
+from sonde.capture.bench import Bench
 from sonde.capture.discovery import Discovery
 from sonde.capture.faults import Faults
 from sonde.capture.journal import Journal
@@ -45,12 +46,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger("sonde")
 
 
-class DebugSession:
+class DebugSession(Bench):
     """Watches models while it is started; writes a run; `report()` judges it. Use as a context manager, or `start()` and `stop()`."""
 
     def __init__(
         self, config: DebugConfig | None = None, *, to: str | Path | None = None, name: str | None = None, strict: bool = False
     ) -> None:
+        super().__init__()
         self.config = config if config is not None else load_config()
         self.strict = strict
         self.run: Path | None = None
@@ -136,6 +138,7 @@ class DebugSession:
                 last.callback(self._journal.flush)
                 last.callback(self._journal.event, "end", loop.clock.number, how=how, exit_code=exit_code, exception=exception)
                 last.callback(self._models.close)
+                last.callback(self.clear_bench)
                 last.callback(self._discovery.stop)
                 last.callback(calls.unlisten, loop)
                 last.callback(loop.pause)
@@ -180,6 +183,7 @@ class DebugSession:
         try:
             if numbers:
                 self._journal.log(step, numbers)
+                self._tell_hooks(numbers)
         except Exception as error:
             self._faults.caught("log", "", error)
 
@@ -206,6 +210,20 @@ class DebugSession:
         return sonde.judge(self.run)  # by the public door: reading is another room, loaded only when asked for
 
     # -- inside ------------------------------------------------------------------------------------
+
+    def _live(self) -> Iterator[tuple[nn.Module, torch.optim.Optimizer | None]]:
+        loop = self._loop
+        if loop is None:
+            return
+        for watched in self._models:
+            model = watched.model
+            if model is not None:
+                own = {id(p) for p in model.parameters()}
+                optimizers = [each for _, each in loop.ledger.optimizers() if any(id(p) in own for p in parameters_of(each))]
+                yield model, optimizers[0] if len(optimizers) == 1 else None
+
+    def _directory(self) -> Path | None:
+        return self.run
 
     def _watch_given(self) -> None:
         loop = self._loop

@@ -1,0 +1,111 @@
+"""The tools that a session holds. Each is made when it is first asked for, and from then on watches what the session watches: a session
+that is asked for none of them pays for none.
+
+They come by the public door, since the workbench is a room above this one.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import nn
+from torch.optim import Optimizer
+
+import sonde
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sonde.workbench.gradient_debugger import GradientDebugger
+    from sonde.workbench.hooks import Hooks
+    from sonde.workbench.stability_checker import StabilityChecker
+    from sonde.workbench.tensor_inspector import TensorInspector
+    from sonde.workbench.visualizer import DebugVisualizer
+    from sonde.workbench.weight_analyzer import WeightAnalyzer
+
+PICTURES = "pictures"  # folder in the run's directory
+
+
+class Bench:
+    """What `DebugSession` adds to watching: one tool of each kind, by name."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+        self._joined: dict[tuple[str, int], weakref.ref[nn.Module]] = {}  # (tool, id of model): it watches this one already
+
+    def _live(self) -> Iterator[tuple[nn.Module, Optimizer | None]]:
+        """The models under watch, each with the optimizer that trains it, where there is exactly one."""
+        raise NotImplementedError
+
+    def _directory(self) -> Path | None:
+        raise NotImplementedError
+
+    @property
+    def tensor_inspector(self) -> TensorInspector:
+        """Statistics, comparison and leaks of the tensors that you give it."""
+        return cast("TensorInspector", self._tool("tensor_inspector", sonde.TensorInspector))
+
+    @property
+    def stability_checker(self) -> StabilityChecker:
+        """How far numbers are from the edges of their type."""
+        return cast("StabilityChecker", self._tool("stability_checker", sonde.StabilityChecker))
+
+    @property
+    def weight_analyzer(self) -> WeightAnalyzer:
+        """Dead neurons, initialisation and spectrum of weights."""
+        return cast("WeightAnalyzer", self._tool("weight_analyzer", sonde.WeightAnalyzer))
+
+    @property
+    def gradient_debugger(self) -> GradientDebugger:
+        """Health and trends of the gradients, of every step from the first time that it is asked for."""
+        tool = cast("GradientDebugger", self._tool("gradient_debugger", sonde.GradientDebugger))
+        for model, optimizer in self._newcomers("gradient_debugger"):
+            if any(p.requires_grad for p in model.parameters()):
+                tool.register_hooks(model, optimizer)
+        return tool
+
+    @property
+    def hooks(self) -> Hooks:
+        """Hooks of your own on the layers of the first model."""
+        tool = cast("Hooks", self._tool("hooks", sonde.Hooks))
+        if not any(joined == "hooks" for joined, _ in self._joined):
+            for model, optimizer in self._newcomers("hooks"):
+                tool.attach(model, optimizer)
+                break
+        return tool
+
+    @property
+    def visualizer(self) -> DebugVisualizer:
+        """Pictures, written beside the run."""
+
+        def make() -> DebugVisualizer:
+            directory = self._directory()
+            return sonde.DebugVisualizer(sonde.VisualizationConfig(output_directory=str(directory / PICTURES)) if directory else None)
+
+        return cast("DebugVisualizer", self._tool("visualizer", make))
+
+    def _tell_hooks(self, values: dict[str, float]) -> None:
+        """Conditions of hooks may ask for what the user logs."""
+        if "hooks" in self._made:
+            self._made["hooks"].log(**values)
+
+    def clear_bench(self) -> None:
+        """Takes off every hook of theirs; what the tools have recorded stays."""
+        self._joined.clear()
+        for name, leave in (("gradient_debugger", "remove"), ("hooks", "detach")):
+            if name in self._made:
+                getattr(self._made[name], leave)()
+
+    def _tool(self, name: str, make: Callable[[], Any]) -> Any:
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
+
+    def _newcomers(self, tool: str) -> Iterator[tuple[nn.Module, Optimizer | None]]:
+        for model, optimizer in self._live():
+            known = self._joined.get((tool, id(model)))
+            if known is None or known() is not model:
+                self._joined[tool, id(model)] = weakref.ref(model)
+                yield model, optimizer
