@@ -23,26 +23,22 @@ class Far:
     """What waits on devices, in the order in which it came."""
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[Tensor, Use]] = []
+        self.waiting: list[tuple[Tensor, Use]] = []
         self._num_steps = 0
 
     def later(self, numbers: Tensor, use: Use) -> None:
-        self._waiting.append((numbers, use))
+        self.waiting.append((numbers, use))
 
-    @property
-    def waits(self) -> bool:
-        return bool(self._waiting)
-
-    def step_ended(self) -> bool:
-        """Counts a step that fetched nothing; True: it is time."""
-        self._num_steps += self.waits
+    def is_overdue(self) -> bool:
+        """Asked once in a step that fetches nothing: has it been so many?"""
+        self._num_steps += 1
         return self._num_steps >= MOST_WAITING
 
     def fetch(self, more: Iterable[tuple[Tensor, Use]] = ()) -> None:
         """Everything that waits, and `more`, in one transfer per device."""
-        wanted, self._waiting = [*self._waiting, *more], []
-        self._num_steps = 0
-        self._waiting = bring_over(wanted)
+        wanted, self.waiting, self._num_steps = [*self.waiting, *more], [], 0
+        if wanted:
+            self.waiting = bring_over(wanted)
 
 
 def bring_over(wanted: Sequence[tuple[Tensor, Use]]) -> list[tuple[Tensor, Use]]:

@@ -67,14 +67,14 @@ class Guard:
         if account.num_steps == 1 or not account.witnesses:
             account.choose_witnesses(parameters)
         if stale:
-            self._journal.add("stale_updates")
+            self._journal.scalars["stale_updates"] += 1
             if not account.stale_told:
                 account.stale_told = True
                 self._journal.event("stale_update", step, optimizer=account.index)
         if empty:
-            self._journal.add("empty_updates")
+            self._journal.scalars["empty_updates"] += 1
         if lost:
-            self._journal.add("cleared_updates")
+            self._journal.scalars["cleared_updates"] += 1
         self._sum_of_squares = (self._sum_of_squares or 0.0) + sum_of_squares
         if bad >= 0 and not skipped_by_scaler(optimizer):
             site = self._models.parameter_site(parameters[bad])
@@ -82,7 +82,7 @@ class Guard:
 
     def write(self) -> None:
         if self._sum_of_squares is not None:
-            self._journal.set("grad_norm", math.sqrt(self._sum_of_squares))
+            self._journal.scalars["grad_norm"] = math.sqrt(self._sum_of_squares)
 
     def _ask_later(self, parameters: list[torch.Tensor], step: int) -> None:
         """Gradients on devices: their norms are computed there, and the answer comes with the next transfer."""
@@ -99,14 +99,14 @@ class Guard:
     def _answer(self, step: int, names: list[str], norms: Sequence[float] | Exception) -> None:
         if isinstance(norms, Exception):
             return  # the step's norm stays unknown
-        known = self._journal.late(step, "grad_norm")
-        total = math.hypot(*norms, 0.0 if math.isnan(known) else known)
-        self._journal.amend(step, "grad_norm", total)
+        scalars = self._journal.scalars_of(step)
+        known = scalars["grad_norm"]
+        scalars["grad_norm"] = total = math.hypot(*norms, 0.0 if math.isnan(known) else known)
         bad = next((name for name, norm in zip(names, norms) if not math.isfinite(norm)), None)
         if bad is not None:
             self._journal.event("nonfinite", step, what="gradient", where=bad)
         elif total == 0:
-            self._journal.amend(step, "empty_updates", self._journal.late(step, "empty_updates") + 1)
+            scalars["empty_updates"] += 1
 
     def clear(self) -> None:
         self._said.clear()

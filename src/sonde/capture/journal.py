@@ -28,12 +28,11 @@ class Journal:
         self._scalar_sites: dict[str, Site] = {}
         self._log_plans: dict[tuple[str, ...], FramePlan] = {}
         self._step_plan: FramePlan | None = None
-        self._slots: dict[str, int] = {}
-        self._fresh: list[float] = []
-        self._waiting: dict[int, tuple[list[float], int]] = {}  # ended steps that are not fully known: their scalars, and when
-        self._scalars: list[float] = []
+        self._waiting: dict[int, tuple[dict[str, float], int]] = {}  # ended steps that are not fully known: their scalars, and when
+        self._fresh = {name: 0.0 if name in _COUNTS else math.nan for name in STEP_SCALARS}
+        self.scalars = dict(self._fresh)  # of the step under way: plain, since every step touches most of them
         for name in STEP_SCALARS:
-            self._slot(name)
+            self._scalar_site(name)
 
     def site(self, **fields: Any) -> Site | None:
         """A new site; None when there are more than a run should hold."""
@@ -61,53 +60,38 @@ class Journal:
         self._tell_sites()
         self._writer.frame(plan, step, rows, self._now(), kernel.singles(rows))
 
-    # -- the scalars of the step under way ---------------------------------------------------------
-
-    def set(self, name: str, value: float) -> None:
-        self._scalars[self._slot(name)] = value
-
-    def add(self, name: str, value: float = 1.0) -> None:
-        self._scalars[self._slots[name]] += value
-
-    def get(self, name: str) -> float:
-        return self._scalars[self._slots[name]]
+    # -- the end of a step -------------------------------------------------------------------------
 
     def end_step(self, step: int, *, waits: bool = False) -> None:
         """Writes the step frame, last of its step, and everything before it, in one call. Where some of its numbers are still on a
         device it `waits`, and is written with the next one that does not."""
         if waits:
-            self._waiting[step] = (list(self._scalars), self._now())
+            self._waiting[step] = (dict(self.scalars), self._now())
         else:
-            self.release()
-            self._write_step(step, self._scalars, self._now(), flush=True)
-        self._scalars[:] = self._fresh
+            if self._waiting:
+                self.release()
+            self._write_step(step, self.scalars, self._now(), flush=True)
+        self.scalars.update(self._fresh)
 
     def release(self) -> None:
         """Writes the steps that waited, as far as they are known."""
-        if self._waiting:
-            waiting, self._waiting = self._waiting, {}
-            for step, (scalars, time_ns) in waiting.items():
-                self._write_step(step, scalars + self._fresh[len(scalars) :], time_ns)
+        waiting, self._waiting = self._waiting, {}
+        for step, (scalars, time_ns) in waiting.items():
+            self._write_step(step, {**self._fresh, **scalars}, time_ns)
 
-    def late(self, step: int, name: str) -> float:
-        """A scalar of a step that may have ended already."""
-        return self._scalars_of(step)[self._slot(name)]
+    def scalars_of(self, step: int) -> dict[str, float]:
+        """Of a step that may have ended already, and waits for them."""
+        return self._waiting[step][0] if step in self._waiting else self.scalars
 
-    def amend(self, step: int, name: str, value: float) -> None:
-        slot = self._slot(name)
-        self._scalars_of(step)[slot] = value
-
-    def _scalars_of(self, step: int) -> list[float]:
-        scalars = self._waiting[step][0] if step in self._waiting else self._scalars
-        scalars.extend(self._fresh[len(scalars) :])
-        return scalars
-
-    def _write_step(self, step: int, scalars: list[float], time_ns: int, *, flush: bool = False) -> None:
-        if self._step_plan is None:
-            ids = [self._scalar_sites[name].id for name in self._slots]
-            self._step_plan = self._writer.plan(Kind.STEP, ("value",), ids)
-        self._tell_sites()
-        self._writer.column(self._step_plan, step, scalars, time_ns, flush=flush)
+    def _write_step(self, step: int, scalars: dict[str, float], time_ns: int, *, flush: bool = False) -> None:
+        if self._step_plan is None or len(scalars) != len(self._fresh):
+            for name in scalars:
+                self._fresh.setdefault(name, math.nan)
+            self._step_plan = self._writer.plan(Kind.STEP, ("value",), [self._scalar_site(name).id for name in self._fresh])
+            scalars = {**self._fresh, **scalars}
+        if self._new_sites:
+            self._tell_sites()
+        self._writer.column(self._step_plan, step, [*scalars.values()], time_ns, flush=flush)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """What the user logs may come after its step ended, so it has frames of its own."""
@@ -121,23 +105,13 @@ class Journal:
         self._writer.column(plan, step, list(values.values()), self._now())
 
     def flush(self) -> None:
-        self.release()
+        if self._waiting:
+            self.release()
         self._tell_sites()
         self._writer.flush()
 
     def close(self) -> None:
         self._writer.close()
-
-    def _slot(self, name: str) -> int:
-        slot = self._slots.get(name)
-        if slot is None:
-            self._scalar_site(name)
-            slot = self._slots[name] = len(self._slots)
-            start = 0.0 if name in _COUNTS else math.nan
-            self._fresh.append(start)
-            self._scalars.append(start)
-            self._step_plan = None
-        return slot
 
     def _scalar_site(self, name: str) -> Site:
         site = self._scalar_sites.get(name)

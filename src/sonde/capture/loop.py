@@ -135,10 +135,10 @@ class Loop:
         self._touch()
         watched.ever_entered = True
         if not torch.is_grad_enabled():
-            self._journal.add("eval_forwards")
+            self._journal.scalars["eval_forwards"] += 1
             return
         if self._depth and self._thread != get_ident():
-            self._journal.add("forwards")  # counted; the thread that came first is the one that is measured
+            self._journal.scalars["forwards"] += 1  # counted; the thread that came first is the one that is measured
             return
         self._depth += 1
         if self._depth > 1:
@@ -146,9 +146,9 @@ class Loop:
         self._thread = get_ident()
         self._leave()  # where the last forward failed
         self._lines.learn("forward", self.clock.number)
-        self._journal.add("forwards")
+        self._journal.scalars["forwards"] += 1
         if not module.training:
-            self._journal.add("root_in_eval")
+            self._journal.scalars["root_in_eval"] += 1
         self._guard.inputs(args, kwargs, self.clock.number)
         if self.observing and watched.forwards == 0:
             self._entered = watched
@@ -180,8 +180,8 @@ class Loop:
         if self._in_step is None and self.clock.backward_begins(cleared=cleared, moved=moved):
             self._end_step()
         if moved:
-            self._journal.add("manual_updates")
-        self._journal.add("backwards")
+            self._journal.scalars["manual_updates"] += 1
+        self._journal.scalars["backwards"] += 1
         if isinstance(tensors, torch.Tensor) and tensors.numel() == 1:
             series = self._lines.loss(self.clock.number)
             if not self._losses.take(series, tensors):
@@ -198,7 +198,7 @@ class Loop:
         self._touch()
         if self.clock.zeroed(id(target)):
             self._end_step()
-        self._journal.add("zero_grads")
+        self._journal.scalars["zero_grads"] += 1
         self._lines.learn("zero_grad", self.clock.number)
         self.ledger.zeroed(target)
 
@@ -240,7 +240,7 @@ class Loop:
             self._panel.each("after", optimizer, parameters_of(optimizer), closure=self._closure)
         if self._closure:
             self._look_at_gradients(account, optimizer, parameters_of(optimizer))
-        self._journal.add("skipped_steps" if skipped_by_scaler(optimizer) else "optimizer_steps")
+        self._journal.scalars["skipped_steps" if skipped_by_scaler(optimizer) else "optimizer_steps"] += 1
         self._rates.take(optimizer, self.clock.num_stepped)
         if self.clock.optimizer_ended(id(optimizer)):
             self._end_step()
@@ -260,19 +260,19 @@ class Loop:
         self._open(optimizer)
         if self.clock.optimizer_begins(id(optimizer)):
             self._end_step()
-        self._journal.add("skipped_steps")
+        self._journal.scalars["skipped_steps"] += 1
         self._rates.take(optimizer, self.clock.num_stepped)
         if self.clock.optimizer_ended(id(optimizer)):
             self._end_step()
 
     @contained
     def scheduler_stepped(self, scheduler: Any) -> None:
-        self._journal.add("scheduler_steps")
+        self._journal.scalars["scheduler_steps"] += 1
         self._lines.learn("scheduler_step", self.clock.number)
 
     @contained
     def clipped(self, max_norm: Any) -> None:
-        self._journal.add("clips")
+        self._journal.scalars["clips"] += 1
         self._lines.learn("clip", self.clock.number)
 
     @contained
@@ -337,15 +337,15 @@ class Loop:
         self._losses.write(step)
         self._guard.write()
         if self.observing:
-            journal.set("observed", 1.0)
+            journal.scalars["observed"] = 1.0
             self._far.fetch(self._panel.pending())
             self._panel.each("write", step)
             self._num_observed += 1
-        elif self._far.step_ended():
+        elif self._far.waiting and self._far.is_overdue():
             self._far.fetch()
         step_ns, own_ns = self._phases.write()
-        unseen = journal.get("backwards") > 0 and journal.get("forwards") == 0
-        journal.end_step(step, waits=self._far.waits)
+        unseen = journal.scalars["backwards"] > 0 and journal.scalars["forwards"] == 0
+        journal.end_step(step, waits=bool(self._far.waiting))
         self._governor.step_ended(step_ns=step_ns, own_ns=own_ns, observed=self.observing)
         self._begin_step()
         self.on_step_end(step, unseen)
@@ -375,6 +375,6 @@ class Loop:
     def finish(self) -> None:
         """The training is over: a step that is under way is written too, if anything happened in it."""
         self._leave_doors()
-        if self.clock.active and self._journal.get("backwards") + self._journal.get("optimizer_steps") > 0:
+        if self.clock.active and self._journal.scalars["backwards"] + self._journal.scalars["optimizer_steps"] > 0:
             self._end_step()
         self._far.fetch()

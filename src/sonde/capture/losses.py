@@ -28,7 +28,7 @@ class Losses:
         number = None if scale is None else read_number(scale)
         self._scale = math.nan if number is None else number
         self._scale_away = scale.detach().clone() if scale is not None and number is None else None
-        self._journal.set("loss_scale", self._scale)
+        self._journal.scalars["loss_scale"] = self._scale
 
     def take(self, series: str, loss: torch.Tensor) -> bool:
         """Answers whether the loss is a finite number, as far as can be told without waiting for a device."""
@@ -52,7 +52,7 @@ class Losses:
 
     def write(self, step: int) -> None:
         for series, (total, num) in self._sums.items():
-            self._journal.set(series, total / num)
+            self._journal.scalars[series] = total / num
         for series, losses in self._away.items():
             scale = self._scale_away if self._scale_away is not None else torch.ones_like(losses[0])
             mean = torch.stack(losses).mean().reshape(1)
@@ -67,7 +67,7 @@ class Losses:
         if isinstance(numbers, Exception):
             return  # the step's loss stays unknown
         loss = numbers[0] / numbers[1]
-        self._journal.amend(step, series, loss)
+        self._journal.scalars_of(step)[series] = loss
         if not math.isfinite(loss):
             self._journal.event("nonfinite", step, what="loss", where=series, num_elements=1)
 

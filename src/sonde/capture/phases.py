@@ -24,7 +24,7 @@ class Phases:
         """Ends when Sonde was called to hear of it. Our hooks inside the phase are not the phase's."""
         began = self._began.pop(phase, None)
         if began is not None:
-            self._journal.add(_SCALARS[phase], max(0, self.entered_ns - self._desk.own_ns - began) / 1e6)
+            self._journal.scalars[_SCALARS[phase]] += max(0, self.entered_ns - self._desk.own_ns - began) / 1e6
 
     def touch(self) -> None:
         """The first step begins with the first call that belongs to a training, not when the script starts."""
@@ -45,9 +45,9 @@ class Phases:
         self._began.clear()
         self._step_began = self.entered_ns = now
         self._desk.own_ns = 0
-        journal = self._journal
-        known_ms = journal.get("data_ms") + journal.get("forward_ms") + journal.get("backward_ms") + journal.get("optimizer_ms")
-        journal.set("step_ms", step_ns / 1e6)
-        journal.set("sonde_ms", own_ns / 1e6)
-        journal.set("other_ms", max(0.0, (step_ns - own_ns) / 1e6 - known_ms))
+        scalars = self._journal.scalars
+        known_ms = scalars["data_ms"] + scalars["forward_ms"] + scalars["backward_ms"] + scalars["optimizer_ms"]
+        scalars["step_ms"] = step_ns / 1e6
+        scalars["sonde_ms"] = own_ns / 1e6
+        scalars["other_ms"] = max(0.0, (step_ns - own_ns) / 1e6 - known_ms)
         return step_ns, own_ns

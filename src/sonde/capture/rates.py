@@ -24,7 +24,7 @@ class Rates:
         for index, group in enumerate(optimizer.param_groups, 1):
             if index > MOST:
                 break
-            self._journal.set(_name(place, index), rate_of(group))
+            self._journal.scalars[_name(place, index)] = rate_of(group)
 
 
 def rate_of(group: dict[str, Any]) -> float:

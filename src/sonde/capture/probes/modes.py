@@ -23,5 +23,5 @@ class Modes(Probe):
         if known is None or known[0] != watched.version:
             known = self._modules[id(watched)] = (watched.version, [weakref.ref(part) for part in watched.mode_modules()])
         alive = [part for ref in known[1] if (part := ref()) is not None]
-        self._journal.add("mode_modules", len(alive))
-        self._journal.add("mode_modules_in_eval", sum(not part.training for part in alive))
+        self._journal.scalars["mode_modules"] += len(alive)
+        self._journal.scalars["mode_modules_in_eval"] += sum(not part.training for part in alive)
