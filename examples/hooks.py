@@ -33,10 +33,10 @@ hooks.register_hook(
     HookBuilder("gradients").trigger(HookTrigger.EVERY_BACKWARD).action(HookAction.TRACK_GRADIENTS).layer_patterns(["0", "2", "4"]).build()
 )
 hooks.register_hook(HookBuilder("steep").when("grad_norm > 100 and step > 10").alert(AlertSeverity.WARNING, "steep gradient").build())
+hooks.register_hook(HookBuilder("large").when("max_abs > 1e30").layer_patterns("*").snapshot_to(folder).max_executions(1).build())
 hooks.register_hook(
-    HookBuilder("large").when("max_abs > 1e30").layer_patterns("*").snapshot_to(folder).max_executions(1).build()
+    HookBuilder("broken").trigger(HookTrigger.ON_ANOMALY).alert(AlertSeverity.CRITICAL).action(HookAction.STOP_TRAINING).max_executions(1).build()
 )
-hooks.register_hook(HookBuilder("broken").trigger(HookTrigger.ON_ANOMALY).alert(AlertSeverity.CRITICAL).action("stop_training").build())
 hooks.send_alerts_to(lambda alert: print(f"{alert.severity}: {alert}"))
 
 try:

@@ -594,6 +594,27 @@ def test_tracing_and_functional_transforms_are_left_alone(tmp_path: Path) -> Non
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
+class Ragged(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nested.nested_tensor([x[0, :1], x[1]], layout=self.layout)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided], ids=str)
+def test_a_tensor_that_cannot_be_measured_says_so_and_is_no_fault(layout: torch.layout, tmp_path: Path) -> None:
+    model = Ragged()
+    model.layout = layout
+    hooks = Hooks()
+    hooks.register_hook(HookBuilder("x").trigger("every_forward").action("inspect_tensor").snapshot_to(tmp_path).build())
+    hooks.register_hook(HookBuilder("y").trigger("on_anomaly").alert("error").build())
+    with hooks.attach(model):
+        for _ in range(5):
+            model(torch.full((2, 3, 4), math.nan))
+    assert [result.stats.unsupported for result in hooks.results] == ["nested and jagged tensors are not measured"] * 10
+    assert hooks.results[1].value == "nested and jagged tensors are not measured"
+    assert [(status.executions, status.faults) for status in hooks.status().values()] == [(5, 0), (0, 0)]
+
+
 def test_a_site_that_fails_is_taken_off_and_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("a strange output")

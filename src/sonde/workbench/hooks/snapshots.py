@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sonde.capture.kernel_torch import readable
+from sonde.capture.kernel_torch import Unsupported, readable
 from sonde.errors import SondeError
 from sonde.report import strict
 from sonde.views.file import write_new
@@ -38,7 +38,10 @@ def save_snapshot(event: HookEvent, directory: Path, hook: str, max_bytes: int) 
     """Write the event's tensor. Returns the file, or why there is none."""
     if event.tensor is None:
         return "there is no tensor to save"
-    tensor = readable(event.tensor)
+    try:
+        tensor = readable(event.tensor)
+    except Unsupported as error:
+        return str(error)
     width = tensor.element_size() if tensor.dtype in _IN_NUMPY else 4
     if tensor.numel() * width > max_bytes:
         return f"it has {tensor.numel() * width / 1e6:.3g} MB, and {max_bytes / 1e6:.3g} are allowed: see max_mb of snapshot_to"
