@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sonde.capture.session import watch as watch
     from sonde.config import DebugConfig as DebugConfig
     from sonde.errors import SondeError as SondeError
+    from sonde.forensics.origin import Origin as Origin
     from sonde.record import Finding as Finding
     from sonde.record import Severity as Severity
     from sonde.report import Report as Report
@@ -47,6 +48,7 @@ _HOMES = {
     "Finding": "sonde.record",
     "Severity": "sonde.record",
     "SondeError": "sonde.errors",
+    "Origin": "sonde.forensics.origin",
     # the workbench: tools by name, each useful alone
     "TensorInspector": "sonde.workbench.tensor_inspector",
     "StabilityChecker": "sonde.workbench.stability_checker",
