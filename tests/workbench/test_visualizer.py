@@ -167,7 +167,9 @@ def test_the_nearest_plots_are_suggested(visualizer):
 
 
 def test_a_dashboard_of_nothing_says_so(visualizer):
+    visualizer.plot_tensor_distribution("not asked for", [1.0])
     assert "0 pictures" in visualizer.create_dashboard([]).read_text()
+    assert "1 picture<" in visualizer.create_dashboard("not asked for").read_text()
 
 
 # ---- plug-ins

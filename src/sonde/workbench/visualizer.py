@@ -115,7 +115,8 @@ class DebugVisualizer:
 
     def create_dashboard(self, names: Iterable[str] | None = None) -> Path:
         """One self-contained page with the pictures of these names, or with all."""
-        chosen = [self.get_plot(name) for name in ([names] if isinstance(names, str) else names or self._plots)]
+        wanted = self.get_plot_names() if names is None else [names] if isinstance(names, str) else names
+        chosen = [self.get_plot(name) for name in wanted]
         path = Path(self.config.output_directory) / DASHBOARD
         page = dashboard(chosen)
         make_folder(path.parent)
