@@ -57,6 +57,14 @@ def test_values_over_sixty_decades_fill_their_bins():
     assert min(data["counts"]) > 30
 
 
+@pytest.mark.parametrize("value", [1.7e308, -1.7e308, 5e-324, 0.0])
+@pytest.mark.parametrize("bins", [1, 2, 64])
+def test_one_value_at_the_end_of_what_floats_can_hold_has_its_bar(value, bins):
+    plot = plots.distribution([value], bins=bins)
+    assert sum(plot.data["counts"]) == 1
+    assert all(map(math.isfinite, plot.data["edges"]))
+
+
 def test_whole_numbers_and_booleans_get_a_bar_each():
     assert plots.distribution(np.array([2, 2, 5, 3])).data["counts"] == [2, 1, 0, 1]
     assert plots.distribution(np.array([True, False, True])).data["edges"] == [-0.5, 0.5, 1.5]

@@ -7,6 +7,7 @@ Positions are shares of the axis, 0 to 1, so that a picture and a terminal draw 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,6 +22,7 @@ Floats = NDArray[np.float64]
 Scale = Literal["linear", "log", "signed log"]
 
 SPREAD = 1000.0  # a distribution asks for decades later than a curve: a normal one has values near zero as well
+LARGEST = sys.float_info.max
 SAME = 1e-12  # of the largest value: closer than that, ticks between two values could not be told apart
 SHARES = (0.01, 0.5, 0.99)
 
@@ -50,7 +52,7 @@ class Axis:
             if self.scale == "log":
                 return np.asarray(np.power(10.0, heights))
             sizes = np.power(10.0, np.abs(heights)) - 1.0
-            return np.asarray(np.clip(np.sign(heights) * self.unit * sizes, -np.finfo(float).max, np.finfo(float).max))
+            return np.asarray(np.clip(np.sign(heights) * self.unit * sizes, -LARGEST, LARGEST))
 
     def ticks(self, limit: int = 6) -> list[tuple[float, str]]:
         """Positions and labels, not more than about `limit`."""
@@ -121,8 +123,7 @@ def linear_axis(low: float, high: float) -> Axis:
     low, high = float(low), float(high)  # a number of numpy's would warn where these are infinite in silence
     if high / 2 - low / 2 <= SAME * max(abs(low), abs(high)):
         room = max(abs(low), abs(high)) * 0.1 or 0.5
-        largest = float(np.finfo(float).max)
-        low, high = max(low - room, -largest), min(high + room, largest)
+        low, high = max(low - room, -LARGEST), min(high + room, LARGEST)
     return Axis("linear", low, high)
 
 

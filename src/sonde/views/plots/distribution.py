@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from sonde.rules.words import number
-from sonde.views.axis import Axis, linear_axis, spread_axis
+from sonde.views.axis import LARGEST, Axis, linear_axis, spread_axis
 from sonde.views.numbers import counted
 from sonde.views.plots import ink
 from sonde.views.plots.plot import Plot
@@ -62,7 +62,7 @@ def binned(values: Any, bins: int, axis: Axis | None = None, what: str = "values
     elif axis is None and finite.min() == finite.max():
         around = linear_axis(finite[0], finite[0])
         half = (around.high / 2 - around.low / 2) / bins if bins % 2 == 0 else 0.0
-        axis = Axis("linear", around.low + half, around.high + half)  # so that the one bar has its value in the middle
+        axis = Axis("linear", around.low + half, min(around.high + half, LARGEST))  # so that the one bar has its value in the middle
     axis = axis or spread_axis(finite)
     shares = np.clip(axis.place(finite), 0.0, 1.0)
     counts, edges = np.histogram(shares, bins=bins, range=(0.0, 1.0))
