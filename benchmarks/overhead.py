@@ -31,7 +31,6 @@ import sonde
 
 BARE = "bare"
 FRESH_STEPS = 300  # of a run from its start: the first steps are observed more often than later ones
-FRESH_TURN = 20  # steps of it, in turns with the bare one
 SETTLING_TURNS = 30  # at most, before the default is timed: until it observes again after its start. Timed earlier it would seem to cost
 # next to nothing, because an expensive first step puts the governor in debt and nothing is observed until that is paid off.
 PEER_SHARE = 5  # a peer's turn is so many times shorter: its ratio is large and need not be sharp
@@ -161,23 +160,34 @@ def sonde_rows(workload: Workload, scratch: Path, num_rounds: int) -> Iterator[R
 
 
 def fresh_row(workload: Workload, scratch: Path, num_steps: int, num_runs: int) -> Row:
-    """The default over a run from its first step, attaching and closing included."""
+    """The default over a run from its first step, attaching and closing included: whole runs, each between two bare ones."""
+    Training(workload).step()  # torch's own first step is slow, and nobody's
     times, observed = [], list[bool]()
+    before = whole_run(workload, num_steps)
     for _ in range(num_runs):
-        Training(workload).step()  # torch's own first step is slow, and nobody's
-        bare, watched = Training(workload), Training(workload)
+        gc.collect()
+        training = Training(workload)
         started = process_time()
-        watcher = Sonde(watched, scratch, every=None)
-        own_ms, bare_ms = (process_time() - started) * 1e3, 0.0
-        for _ in range(num_steps // FRESH_TURN):
-            own_ms += turn(watched, watcher, FRESH_TURN, 0) * FRESH_TURN
-            bare_ms += turn(bare, Watcher(), FRESH_TURN, 0) * FRESH_TURN
-        started = process_time()
-        watcher.close()
-        own_ms += (process_time() - started) * 1e3
-        times.append((own_ms / num_steps, bare_ms / num_steps))
-        observed += watcher.observed()
+        with sonde.watch(training.model, training.optimizer, to=tempfile.mkdtemp(dir=scratch), strict=True) as session:
+            for _ in range(num_steps):
+                training.step()
+        own_ms = (process_time() - started) * 1e3 / num_steps
+        after = whole_run(workload, num_steps)
+        times.append((own_ms, (before + after) / 2))
+        before = after
+        assert session.run is not None
+        observed += [bool(value) for value in sonde.Run(session.run).scalar("observed")[1]]
     return row(workload, "Sonde, default, a run from its start", times, workload.default_budget, observed)
+
+
+def whole_run(workload: Workload, num_steps: int) -> float:
+    """CPU milliseconds per step of a bare run."""
+    gc.collect()
+    training = Training(workload)
+    started = process_time()
+    for _ in range(num_steps):
+        training.step()
+    return (process_time() - started) * 1e3 / num_steps
 
 
 def peer_rows(workload: Workload, scratch: Path, num_rounds: int) -> Iterator[Row]:
@@ -226,7 +236,7 @@ def measure(workloads: Sequence[Workload], scratch: Path, *, num_rounds: int, qu
     """Sonde on all workloads, then the peers, which leave imports and threads behind."""
     for workload in workloads:
         yield from sonde_rows(workload, scratch, num_rounds)
-        is_fast = workload.chunk > FRESH_TURN
+        is_fast = workload.chunk > 20
         if is_fast or not quick:
             yield fresh_row(workload, scratch, FRESH_STEPS, num_runs=min(num_rounds, 5) if is_fast else 1)
     for workload in workloads if with_peers else ():
