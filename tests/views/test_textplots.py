@@ -144,6 +144,11 @@ def test_any_curve_fits_and_shows_its_bad_values(values, paper, title):
     assert not any(map(math.isnan, values)) or mark in text
 
 
+def test_ends_of_the_axis_that_have_no_room_are_left_out_rather_than_cut():
+    lines = line_plot([-1.25e300, 1.25e-300], [1e-300, 1.0], "", Paper(20, 8)).split("\n")
+    assert lines[4].strip() == "-1.25e+300"
+
+
 def test_x_and_y_must_be_equally_long():
     with pytest.raises(SondeError, match="y has 2 values but there are 3 steps"):
         line_plot([1, 2, 3], [1.0, 2.0], "", Paper())

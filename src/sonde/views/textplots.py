@@ -126,8 +126,7 @@ def line_plot(x: Any, y: Any, title: str, paper: Paper) -> str:
         side = paper.choose("┤" if tick else "│", "+" if tick else "|")
         lines.append(f"{ticks.get(row, '')[:left]:>{left}}{side}{drawn}".rstrip())
     lines.append(" " * left + paper.choose("└", "+") + paper.choose("─", "-") * canvas.width)
-    first, last = f"{places[0]:g}", f"{places[-1]:g}"
-    lines.append(" " * left + (f" {first:<{canvas.width - len(last)}}{last}" if first != last else f" {first}")[: canvas.width + 1])
+    lines.append(" " * (left + 1) + _ends(f"{places[0]:g}", f"{places[-1]:g}", canvas.width))
     scale = [] if up.scale == "linear" else [paper.text(f"vertical axis: {up.scale}")]
     return "\n".join([*head, *lines, *scale, *paper.counts(non_finite(values))])
 
@@ -216,6 +215,13 @@ def _curve(canvas: Canvas, x: Floats, y: Floats) -> None:
         canvas.line(column, int(rows[start:end].min()), column, int(rows[start:end].max()))
         if start and finite[start] == finite[start - 1] + 1:
             canvas.line(int(columns[start - 1]), int(rows[start - 1]), column, int(rows[start]))
+
+
+def _ends(first: str, last: str, width: int) -> str:
+    """Both ends of the horizontal axis; one alone where two have no room, since half a number is a wrong number."""
+    if first == last or len(first) + len(last) >= width:
+        return first if len(first) <= width else ""
+    return first + last.rjust(width - len(first))
 
 
 def _signs(canvas: Canvas, x: Floats, values: Floats, paper: Paper) -> None:
