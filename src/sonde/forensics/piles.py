@@ -70,8 +70,9 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(found.values())
 
 
-def piles(suspects: Sequence[Suspect], num_steps: int, growth: Mapping[Kind, int] | None = None) -> list[Pile]:
-    """The places where suspects of all ages lie. `growth`: how many more of a kind are alive now than in the middle of the training."""
+def piles(suspects: Sequence[Suspect], num_steps: int, growth: Mapping[Kind, int] | None = None, *, name: str = "") -> list[Pile]:
+    """The places where suspects of all ages lie. `growth`: how many more of a kind are alive now than in the middle of the training;
+    `name`: what all of them are called."""
     kinds: dict[Kind, list[Suspect]] = {}
     for one in suspects:
         tensor = one.ref()
@@ -88,12 +89,12 @@ def piles(suspects: Sequence[Suspect], num_steps: int, growth: Mapping[Kind, int
         num_late = sum(step >= num_steps / 2 for step in by_step)
         if growth is not None and growth.get(kind, 0) < max(1, num_late / 3):
             continue
-        for place, pile in _in_places(by_step, num_steps, suspects).items():
+        for place, pile in _in_places(by_step, num_steps, suspects, name).items():
             found.setdefault(place, pile)
     return list(found.values())
 
 
-def _in_places(by_step: Mapping[int, list[Suspect]], num_steps: int, suspects: Sequence[Suspect]) -> dict[str, Pile]:
+def _in_places(by_step: Mapping[int, list[Suspect]], num_steps: int, suspects: Sequence[Suspect], name: str) -> dict[str, Pile]:
     steps = sorted(by_step)
     num_samples = min(NUM_SAMPLES, len(steps))
     chosen = []
@@ -107,7 +108,7 @@ def _in_places(by_step: Mapping[int, list[Suspect]], num_steps: int, suspects: S
     for place, members in places.items():
         born = [one.born for one, _ in members]
         if len(members) >= MIN_TOGETHER and _is_even(born, num_steps) and not any(chain.is_bounded for _, chain in members):
-            pile = _pile(members[len(members) // 2][0], suspects)
+            pile = _pile(members[len(members) // 2][0], suspects, name)
             if pile is not None:
                 found[place] = pile
     return found
@@ -125,9 +126,9 @@ def _is_even(steps: Sequence[int], num_steps: int) -> bool:
     return min(steps) <= num_steps / 4 and max(steps) >= num_steps * 5 / 8 and early <= EVEN * late and late <= EVEN * early
 
 
-def _pile(one: Suspect, suspects: Sequence[Suspect]) -> Pile | None:
+def _pile(one: Suspect, suspects: Sequence[Suspect], name: str) -> Pile | None:
     """What lies in the same container as this one."""
-    found = next(iter(traced(still_alive([one]))), [])
+    found = next(iter(traced(still_alive([one]), name=name)), [])
     if not found:
         return None
     chain, path = found[0]
