@@ -28,6 +28,8 @@ class DebugConfig:
     log_gradients: bool = True  # statistics of parameter gradients
     log_weights: bool = True  # statistics of parameters and their updates
     max_update_memory_mb: float = 1024.0  # copies of parameters kept to measure updates; above it updates are not measured
+    save_debug_info: bool = False  # keep a capsule of a step in which a bad number was made
+    max_capsule_mb: float = 512.0  # of one capsule; what does not fit is left out, and said
 
     def __post_init__(self) -> None:
         if not isinstance(self.output_dir, str) or not self.output_dir:
@@ -39,11 +41,13 @@ class DebugConfig:
             )
         if self.every is not None and (not isinstance(self.every, int) or isinstance(self.every, bool) or self.every < 1):
             raise ConfigError(f"every must be a whole number of steps from 1 on, or left out; not {self.every!r}.")
-        for name in ("log_activations", "log_gradients", "log_weights"):
+        for name in ("log_activations", "log_gradients", "log_weights", "save_debug_info"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be true or false, not {getattr(self, name)!r}.")
-        if not _is_number(self.max_update_memory_mb) or self.max_update_memory_mb < 0:
-            raise ConfigError(f"max_update_memory_mb must be 0 or more, not {self.max_update_memory_mb!r}.")
+        for name in ("max_update_memory_mb", "max_capsule_mb"):
+            value = getattr(self, name)
+            if not _is_number(value) or not value >= 0:
+                raise ConfigError(f"{name} must be 0 or more, not {value!r}.")
 
 
 def load_config(base: DebugConfig | None = None, /, **given: Any) -> DebugConfig:
