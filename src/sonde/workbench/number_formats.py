@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -88,6 +88,12 @@ class Magnitudes:
     stats: Quick
     exponents: tuple[int, ...]  # floor(log2 |x|) of the non-zero finite numbers, rising
     counts: tuple[int, ...]
+
+    def scaled(self, log2: int) -> Magnitudes:
+        """As if every number had been multiplied by a power of two."""
+        factor = 2.0**log2
+        grown = {name: getattr(self.stats, name) * factor for name in ("mean", "std", "min", "max", "l1", "l2")}
+        return Magnitudes(replace(self.stats, **grown), tuple(exponent + log2 for exponent in self.exponents), self.counts)
 
     def within(self, target: Format) -> Margins:
         largest = self.stats.max_abs

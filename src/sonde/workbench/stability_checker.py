@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from sonde.capture.tensors import tensors_in
 from sonde.errors import SondeError
 from sonde.rules.words import number
 from sonde.views.numbers import counted, percent
+from sonde.views.plots import Plot
+from sonde.views.plots.magnitudes import magnitudes as magnitude_plot
 from sonde.views.table import html_table, text_table
 from sonde.workbench.contained import Contained
 from sonde.workbench.following import _untouched, batches
@@ -28,6 +31,8 @@ NEAR_OVERFLOW = 1.0  # powers of two: the next doubling would overflow
 FLUSHED_SHARE = 0.01  # of the non-zero numbers; even normally distributed ones have a few near zero, which nobody misses
 DENORMAL_SHARE = 0.10  # of the non-zero numbers; the far tails of a softmax are a few per cent
 FEWEST_BITS = 2.0  # a deviation of four steps of the format: what varies is mostly rounding
+MAX_LOSS_SCALE_LOG2 = 24  # GradScaler starts at 2^16 and rarely goes further than this
+SPARE_LOG2 = 3  # powers of two that other batches may need more
 MAX_ROWS = 40
 
 
@@ -57,8 +62,6 @@ class Checked:
 
     @property
     def name(self) -> str:
-        if self.what == "tensor":
-            return self.layer or "this tensor"
         return f"{self.what} of {self.layer}" if self.layer else self.what
 
     def margins(self, dtype: Any = None) -> Margins:
@@ -84,6 +87,7 @@ class Safety:
     underflow_log2: float
     tightest: str  # which tensor has the smallest margin to overflow
     issues: tuple[StabilityIssue, ...]
+    loss_scale_log2: int | None = None  # gradients alone are too small, and multiplied by this power of two they would be safe
 
     def __bool__(self) -> bool:
         return not self.issues
@@ -101,6 +105,7 @@ class Safety:
                 f"{self.dtype} would not be safe: {counted(len(self.issues), 'issue')} in {counted(self.num_checked, 'tensor')}.",
                 *(f"  {issue.message}" for issue in self.issues[:MAX_ROWS]),
                 *([f"  and {len(self.issues) - MAX_ROWS} more"] if len(self.issues) > MAX_ROWS else []),
+                *([f"With a loss scale of 2^{self.loss_scale_log2} it would be."] if self.loss_scale_log2 is not None else []),
             ]
         )
 
@@ -159,7 +164,22 @@ class StabilityChecker:
         margins = [(one.measured.within(target), one.name) for one in self.checked if not one.measured.stats.unsupported]
         overflow, tightest = min(((each.overflow_log2, name) for each, name in margins), default=(math.inf, ""))
         underflow = min((each.underflow_log2 for each, _ in margins), default=math.inf)
-        return Safety(target.name, len(self.checked), overflow, underflow, tightest, tuple(self.get_issues(dtype)))
+        issues = tuple(self.get_issues(dtype))
+        scale = self._loss_scale(target) if issues and all(issue.what.startswith("gradient") for issue in issues) else None
+        return Safety(target.name, len(self.checked), overflow, underflow, tightest, issues, scale)
+
+    def plot(self, path: str | Path | None = None) -> Plot:
+        """Where the numbers of everything checked lie among the powers of two, beside what each format holds."""
+        rows: dict[str, dict[int, int]] = {}
+        for one in self.checked:
+            counts = rows.setdefault(one.name, {})
+            for exponent, count in zip(one.measured.exponents, one.measured.counts):
+                counts[exponent] = counts.get(exponent, 0) + count
+        ranges = {name: (float(FORMATS[name].denormal_log2), float(FORMATS[name].normal_log2), FORMATS[name].max_log2) for name in MOVES}
+        picture = magnitude_plot(rows, ranges, name="magnitudes")
+        if path is not None:
+            picture.save(path)
+        return picture
 
     def clear(self) -> None:
         self.checked.clear()
@@ -172,6 +192,14 @@ class StabilityChecker:
     def _repr_html_(self) -> str:
         rows, more = self._rows()
         return html_table(_HEAD, rows, title=_TITLE, notes=[*([more] if more else []), *(str(one) for one in self.get_issues()[:MAX_ROWS])])
+
+    def _loss_scale(self, target: Format) -> int | None:
+        """The largest power of two, with some room left, that makes every gradient safe; None where there is none."""
+        gradients = [one for one in self.checked if one.what.startswith("gradient") and one.measured.counts]
+        room = min((one.measured.within(target).overflow_log2 for one in gradients), default=0.0)
+        log2 = min(MAX_LOSS_SCALE_LOG2, math.floor(room) - SPARE_LOG2)
+        lifted = [Checked(one.layer, one.what, one.in_use, one.measured.scaled(log2)) for one in gradients]
+        return log2 if log2 > 0 and not any(issue for one in lifted for issue in _issues(one, target)) else None
 
     def _rows(self) -> tuple[list[list[str]], str]:
         rows = []
@@ -256,8 +284,7 @@ def _issues(one: Checked, target: Format | None) -> Iterator[StabilityIssue]:
         yield issue(
             "underflow",
             margins.underflow_log2,
-            f"the {one.name} is too small for {label}: {told}; the smallest number is 2^{target.denormal_log2}."
-            f"{_loss_scale(one, margins)}",
+            f"the {one.name} is too small for {label}: {told}; the smallest number is 2^{target.denormal_log2}.",
         )
     if margins.denormal_share >= DENORMAL_SHARE:
         yield issue(
@@ -273,10 +300,3 @@ def _issues(one: Checked, target: Format | None) -> Iterator[StabilityIssue]:
             f"the {one.name} varies by {number(stats.std)} around {number(stats.mean)}, where {label} has steps of "
             f"{number(stats.std / 2**margins.spread_bits)}: most of what varies is rounding.",
         )
-
-
-def _loss_scale(one: Checked, margins: Margins) -> str:
-    room = math.floor(margins.overflow_log2) - 1
-    if not one.what.startswith("gradient") or room < 1 or margins.underflow_log2 + room < 0:
-        return ""
-    return f" A loss scale of up to 2^{room} would lift it."

@@ -6,10 +6,12 @@ Numbers are kept, never a tensor: a weak reference tells later whether it is sti
 from __future__ import annotations
 
 import json
+import math
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -22,6 +24,8 @@ from sonde.forensics.piles import Suspect, piles, storage_bytes
 from sonde.report import strict
 from sonde.rules.words import number
 from sonde.views.numbers import counted, percent
+from sonde.views.plots import Plot
+from sonde.views.plots.percentiles import percentiles
 from sonde.views.printable import printable
 from sonde.views.sparkline import sparkline
 from sonde.views.table import html_table, text_table
@@ -185,7 +189,20 @@ class TensorInspector:
             return compare_values(*values)
         said = " and ".join(f"{info.id} {'was changed since' if info.is_alive else 'is gone'}" for info in gone)
         stats = [info.stats if info is not None else describe(value) for info, value in zip((first, second), values)]
-        return compare_statistics(stats[0], stats[1], f"{said[0].upper()}{said[1:]}." if said else "")
+        return compare_statistics(stats[0], stats[1], f"{said}.")
+
+    def plot(self, name: str, path: str | Path | None = None) -> Plot:
+        """How the distribution of one tensor changed over its inspections, by percentiles; by step where every inspection named one."""
+        times = self.history(name)
+        by_step = all(info.step is not None for info in times)
+        steps = [info.step if by_step else at for at, info in enumerate(times)]
+        levels = {level: [info.stats.percentiles.get(level, math.nan) for info in times] for level in (5, 25, 50, 75, 95)}
+        levels |= {0: [info.stats.min for info in times], 100: [info.stats.max for info in times]}
+        num_bad = [info.stats.num_nan + info.stats.num_inf for info in times]
+        picture = percentiles(steps, levels, name=name, num_bad=num_bad, x_label="step" if by_step else "inspection")
+        if path is not None:
+            picture.save(path)
+        return picture
 
     def memory(self) -> Memory:
         """How much memory the inspected tensors keep that are alive now."""
