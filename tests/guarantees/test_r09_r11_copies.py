@@ -197,6 +197,23 @@ def test_r11_a_flop_counter_inside_of_a_pause_counts_what_it_counts_without_sond
     assert sonde.Run(tmp_path / "run").scalar("forwards")[1].tolist() == [0, 1]
 
 
+def test_r11_a_profiler_sees_the_training_as_it_is_inside_of_a_pause(tmp_path: Path) -> None:
+    model = BY_NAME["mlp"].build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+    def operations() -> dict[str, int]:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+            BY_NAME["mlp"].loss(model).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return {event.key: event.count for event in profiler.key_averages()}
+
+    operations()
+    expected = operations()
+    with sonde.watch(model, optimizer, to=tmp_path / "run", every=1, strict=True) as session, session.pause():
+        assert operations() == expected
+
+
 def test_r11_nothing_is_recorded_in_a_pause_and_everything_after_it(tmp_path: Path) -> None:
     model = BY_NAME["mlp"].build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

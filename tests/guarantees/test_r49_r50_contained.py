@@ -235,3 +235,43 @@ def test_r50_tensors_of_a_failed_measurement_are_freed(tmp_path: Path, monkeypat
             optimizer.step()
             assert outputs
             assert not any(output() is not None for output in outputs)
+
+
+def test_r50_where_the_address_space_is_full_the_training_goes_on_without_the_copies(tmp_path: Path) -> None:
+    """A limit of the operating system, and parameters of 84 MB whose copies do not fit below it."""
+    code = """
+        import resource, hashlib, torch, sonde
+        from torch import nn
+        torch.set_num_threads(1)
+
+        def train(watch):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(3000, 3500), nn.ReLU(), nn.Linear(3500, 3000))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01, foreach=False)
+            x = torch.randn(2, 3000)
+            def step():
+                optimizer.zero_grad(set_to_none=False)
+                model(x).square().mean().backward()
+                optimizer.step()
+            step()
+            step()
+            used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+            before = resource.getrlimit(resource.RLIMIT_AS)
+            if watch:
+                resource.setrlimit(resource.RLIMIT_AS, (used + (70 << 20), before[1]))
+                with sonde.watch(model, optimizer, to="run", every=1):
+                    for _ in range(5): step()
+                resource.setrlimit(resource.RLIMIT_AS, before)
+            else:
+                for _ in range(5): step()
+            return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
+
+        assert train(True) == train(False)
+        run = sonde.Run("run")
+        assert run.last_step == 4 and not run.damage
+        assert not len(run.series("update", "0.weight", "l2")[0])      # no room for them, and said so below
+        assert run.series("gradient", "0.weight", "l2")[0].tolist() == [0, 1, 2, 3, 4]
+        print("the same")
+    """
+    result = python(code, tmp_path)
+    assert (result.returncode, result.stdout) == (0, "the same\n"), result.stderr
