@@ -27,7 +27,7 @@ from sonde.views.numbers import counted, percent
 from sonde.views.plots import Plot
 from sonde.views.plots.percentiles import percentiles
 from sonde.views.printable import printable
-from sonde.views.sparkline import sparkline
+from sonde.views.sparkline import is_log, sparkline
 from sonde.views.table import html_table, text_table
 from sonde.workbench.comparison import Comparison, compare_statistics, compare_values
 from sonde.workbench.names import require_name
@@ -98,7 +98,8 @@ class TensorInfo:
         farthest = ", ".join(f"{number(one.value)} at {list(one.index)}" for one in stats.outliers[:3])
         rows.append(("outliers", f"{stats.num_outliers:,}" + (f": {farthest}" if farthest else "")))
         if stats.histogram is not None:
-            rows.append(("histogram", sparkline(stats.histogram.counts.tolist(), 48)))
+            counts = stats.histogram.counts.tolist()
+            rows.append(("histogram", sparkline(counts, 48) + (" (log)" if is_log(counts) else "")))
         kept = f", keeps {size(self.storage_bytes)} of storage" if self.storage_bytes > stats.num_bytes else ""
         return [*rows, ("memory", size(stats.num_bytes) + kept)]
 
