@@ -106,9 +106,9 @@ class LeakWatch:
         graph = self._kept_graph()
         if graph is not None:
             found.insert(0, graph)
-        holding = next((leak for leak in found if leak.num_nodes), None)
-        if holding is not None and hidden:  # what the graphs have saved belongs to whoever holds them
-            found[found.index(holding)] = _with_saved(holding, hidden)
+        holding = [leak for leak in found if leak.num_nodes]
+        if len(holding) == 1 and hidden:  # what graphs have saved belongs to whoever holds them; of several nobody can tell which
+            found[found.index(holding[0])] = _with_saved(holding[0], hidden)
         return sorted(found, key=lambda leak: (leak.num_bytes, leak.num_nodes), reverse=True)
 
     def _look(self) -> None:
