@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from sonde.capture.session import debug_session as debug_session
     from sonde.capture.session import watch as watch
     from sonde.config import DebugConfig as DebugConfig
+    from sonde.errors import NonFiniteError as NonFiniteError
     from sonde.errors import SondeError as SondeError
+    from sonde.forensics.lookback import look_back as look_back
+    from sonde.forensics.find import find_origin as find_origin
     from sonde.forensics.origin import Origin as Origin
     from sonde.record import Finding as Finding
     from sonde.record import Severity as Severity
@@ -48,6 +51,9 @@ _HOMES = {
     "Finding": "sonde.record",
     "Severity": "sonde.record",
     "SondeError": "sonde.errors",
+    "NonFiniteError": "sonde.errors",
+    "look_back": "sonde.forensics.lookback",
+    "find_origin": "sonde.forensics.find",
     "Origin": "sonde.forensics.origin",
     # the workbench: tools by name, each useful alone
     "TensorInspector": "sonde.workbench.tensor_inspector",

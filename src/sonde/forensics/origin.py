@@ -77,7 +77,7 @@ class Origin:
             back = "the backward of " if self.phase == "backward" else ""
             lines = [f"{made} made by {back}{self.place}"]
         else:
-            lines = [f"{made} already in {self.place}"]
+            lines = [f"{made} already in {'an' if self.phase == 'input' else 'a'} {self.phase} of {self.place}"]
         lines += [f"    {self.text}"] if self.text else []
         lines += [f"  cause   {self.cause}", f"  fix     {self.fix}"]
         lines += [f"  {'inputs' if i == 0 else '':<7} {seen}" for i, seen in enumerate(self.inputs)]
@@ -86,6 +86,9 @@ class Origin:
         if self.samples is not None:
             lines.append(f"  samples {self._said_samples()}")
         return "\n".join([*lines, *(f"  note    {caveat}" for caveat in self.caveats)])
+
+    def __str__(self) -> str:
+        return self.summary()
 
     def _said_samples(self) -> str:
         if not self.samples:

@@ -1,0 +1,153 @@
+"""Where the program is: which module is under way, and on which line of the user's code."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from sonde.capture.source import line_of, user_frame
+
+_log = logging.getLogger("sonde")
+_TORCH = Path(torch.__file__).parent
+_FUNCTIONAL = {str(_TORCH / "nn" / "functional.py"), str(_TORCH / "functional.py")}
+_CHECKPOINT = str(_TORCH / "utils" / "checkpoint.py")
+
+
+class Line(NamedTuple):
+    """A line of the user's code, and what of torch.nn.functional it had called by then."""
+
+    source: str
+    text: str
+    called: str  # the innermost function of torch.nn.functional under way, "" outside of any
+
+
+class Places:
+    """Follows modules while it is entered. Names come from the given models; a model that was not given goes by its class."""
+
+    def __init__(self, models: Mapping[str, nn.Module]) -> None:
+        self._paths: dict[int, list[str]] = {}
+        self._models: list[tuple[str, nn.Module]] = []
+        self._under_way: list[tuple[int, str, str]] = []  # id, path, class
+        self._lines: dict[tuple[str, int], tuple[str, str]] = {}
+        self._handles: list[Any] = []
+        self._thread = 0
+        self._names_everything = bool(models)
+        self.compiled = False  # a compiled model was called
+        for name, model in models.items():
+            self._learn(name, model)
+
+    def __enter__(self) -> Places:
+        self._thread = threading.get_ident()
+        self._handles = [
+            register_module_forward_pre_hook(self._begins),
+            register_module_forward_hook(self._ended, always_call=True),
+        ]
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._under_way.clear()
+        self._lines.clear()
+
+    def release(self) -> None:
+        """Forget the models; nothing is kept alive."""
+        self._models.clear()
+        self._paths.clear()
+
+    @property
+    def module(self) -> str:
+        return self._under_way[-1][1] if self._under_way else ""
+
+    @property
+    def module_type(self) -> str:
+        return self._under_way[-1][2] if self._under_way else ""
+
+    def line(self) -> Line:
+        """The line under way, seen from an operation."""
+        frame: FrameType | None = sys._getframe(1)
+        user = user_frame(2)
+        called = ""
+        while frame is not None and frame is not user:
+            file = frame.f_code.co_filename
+            if file in _FUNCTIONAL:
+                called = frame.f_code.co_name
+                break
+            frame = frame.f_back
+        if user is None:
+            return Line("", "", called)
+        key = (user.f_code.co_filename, user.f_lineno)
+        known = self._lines.get(key)
+        if known is None:
+            known = self._lines[key] = line_of(user)
+        return Line(*known, called)
+
+    def tensors(self) -> dict[int, tuple[str, str]]:
+        """By storage, what the models hold: ("parameter", path) or ("buffer", path)."""
+        found: dict[int, tuple[str, str]] = {}
+        for name, model in self._models:
+            for kind, items in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+                for path, tensor in items:
+                    if not nn.parameter.is_lazy(tensor):
+                        found.setdefault(storage_of(tensor), (kind, _joined(name, path)))
+        return found
+
+    def _learn(self, name: str, model: nn.Module) -> None:
+        self._models.append((name, model))
+        for path, module in model.named_modules(remove_duplicate=False):
+            self._paths.setdefault(id(module), []).append(_joined(name, path))
+
+    def _begins(self, module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling() or threading.get_ident() != self._thread:
+            return
+        try:
+            kind = type(module).__name__
+            self.compiled = self.compiled or kind == "OptimizedModule"
+            if id(module) not in self._paths and not self._under_way:
+                self._learn(kind if self._names_everything else "", module)
+                self._names_everything = True  # the first is the model; others, a criterion for instance, go by their class
+            paths = self._paths.get(id(module), [kind])
+            within = self.module + "."
+            path = next((path for path in paths if path.startswith(within)), paths[0])
+            self._under_way.append((id(module), path, kind))
+        except Exception as error:  # whatever a stranger's module does, the training goes on
+            _log.warning("the path of a %s is not known: %s: %s", type(module).__name__, type(error).__name__, error)
+
+    def _ended(self, module: nn.Module, args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling() or threading.get_ident() != self._thread:
+            return
+        for i in range(len(self._under_way) - 1, -1, -1):
+            if self._under_way[i][0] == id(module):
+                del self._under_way[i:]
+                return
+
+
+def is_recomputing() -> bool:
+    """Whether torch.utils.checkpoint is running a part of the forward again."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != _CHECKPOINT:
+        frame = frame.f_back
+    return frame is not None
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """What tells one piece of memory from another while it lives; 0 where a tensor has none."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):  # sparse, or of a kind without memory
+        return 0
+
+
+def _joined(name: str, path: str) -> str:
+    path = path.removeprefix("_orig_mod").removeprefix(".")  # torch.compile wraps the model that it was given
+    return f"{name}.{path}" if name and path else name or path
