@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sonde.config import DebugConfig as DebugConfig
     from sonde.errors import NonFiniteError as NonFiniteError
     from sonde.errors import SondeError as SondeError
+    from sonde.forensics.lookback import keep_capsule as keep_capsule
     from sonde.forensics.lookback import look_back as look_back
     from sonde.forensics.find import find_origin as find_origin
     from sonde.forensics.origin import Origin as Origin
@@ -53,6 +54,7 @@ _HOMES = {
     "SondeError": "sonde.errors",
     "NonFiniteError": "sonde.errors",
     "look_back": "sonde.forensics.lookback",
+    "keep_capsule": "sonde.forensics.lookback",
     "find_origin": "sonde.forensics.find",
     "Origin": "sonde.forensics.origin",
     # the workbench: tools by name, each useful alone

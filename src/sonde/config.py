@@ -16,6 +16,8 @@ from typing import Any
 
 from sonde.errors import ConfigError
 
+ANOMALY_MODES = ("warn", "raise")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DebugConfig:
@@ -28,6 +30,7 @@ class DebugConfig:
     log_gradients: bool = True  # statistics of parameter gradients
     log_weights: bool = True  # statistics of parameters and their updates
     max_update_memory_mb: float = 1024.0  # copies of parameters kept to measure updates; above it updates are not measured
+    anomaly_detection_mode: str = "warn"  # what a bad number does once it is explained: "warn" goes on, "raise" stops before the update
     save_debug_info: bool = False  # keep a capsule of a step in which a bad number was made
     max_capsule_mb: float = 512.0  # of one capsule; what does not fit is left out, and said
 
@@ -44,6 +47,8 @@ class DebugConfig:
         for name in ("log_activations", "log_gradients", "log_weights", "save_debug_info"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be true or false, not {getattr(self, name)!r}.")
+        if self.anomaly_detection_mode not in ANOMALY_MODES:
+            raise ConfigError(f"anomaly_detection_mode is {' or '.join(map(repr, ANOMALY_MODES))}, not {self.anomaly_detection_mode!r}.")
         for name in ("max_update_memory_mb", "max_capsule_mb"):
             value = getattr(self, name)
             if not _is_number(value) or not value >= 0:

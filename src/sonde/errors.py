@@ -15,3 +15,11 @@ class NoRunError(SondeError):
 
 class ConfigError(SondeError):
     """A setting has a value that cannot be meant."""
+
+
+class NonFiniteError(SondeError):
+    """Training was stopped because a number in it is not finite. `origin` says where that was made, as far as it could be found."""
+
+    def __init__(self, message: str, origin: object | None = None) -> None:
+        super().__init__(message)
+        self.origin = origin

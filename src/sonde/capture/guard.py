@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,10 @@ _NUM, _NAN, _INF = (STATISTICS.index(name) for name in ("num", "nan", "inf"))
 
 
 class Guard:
-    def __init__(self, journal: Journal, models: Models, ledger: Ledger, far: Far) -> None:
+    def __init__(
+        self, journal: Journal, models: Models, ledger: Ledger, far: Far, on_bad: Callable[[str, str, torch.Tensor], None]
+    ) -> None:
+        self._on_bad = on_bad  # (what, where, tensor): the loss or a gradient, before anything has used it
         self._journal, self._models, self._ledger, self._far = journal, models, ledger, far
         self._said: set[str] = set()  # what was reported in this step
         self._sum_of_squares: float | None = None
@@ -36,6 +39,8 @@ class Guard:
         rows.settle()
         num, nan, inf = (float(rows.values[0, field]) for field in (_NUM, _NAN, _INF))
         self._journal.event("nonfinite", step, what=what, where=where, num_elements=num, num_nan=nan, num_inf=inf)
+        if what in ("loss", "gradient"):
+            self._on_bad(what, where, tensor)
 
     def inputs(self, args: Any, kwargs: Any, step: int) -> None:
         """A model is about to use these."""
@@ -77,6 +82,14 @@ class Guard:
             self._journal.scalars["cleared_updates"] += 1
         self._sum_of_squares = (self._sum_of_squares or 0.0) + sum_of_squares
         if bad >= 0 and not skipped_by_scaler(optimizer):
+            site = self._models.parameter_site(parameters[bad])
+            self.bad_number("gradient", site.name if site else "", step, parameters[bad].grad)
+
+    def unguarded(self, step: int) -> None:
+        """Gradients that no optimizer will ask about before they are used: in a closure, or where the user moves the weights by hand."""
+        parameters = [p for watched in self._models for _, p in watched.parameters() if p.grad is not None and not is_far(p.grad)]
+        _, bad = kernel.guard([p.grad for p in parameters])
+        if bad >= 0:
             site = self._models.parameter_site(parameters[bad])
             self.bad_number("gradient", site.name if site else "", step, parameters[bad].grad)
 

@@ -22,6 +22,7 @@ from sonde.capture.faults import Faults
 from sonde.capture.governor import Governor
 from sonde.capture.guard import Guard, skipped_by_scaler
 from sonde.capture.journal import Journal
+from sonde.capture.kept import Kept
 from sonde.capture.ledger import Account, Ledger, parameters_of
 from sonde.capture.losses import Losses
 from sonde.capture.models import Models
@@ -33,6 +34,7 @@ from sonde.capture.source import Lines, line_of, user_frame
 from sonde.capture.standins import Desk
 from sonde.capture.watched import Watched
 from sonde.config import DebugConfig
+from sonde.errors import NonFiniteError
 
 MAX_OPTIMIZERS = 1000  # told of, one event each: some programs make a new one for every step
 EXPONENTS_FIRST = (0, 4, 16)  # observed steps on which histograms are taken
@@ -53,6 +55,8 @@ def contained(method: Callable[Concatenate[Loop, P], None]) -> Callable[Concaten
         phases.entered_ns = perf_counter_ns()
         try:
             method(self, *args, **kwargs)
+        except NonFiniteError:
+            raise  # the user asked for it
         except Exception as error:
             self.faults.caught(*place, error)
         finally:
@@ -81,7 +85,8 @@ class Loop:
         self._far = Far()
         self._losses = Losses(journal, self._far)
         self._rates = Rates(journal)
-        self._guard = Guard(journal, models, self.ledger, self._far)
+        self.kept = Kept()
+        self._guard = Guard(journal, models, self.ledger, self._far, self._bad_number)
         self._phases = Phases(journal, self._desk)
         self._depth = 0  # doors entered and not left
         self._thread = 0  # the one that entered them
@@ -150,6 +155,7 @@ class Loop:
         if not module.training:
             self._journal.scalars["root_in_eval"] += 1
         self._guard.inputs(args, kwargs, self.clock.number)
+        self.kept.forward(watched.name, module, args, kwargs)
         if self.observing and watched.forwards == 0:
             self._entered = watched
             self._panel.each("entered", watched, module, args, kwargs)
@@ -192,6 +198,8 @@ class Loop:
     def backward_ended(self) -> None:
         self._phases.finish("backward")
         self.ledger.backward_ended()
+        if (self._closure if self._in_step else not self.clock.known_optimizers) and not self._losses.is_scaled:
+            self._guard.unguarded(self.clock.number)
 
     @contained
     def zero_grad(self, target: Any) -> None:
@@ -286,6 +294,15 @@ class Loop:
         known = self._panel.guarded(optimizer) if self.observing else None
         self._guard.gradients(account, optimizer, parameters, self.clock.number, known)
 
+    def _bad_number(self, what: str, where: str, tensor: torch.Tensor) -> None:
+        """The loss or a gradient is bad, and nothing has used it yet: the moment to look back. It costs the bad step alone."""
+        began, self.deaf = perf_counter_ns(), True
+        try:
+            self.kept.tell(what, where, tensor, step=self.clock.number, scaled=self._losses.is_scaled)
+        finally:
+            self.deaf = False
+            self._phases.leave_out(perf_counter_ns() - began)
+
     def _touch(self) -> None:
         if not self.clock.active:
             self.clock.active = True
@@ -354,6 +371,7 @@ class Loop:
         self.clock.end()
         self._losses.clear()
         self._guard.clear()
+        self.kept.calls.clear()
         if self.observing:
             self._panel.each("clear")
         for watched in self._models:

@@ -30,6 +30,10 @@ class Losses:
         self._scale_away = scale.detach().clone() if scale is not None and number is None else None
         self._journal.scalars["loss_scale"] = self._scale
 
+    @property
+    def is_scaled(self) -> bool:
+        return not math.isnan(self._scale) or self._scale_away is not None
+
     def take(self, series: str, loss: torch.Tensor) -> bool:
         """Answers whether the loss is a finite number, as far as can be told without waiting for a device."""
         value = kernel.number(loss)

@@ -31,6 +31,12 @@ class Phases:
         if not self._step_began:
             self._step_began = self.entered_ns
 
+    def leave_out(self, ns: int) -> None:
+        """That much time, just now, was nobody's: neither the training's nor part of what Sonde costs a step."""
+        self.entered_ns += ns
+        self._step_began += ns
+        self._began = {phase: began + ns for phase, began in self._began.items()}
+
     def begin_step(self) -> None:
         self._began.clear()
         self._step_began = self.entered_ns = perf_counter_ns()

@@ -29,6 +29,7 @@ from torch import nn
 
 import sonde
 from sonde.capture import calls, kernel
+from sonde.capture.alarm import Alarm
 from sonde.capture.bench import Bench
 from sonde.capture.discovery import Discovery
 from sonde.capture.faults import Faults
@@ -112,6 +113,7 @@ class DebugSession(Bench):
         self._models = Models(self._journal)
         loop = Loop(self._journal, self.config, self._faults, self._models, self._concerns)
         self._models.connect(loop.forward_begins, loop.forward_ended)
+        loop.kept.on_bad = Alarm(self._journal, self.config, loop.kept, self._bodies, self._live, self.run).ring
         self._loop = loop
         self._discovery = Discovery(self._models, loop, lambda probe, error: self._faults.caught(probe, "", error))
         self._watch_given()
@@ -224,6 +226,9 @@ class DebugSession(Bench):
 
     def _directory(self) -> Path | None:
         return self.run
+
+    def _bodies(self) -> dict[str, nn.Module]:
+        return {watched.name: body for watched in self._models if (body := watched.body) is not None}
 
     def _watch_given(self) -> None:
         loop = self._loop

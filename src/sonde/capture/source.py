@@ -20,14 +20,14 @@ _LIBRARIES = tuple(
 
 
 @cache
-def _is_library(filename: str) -> bool:
+def is_library(filename: str) -> bool:
     return filename.startswith(_LIBRARIES) or filename.startswith("<frozen") or "site-packages" in filename
 
 
 def user_frame(depth: int = 1) -> FrameType | None:
     """The nearest calling frame in the user's own code, or None (a library trains)."""
     frame: FrameType | None = sys._getframe(depth)
-    while frame is not None and _is_library(frame.f_code.co_filename):
+    while frame is not None and is_library(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
 

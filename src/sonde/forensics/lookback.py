@@ -1,0 +1,193 @@
+"""Looking back: a loss or a gradient of the step under way is bad, nothing has used it yet, and the step is run again to see who made it.
+
+First with every operation looked at, then on parts of the batch to find the samples that are to blame. Afterwards everything is as it
+was, and training goes on as if nobody had looked. Where the step cannot be run again it says why, and answers with what is left: the
+model alone, and the graph of the bad loss.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sonde.capture.kept import Kept
+from sonde.capture.tensors import tensors_in
+from sonde.forensics.capsule import save_capsule
+from sonde.forensics.dataset import indices_of
+from sonde.forensics.nodes import origin_in_graph
+from sonde.forensics.origin import Origin
+from sonde.forensics.rerun import Rerun, gradients, reader
+from sonde.forensics.restore import as_before
+from sonde.forensics.samples import culprits
+from sonde.forensics.scene import Part, names_of, parts_of
+from sonde.forensics.slice import CannotReplay
+from sonde.forensics.tracer import Tracer, is_finite
+
+BLAMELESS = ("parameter", "buffer")  # phases in which no sample can be at fault
+
+
+def look_back(
+    kept: Kept, *, frame: FrameType | None, loss: Tensor | None, what: str, models: Mapping[str, nn.Module] | None = None
+) -> Origin | None:
+    """Where the bad number of this step was made. None: the training deals with it itself. Raises `CannotReplay` where nothing is known."""
+    if torch.compiler.is_compiling():
+        return None
+    models = models or {call.model: call.module for call in kept.calls}
+    with as_before([*models.values(), *(call.module for call in kept.calls), *_modules_in(frame)]):
+        return _Look(kept, frame, loss, what, models).origin()
+
+
+def keep_capsule(
+    kept: Kept, directory: Path, *, frame: FrameType | None, what: str, optimizer: Any, origin: Origin, max_mb: float
+) -> Path:
+    """Keeps the step under way as a capsule: the model's last inputs, and what else the loss was made from."""
+    if not kept.calls:
+        raise CannotReplay("no forward of the model was seen in this step")
+    call = kept.calls[-1]
+    inputs: dict[str, Any] = {}
+    with contextlib.suppress(CannotReplay):
+        for part in parts_of(frame, what, reader(kept)):
+            found = {name: part.names[name] for name in part.slice.given if name in part.names}
+            inputs |= {name: value for name, value in found.items() if not isinstance(value, nn.Module) and tensors_in(value)}
+    return save_capsule(
+        directory, step=kept.step, model=call.module, args=call.args, kwargs=call.kwargs, optimizer=optimizer, rng=call.rng,
+        loss_inputs=inputs, origin=origin, max_mb=max_mb,
+    )  # fmt: skip
+
+
+class _Look:
+    def __init__(self, kept: Kept, frame: FrameType | None, loss: Tensor | None, what: str, models: Mapping[str, nn.Module]) -> None:
+        self.kept, self.frame, self.loss, self.what, self.models = kept, frame, loss, what, models
+        self.reason = ""  # why the step, or a part of it, was not run again
+
+    def origin(self) -> Origin | None:
+        self._refuse_company()
+        parts: Sequence[Part] = ()
+        try:
+            parts = parts_of(self.frame, self.what, reader(self.kept))
+        except CannotReplay as error:
+            self.reason = str(error)
+        rerun = Rerun(self.kept, parts)
+        if parts:
+            found = self._of_the_step(rerun)
+            if found is not None:
+                return self._with_samples(found, rerun)
+            if not self.reason:
+                return None
+        found = self._of_the_model(rerun)
+        if found is None:
+            raise CannotReplay(self.reason)
+        return replace(found, caveats=(*found.caveats, self.reason))
+
+    def _refuse_company(self) -> None:
+        if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+            self.frame = None  # the other processes would wait for a forward that they do not make
+
+    def _of_the_step(self, rerun: Rerun) -> Origin | None:
+        """The step as a whole, every operation looked at: forward, then backward."""
+        found: Origin | None = None
+        try:
+            with Tracer(self.models) as tracer:
+                loss = rerun()
+                if not is_finite(loss):
+                    found = tracer.origin_of(loss)
+                elif self.what == "gradient":
+                    bad = [gradient for gradient in gradients(loss) if not is_finite(gradient)]
+                    found = tracer.origin_of(bad) if bad else None
+        except Exception as error:  # the user's code, on a second run: whatever it raises is a reason not to trust it
+            self.reason = str(error) if isinstance(error, CannotReplay) else f"running it again failed ({type(error).__name__}: {error})"[:500]
+            return None
+        if found is None:
+            if self.what == "loss" and self.kept.scaled and is_finite(loss):
+                return None  # only the scaled loss overflowed: the scaler lowers its scale and goes on
+            notes = [note for part in rerun.parts for note in part.slice.notes if "hands it out" not in note]
+            self.reason = f"the step was run again and its {self.what} was finite" + "".join(f"; {note}" for note in notes[:3])
+            return None
+        return replace(found, how="replayed", caveats=(*found.caveats, *self._remarks(rerun, found)))
+
+    def _remarks(self, rerun: Rerun, found: Origin) -> Iterator[str]:
+        if found.phase not in ("forward", "backward"):
+            for part in rerun.parts:
+                yield from (note for note in part.slice.notes if "hands it out" not in note)
+
+    def _of_the_model(self, rerun: Rerun) -> Origin | None:
+        """What is left where the step cannot be run: the model on its inputs, and the graph of the bad loss."""
+        found: Origin | None = None
+        try:
+            if self.frame is None:
+                raise CannotReplay(self.reason or "other processes train with this one")
+            with Tracer(self.models) as tracer:
+                bad = [output for output in rerun.outputs() if not is_finite(output)]
+                found = tracer.origin_of(bad) if bad else None
+        except Exception as error:
+            self.reason = self.reason or f"the model could not be run again ({type(error).__name__}: {error})"[:500]
+        if found is not None:
+            return replace(found, how="replayed")
+        return origin_in_graph(self.loss) if self.loss is not None else None
+
+    # -- samples ------------------------------------------------------------------------------------
+
+    def _with_samples(self, found: Origin, rerun: Rerun) -> Origin:
+        num = self._batch_size(rerun)
+        if num < 2 or found.phase in BLAMELESS:
+            return found
+
+        def fails(group: Sequence[int]) -> bool:
+            loss = rerun(lambda value: _picked(value, torch.tensor(group), num))
+            if found.phase != "backward":
+                return not is_finite(loss)
+            return is_finite(loss) and not all(is_finite(gradient) for gradient in gradients(loss))
+
+        told = culprits(num, fails)
+        if told.samples is None:
+            return found if not told.note else replace(found, caveats=(*found.caveats, told.note))
+        indices = indices_of(told.samples, self._inputs(rerun), num)
+        return replace(found, samples=told.samples, indices=indices, caveats=(*found.caveats, *([told.note] if told.note else [])))
+
+    def _inputs(self, rerun: Rerun) -> list[Tensor]:
+        """What the step was given: the batch, the labels."""
+        seen = {id(tensor): tensor for call in self.kept.calls for _, tensor in tensors_in((call.args, call.kwargs))}
+        for part in rerun.parts:
+            for name in sorted(part.slice.given):
+                value = part.names.get(name)
+                if not isinstance(value, nn.Module):
+                    seen |= {id(tensor): tensor for _, tensor in tensors_in(value)}
+        return [tensor for tensor in seen.values() if tensor.dim() and not tensor.requires_grad]
+
+    def _batch_size(self, rerun: Rerun) -> int:
+        sizes = [tensor.shape[0] for tensor in self._inputs(rerun)]
+        return sizes[0] if sizes else 0
+
+
+def _picked(value: Any, samples: Tensor, num: int) -> Any:
+    """Some samples of whatever has the size of the batch; flattened sequences have a multiple of it."""
+    if isinstance(value, Tensor):
+        if not value.dim() or value.requires_grad or value.shape[0] < num or value.shape[0] % num:
+            return value
+        per_sample = value.shape[0] // num
+        rows = (samples.to(value.device)[:, None] * per_sample + torch.arange(per_sample, device=value.device)).reshape(-1)
+        return value.index_select(0, rows) if per_sample == 1 or value.dim() == 1 else value
+    if isinstance(value, dict):
+        return {key: _picked(item, samples, num) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_picked(item, samples, num) for item in value)
+    return value
+
+
+def _modules_in(frame: FrameType | None) -> list[nn.Module]:
+    """Modules that the user's function can reach by name: a criterion has buffers too."""
+    if frame is None:
+        return []
+    names = names_of(frame)
+    owner = names.get("self")
+    values = [*names.values(), *(vars(owner).values() if hasattr(owner, "__dict__") else ())]
+    return [value for value in values if isinstance(value, nn.Module)]
+
+

@@ -1,0 +1,171 @@
+"""Runs the step that is under way again: the statements that made its loss, on the same inputs and with the same random numbers.
+
+It is meant to run inside `restore.as_before`, which takes back what it changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sonde.capture.kept import Call, Kept
+from sonde.capture.tensors import tensors_in
+from sonde.forensics.scene import Part
+from sonde.forensics.slice import CALL, CannotReplay, Reader
+from sonde.forensics.tracer import is_finite
+
+MAX_ATTRIBUTES = 32
+
+
+@dataclass(slots=True)
+class Rerun:
+    kept: Kept
+    parts: Sequence[Part]  # of the user's code; empty: only the model can be run
+
+    def __call__(self, pick: Callable[[Any], Any] = lambda value: value) -> Tensor:
+        """The loss, made again; `pick` may put other inputs in the place of those that were used."""
+        if not self.parts:
+            raise CannotReplay("the code that makes the loss cannot be run again")
+
+        def call(module: nn.Module) -> Any:
+            args, kwargs = self._inputs(module)
+            return module(*pick(args), **pick(kwargs))
+
+        made: Any = None
+        with torch.enable_grad(), _at_the_doors(self.kept), _without_loss_scale():
+            for part in self.parts:
+                names = {**part.names, **{name: pick(part.names[name]) for name in part.slice.given if name in part.names}}
+                names |= dict(zip(part.binds, made)) if part.binds else {}
+                made = part.slice.run(names, **{CALL: call})
+        if not isinstance(made, Tensor):
+            raise CannotReplay(f"what is handed to backward is {type(made).__name__}, not a tensor")
+        return made
+
+    def outputs(self) -> list[Tensor]:
+        """What the model puts out, where no more can be run than that."""
+        if not self.kept.calls:
+            raise CannotReplay("no forward of the model was seen in this step")
+        last = self.kept.calls[-1]
+        with torch.enable_grad(), _at_the_doors(self.kept):
+            return [tensor for _, tensor in tensors_in(last.module(*last.args, **last.kwargs)) if tensor.is_floating_point()]
+
+    def _inputs(self, module: nn.Module) -> tuple[Any, Mapping[str, Any]]:
+        for call in reversed(self.kept.calls):
+            if call.module is module or getattr(module, "_orig_mod", None) is call.module:
+                return call.args, call.kwargs
+        raise CannotReplay(f"the inputs of {type(module).__name__} were not kept")
+
+
+def gradients(loss: Tensor) -> list[Tensor]:
+    """Of the loss with respect to every leaf that it depends on. No `.grad` is written to."""
+    leaves = _leaves(loss)
+    if not leaves:
+        return []
+    start = torch.ones_like(loss)
+    try:
+        found = torch.autograd.grad(loss, leaves, start, allow_unused=True)
+    except RuntimeError as error:
+        if "checkpoint" not in str(error).lower() or any(getattr(leaf, "_post_accumulate_grad_hooks", None) for leaf in leaves):
+            raise
+        return _by_backward(loss, leaves, start)  # re-entrant checkpointing knows no other way
+    return [gradient for gradient in found if gradient is not None]
+
+
+def _by_backward(loss: Tensor, leaves: list[Tensor], start: Tensor) -> list[Tensor]:
+    before = [leaf.grad for leaf in leaves]
+    try:
+        for leaf in leaves:
+            leaf.grad = None
+        torch.autograd.backward(loss, start)
+        return [leaf.grad for leaf in leaves if leaf.grad is not None]
+    finally:
+        for leaf, gradient in zip(leaves, before):
+            leaf.grad = gradient
+
+
+def _leaves(loss: Tensor) -> list[Tensor]:
+    found: dict[int, Tensor] = {}
+    seen: set[Any] = set()
+    todo = [loss.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, Tensor):
+            found[id(variable)] = variable
+        todo += [below for below, _ in node.next_functions]
+    return list(found.values())
+
+
+@contextmanager
+def _at_the_doors(kept: Kept) -> Iterator[None]:
+    """Each forward begins with the random numbers that it began with in the step."""
+    calls = list(kept.calls)
+    several = len({id(call.module) for call in calls}) > 1
+    met: set[int] = set()
+
+    def entering(module: nn.Module, args: Any, kwargs: Any) -> None:
+        call = _same_call(calls, module, args, kwargs)
+        if call is None and id(module) not in met:
+            own = [call for call in calls if call.module is module]
+            call = own[-1 if several else 0]
+        met.add(id(module))
+        if call is not None:
+            torch.set_rng_state(call.rng)
+
+    with ExitStack() as stack:
+        for module in {id(call.module): call.module for call in calls}.values():
+            stack.callback(module.register_forward_pre_hook(entering, with_kwargs=True).remove)
+        yield
+
+
+def _same_call(calls: list[Call], module: nn.Module, args: Any, kwargs: Any) -> Call | None:
+    given = [id(tensor) for _, tensor in tensors_in((args, kwargs))]
+    for call in reversed(calls):
+        if call.module is module and given and given == [id(tensor) for _, tensor in tensors_in((call.args, call.kwargs))]:
+            return call
+    return None
+
+
+@contextmanager
+def _without_loss_scale() -> Iterator[None]:
+    """A scaled loss may overflow by the scale alone, which a GradScaler then lowers: the loss itself is what counts."""
+    original = torch.amp.GradScaler.scale
+    torch.amp.GradScaler.scale = lambda self, outputs: outputs  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.amp.GradScaler.scale = original  # type: ignore[method-assign]
+
+
+# -- what the slicer asks about values ----------------------------------------------------------------------------------------------------
+
+
+def reader(kept: Kept) -> Reader:
+    called = {id(call.module) for call in kept.calls}
+    return Reader(
+        must_be_made=_must_be_made,
+        harmless=lambda value: isinstance(value, nn.Module),
+        was_called=lambda value: id(value) in called or id(getattr(value, "_orig_mod", None)) in called,
+    )
+
+
+def _must_be_made(value: Any) -> bool:
+    """Does it depend on the model, or hold a bad number?"""
+    if isinstance(value, (nn.Module, torch.optim.Optimizer, type, FunctionType, ModuleType)):
+        return False
+    tensors = [tensor for _, tensor in tensors_in(value)]
+    if not tensors and hasattr(value, "__dict__") and not callable(value):  # a distribution, an object with results
+        tensors = [tensor for _, tensor in tensors_in(dict(list(vars(value).items())[:MAX_ATTRIBUTES]))]
+    if any(tensor.grad_fn is not None for tensor in tensors):
+        return True
+    floating = [tensor for tensor in tensors if tensor.is_floating_point() and not isinstance(tensor, nn.Parameter)]
+    return isinstance(value, float) and value - value != 0 or any(not is_finite(tensor) for tensor in floating)
