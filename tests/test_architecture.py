@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "rules": GROUND | {"run"},
     "report": GROUND | {"run", "rules"},
     "views": GROUND | {"run", "rules", "report"},
-    "cli": GROUND | {"run", "rules", "report", "views", "capture"},
+    "cli": GROUND | {"run", "rules", "report", "views", "capture", "forensics"},
     "capture": GROUND | {"run"},
     "forensics": GROUND | {"run", "capture"},
     "workbench": GROUND | {"run", "rules", "report", "views", "capture", "forensics"},

@@ -1,0 +1,65 @@
+"""`sonde replay`: a kept step, lived through again."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sonde.errors import SondeError
+from sonde.views.printable import printable
+
+if TYPE_CHECKING:
+    from sonde.forensics.stage import Replayed
+
+
+@click.command(context_settings={"ignore_unknown_options": True}, options_metavar="[OPTIONS]")
+@click.argument("capsule")
+@click.option("--script", metavar="FILE", help="The training script: it makes the model and computes the loss.")
+@click.option("--model-from", metavar="MODULE:FUNCTION", help="Instead: a function that returns the model, or (model, loss_fn).")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def replay(capsule: str, script: str | None, model_from: str | None, args: tuple[str, ...]) -> None:
+    """Live through the step of a capsule again and say where its bad number is made.
+
+    The script runs as usual up to the first call of a model that fits the capsule. That call gets the capsule's weights, inputs and
+    random state, and the script's own step goes on from there, looked at operation by operation, until its optimizer would step.
+    ARGS are the script's own.
+
+    \b
+    Example:  sonde replay runs/base/capsules/step-000041 --script train.py
+              sonde replay step-000041 --script train.py -- --lr 0.1
+              sonde replay step-000041 --model-from mypackage.models:make_model
+
+    Exit code 0: the origin that the capsule tells of (or, where it tells of none, an origin). 1: another one or none. 2: wrong usage.
+    """
+    if (script is None) == (model_from is None):
+        raise SondeError(
+            "A capsule holds numbers and no code, so the model has to come from you.\n"
+            f"Name the script: sonde replay {capsule} --script train.py\n"
+            f"or a function:   sonde replay {capsule} --model-from package.module:make_model"
+        )
+    if script is not None and not Path(script).is_file():
+        raise SondeError(f"no file {script} here. Name the script that the capsule was made with.")
+    from sonde.forensics.capsule import load_capsule
+    from sonde.forensics.replay import is_same
+    from sonde.forensics.stage import replay_model_from, replay_script
+
+    kept = load_capsule(capsule)
+    replayed = replay_script(kept, script, args) if script is not None else replay_model_from(kept, model_from or "")
+    sys.stdout.flush()
+    if kept.origin is None:
+        verdict, code = "The capsule tells of no origin to compare with.", 0 if replayed.origin else 1
+    elif is_same(kept.origin, replayed.origin):
+        verdict, code = "It is the origin that the capsule tells of.", 0
+    else:
+        verdict, code = f"The capsule tells of another: {kept.origin.place}: {kept.origin.cause}", 1
+    _print(kept.step, kept.model_class, replayed, verdict)
+    raise SystemExit(code)
+
+
+def _print(step: int, model: str, replayed: Replayed, verdict: str) -> None:
+    found = replayed.origin.summary() if replayed.origin else "Nothing turned bad this time."
+    lines = [f"Step {step} of {model}, replayed.", found, *(f"  note    {note}" for note in replayed.notes), verdict]
+    click.echo(printable("\n".join(lines), lines=True))
