@@ -115,7 +115,7 @@ def statistics(tensor: Tensor, minus: Tensor | None = None) -> Tensor | None:
     """`STATISTICS` of a readable tensor, or of its difference to another, as one tensor on its device; None where it is empty."""
     if tensor.numel() == 0:
         return None
-    values, num_implicit = _values(tensor)
+    values, num_implicit = values_of(tensor)
     if minus is None:
         values, repeats = _without_expansion(values)
     elif num_implicit or minus.shape != values.shape:
@@ -179,7 +179,7 @@ def _join(a: _Part, b: _Part) -> _Part:
 @torch.no_grad()
 def norms(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The L2 norm of each readable tensor; not finite where an element is not, or where it is too large to tell."""
-    return [_norm(_values(tensor)[0]) for tensor in tensors]
+    return [_norm(values_of(tensor)[0]) for tensor in tensors]
 
 
 def _norm(values: Tensor) -> Tensor:
@@ -193,13 +193,13 @@ def _norm(values: Tensor) -> Tensor:
 @torch.no_grad()
 def nonzero(tensor: Tensor, limit: int) -> Tensor:
     """Whether any of the first elements of a readable tensor is not zero."""
-    return (_real(_values(tensor)[0].reshape(-1)[:limit]) != 0).any()
+    return (real_part(values_of(tensor)[0].reshape(-1)[:limit]) != 0).any()
 
 
 @torch.no_grad()
 def exponents(tensor: Tensor) -> list[int]:
     """How many elements have floor(log2 |x|) = LOWEST_EXPONENT, and so on. Waits for the device."""
-    values, repeats = _without_expansion(_values(tensor)[0])
+    values, repeats = _without_expansion(values_of(tensor)[0])
     if _wide(values.device) is not torch.float64:
         raise Unsupported(f"exponents are not counted on {values.device.type}")
     size = HIGHEST_EXPONENT - LOWEST_EXPONENT + 1
@@ -212,19 +212,19 @@ def exponents(tensor: Tensor) -> list[int]:
     return [count * repeats for count in total[:size].tolist()]
 
 
-def _values(tensor: Tensor) -> tuple[Tensor, int]:
+def values_of(tensor: Tensor) -> tuple[Tensor, int]:
     """The stored elements, and how many zeros are not stored."""
     if tensor.layout is torch.strided:
         return tensor, 0
     if tensor.layout is torch.sparse_coo:
-        values = tensor._values()
+        values = tensor.values_of()
         if not tensor.is_coalesced():
             # Equal indices stand for their sum. It is made in a copy: coalescing in place would change the user's tensor.
             wide = torch.complex128 if values.is_complex() else _wide(values.device)
             copy = torch.sparse_coo_tensor(
                 tensor._indices(), values.to(wide), tensor.shape, device=values.device, dtype=wide, check_invariants=False
             )
-            values = copy.coalesce()._values()
+            values = copy.coalesce().values_of()
     elif tensor.layout in _COMPRESSED:
         values = tensor.values()
     else:
@@ -249,13 +249,13 @@ def _chunks(values: Tensor, minus: Tensor | None, wide: torch.dtype) -> Callable
 
     def chunks() -> Iterator[Tensor]:
         for start in range(0, flat.numel(), size):
-            x = _real(flat[start : start + size], wide)
-            yield x if other is None else x - _real(other[start : start + size], wide)
+            x = real_part(flat[start : start + size], wide)
+            yield x if other is None else x - real_part(other[start : start + size], wide)
 
     return chunks
 
 
-def _real(values: Tensor, wide: torch.dtype | None = None) -> Tensor:
+def real_part(values: Tensor, wide: torch.dtype | None = None) -> Tensor:
     """As real numbers in the widest type of the device; of complex numbers the absolute values."""
     wide = wide or _wide(values.device)
     if values.is_complex():

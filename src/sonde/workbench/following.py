@@ -75,7 +75,7 @@ def _kind(module: nn.Module) -> str | None:
 def seen(model: nn.Module, data: Any) -> Followers:
     """Run the data through the model once and watch. What the pass does not show is taken from the order of modules."""
     watch = _Watch()
-    with _untouched(model), ExitStack() as hooks:
+    with untouched(model), ExitStack() as hooks:
         for path, module in model.named_modules():
             if not module._modules:
                 entering = Contained(f"the input of {path}", partial(watch.entering, path))
@@ -106,7 +106,7 @@ def batches(data: Any) -> Iterator[tuple[Sequence[Any], Mapping[str, Any]]]:
 
 
 @contextmanager
-def _untouched(model: nn.Module) -> Iterator[None]:
+def untouched(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
     with torch.random.fork_rng(devices=[index for index in devices if index is not None]), torch.no_grad():

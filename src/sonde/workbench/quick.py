@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sonde.capture import kernel
-from sonde.capture.kernel_torch import _real, _values, readable, reason
+from sonde.capture.kernel_torch import readable, real_part, reason, values_of
 from sonde.errors import SondeError
 from sonde.record import STATISTICS
 
@@ -154,9 +154,9 @@ def _num_elements(tensor: Tensor) -> int:
 
 
 def _sum_of_magnitudes(tensor: Tensor, *, is_finite: bool) -> float:
-    values, _ = _values(readable(tensor))
+    values, _ = values_of(readable(tensor))
     if values.dtype not in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
-        values = _real(values)
+        values = real_part(values)
     if not is_finite:
         values = values.nan_to_num(0.0, 0.0, 0.0)
     wide = torch.float32 if values.device.type == "mps" else torch.float64
@@ -172,10 +172,10 @@ def elements(value: Any) -> tuple[Floats, int]:
     """
     tensor = as_tensor(value)
     try:
-        values, num_implicit = _values(readable(tensor))
+        values, num_implicit = values_of(readable(tensor))
         values = values.reshape(-1)
         if values.dtype is not torch.float64:
-            values = _real(values, torch.float32 if values.dtype in _EXACT_IN_FLOAT32 else torch.float64)
+            values = real_part(values, torch.float32 if values.dtype in _EXACT_IN_FLOAT32 else torch.float64)
         array: Floats = values.resolve_neg().cpu().numpy()
     except Exception as error:
         raise SondeError(f"This tensor has no numbers to read: {reason(error)}.") from None

@@ -21,7 +21,7 @@ from sonde.views.plots import Plot
 from sonde.views.plots.magnitudes import magnitudes as magnitude_plot
 from sonde.views.table import html_table, text_table
 from sonde.workbench.contained import Contained
-from sonde.workbench.following import _untouched, batches
+from sonde.workbench.following import batches, untouched
 from sonde.workbench.number_formats import FORMATS, Format, Magnitudes, Margins, format_named, format_of, magnitudes
 from sonde.workbench.quick import as_tensor
 
@@ -134,7 +134,7 @@ class StabilityChecker:
             raise SondeError(f"check_model takes a torch.nn.Module, not a {type(model).__name__}. For one tensor use check_tensor.")
         model = getattr(model, "_orig_mod", model)
         before = len(self.checked)
-        with _untouched(model), ExitStack() as hooks:
+        with untouched(model), ExitStack() as hooks:
             for path, module in model.named_modules():
                 if not module._modules:
                     hook = Contained(f"the output of {path}", partial(self._output, path, loss is not None))

@@ -90,7 +90,7 @@ def describe(value: Any, *, bins: int = 64) -> TensorStats:
     tensor = as_tensor(value)
     found = quick(tensor)
     place = {
-        "shape": _shape(tensor),
+        "shape": shape_of(tensor),
         "dtype": str(tensor.dtype).removeprefix("torch."),
         "device": str(tensor.device),
         "num_elements": found.num,
@@ -139,7 +139,7 @@ def _stored_parts(tensor: Tensor) -> list[Tensor]:
     return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
 
 
-def _shape(tensor: Tensor) -> tuple[int, ...]:
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
     try:
         return tuple(int(size) for size in tensor.shape)
     except Exception:  # a jagged tensor has sizes that are no numbers

@@ -14,7 +14,7 @@ from sonde.conditions import Condition
 from sonde.errors import SondeError
 from sonde.workbench.hooks.hook import HookAction
 from sonde.workbench.quick import Quick, quick
-from sonde.workbench.statistics import _shape
+from sonde.workbench.statistics import shape_of
 
 
 class TrainingStopped(SondeError):
@@ -50,7 +50,7 @@ class HookEvent:
     ) -> None:
         self.layer, self.step, self.is_forward, self.item = layer, step, is_forward, item
         self.tensor = tensor.detach() if tensor is not None else None
-        self.shape: tuple[int, ...] = shape if shape is not None else _shape(tensor) if tensor is not None else ()
+        self.shape: tuple[int, ...] = shape if shape is not None else shape_of(tensor) if tensor is not None else ()
         self.metadata: Mapping[str, Any] = metadata or {}
         self._known = known
         self._stats: Quick | None = None
