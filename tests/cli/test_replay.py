@@ -1,6 +1,7 @@
 """`sonde replay`: a capsule made in one place names the same origin in another process, with a copy of the script in another directory."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -294,3 +295,22 @@ def test_a_hostile_capsule_runs_nothing_not_even_the_script(sonde, script, made,
     letter(child, "not a sound capsule")
     assert "\x1b" not in child.stderr
     assert not (tmp_path / "ran").exists()
+
+
+# ---- from end to end
+
+
+def test_a_capsule_that_a_run_kept_replays_elsewhere(sonde, script, tmp_path):
+    program = DIVISION_IN_LOSS + MAIN
+    bad = "[(torch.rand(6, 4), torch.ones(6, 3)), (torch.rand(6, 4), torch.zeros(6, 3))]"
+    sick = program.replace("train(Net(), [", f"train(Net(), {bad} + [")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "train.py").write_text(sick)
+    command = [sys.executable, "-m", "sonde", "run", "--to", str(tmp_path / "run"), "train.py"]
+    environment = os.environ | {"SONDE_SAVE_DEBUG_INFO": "1"}
+    child = subprocess.run(command, cwd=tmp_path / "there", env=environment, capture_output=True, text=True, check=False)
+    assert child.returncode == 0, child.stderr
+    (capsule,) = (tmp_path / "run" / "capsules").iterdir()
+    assert capsule.name == "step-000001"
+    child = sonde("replay", f"run/capsules/{capsule.name}", "--script", script(program))
+    assert_same(child, "Step 1 of Net", "made by div", "train.py:19")

@@ -219,6 +219,14 @@ def test_weights_that_do_not_fit_are_left_out_and_the_batch_is_kept(tmp_path):
     assert sum(path.stat().st_size for path in found.path.iterdir()) < 2**19
 
 
+def test_inputs_of_the_loss_that_do_not_fit_are_left_out(tmp_path):
+    dataset = torch.ones(1024, 1024)
+    found = kept(tmp_path, args=(torch.ones(2, 4),), loss_inputs={"dataset": dataset}, max_mb=1)
+    assert found.loss_inputs == {}
+    assert found.left_out == ("loss_inputs: with them the capsule would exceed 1 MB",)
+    assert found.has_weights
+
+
 def test_a_batch_that_does_not_fit_is_refused_with_the_size_to_set(tmp_path):
     with pytest.raises(SondeError, match="max_capsule_mb = 5"):
         keep(tmp_path / "capsules", args=(torch.ones(1024, 1024),), max_mb=1)

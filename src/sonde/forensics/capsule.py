@@ -91,15 +91,16 @@ def save_capsule(
         raise SondeError(f"max_mb must be 0 or more, not {max_mb!r}.")
     is_grad_enabled = torch.is_grad_enabled()
     with torch.no_grad():
-        packer, room = Packer(), _Room(max_mb)
-        facts: dict[str, Any] = {
-            "args": packer.pack(tuple(args), "args"),
-            "kwargs": packer.pack(dict(kwargs), "kwargs"),
-            "loss_inputs": packer.pack(dict(loss_inputs or {}), "loss_inputs"),
-            "rng": packer.pack({"torch": rng} if isinstance(rng, Tensor) else rng, "rng"),
-        }
+        batch = {"args": tuple(args), "kwargs": dict(kwargs), "rng": {"torch": rng} if isinstance(rng, Tensor) else rng}
+        room = _Room(max_mb)
+        # One packer for both: inputs of the loss are often inputs of the model too, and are kept once.
+        packer, facts = _packed(batch | {"loss_inputs": dict(loss_inputs or {})})
+        too_large = []
+        if _mb(packer.tensors) > max_mb and loss_inputs:
+            too_large = [f"loss_inputs: with them the capsule would exceed {max_mb:g} MB"]
+            packer, facts = _packed(batch | {"loss_inputs": {}})
         room.take_batch(packer.tensors)
-        tensors, left_out = dict(packer.tensors), list(packer.left_out)
+        tensors, left_out = dict(packer.tensors), packer.left_out + too_large
         parts = (
             ("buffers", lambda one: _slots(model.named_buffers(), "buffers", one)),
             ("parameters", lambda one: _slots(model.named_parameters(), "parameters", one)),
@@ -114,7 +115,8 @@ def save_capsule(
             else:
                 left_out.append(f"{name}: {_mb(part.tensors):,.1f} MB, with which the capsule would exceed {max_mb:g} MB")
                 facts[name] = None if name == "optimizer" else _without_values(facts[name])
-        facts |= {
+        # First what a person wants to read, then the long lists.
+        facts = {
             "format": FORMAT,
             "versions": {"sonde": __version__, "torch": torch.__version__, "python": platform.python_version()},
             "created": time.time(),
@@ -130,8 +132,14 @@ def save_capsule(
             "origin": origin.to_dict() if origin is not None else None,
             "about": Packer().pack(plain(about or {}), "about"),
             "left_out": left_out,
+            **facts,
         }
     return seal(Path(directory), f"step-{step:06d}", facts, tensors)
+
+
+def _packed(values: Mapping[str, Any]) -> tuple[Packer, dict[str, Any]]:
+    packer = Packer()
+    return packer, {name: packer.pack(value, name) for name, value in values.items()}
 
 
 class _Room:

@@ -43,14 +43,14 @@ def replay(capsule: Capsule, model: nn.Module, loss_fn: Callable[..., Tensor] | 
         stack.enter_context(torch.set_grad_enabled(capsule.is_grad_enabled))
         for device, dtype in capsule.autocast.items():
             stack.enter_context(torch.autocast(device, dtype=dtype))
-        tracer = stack.enter_context(Tracer({called(capsule): model}))
+        tracer = stack.enter_context(Tracer({"": model}))
         origin = None
         try:
             output = model(*graft(args, None), **graft(kwargs, None))
             loss = _stand_in(output) if loss_fn is None else _loss(loss_fn, output, loss_inputs)
             if loss_fn is None:
                 caveats.append("no loss was given: the sum of the model's outputs stood in for it")
-            if isinstance(loss, Tensor) and not is_finite([loss.detach()]):
+            if isinstance(loss, Tensor) and not is_finite(loss.detach()):
                 origin = tracer.origin_of(loss)
             elif isinstance(loss, Tensor) and loss.requires_grad:
                 wanted = [p for p in model.parameters() if p.requires_grad]
@@ -60,12 +60,6 @@ def replay(capsule: Capsule, model: nn.Module, loss_fn: Callable[..., Tensor] | 
         except Exception as error:
             raise SondeError(f"The model or the loss failed on what {capsule.path} holds: {type(error).__name__}: {error}") from error
     return with_caveats(origin or tracer.origin, caveats)
-
-
-def called(capsule: Capsule) -> str:
-    """The path that the called module had in the watched model, so that the replay speaks of the same names."""
-    path = capsule.about.get("called")
-    return path if isinstance(path, str) else ""
 
 
 def with_caveats(origin: Origin | None, caveats: list[str]) -> Origin | None:
@@ -78,8 +72,14 @@ def is_same(one: Origin | None, other: Origin | None) -> bool:
     """The same operation in the same place. A script may have grown since: then the line's text must be the same."""
     if one is None or other is None:
         return one is other
-    alike = all(getattr(one, name) == getattr(other, name) for name in ("phase", "operation", "module", "key"))
-    return alike and (one.source == other.source or one.text == other.text)
+    alike = all(getattr(one, name) == getattr(other, name) for name in ("phase", "operation", "key"))
+    return alike and (one.source == other.source or one.text == other.text) and _is_same_module(one.module, other.module)
+
+
+def _is_same_module(one: str, other: str) -> bool:
+    """A path within the whole model, or within the part of it that was called."""
+    short, long = sorted((one, other), key=len)
+    return long == short or not short or long.endswith(f".{short}")
 
 
 # ---- fitting

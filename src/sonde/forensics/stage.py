@@ -23,12 +23,12 @@ from torch import Tensor, nn
 
 from sonde.capture import calls
 from sonde.capture.launch import _run_file
-from sonde.capture.source import user_frame
+from sonde.capture.source import is_library
 from sonde.errors import SondeError
 from sonde.forensics.capsule import Capsule
 from sonde.forensics.origin import Origin
 from sonde.forensics.packing import graft
-from sonde.forensics.replay import called, enact, misfit, moved, replay, with_caveats
+from sonde.forensics.replay import enact, misfit, moved, replay, with_caveats
 from sonde.forensics.tracer import Tracer, is_finite
 
 MAX_FRAMES = 64
@@ -157,7 +157,7 @@ class Stage:
         self.notes += enact(capsule, module)
         args, kwargs = graft(moved(capsule.args, module), args), graft(moved(capsule.kwargs, module), kwargs)
         self._place(moved(capsule.loss_inputs, module))
-        self._tracer = Tracer({called(capsule): module})
+        self._tracer = Tracer({"": module})
         self._tracer.__enter__()
         return args, kwargs
 
@@ -230,22 +230,18 @@ class Stage:
 
 
 def _is_bad(tensor: Any) -> bool:
-    return isinstance(tensor, Tensor) and tensor.is_floating_point() and not is_finite([tensor.detach()])
+    return isinstance(tensor, Tensor) and tensor.is_floating_point() and not is_finite(tensor.detach())
 
 
 def _user_frames() -> Iterator[FrameType]:
     """The frames of the user's own code around a call, from the inside out."""
-    last = None
-    for depth in range(2, MAX_FRAMES):
-        try:
-            frame = user_frame(depth)
-        except ValueError:
-            return
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(MAX_FRAMES):
         if frame is None:
             return
-        if frame is not last:
-            last = frame
+        if not is_library(frame.f_code.co_filename):
             yield frame
+        frame = frame.f_back
 
 
 def _assign(frame: FrameType, name: str, value: Any) -> None:
