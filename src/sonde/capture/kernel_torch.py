@@ -217,14 +217,14 @@ def values_of(tensor: Tensor) -> tuple[Tensor, int]:
     if tensor.layout is torch.strided:
         return tensor, 0
     if tensor.layout is torch.sparse_coo:
-        values = tensor.values_of()
+        values = tensor._values()
         if not tensor.is_coalesced():
             # Equal indices stand for their sum. It is made in a copy: coalescing in place would change the user's tensor.
             wide = torch.complex128 if values.is_complex() else _wide(values.device)
             copy = torch.sparse_coo_tensor(
                 tensor._indices(), values.to(wide), tensor.shape, device=values.device, dtype=wide, check_invariants=False
             )
-            values = copy.coalesce().values_of()
+            values = copy.coalesce()._values()
     elif tensor.layout in _COMPRESSED:
         values = tensor.values()
     else:
