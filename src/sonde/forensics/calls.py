@@ -89,11 +89,11 @@ class Call:
         return any(isinstance(self.original(name), torch.nn.Parameter) for name in self.written)
 
     def is_log_of_a_mask(self) -> bool:
-        """log(mask) is a way to write -Inf on purpose: the mask is 0 or 1 everywhere, and nothing that is learnt."""
+        """log(mask) is a way to write -Inf on purpose: the mask is 0 here and 1 everywhere else, and nothing that is learnt."""
         if not self.func._schema.name.startswith("aten::log") or "input" not in self.tensors:
             return False
         mask = self.tensors["input"]
-        return not self.original("input").requires_grad and bool(((mask == 0) | (mask == 1)).all())
+        return not self.original("input").requires_grad and bool((mask == 1).any()) and bool(((mask == 0) | (mask == 1)).all())
 
 
 def is_floating(tensor: Tensor) -> bool:

@@ -7,17 +7,9 @@ from types import TracebackType
 
 from torch import nn
 
-from sonde.errors import SondeError
+from sonde.errors import NonFiniteError, SondeError
 from sonde.forensics.origin import Origin
 from sonde.forensics.tracer import Tracer
-
-
-class OriginFound(SondeError):
-    """A bad number was made; `origin` says where. Raised where `find_origin(raise_on_origin=True)` is asked for."""
-
-    def __init__(self, origin: Origin) -> None:
-        super().__init__(origin.summary())
-        self.origin = origin
 
 
 class Search:
@@ -58,7 +50,7 @@ def find_origin(
     print(search)
     ```
     The model (or models by name) only gives layers their names. Everything in the block is slower, so enter it for a step, not for a run.
-    With `raise_on_origin` the block is left by an exception as soon as the loss, a gradient or a weight is known to be bad.
+    With `raise_on_origin` the block is left by a `NonFiniteError` as soon as the loss, a gradient or a weight is known to be bad.
     With `ignore_masks=False` an Inf that the program itself wrote, and that no loss follows from, counts too.
     """
     models = {"": model} if isinstance(model, nn.Module) else dict(model or {}) if isinstance(model, (Mapping, type(None))) else None
@@ -71,4 +63,4 @@ def find_origin(
 
 
 def _raise(origin: Origin) -> None:
-    raise OriginFound(origin)
+    raise NonFiniteError(origin.summary(), origin)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from torch._ops import OpOverload
 
 # Memory that nobody has written yet: whatever is in it means nothing.
-UNWRITTEN = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted", "resize_", "resize_as_"})
+UNWRITTEN = frozenset(
+    {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted", "resize_", "resize_as_"}
+)
 
 # What was there before does not count: these write all of it.
 OVERWRITES = frozenset(
-    {"copy_", "fill_", "zero_", "normal_", "uniform_", "exponential_", "bernoulli_", "random_", "log_normal_", "geometric_", "cauchy_", "set_"}
+    {"copy_", "fill_", "zero_", "set_", "normal_", "uniform_", "exponential_"}
+    | {"bernoulli_", "random_", "log_normal_", "geometric_", "cauchy_"}
 )
 
 # They choose between numbers: a branch that is not taken still gets a gradient, of zero.

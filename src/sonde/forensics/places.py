@@ -19,6 +19,7 @@ from sonde.capture.source import line_of, user_frame
 _log = logging.getLogger("sonde")
 _TORCH = Path(torch.__file__).parent
 _FUNCTIONAL = {str(_TORCH / "nn" / "functional.py"), str(_TORCH / "functional.py")}
+_ENGINE = str(_TORCH / "autograd" / "graph.py")  # it calls the engine; the line that called backward is above it
 _CHECKPOINT = str(_TORCH / "utils" / "checkpoint.py")
 
 
@@ -91,6 +92,16 @@ class Places:
         if known is None:
             known = self._lines[key] = line_of(user)
         return Line(*known, called)
+
+    def line_in_backward(self) -> Line | None:
+        """The user's line that runs within backward, of a hook or of their own Function; None where torch alone runs."""
+        frame: FrameType | None = sys._getframe(1)
+        user = user_frame(2)
+        while frame is not None and frame is not user:
+            if frame.f_code.co_filename == _ENGINE:
+                return None
+            frame = frame.f_back
+        return self.line() if user is not None else None
 
     def tensors(self) -> dict[int, tuple[str, str]]:
         """By storage, what the models hold: ("parameter", path) or ("buffer", path)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +13,12 @@ from sonde.capture import kernel
 from sonde.capture.kernel_torch import readable
 from sonde.forensics import operations
 from sonde.forensics.calls import Call, Node, places_of, saved_tensors
-from sonde.forensics.causes import Case, Told, explain
+from sonde.forensics.case import Case, Told
+from sonde.forensics.causes import explain
 from sonde.forensics.causes_backward import hidden
 from sonde.forensics.origin import Origin, Seen
 from sonde.forensics.places import Places, storage_of
-from sonde.forensics.trail import WRITTEN, Event
+from sonde.forensics.trail import HARMED, WRITTEN, Event
 from sonde.record import STATISTICS
 
 MAX_INPUTS = 8  # tensors that are described
@@ -26,6 +27,7 @@ _AT = {name: i for i, name in enumerate(STATISTICS)}
 _OF_LINEAR = {"input": "bias", "mat1": "input", "mat2": "weight"}
 
 Held = Mapping[int, tuple[str, str]]
+Makers = Callable[[Tensor], tuple[str, ...]]
 
 
 def seen(tensors: Mapping[str, Tensor]) -> tuple[Seen, ...]:
@@ -49,18 +51,21 @@ def seen(tensors: Mapping[str, Tensor]) -> tuple[Seen, ...]:
 
 
 def tell(
-    call: Call, nature: str, kind: str, output: Tensor, node: Node | None, places: Places, made_by: Mapping[str, tuple[str, ...]], held: Held
+    call: Call, nature: str, kind: str, output: Tensor, node: Node | None, places: Places, makers: Makers, held: Held
 ) -> tuple[Origin, Origin | None]:
     """The origin, if it is this operation; and what it is if the gradient that came in was zero there, as where() makes it."""
-    saved = saved_tensors(call, node) if call.in_backward else {}
+    by_user = call.in_backward and places.line_in_backward() is not None
+    saved = saved_tensors(call, node) if call.in_backward and not by_user else {}
     tensors = saved | call.tensors
-    owned = places_of(saved | {name: call.original(name) for name in call.tensors}, held)
+    originals = saved | {name: call.original(name) for name in call.tensors}
+    owned = places_of(originals, held)
+    made_by = {name: makers(tensor) for name, tensor in originals.items()}
     arithmetic = operations.bare(call.func)
     forward = ""
-    if call.in_backward and not _function(call):
+    if call.in_backward and not by_user:
         forward = node.arithmetic if node else _name_of(call.autograd_node) or arithmetic
     plain = {name: readable(tensor) for name, tensor in tensors.items()}
-    called = "" if node is None or node.known_as == arithmetic else node.known_as
+    called = "" if node is None or by_user or node.known_as == arithmetic else node.known_as
     operation, module, source, text = _where(call, node, places)
     if nature == WRITTEN:
         told = _written(kind, operation)
@@ -76,11 +81,11 @@ def tell(
         cause=told.cause,
         fix=told.fix,
         key=told.key,
-        inputs=seen({owned[name][1] if name in owned else _plainly(name, call, operation): tensor for name, tensor in plain.items()}),
+        inputs=seen({owned[name][1] if name in owned else _plainly(name, call, operation, by_user): x for name, x in plain.items()}),
         output=seen({"": readable(output)})[0],
         parameters=tuple(dict.fromkeys(path for kind, path in owned.values() if kind == "parameter")),
     )
-    if not call.in_backward or node is None or not node.is_hidden or told.key in ("other", "nan-grad-where"):
+    if not call.in_backward or by_user or node is None or not node.is_hidden or told.key in ("other", "nan-grad-where"):
         return origin, None
     other = hidden(told, node.known_as)
     return origin, replace(origin, key=other.key, cause=other.cause, fix=other.fix)
@@ -92,7 +97,7 @@ def tell_given(call: Call, argument: str, kind: str, node: Node | None, places: 
     what, path = held.get(storage_of(call.original(argument)), ("input", ""))
     operation, module, source, text = _where(call, node, places)
     made = "NaN" if kind == "nan" else "Inf"
-    (described,) = seen({path or _plainly(argument, call, operation): tensor})
+    (described,) = seen({path or _plainly(argument, call, operation, not call.in_backward): tensor})
     num = described.nan if kind == "nan" else described.inf
     phase, key = what, f"nan-{what}"
     if what == "input" and not tensor.dim():
@@ -128,7 +133,7 @@ def in_view_of_what_follows(root: Event, end: Event) -> Origin | None:
         return None
     if root.if_hidden is not None and (root.kind == "nan" or root.met_zero):
         return root.if_hidden
-    if root.operation in ("exp", "exp2") and "sum" in end.along and end.along & {"div", "log"}:
+    if origin.key == "exp-overflow" and "sum" in end.along and end.along & {f"{HARMED} div", "log"}:
         return replace(
             origin,
             key="unstable-softmax",
@@ -143,10 +148,10 @@ def _where(call: Call, node: Node | None, places: Places) -> tuple[str, str, str
     if not call.in_backward:
         line = places.line()
         return operations.known_as(call.func, line.called, places.module_type), places.module, line.source, line.text
-    function = _function(call)
-    if function:  # the user's own backward is running: the line is in there
-        line = places.line()
-        return function, node.module if node else "", line.source, line.text
+    own = places.line_in_backward()
+    if own is not None:  # a backward of the user's own, or a hook, is running: the line is in there
+        operation = _function(call) or operations.known_as(call.func, own.called, "")
+        return operation, node.module if node else "", own.source, own.text
     if node is not None:
         return node.known_as, node.module, node.source, node.text
     line = places.line()
@@ -159,9 +164,9 @@ def _function(call: Call) -> str:
     return function.__name__ if function else ""
 
 
-def _plainly(argument: str, call: Call, operation: str) -> str:
+def _plainly(argument: str, call: Call, operation: str, by_user: bool) -> str:
     """The arguments of linear are not called mat1 and mat2 by anybody else; in backward they are not those of the forward."""
-    if call.in_backward and not _function(call):
+    if call.in_backward and not by_user:
         return argument.removeprefix("saved ") if argument.startswith("saved ") else f"backward {argument}"
     return _OF_LINEAR.get(argument, argument) if operation == "linear" and call.func._schema.name == "aten::addmm" else argument
 

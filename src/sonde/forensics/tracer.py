@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -37,7 +38,7 @@ MAX_MAKERS = 100_000
 class Tracer:
     """Enter it around code that makes a bad number; then `origin` says where that came from, or is None.
 
-    `models` gives modules their names. With `ignore_masks`, an Inf that the program itself wrote is no origin unless the loss follows from it.
+    `models` gives modules their names. With `ignore_masks`, an Inf that the program wrote is an origin only if the loss follows from it.
     """
 
     def __init__(self, models: Mapping[str, nn.Module] | None = None, *, ignore_masks: bool = True) -> None:
@@ -57,11 +58,13 @@ class Tracer:
         self._stack = ExitStack()
 
     def __enter__(self) -> Tracer:
-        self._last_node = torch.autograd._get_sequence_nr() - 1
+        self._last_node = torch._C._autograd._get_sequence_nr() - 1
         with ExitStack() as stack:
             stack.enter_context(self._places)
             if "torch._dynamo" in sys.modules:  # compiled code has no operations to look at
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
+                stack.enter_context(warnings.catch_warnings())
+                warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global hooks")  # ours, and harmless
             stack.enter_context(_Mode(self))
             self._stack = stack.pop_all()
         return self
@@ -120,6 +123,10 @@ class Tracer:
         outputs = [tensor for tensor in _tensors(output) if is_floating(tensor)]
         if not call.written and arithmetic != "lift_fresh" and (func.is_view or self._is_view(call, outputs)):
             return
+        if arithmetic == "set":  # memory from elsewhere: what is in it was there before
+            for tensor in outputs:
+                self._trail.forget(storage_of(tensor))
+            return
         written_anew = not call.written or operations.overwrites(func)
         behind = self._behind(call, node, arithmetic)
         for tensor in outputs:
@@ -144,13 +151,15 @@ class Tracer:
 
     def _note(self, call: Call, arithmetic: str, node: Node | None, bad: list[Tensor], parents: list[Event]) -> None:
         kind, literals = kind_of(bad), call.bad_literals
+        if call.in_backward and not any(parent.backward for parent in parents):
+            parents = []  # backward runs, so the loss was finite: what was bad in the forward did no harm until now
         nature = WRITTEN if literals else BORN
         if parents:
             is_new = kind == "nan" and all(parent.kind == "inf" for parent in parents) and not any(number != number for number in literals)
             nature = HARMED if is_new else PASSED
         origin = if_hidden = None
         if nature != PASSED:
-            origin, if_hidden = tell(call, nature, kind, bad[0], node, self._places, self._makers_of(call), self._tensors_held())
+            origin, if_hidden = tell(call, nature, kind, bad[0], node, self._places, self._makers_of, self._tensors_held())
         events = [
             self._trail.add(
                 storage_of(tensor),
@@ -188,9 +197,9 @@ class Tracer:
 
     def _given(self, call: Call, name: str, node: Node | None) -> list[Event]:
         """A tensor that was bad before anybody looked."""
-        kind = kind_of([call.tensors[name]])
+        kind, storage = kind_of([call.tensors[name]]), storage_of(call.original(name))
         event = self._trail.add(
-            storage_of(call.original(name)),
+            storage,
             (),
             nature=GIVEN,
             kind=kind,
@@ -198,7 +207,7 @@ class Tracer:
             backward=call.in_backward,
             node=-1,
             origin=tell_given(call, name, kind, node, self._places, self._tensors_held()),
-            on_purpose=is_mask(call.tensors[name]) or (not call.tensors[name].dim() and storage_of(call.original(name)) not in self._tensors_held()),
+            on_purpose=is_mask(call.tensors[name]) or (not call.tensors[name].dim() and storage not in self._tensors_held()),
         )
         return [event] if event else []
 
@@ -211,7 +220,7 @@ class Tracer:
 
     def _new_node(self, func: OpOverload, arithmetic: str) -> Node:
         """Remember which operation of the forward made the node that has just come into being."""
-        number = torch.autograd._get_sequence_nr() - 1
+        number = torch._C._autograd._get_sequence_nr() - 1
         line = self._places.line()
         known_as = operations.known_as(func, line.called, self._places.module_type)
         hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
@@ -241,8 +250,8 @@ class Tracer:
             self._makers.clear()  # they only make the words better
         self._makers[storage] = behind
 
-    def _makers_of(self, call: Call) -> dict[str, tuple[str, ...]]:
-        return {name: tuple(node.arithmetic for node in self._makers.get(storage_of(call.original(name)), ())) for name in call.tensors}
+    def _makers_of(self, tensor: Tensor) -> tuple[str, ...]:
+        return tuple(node.arithmetic for node in self._makers.get(storage_of(tensor), ()))
 
     def _tensors_held(self) -> dict[int, tuple[str, str]]:
         if self._held is None:
@@ -268,7 +277,7 @@ class Tracer:
             self._found = in_view_of_what_follows(*found)
 
 
-class _Mode(TorchDispatchMode):
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Stands between torch and its kernels, and lets everything through."""
 
     supports_higher_order_operators = True
@@ -278,7 +287,7 @@ class _Mode(TorchDispatchMode):
         return False  # it would load the whole compiler, for seconds, to say that nothing is compiled here
 
     def __init__(self, tracer: Tracer) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._tracer: Tracer | None = tracer
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
@@ -330,7 +339,9 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _is_made_of_others(func: OpOverload) -> bool:
-    name, has = func.name(), torch._C._dispatch_has_kernel_for_dispatch_key
+    overload = func._schema.overload_name
+    name = f"{func._schema.name}.{overload}" if overload else func._schema.name
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
     return has(name, "CompositeImplicitAutograd") and not has(name, "CPU") and not has(name, "CUDA")
 
 

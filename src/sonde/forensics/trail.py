@@ -27,7 +27,7 @@ class Event:
     operation: str
     backward: bool
     roots: tuple[Event, ...]  # where it began; itself, if here
-    along: frozenset[str]  # operations on all ways from the roots to here
+    along: frozenset[str]  # "log", "passed log" …: operations on all ways from the roots to here
     node: int  # of autograd, whose forward or backward it is
     on_purpose: bool
     origin: Origin | None = None  # told at once, while the numbers are there
@@ -80,7 +80,7 @@ class Trail:
         else:
             event.roots = tuple(sorted(blamed or before.values(), key=lambda root: root.number)[:MAX_ROOTS])
             event.on_purpose = not blamed
-        event.along = frozenset((operation,)).union(*(parent.along for parent in parents))
+        event.along = frozenset((operation, f"{nature} {operation}")).union(*(parent.along for parent in parents))
         if nature == HARMED:
             for root in event.roots:
                 root.met_zero = root.met_zero or root.node == node

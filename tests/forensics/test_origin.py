@@ -1,0 +1,77 @@
+"""An origin is plain data: it goes through strict JSON and back, and reads well."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+
+from sonde.forensics.origin import Origin, Seen
+
+SEEN = Seen("input", (32, 10), "float32", 320, 0.0, 0.73, 12, 0, 0)
+ORIGIN = Origin(
+    kind="inf",
+    phase="forward",
+    operation="log",
+    module="head",
+    source="train.py:41",
+    text="return torch.log(p)",
+    cause="log of 12 zeros among 320 values",
+    fix="clamp(min=1e-8) before the logarithm",
+    key="log-of-zero",
+    inputs=(SEEN,),
+    output=Seen("", (32, 10), "float32", 320, -9.0, 0.0, 0, 0, 12),
+    parameters=("head.weight",),
+    samples=(3, 17),
+    indices=(1003, 1017),
+    caveats=("dropout was off",),
+)
+
+
+def test_an_origin_survives_strict_json():
+    assert Origin.from_dict(json.loads(json.dumps(ORIGIN.to_dict(), allow_nan=False))) == ORIGIN
+
+
+def test_what_is_not_finite_is_spelt():
+    odd = Origin("nan", "input", "to", "", "", "", "c", "f", "other", inputs=(Seen("x", (), "float64", 1, -math.inf, math.inf, 0, 0, 0),))
+    data = json.loads(json.dumps(odd.to_dict(), allow_nan=False))
+    assert (data["inputs"][0]["low"], data["inputs"][0]["high"]) == ("-Infinity", "Infinity")
+    assert Origin.from_dict(data) == odd
+
+
+def test_samples_that_were_not_looked_for_differ_from_the_whole_batch():
+    unknown = Origin.from_dict(ORIGIN.to_dict() | {"samples": None})
+    whole = Origin.from_dict(ORIGIN.to_dict() | {"samples": []})
+    assert (unknown.samples, whole.samples) == (None, ())
+    assert "samples" not in unknown.summary()
+    assert "it takes the whole batch" in whole.summary()
+
+
+def test_fields_of_later_versions_are_left_out():
+    assert Origin.from_dict(ORIGIN.to_dict() | {"weather": "rain"}) == ORIGIN
+
+
+def test_the_summary_says_what_where_why_and_what_to_do():
+    assert ORIGIN.summary().splitlines() == [
+        "Inf made by log in head (train.py:41)",
+        "    return torch.log(p)",
+        "  cause   log of 12 zeros among 320 values",
+        "  fix     clamp(min=1e-8) before the logarithm",
+        "  inputs  input float32 [32, 10], 0 to 0.73, 12 zeros",
+        "  output  float32 [32, 10], -9 to 0, 12 Inf",
+        "  weights head.weight",
+        "  samples 3, 17 of the batch, 1003, 1017 of the dataset",
+        "  note    dropout was off",
+    ]
+    assert str(ORIGIN) == ORIGIN.summary()
+
+
+def test_a_hundred_samples_are_not_all_written():
+    many = Origin.from_dict(ORIGIN.to_dict() | {"samples": list(range(100)), "indices": None})
+    assert "0, 1, 2, 3, 4, 5, 6, 7 and 92 more of the batch" in many.summary()
+
+
+def test_reading_an_origin_needs_no_torch():
+    code = "import sys, sonde.forensics.origin; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"

@@ -1,0 +1,211 @@
+"""A bad number that only backward makes is named by the forward operation that it belongs to."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from sonde.forensics.find import find_origin  # noqa: E402
+from sonde.forensics.tracer import Tracer  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def origin_of(run, model=None):
+    with find_origin(model) as search:
+        run()
+    return search.origin
+
+
+class Distance(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 4)
+
+    def forward(self, a, b):
+        apart = self.embed(a) - self.embed(b)
+        return apart.square().sum(-1).sqrt()
+
+
+def test_a_root_at_zero_is_found_though_the_loss_is_finite():
+    model = Distance()
+    a = torch.tensor([0, 1, 2])
+    origin = origin_of(lambda: model(a, torch.tensor([3, 1, 4])).mean().backward(), model)
+    assert (origin.phase, origin.operation, origin.module, origin.key) == ("backward", "sqrt", "", "sqrt-at-zero")
+    assert origin.text == "return apart.square().sum(-1).sqrt()"
+    assert "1 zero among 3 values" in origin.cause
+
+
+def test_a_branch_that_where_hides_is_told_as_such():
+    model = nn.Linear(4, 4)
+    x = torch.randn(8, 4)
+
+    def run():
+        y = model(x)
+        torch.where(y > 0, torch.sqrt(y), torch.zeros(())).sum().backward()
+
+    origin = origin_of(run, model)
+    assert (origin.phase, origin.operation, origin.key) == ("backward", "sqrt", "nan-grad-where")
+    assert "torch.where(ok, x, 1.0)" in origin.fix
+
+
+def test_a_power_hidden_by_where_is_told_as_such_too():
+    model = nn.Linear(4, 4)
+    x = torch.randn(8, 4)
+
+    def run():
+        y = model(x)
+        torch.where(y > 0, (y * (y > 0)) ** 0.5, torch.zeros(())).sum().backward()
+
+    origin = origin_of(run, model)
+    assert (origin.operation, origin.key) == ("pow", "nan-grad-where")
+
+
+def test_a_root_in_the_branch_that_where_chose_is_not_hidden():
+    x = torch.zeros(4, requires_grad=True)
+    origin = origin_of(lambda: torch.where(x >= 0, x.sqrt(), -x).sum().backward())
+    assert (origin.operation, origin.key) == ("sqrt", "sqrt-at-zero")
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_checkpointing_keeps_the_line_and_the_module(use_reentrant):
+    class Root(nn.Module):
+        def forward(self, x):
+            return (x * (x > 0)).sqrt()
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.root, self.out = nn.Linear(4, 4), Root(), nn.Linear(4, 1)
+
+        def part(self, x):
+            return self.root(self.inner(x))
+
+        def forward(self, x):
+            return self.out(checkpoint(self.part, x, use_reentrant=use_reentrant))
+
+    model = Net()
+    x = torch.randn(8, 4, requires_grad=True)
+    origin = origin_of(lambda: model(x).sum().backward(), model)
+    assert (origin.phase, origin.operation, origin.module) == ("backward", "sqrt", "root")
+    assert origin.text == "return (x * (x > 0)).sqrt()"
+
+
+class Wrong(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad / (x - x)
+
+
+def test_a_function_of_the_users_own_is_named_with_the_line_in_its_backward():
+    class Layer(nn.Module):
+        def forward(self, x):
+            return Wrong.apply(x)
+
+    model = nn.Sequential(nn.Linear(3, 3), Layer())
+    origin = origin_of(lambda: model(torch.randn(2, 3)).sum().backward(), model)
+    assert (origin.phase, origin.operation, origin.module) == ("backward", "Wrong", "1")
+    assert (origin.text, origin.cause) == ("return grad / (x - x)", "division by 6 zeros among 6 values")
+
+
+def test_a_hook_of_the_users_own_is_named_with_its_line():
+    def unit_length(grad):
+        return grad / grad.norm()
+
+    model = nn.Linear(3, 3)
+
+    def run():
+        hidden = model(torch.randn(2, 3))
+        hidden.register_hook(unit_length)
+        (hidden * 0).sum().backward()
+
+    origin = origin_of(run, model)
+    assert (origin.phase, origin.text, origin.key) == ("backward", "return grad / grad.norm()", "division-by-zero")
+
+
+def test_gradients_that_are_asked_for_by_hand_are_looked_at():
+    x = torch.zeros(3, requires_grad=True)
+    with Tracer() as tracer:
+        loss = x.sqrt().sum()
+        (gradient,) = torch.autograd.grad(loss, x)
+    assert tracer.origin.operation == "sqrt"
+    assert tracer.origin_of(gradient).phase == "backward"
+    assert tracer.origin_of(loss) is None
+
+
+@pytest.mark.parametrize(
+    ("operation", "key", "compute"),
+    [
+        ("acos", "arc-at-one", lambda x: (x + 1).acos()),
+        ("asin", "arc-at-one", lambda x: (x - 1).asin()),
+        ("pow", "sqrt-at-zero", lambda x: x**0.5),
+        ("pow", "pow-at-zero", lambda x: x**0.3),
+        ("log", "log-of-zero", lambda x: torch.where(x > 0, x.log(), x)),
+        ("svd", "repeated-singular-values", lambda x: torch.linalg.svd(torch.eye(3) + x[:, None])[0]),
+        ("eigh", "repeated-singular-values", lambda x: torch.linalg.eigh(torch.eye(3) + torch.diag(x))[1].abs()),
+    ],
+)
+def test_a_slope_without_end_is_told_by_its_operation(operation, key, compute):
+    x = torch.zeros(3, requires_grad=True)
+    origin = origin_of(lambda: compute(x).sum().backward())
+    assert (origin.phase, origin.operation) == ("backward", operation)
+    assert origin.key in (key, "nan-grad-where")
+
+
+def test_a_gradient_that_leaves_half_precision_is_told():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)).half()
+    with torch.no_grad():
+        model[1].weight.fill_(200.0)
+    origin = origin_of(lambda: (model(torch.full((2, 4), 0.01).half()).float() * 1000).sum().backward(), model)
+    assert (origin.phase, origin.key) == ("backward", "fp16-overflow")
+
+
+def test_an_older_gradient_that_was_bad_is_told_as_such():
+    model = nn.Linear(2, 1)
+    model.weight.grad = torch.full((1, 2), float("nan"))
+    origin = origin_of(lambda: model(torch.ones(1, 2)).sum().backward(), model)
+    assert ".grad held 2 NaN" in origin.cause
+    assert "zero_grad" in origin.fix
+
+
+def test_a_recurrent_cell_that_divides_by_its_own_spread_is_found_in_time():
+    class Cell(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.step = nn.GRUCell(2, 3)
+
+        def forward(self, xs):
+            state = torch.zeros(1, 3)
+            for x in xs:
+                state = self.step(x, state)
+                spread = ((state * 0).square().sum()).sqrt()
+            return state.sum() + spread
+
+    model = Cell()
+    origin = origin_of(lambda: model(torch.randn(4, 1, 2)).backward(), model)
+    assert (origin.operation, origin.phase) == ("sqrt", "backward")
+    assert origin.text == "spread = ((state * 0).square().sum()).sqrt()"
+
+
+def test_cross_entropy_of_a_masked_target_is_not_hidden_by_its_mask():
+    logits = torch.randn(4, 3, requires_grad=True)
+    mask = torch.zeros(4, 3, dtype=torch.bool)
+    mask[2, 1] = True
+    origin = origin_of(lambda: F.cross_entropy(logits.masked_fill(mask, float("-inf")), torch.tensor([0, 0, 1, 0])).backward())
+    assert origin is not None
+    assert (origin.kind, origin.phase) == ("inf", "forward")
