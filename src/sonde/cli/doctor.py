@@ -68,7 +68,7 @@ def examine() -> Iterator[Check]:
     yield from _torch()
     yield _runs()
     yield _cores()
-    for module, extra, use in (("pyarrow", "parquet", "sonde compact"),):
+    for module, extra, use in (("pyarrow", "parquet", "sonde compact"), ("safetensors", "capsule", "sonde replay")):
         if importlib.util.find_spec(module) is None:
             yield Check(module, "note", f"not installed; only {use} needs it: pip install 'sonde[{extra}]'")
         else:

@@ -1,0 +1,140 @@
+"""A capsule replayed with a given model names the origin and leaves that model as it was."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch")
+pytest.importorskip("safetensors")
+
+from dataclasses import replace  # noqa: E402
+
+from torch import nn  # noqa: E402
+
+from sonde.errors import SondeError  # noqa: E402
+from sonde.forensics.capsule import load_capsule, save_capsule  # noqa: E402
+from sonde.forensics.replay import is_same, replay  # noqa: E402
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.norm(x)) + x.log().mean()
+
+
+def divided(output, weight):
+    return (output.mean(1) / weight).mean()
+
+
+def kept(tmp_path, x, model=None, **rest):
+    return load_capsule(
+        save_capsule(tmp_path, **({"step": 3, "model": model or Net(), "args": (x,), "kwargs": {}, "rng": torch.get_rng_state()} | rest))
+    )
+
+
+def test_the_origin_is_found_in_a_twin_of_the_model(tmp_path):
+    found = replay(kept(tmp_path, torch.tensor([[1.0, 2, 3, 4], [0, 1, 2, 3]])), Net())
+    assert found is not None
+    assert (found.operation, found.phase, found.how) == ("log", "forward", "replayed")
+    assert found.text == "return self.head(self.norm(x)) + x.log().mean()"
+
+
+def test_the_origin_is_found_in_a_loss_that_takes_inputs_by_name(tmp_path):
+    capsule = kept(tmp_path, torch.ones(3, 4), loss_inputs={"weight": torch.tensor([1.0, 0, 1])})
+    found = replay(capsule, Net(), divided)
+    assert found is not None
+    assert (found.operation, found.text) == ("div", "return (output.mean(1) / weight).mean()")
+    assert replay(capsule, Net(), lambda output, other: divided(output, other)) is not None
+
+
+def test_the_origin_is_found_in_backward(tmp_path):
+    found = replay(kept(tmp_path, torch.ones(3, 4)), Net(), lambda output: (output * 0).sum(1).sqrt().sum())
+    assert found is not None
+    assert (found.operation, found.phase) == ("sqrt", "backward")
+
+
+def test_a_model_of_torchs_own_layers_needs_no_loss_and_says_that_the_sum_stood_in(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Softmax(dim=1))
+    found = replay(kept(tmp_path, torch.tensor([[1.0, 2, float("nan"), 4]]), model), nn.Sequential(nn.Linear(4, 4), nn.Softmax(dim=1)))
+    assert found is not None
+    assert found.phase == "input"
+    assert "no loss was given: the sum of the model's outputs stood in for it" in found.caveats
+
+
+def test_a_sound_step_has_no_origin(tmp_path):
+    assert replay(kept(tmp_path, torch.ones(3, 4)), Net(), lambda output: output.square().mean()) is None
+
+
+def test_the_model_and_the_generator_are_as_before(tmp_path):
+    capsule = kept(tmp_path, torch.zeros(3, 4))
+    twin = Net().eval()
+    twin.head.weight.grad = torch.ones(2, 4)
+    before = {name: value.clone() for name, value in twin.state_dict().items()}
+    state = torch.get_rng_state()
+    assert replay(capsule, twin) is not None
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, before[name]) for name, value in twin.state_dict().items())
+    assert not any(module.training for module in twin.modules())
+    assert torch.equal(twin.head.weight.grad, torch.ones(2, 4))
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in twin.modules())
+
+
+def test_chance_falls_as_it_fell(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5))
+    capsule = kept(tmp_path, torch.ones(2, 4), model)
+    expected = model(torch.ones(2, 4))
+    seen = []
+    torch.manual_seed(99)
+    replay(capsule, nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5)), lambda output: seen.append(output.detach().clone()) or output.sum())
+    assert torch.equal(seen[0], expected)
+
+
+def test_weights_that_were_not_kept_are_told(tmp_path):
+    bytes_without_weights = torch.get_rng_state().nbytes + 100  # the batch and the buffers
+    found = replay(kept(tmp_path, torch.zeros(3, 4), max_mb=bytes_without_weights / 2**20), Net())
+    assert found is not None
+    assert any("no values of" in caveat for caveat in found.caveats)
+
+
+def test_a_model_that_does_not_fit_is_told_how_it_differs(tmp_path):
+    capsule = kept(tmp_path, torch.ones(3, 4))
+    wider = Net()
+    wider.head = nn.Linear(4, 5)
+    larger = Net()
+    larger.more = nn.Linear(2, 2)
+    smaller = Net()
+    del smaller.head
+    for model, said in (
+        (nn.Linear(2, 2), "its class is Linear, the capsule's Net"),
+        (wider, r"its parameter head.weight is \[5, 4\], the capsule's \[2, 4\]"),
+        (larger, "it has a parameter more.weight, more.bias that the capsule does not know"),
+        (smaller, "it has no parameter head.weight, head.bias"),
+        (len, "must be a torch.nn.Module"),
+    ):
+        with pytest.raises(SondeError, match=said):
+            replay(capsule, model)
+
+
+def test_a_loss_that_fails_gets_a_letter(tmp_path):
+    capsule = kept(tmp_path, torch.ones(3, 4), loss_inputs={"y": torch.ones(7)})
+    with pytest.raises(SondeError, match=r"failed on what .* holds: RuntimeError"):
+        replay(capsule, Net(), lambda output, y: (output - y).sum())
+    with pytest.raises(SondeError, match=r"is called with \(output, y\)"):
+        replay(capsule, Net(), lambda output: output.sum())
+
+
+def test_origins_are_the_same_though_lines_moved_and_a_part_was_called(tmp_path):
+    found = replay(kept(tmp_path, torch.zeros(3, 4)), Net())
+    assert found is not None
+    assert is_same(found, replace(found, source="other.py:1"))
+    assert is_same(replace(found, module="net.head"), replace(found, module="head"))
+    assert not is_same(replace(found, module="net.head"), replace(found, module="body"))
+    assert not is_same(found, replace(found, operation="sqrt"))
+    assert not is_same(found, replace(found, source="other.py:1", text="other"))
+    assert not is_same(found, None)
+    assert is_same(None, None)
