@@ -65,8 +65,10 @@ def test_r41_equal_names_in_the_same_nanosecond_still_differ(tmp_path, monkeypat
 
 BANNED_MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml", "runpy"}
 BANNED_CALLS = {"eval", "exec", "compile", "__import__", "torch.load", "np.load", "numpy.load"}
-# `sonde run` exists to execute the user's own script
+# `sonde run` exists to execute the user's own script; looking back at a bad step executes statements of the function that is running,
+# in its own process. Neither reads a run or a capsule.
 ALLOWED = {("capture/launch.py", name) for name in ("runpy", "exec", "compile")}
+ALLOWED |= {("forensics/slice.py", name) for name in ("exec", "compile")}
 
 
 def executing_names(path):
