@@ -26,7 +26,7 @@ from torch import nn  # noqa: E402
 from sonde.errors import SondeError  # noqa: E402
 from sonde.forensics.capsule import load_capsule, save_capsule  # noqa: E402
 from sonde.forensics.origin import Origin, Seen  # noqa: E402
-from sonde.forensics.packing import LeftOut  # noqa: E402
+from sonde.forensics.packing import LeftOut, graft  # noqa: E402
 
 
 class Net(nn.Module):
@@ -204,6 +204,20 @@ values = st.recursive(
 def test_any_plain_value_comes_back(tmp_path, value):
     found = kept(tmp_path, nn.Identity(), (value,))
     assert repr(found.args[0]) == repr(value)
+
+
+def test_what_was_left_out_is_taken_from_a_live_value_that_is_built_alike(tmp_path):
+    x, live = torch.ones(2), [len, {"f": max}, Pair(min, 3), Batch(torch.zeros(2), "live")]
+    found = graft(kept(tmp_path, args=([abs, {"f": any, "x": x}, Pair(any, x), Batch(x, "kept")],)).args[0], live)
+    assert found[0] is len
+    assert found[1]["f"] is max
+    assert torch.equal(found[1]["x"], x)
+    assert type(found[2]) is Pair
+    assert found[2].left is min
+    assert torch.equal(found[2].right, x)
+    assert type(found[3]) is Batch
+    assert found[3].name == "kept"
+    assert live[3].name == "live"
 
 
 # ---- size, and the disk

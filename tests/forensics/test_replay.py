@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import pytest
 
 pytestmark = pytest.mark.torch
@@ -92,6 +95,30 @@ def test_chance_falls_as_it_fell(tmp_path):
     torch.manual_seed(99)
     replay(capsule, nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5)), lambda output: seen.append(output.detach().clone()) or output.sum())
     assert torch.equal(seen[0], expected)
+
+
+def test_the_states_of_all_generators_are_put_in_force(tmp_path):
+    model = Net()
+    states = {"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": np.random.get_state()}
+    capsule = kept(tmp_path, torch.ones(3, 4), model, rng=states)
+    expected = (random.random(), np.random.rand(), torch.rand(1).item())
+    seen = []
+    replay(capsule, Net(), lambda output: seen.append((random.random(), np.random.rand(), torch.rand(1).item())) or output.sum())
+    assert seen == [expected]
+
+
+@pytest.mark.parametrize(
+    "rng",
+    [
+        torch.zeros(3), torch.zeros(5056, dtype=torch.uint8), {"python": (3, (1, 2), None)}, {"torch": 3}, [1],
+        {"numpy": ("MT19937", np.zeros(624, np.uint32), 10**9, 0, 0.0)}, {"numpy": ()}, {"numpy": ("x", 1, "2")},
+    ],
+    ids=lambda rng: repr(rng)[:40],
+)  # fmt: skip
+def test_a_random_state_that_is_none_does_no_harm(tmp_path, rng):
+    found = replay(kept(tmp_path, torch.zeros(3, 4), rng=rng), Net())
+    assert found is not None
+    assert found.operation == "log"
 
 
 def test_weights_that_were_not_kept_are_told(tmp_path):

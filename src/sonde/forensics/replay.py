@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 import random
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
@@ -22,6 +22,7 @@ from sonde.forensics.packing import LeftOut, graft
 from sonde.forensics.restore import as_before
 from sonde.forensics.tracer import Tracer, is_finite
 
+MT19937_WORDS = 624  # of the generator's state
 MAX_NAMED = 3  # differences between models in one sentence
 
 
@@ -129,7 +130,7 @@ def enact(capsule: Capsule, model: nn.Module) -> list[str]:
         return [*caveats, "the capsule has no random state: dropout and the like differ"]
     try:
         _set_rng(capsule.rng if isinstance(capsule.rng, dict) else {})
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, LookupError, OverflowError) as error:
         caveats.append(f"the random state could not be put in force: {str(error).splitlines()[0]}")
     return caveats
 
@@ -139,8 +140,10 @@ def _set_rng(states: dict[Any, Any]) -> None:
         torch.set_rng_state(states["torch"])
     if isinstance(states.get("python"), tuple):
         random.setstate(states["python"])
-    if isinstance(states.get("numpy"), tuple) and "numpy" in sys.modules:
-        sys.modules["numpy"].random.set_state(states["numpy"])
+    if isinstance(states.get("numpy"), tuple):
+        if not 0 <= states["numpy"][2] <= MT19937_WORDS:  # NumPy would read beyond its memory
+            raise ValueError("NumPy's has a position that cannot be")
+        numpy.random.set_state(states["numpy"])
     if isinstance(states.get("cuda"), list) and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(states["cuda"])
 
