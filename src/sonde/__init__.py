@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from sonde.config import DebugConfig as DebugConfig
     from sonde.errors import NonFiniteError as NonFiniteError
     from sonde.errors import SondeError as SondeError
+    from sonde.forensics.find import find_origin as find_origin
     from sonde.forensics.lookback import keep_capsule as keep_capsule
     from sonde.forensics.lookback import look_back as look_back
-    from sonde.forensics.find import find_origin as find_origin
     from sonde.forensics.origin import Origin as Origin
     from sonde.record import Finding as Finding
     from sonde.record import Severity as Severity

@@ -18,7 +18,7 @@ from typing import Any
 from sonde.capture.source import is_library
 
 CHANGERS = frozenset(
-    "append appendleft extend insert pop popleft remove clear update setdefault popitem reverse discard put_nowait".split()
+    ("append", "appendleft", "extend", "insert", "pop", "popleft", "remove", "clear", "update", "setdefault", "popitem", "discard")
 )  # methods that change what they are called on; so do torch's, which end in "_"
 SOMETIMES = frozenset({"add", "sort", "put"})  # a tensor's give a new one, a container's change it: then nobody uses the result
 FORBIDDEN = {

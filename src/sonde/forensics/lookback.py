@@ -102,7 +102,8 @@ class _Look:
                     bad = [gradient for gradient in gradients(loss) if not is_finite(gradient)]
                     found = tracer.origin_of(bad) if bad else None
         except Exception as error:  # the user's code, on a second run: whatever it raises is a reason not to trust it
-            self.reason = str(error) if isinstance(error, CannotReplay) else f"running it again failed ({type(error).__name__}: {error})"[:500]
+            failed = f"running it again failed ({type(error).__name__}: {error})"[:500]
+            self.reason = str(error) if isinstance(error, CannotReplay) else failed
             return None
         if found is None:
             if self.what == "loss" and self.kept.scaled and is_finite(loss):
@@ -140,7 +141,7 @@ class _Look:
             return found
 
         def fails(group: Sequence[int]) -> bool:
-            loss = rerun(lambda value: _picked(value, torch.tensor(group), num))
+            loss = rerun(lambda value, flat: _picked(value, torch.tensor(group), num, flat=flat))
             if found.phase != "backward":
                 return not is_finite(loss)
             return is_finite(loss) and not all(is_finite(gradient) for gradient in gradients(loss))
@@ -166,18 +167,20 @@ class _Look:
         return sizes[0] if sizes else 0
 
 
-def _picked(value: Any, samples: Tensor, num: int) -> Any:
+def _picked(value: Any, samples: Tensor, num: int, *, flat: bool) -> Any:
     """Some samples of whatever has the size of the batch; flattened sequences have a multiple of it."""
     if isinstance(value, Tensor):
         if not value.dim() or value.requires_grad or value.shape[0] < num or value.shape[0] % num:
             return value
         per_sample = value.shape[0] // num
+        if per_sample > 1 and (not flat or value.dim() > 1):
+            return value
         rows = (samples.to(value.device)[:, None] * per_sample + torch.arange(per_sample, device=value.device)).reshape(-1)
-        return value.index_select(0, rows) if per_sample == 1 or value.dim() == 1 else value
+        return value.index_select(0, rows)
     if isinstance(value, dict):
-        return {key: _picked(item, samples, num) for key, item in value.items()}
+        return {key: _picked(item, samples, num, flat=flat) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_picked(item, samples, num) for item in value)
+        return type(value)(_picked(item, samples, num, flat=flat) for item in value)
     return value
 
 

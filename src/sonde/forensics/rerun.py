@@ -28,21 +28,20 @@ class Rerun:
     kept: Kept
     parts: Sequence[Part]  # of the user's code; empty: only the model can be run
 
-    def __call__(self, pick: Callable[[Any], Any] = lambda value: value) -> Tensor:
+    def __call__(self, pick: Callable[[Any, bool], Any] | None = None) -> Tensor:
         """The loss, made again; `pick` may put other inputs in the place of those that were used."""
         if not self.parts:
             raise CannotReplay("the code that makes the loss cannot be run again")
 
         def call(module: nn.Module) -> Any:
             args, kwargs = self._inputs(module)
-            return module(*pick(args), **pick(kwargs))
+            return module(*args, **kwargs) if pick is None else module(*pick(args, True), **pick(kwargs, True))
 
         made: Any = None
         with torch.enable_grad(), _at_the_doors(self.kept), _without_loss_scale():
             for part in self.parts:
-                names = {**part.names, **{name: pick(part.names[name]) for name in part.slice.given if name in part.names}}
-                names |= dict(zip(part.binds, made)) if part.binds else {}
-                made = part.slice.run(names, **{CALL: call})
+                names = {**part.names, **dict(zip(part.binds, made))} if part.binds else part.names
+                made = part.slice.run(names, pick, **{CALL: call})
         if not isinstance(made, Tensor):
             raise CannotReplay(f"what is handed to backward is {type(made).__name__}, not a tensor")
         return made
@@ -129,10 +128,8 @@ def _at_the_doors(kept: Kept) -> Iterator[None]:
 
 def _same_call(calls: list[Call], module: nn.Module, args: Any, kwargs: Any) -> Call | None:
     given = [id(tensor) for _, tensor in tensors_in((args, kwargs))]
-    for call in reversed(calls):
-        if call.module is module and given and given == [id(tensor) for _, tensor in tensors_in((call.args, call.kwargs))]:
-            return call
-    return None
+    same = (call for call in reversed(calls) if call.module is module)
+    return next((call for call in same if given and given == [id(tensor) for _, tensor in tensors_in((call.args, call.kwargs))]), None)
 
 
 @contextmanager
@@ -168,4 +165,4 @@ def _must_be_made(value: Any) -> bool:
     if any(tensor.grad_fn is not None for tensor in tensors):
         return True
     floating = [tensor for tensor in tensors if tensor.is_floating_point() and not isinstance(tensor, nn.Parameter)]
-    return isinstance(value, float) and value - value != 0 or any(not is_finite(tensor) for tensor in floating)
+    return (isinstance(value, float) and value - value != 0) or any(not is_finite(tensor) for tensor in floating)

@@ -25,7 +25,7 @@ def as_before(modules: Iterable[nn.Module]) -> Iterator[None]:
     tensors = _tensors(every)
     with ExitStack() as undo:
         if tensors:  # the real graph may have saved a buffer, and asks at its backward whether anybody has written to it
-            undo.enter_context(torch.autograd._unsafe_preserve_version_counter(tuple(tensors)))
+            undo.enter_context(torch.autograd.grad_mode._unsafe_preserve_version_counter(tuple(tensors)))
         undo.callback(torch.set_default_dtype, torch.get_default_dtype())
         undo.callback(torch.set_grad_enabled, torch.is_grad_enabled())
         _autocast(undo)
@@ -104,5 +104,5 @@ def _generators(undo: ExitStack) -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         undo.callback(numpy.random.set_state, numpy.random.get_state())
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available():
         undo.callback(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())

@@ -56,7 +56,8 @@ def culprits(num: int, fails: Callable[[Sequence[int]], bool]) -> Culprits:
             if len(groups) >= 4 and sum(map(len, groups)) == num:
                 return Culprits(None, "every part of the batch triggers it, so the samples are not to blame")
     except Exception as error:
-        return Culprits(tuple(sorted(found)) or None, f"smaller parts of the batch could not be run ({type(error).__name__}: {error})"[:300])
+        note = f"smaller parts of the batch could not be run ({type(error).__name__}: {error})"[:300]
+        return Culprits(tuple(sorted(found)) or None, note)
     if groups:
         suspects = sum(map(len, groups)) + len(found)
         if suspects > WIDESPREAD * num:

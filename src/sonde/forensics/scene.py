@@ -167,7 +167,7 @@ def _call_under_way(frame: FrameType, body: list[ast.stmt]) -> tuple[ast.Call | 
     calls = [node for node in ast.walk(block[index]) if isinstance(node, ast.Call)]
     exact = [node for node in calls if (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) == position]
     named = [node for node in calls if _is_backward(node)]
-    return (exact or named or [None])[0], path
+    return next(iter(exact or named), None), path
 
 
 def _path(body: list[ast.stmt], line: int, column: int) -> Path:

@@ -19,6 +19,7 @@ from sonde.errors import SondeError
 from sonde.forensics.effects import MISSING, Effects, covers, effects_of, effects_of_all, lookup, objection, overlaps, place_of
 
 RESULT = "_sonde_result"
+PICK = "_sonde_pick"  # (value, whether it may be a flattened batch): that value for some of the samples
 CALL = "_sonde_call"  # calls a model as it was called in the step: (its number in `Reader.modules`)
 MAX_ROUNDS = 200
 
@@ -39,17 +40,18 @@ class Reader:
 @dataclass(frozen=True, slots=True)
 class Slice:
     code: CodeType
+    picking: CodeType  # the same, in which everything that is given goes through PICK
     given: frozenset[str]  # variables that are read as they are
     uncovered: frozenset[str]  # of these, those that should have been made again
     lines: tuple[int, ...]
     notes: tuple[str, ...]
     renamed: Mapping[str, str] = field(default_factory=dict)  # attributes that the slice writes to: by the variables that stand for them
 
-    def run(self, names: Mapping[str, Any], **more: Any) -> Any:
+    def run(self, names: Mapping[str, Any], pick: Callable[[Any, bool], Any] | None = None, **more: Any) -> Any:
         """Runs it on a copy of the variables; no attribute of the user's is written to."""
-        scope = {**names, **more}
+        scope = {**names, **more, PICK: pick}
         scope |= {name: value for place, name in self.renamed.items() if (value := lookup(names, place)) is not MISSING}
-        exec(self.code, scope)
+        exec(self.code if pick is None else self.picking, scope)
         return scope[RESULT]
 
 
@@ -181,9 +183,14 @@ def slice_of(
     renamed = {place: "_sonde_" + place.replace(".", "__") for place in sorted(attributes)}
     if renamed:
         body = [_Rename(renamed).visit(copy.deepcopy(piece)) for piece in body]
-    tree = ast.fix_missing_locations(ast.Module(body=_with_known_contexts(body, names), type_ignores=[]))
+    body = _with_known_contexts(body, names)
+    roots = {place.partition(".")[0] for place in search.given}
+    picking = [_Picking(roots).visit(copy.deepcopy(piece)) for piece in body]
+    code, picking_code = (
+        compile(ast.fix_missing_locations(ast.Module(body=each, type_ignores=[])), filename, "exec") for each in (body, picking)
+    )
     return Slice(
-        compile(tree, filename, "exec"), frozenset(search.given), frozenset(search.uncovered),
+        code, picking_code, frozenset(search.given), frozenset(search.uncovered),
         tuple(piece.lineno for piece in body), tuple(search.notes), renamed,
     )  # fmt: skip
 
@@ -195,6 +202,43 @@ class _Rename(ast.NodeTransformer):
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         name = self.renamed.get(place_of(node))
         return ast.copy_location(ast.Name(name, node.ctx), node) if name else self.generic_visit(node)
+
+
+class _Picking(ast.NodeTransformer):
+    """Sends what is given through PICK: `x`, `batch.x`, `y[i : i + 16]`. Functions that are called are left as they are."""
+
+    def __init__(self, roots: set[str]) -> None:
+        self.roots = roots
+
+    def _wrap(self, node: Any, *, flat: bool) -> ast.expr:
+        call = ast.Call(func=ast.Name(PICK, ast.Load()), args=[node, ast.Constant(flat)], keywords=[])
+        return ast.copy_location(call, node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        if isinstance(node.func, ast.Attribute):
+            node.func.value = self.visit(node.func.value)
+        elif not isinstance(node.func, ast.Name):
+            node.func = self.visit(node.func)
+        node.args = [self.visit(arg) for arg in node.args]
+        for word in node.keywords:
+            word.value = self.visit(word.value)
+        return node
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return self._wrap(node, flat=True) if node.id in self.roots and isinstance(node.ctx, ast.Load) else node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        if place_of(node).partition(".")[0] in self.roots and isinstance(node.ctx, ast.Load):
+            return self._wrap(node, flat=True)
+        return self.generic_visit(node) if not place_of(node) else node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        if not isinstance(node.ctx, ast.Load):
+            return node
+        is_given = place_of(node.value).partition(".")[0] in self.roots
+        node.value = self._wrap(node.value, flat=False) if is_given else self.visit(node.value)
+        node.slice = self.visit(node.slice)
+        return self._wrap(node, flat=True) if is_given else node
 
 
 def _from_kept(statement: ast.stmt, place: str, resolve: Callable[[str], Any], was_called: Callable[[Any], bool]) -> ast.stmt | None:
@@ -230,7 +274,7 @@ def _pruned(statement: ast.stmt, needed: set[str]) -> ast.stmt | None:
             piece.orelse = _needed(piece.orelse, needed)
         if isinstance(piece, ast.Try):
             piece.finalbody = _needed(piece.finalbody, needed)
-        return piece if body or getattr(piece, "orelse", ()) else None
+        return piece if body or getattr(piece, "orelse", None) else None
     if isinstance(statement, (ast.Break, ast.Continue)):
         return statement
     return statement if any(overlaps(effects_of(statement).makes, place) for place in needed) else None
