@@ -252,6 +252,15 @@ def test_without_a_model_the_first_one_called_gives_the_names_and_others_go_by_c
     assert origin_of(lambda: model(torch.zeros(1, 2) - 9)).module == "1"
 
 
+def test_what_is_in_no_given_model_has_no_path():
+    class Wrong(nn.Module):
+        def forward(self, x):
+            return x.mean().log()
+
+    model, criterion = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), Wrong()
+    assert origin_of(lambda: criterion(model(torch.zeros(1, 2)) * 0), model).module == ""
+
+
 def test_inference_mode_is_looked_into():
     model = LogMLP().eval()
     with torch.inference_mode():

@@ -104,7 +104,7 @@ def _arc(case: Case, operation: str) -> Told | None:
     edge = count(x.abs() == 1)
     return (
         Told(
-            "arc-at-one",
+            "acos-at-one",
             f"the slope of {operation} at ±1 is infinite: {among(edge, x, 'values')} of ±1",
             f"clamp before it: {operation}(x.clamp(-1 + 1e-6, 1 - 1e-6)), or use atan2",
         )
@@ -131,6 +131,13 @@ def _atan2(case: Case, operation: str) -> Told | None:
 
 def _division(case: Case, operation: str) -> Told | None:
     x = _saved(case, "other", "self")
+    result = _saved(case, "result")
+    if x is None and result is not None and (infinite := count(result.isinf())):
+        return Told(
+            "division-by-zero",
+            f"the slope of {operation} at 0 is infinite, as was its result: {among(infinite, result, 'zeros')}",
+            "add an epsilon to the divisor, or clamp(min=…) it away from 0",
+        )
     if x is None or not x.numel():
         return None
     zeros = count(x == 0)
@@ -202,5 +209,5 @@ TABLE: Mapping[str, Callable[[Case, str], Told | None]] = {
     "atan2": _atan2,
     **dict.fromkeys(("div", "reciprocal"), _division),
     **dict.fromkeys(("log", "log2", "log10", "log1p"), _log),
-    **dict.fromkeys(("linalg_svd", "linalg_eigh", "linalg_eig", "svd", "symeig"), _spectrum),
+    **dict.fromkeys(("linalg_svd", "linalg_eigh", "linalg_eig", "svd"), _spectrum),
 }

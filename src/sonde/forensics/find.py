@@ -35,7 +35,7 @@ class Search:
             _raise(self.origin)
 
     def __str__(self) -> str:
-        return self.origin.summary() if self.origin else "no NaN and no Inf was made"
+        return self.origin.summary() if self.origin else "no bad number was made"
 
 
 def find_origin(

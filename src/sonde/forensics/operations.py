@@ -18,6 +18,12 @@ OVERWRITES = frozenset(
 # They choose between numbers: a branch that is not taken still gets a gradient, of zero.
 CHOOSES = frozenset({"where", "masked_fill", "masked_fill_", "nan_to_num", "nan_to_num_", "index", "masked_select", "masked_scatter"})
 
+# A mask on the class that is the target: harmless until the loss picks it.
+PICKS_TARGETS = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
+
+# What they put out may be exactly 0 or 1, and is no mask for that.
+CHANCES = frozenset({"softmax", "sigmoid", "log_softmax", "exp"})
+
 _NAMES = {
     "_to_copy": "to",
     "_safe_softmax": "scaled_dot_product_attention",

@@ -33,7 +33,8 @@ class Seen:
     def __str__(self) -> str:
         """`input float32 [32, 10], 0 to 0.73, 12 zeros`."""
         size = ", ".join(map(str, self.shape))
-        bad = [f"{num:,} {what}" for num, what in ((self.zeros, "zeros"), (self.nan, "NaN"), (self.inf, "Inf")) if num]
+        zeros = "zero" if self.zeros == 1 else "zeros"
+        bad = [f"{num:,} {what}" for num, what in ((self.zeros, zeros), (self.nan, "NaN"), (self.inf, "Inf")) if num]
         told = f"{self.low:.4g} to {self.high:.4g}" if self.num > self.nan + self.inf else "nothing finite" if self.num else "empty"
         return ", ".join([f"{self.name} {self.dtype} [{size}]".strip(), told, *bad])
 

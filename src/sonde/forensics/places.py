@@ -32,7 +32,10 @@ class Line(NamedTuple):
 
 
 class Places:
-    """Follows modules while it is entered. Names come from the given models; a model that was not given goes by its class."""
+    """Follows modules while it is entered. Names come from the given models, and what is in none of them has no path.
+
+    Where none is given, the first model called gives the names, and others go by their class.
+    """
 
     def __init__(self, models: Mapping[str, nn.Module]) -> None:
         self._paths: dict[int, list[str]] = {}
@@ -41,7 +44,7 @@ class Places:
         self._lines: dict[tuple[str, int], tuple[str, str]] = {}
         self._handles: list[Any] = []
         self._thread = 0
-        self._names_everything = bool(models)
+        self._are_given = bool(models)
         self.compiled = False  # a compiled model was called
         for name, model in models.items():
             self._learn(name, model)
@@ -124,10 +127,9 @@ class Places:
         try:
             kind = type(module).__name__
             self.compiled = self.compiled or kind == "OptimizedModule"
-            if id(module) not in self._paths and not self._under_way:
-                self._learn(kind if self._names_everything else "", module)
-                self._names_everything = True  # the first is the model; others, a criterion for instance, go by their class
-            paths = self._paths.get(id(module), [kind])
+            if id(module) not in self._paths and not self._under_way and not self._are_given:
+                self._learn(kind if self._models else "", module)  # the first is the model; others, a criterion for instance, go by their class
+            paths = self._paths.get(id(module), [self.module])
             within = self.module + "."
             path = next((path for path in paths if path.startswith(within)), paths[0])
             self._under_way.append((id(module), path, kind))

@@ -156,7 +156,8 @@ class Tracer:
         nature = WRITTEN if literals else BORN
         if parents:
             is_new = kind == "nan" and all(parent.kind == "inf" for parent in parents) and not any(number != number for number in literals)
-            nature = HARMED if is_new else PASSED
+            is_target = arithmetic in operations.PICKS_TARGETS and all(parent.on_purpose for parent in parents)
+            nature = HARMED if is_new or is_target else PASSED
         origin = if_hidden = None
         if nature != PASSED:
             origin, if_hidden = tell(call, nature, kind, bad[0], node, self._places, self._makers_of, self._tensors_held())
@@ -171,7 +172,7 @@ class Tracer:
                 node=node.number if node else -1,
                 origin=origin,
                 if_hidden=if_hidden,
-                on_purpose=nature == WRITTEN or (nature == BORN and call.is_log_of_a_mask()),
+                on_purpose=nature == WRITTEN or (nature == BORN and self._is_mask_by_log(call)),
                 keep=bool(call.written),
             )
             for tensor in bad
@@ -210,6 +211,9 @@ class Tracer:
             on_purpose=is_mask(call.tensors[name]) or (not call.tensors[name].dim() and storage not in self._tensors_held()),
         )
         return [event] if event else []
+
+    def _is_mask_by_log(self, call: Call) -> bool:
+        return call.is_log_of_a_mask() and not operations.CHANCES.intersection(self._makers_of(call.original("input")))
 
     def _is_view(self, call: Call, outputs: list[Tensor]) -> bool:
         """Some operations hand on the memory of an input without saying so (_unsafe_view)."""

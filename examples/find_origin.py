@@ -1,0 +1,54 @@
+"""Where does this NaN come from? A training whose loss is finite, and whose weights are NaN one step later.
+
+The model compares pictures by their distance. One pair holds the same picture twice: their distance is 0, and the slope of a square
+root at 0 is infinite. The forward looks healthy; the backward makes the bad number.
+
+Run it with:  python examples/find_origin.py
+"""
+
+import torch
+from torch import nn
+
+import sonde
+
+
+class Compare(nn.Module):
+    """How far apart two pictures are, in a space that is learnt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 16))
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        apart = self.encoder(a) - self.encoder(b)
+        return apart.square().sum(dim=1).sqrt()
+
+
+torch.manual_seed(0)
+model = Compare()
+a, b = torch.randn(2, 12, 1, 8, 8)
+b[7] = a[7]  # the same picture twice
+alike = torch.rand(12)
+
+with sonde.find_origin(model) as search:
+    loss = (model(a, b) - alike).square().mean()
+    loss.backward()
+
+print(f"loss {loss.item():.3f}; gradients that are not finite: {sum(not p.grad.isfinite().all() for p in model.parameters())} of 4\n")
+print(search.origin)
+
+# The same, stopped before the update would ruin the weights.
+model.zero_grad()
+optimizer = torch.optim.Adam(model.parameters())
+try:
+    with sonde.find_origin(model, raise_on_origin=True):
+        (model(a, b) - alike).square().mean().backward()
+        optimizer.step()
+except sonde.NonFiniteError as error:
+    print(f"\nstopped: {error.origin.key}; all weights are finite: {all(bool(p.isfinite().all()) for p in model.parameters())}")
+
+# An attention mask is full of infinities, and none of them is a bad number.
+scores = torch.randn(4, 4, requires_grad=True)
+with sonde.find_origin() as search:
+    scores.masked_fill(torch.ones(4, 4).triu(1).bool(), float("-inf")).softmax(-1).square().sum().backward()
+print(f"\na causal mask: {search}")
