@@ -129,9 +129,12 @@ def test_raising_without_a_backward_happens_at_the_end():
 
 
 def test_an_error_of_the_program_itself_is_not_replaced():
-    with pytest.raises(KeyError), sonde.find_origin(raise_on_origin=True):
+    def program():
         torch.zeros(2).reciprocal()
         raise KeyError("mine")
+
+    with pytest.raises(KeyError), sonde.find_origin(raise_on_origin=True):
+        program()
 
 
 @pytest.mark.parametrize("wrong", [3, "model", [nn.Linear(1, 1)], {"a": 1}])
@@ -210,10 +213,11 @@ def fused_attention():
     F.scaled_dot_product_attention(q, q, q, attn_mask=mask).sum().backward()
 
 
-@pytest.mark.parametrize(
-    "program",
-    [causal_attention, masked_logsumexp, largest_of_the_real_ones, thrown_away, a_metric_aside, log_of_a_mask, best_so_far, fused_attention],
-)
+MEANT = [causal_attention, masked_logsumexp, largest_of_the_real_ones, thrown_away]
+MEANT += [a_metric_aside, log_of_a_mask, best_so_far, fused_attention]
+
+
+@pytest.mark.parametrize("program", MEANT)
 def test_an_infinity_that_is_meant_is_no_origin(program):
     with sonde.find_origin() as search:
         program()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -218,6 +219,19 @@ def test_memory_that_nobody_has_written_is_not_looked_at():
         return fresh.sum()
 
     assert origin_of(run) is None
+
+
+def test_memory_that_is_used_again_is_not_taken_for_what_was_there():
+    def run():
+        for _ in range(50):
+            torch.empty(64)
+            torch.zeros(64).log()
+        fresh = torch.from_numpy(np.full(64, np.nan, np.float32))
+        return (fresh * 2).sum()
+
+    with Tracer() as tracer:
+        result = run()
+    assert tracer.origin_of(result).phase == "input"
 
 
 def test_a_module_that_is_used_twice_is_named_as_it_was_called():

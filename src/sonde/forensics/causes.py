@@ -104,7 +104,7 @@ def _exponential(case: Case) -> Told | None:
     return Told(
         "exp-overflow",
         cause,
-        "bound the exponent (clamp(max=…), for a log-variance too), subtract the maximum first, or stay in logarithms (logsumexp, softplus)",
+        "bound the exponent (clamp(max=…), for a log-variance too), subtract the maximum, or stay in logarithms (logsumexp, softplus)",
     )
 
 

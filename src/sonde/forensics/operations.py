@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from torch._ops import OpOverload
 
 # Memory that nobody has written yet: whatever is in it means nothing.
@@ -59,12 +61,14 @@ _KINDS = {
 _LARGE = frozenset({"multi_head_attention_forward", "_in_projection_packed", "_in_projection", "_canonical_mask", "handle_torch_function"})
 
 
+@cache
 def bare(func: OpOverload) -> str:
     """`aten._foreach_div_.List` is `div`, `aten._log_softmax.default` is `log_softmax`: which arithmetic it is."""
     name: str = func._schema.name.partition("::")[2]
     return name.removeprefix("_foreach").strip("_")
 
 
+@cache
 def known_as(func: OpOverload, called: str, module_type: str) -> str:
     """The name that a user knows: of the function called, of the layer where it is one operation, else of the arithmetic."""
     if module_type in ("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell"):
@@ -85,10 +89,12 @@ def known_as(func: OpOverload, called: str, module_type: str) -> str:
     return plain
 
 
+@cache
 def overwrites(func: OpOverload) -> bool:
     name: str = func._schema.name.partition("::")[2]
     return name in OVERWRITES or any(argument.is_out for argument in func._schema.arguments)
 
 
+@cache
 def leaves_unwritten(func: OpOverload) -> bool:
     return func._schema.name.partition("::")[2] in UNWRITTEN

@@ -128,7 +128,7 @@ class Places:
             kind = type(module).__name__
             self.compiled = self.compiled or kind == "OptimizedModule"
             if id(module) not in self._paths and not self._under_way and not self._are_given:
-                self._learn(kind if self._models else "", module)  # the first is the model; others, a criterion for instance, go by their class
+                self._learn(kind if self._models else "", module)  # the first is the model; a criterion, for instance, goes by its class
             paths = self._paths.get(id(module), [self.module])
             within = self.module + "."
             path = next((path for path in paths if path.startswith(within)), paths[0])

@@ -56,8 +56,9 @@ def tell(
     """The origin, if it is this operation; and what it is if the gradient that came in was zero there, as where() makes it."""
     by_user = call.in_backward and places.line_in_backward() is not None
     saved = saved_tensors(call, node) if call.in_backward and not by_user else {}
-    tensors = saved | call.tensors
-    originals = saved | {name: call.original(name) for name in call.tensors}
+    gone = call.written if operations.overwrites(call.func) else ()  # it holds the result by now
+    tensors = saved | {name: tensor for name, tensor in call.tensors.items() if name not in gone}
+    originals = {name: call.original(name) if name in call.tensors else tensor for name, tensor in tensors.items()}
     owned = places_of(originals, held)
     made_by = {name: makers(tensor) for name, tensor in originals.items()}
     arithmetic = operations.bare(call.func)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sonde.capture import kernel
@@ -50,6 +51,7 @@ class Tracer:
         self._nodes: dict[int, Node] = {}
         self._makers: dict[int, tuple[Node, ...]] = {}  # by storage: the operations behind a tensor, nearest first
         self._unwritten: set[int] = set()
+        self._pins: dict[int, StorageWeakRef] = {}
         self._held: dict[int, tuple[str, str]] | None = None
         self._last_node = -1
         self._went_back = False
@@ -78,6 +80,7 @@ class Tracer:
         self._places.release()
         self._makers.clear()
         self._nodes.clear()
+        self._unwritten.clear()
 
     @property
     def origin(self) -> Origin | None:
@@ -126,12 +129,13 @@ class Tracer:
         if arithmetic == "set":  # memory from elsewhere: what is in it was there before
             for tensor in outputs:
                 self._trail.forget(storage_of(tensor))
+                self._unwritten.discard(storage_of(tensor))
             return
         written_anew = not call.written or operations.overwrites(func)
         behind = self._behind(call, node, arithmetic)
         for tensor in outputs:
             storage = storage_of(tensor)
-            self._remember(storage, behind)
+            self._remember(tensor, storage, behind)
             if written_anew and _fills_its_memory(tensor):
                 self._trail.forget(storage)
             if operations.leaves_unwritten(func):
@@ -156,7 +160,7 @@ class Tracer:
         nature = WRITTEN if literals else BORN
         if parents:
             is_new = kind == "nan" and all(parent.kind == "inf" for parent in parents) and not any(number != number for number in literals)
-            is_target = arithmetic in operations.PICKS_TARGETS and all(parent.on_purpose for parent in parents)
+            is_target = kind == "inf" and arithmetic in operations.PICKS_TARGETS and all(parent.on_purpose for parent in parents)
             nature = HARMED if is_new or is_target else PASSED
         origin = if_hidden = None
         if nature != PASSED:
@@ -199,6 +203,7 @@ class Tracer:
     def _given(self, call: Call, name: str, node: Node | None) -> list[Event]:
         """A tensor that was bad before anybody looked."""
         kind, storage = kind_of([call.tensors[name]]), storage_of(call.original(name))
+        self._pin(call.original(name), storage)
         event = self._trail.add(
             storage,
             (),
@@ -249,10 +254,18 @@ class Tracer:
                 each.is_hidden = True
         return tuple(dict.fromkeys(nodes))[:MAX_BEHIND]
 
-    def _remember(self, storage: int, behind: tuple[Node, ...]) -> None:
-        if len(self._makers) >= MAX_MAKERS and storage not in self._makers:
-            self._makers.clear()  # they only make the words better
+    def _remember(self, tensor: Tensor, storage: int, behind: tuple[Node, ...]) -> None:
+        self._pin(tensor, storage)
         self._makers[storage] = behind
+        if len(self._makers) > MAX_MAKERS:
+            in_use = self._unwritten.union(key for key in self._pins if self._trail.at(key))
+            self._pins = {key: pin for key, pin in self._pins.items() if key in in_use or not pin.expired()}  # type: ignore[no-untyped-call]
+            self._makers = {key: nodes for key, nodes in self._makers.items() if key in self._pins}
+
+    def _pin(self, tensor: Tensor, storage: int) -> None:
+        """See to it that no other memory is taken for this one after it is freed. Its bytes are not kept, only its number."""
+        if storage and storage not in self._pins:
+            self._pins[storage] = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
     def _makers_of(self, tensor: Tensor) -> tuple[str, ...]:
         return tuple(node.arithmetic for node in self._makers.get(storage_of(tensor), ()))
