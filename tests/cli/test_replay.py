@@ -165,7 +165,7 @@ while True:
 
 def test_chance_is_replayed_as_it_was(sonde, script, made):
     capsule = made(BY_CHANCE, UNLUCKY)
-    for seed in (7, 8, 9, 10):
+    for seed in (7, 8):
         assert_same(sonde("replay", capsule, "--script", script(BY_CHANCE + MAIN.replace("seed(7)", f"seed({seed})"))), "made by div")
 
 

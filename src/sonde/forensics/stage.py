@@ -135,8 +135,7 @@ class Stage:
     # -- the call ----------------------------------------------------------------------------------
 
     def _call(self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._is_over:
-            raise _Curtain  # somebody caught the first one
+        self._stay_over()
         if not self.is_set and self._fits(module):
             args, kwargs = self._begin(module, args, kwargs)
         return original(module, *args, **kwargs)
@@ -179,6 +178,10 @@ class Stage:
         self._finish()
         raise _Curtain
 
+    def _stay_over(self) -> None:
+        if self._is_over:
+            raise _Curtain  # somebody caught the first one
+
     def _finish(self) -> None:
         tracer, self._tracer = self._tracer, None
         if tracer is not None:
@@ -192,6 +195,7 @@ class Stage:
         self._placed.clear()
 
     def backward_begins(self, tensors: Any) -> None:
+        self._stay_over()
         if self._tracer is None:
             return
         self._check_placed()
@@ -209,6 +213,7 @@ class Stage:
             self._end()
 
     def optimizer_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
+        self._stay_over()
         if self._tracer is not None and not closure:  # with a closure, forward and backward are still to come
             self._end()
 
