@@ -43,7 +43,7 @@ def run_script(
         if module:
             runpy.run_module(target, run_name="__main__", alter_sys=True)
         else:
-            _run_file(target)
+            run_file(target)
     except SystemExit as leaving:
         how, code = "exit", _exit_code(leaving)
     except KeyboardInterrupt as interrupt:
@@ -70,7 +70,7 @@ class _Script(SourceFileLoader):
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
-def _run_file(target: str) -> None:
+def run_file(target: str) -> None:
     if pkgutil.get_importer(target) is not None:  # a zip archive with a __main__.py
         runpy.run_path(target, run_name="__main__")
         return

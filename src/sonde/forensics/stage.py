@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.capture import calls
-from sonde.capture.launch import _run_file
+from sonde.capture.launch import run_file
 from sonde.capture.source import is_library
 from sonde.errors import SondeError
 from sonde.forensics.capsule import Capsule
@@ -56,7 +56,7 @@ def replay_script(capsule: Capsule, script: str, args: Sequence[str] = ()) -> Re
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # compiled code has no operations to look at
     try:
         with stage.set_up():
-            _run_file(script)
+            run_file(script)
         ending = "came to its end"
     except _Curtain:
         ending = ""
