@@ -6,8 +6,10 @@ to thresholds. K01, K02 … in the pages name the healthy programs in tests/faul
 
 from __future__ import annotations
 
+from sonde.rules.all_targets_ignored import AllTargetsIgnored
 from sonde.rules.dead_relu import DeadRelu
 from sonde.rules.exploding_gradient import ExplodingGradient
+from sonde.rules.fp16_overflow import Fp16Overflow
 from sonde.rules.grads_cleared_before_step import GradsClearedBeforeStep
 from sonde.rules.loss_plateau import LossPlateau
 from sonde.rules.lr_divergence import LrDivergence
@@ -15,13 +17,17 @@ from sonde.rules.lr_zero import LrZero
 from sonde.rules.missing_backward import MissingBackward
 from sonde.rules.missing_optimizer_step import MissingOptimizerStep
 from sonde.rules.missing_zero_grad import MissingZeroGrad
+from sonde.rules.nan_grad_sqrt_zero import NanGradSqrtZero
+from sonde.rules.nan_grad_where import NanGradWhere
 from sonde.rules.nan_input import NanInput
 from sonde.rules.nonfinite_loss import NonfiniteLoss
+from sonde.rules.nonfinite_origin import NonfiniteOrigin
 from sonde.rules.params_not_in_optimizer import ParamsNotInOptimizer
 from sonde.rules.rule import Answer, Clear, NotEvaluated, Rule
 from sonde.rules.stale_optimizer_params import StaleOptimizerParams
 from sonde.rules.train_in_eval_mode import TrainInEvalMode
 from sonde.rules.unchanged_parameter import UnchangedParameter
+from sonde.rules.unstable_softmax import UnstableSoftmax
 from sonde.rules.vanishing_gradient import VanishingGradient
 
 RULES: tuple[type[Rule], ...] = (
@@ -35,6 +41,12 @@ RULES: tuple[type[Rule], ...] = (
     TrainInEvalMode,
     UnchangedParameter,
     NanInput,
+    UnstableSoftmax,
+    NanGradSqrtZero,
+    NanGradWhere,
+    AllTargetsIgnored,
+    Fp16Overflow,
+    NonfiniteOrigin,
     ExplodingGradient,
     LrDivergence,
     DeadRelu,

@@ -27,6 +27,7 @@ from sonde.record import Finding, Severity, Step
 from sonde.rules.activity import count
 from sonde.rules.blowup import Blowup
 from sonde.rules.learning import Learning
+from sonde.rules.origins import BAD_NUMBERS
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.source import Sources
 from sonde.rules.words import number
@@ -40,7 +41,7 @@ NUM_LEAPS = 3  # a single outlier batch is not an explosion
 class ExplodingGradient:
     name: ClassVar[str] = "exploding-gradient"
     explains: ClassVar[tuple[str, ...]] = (
-        "lr-divergence", "nonfinite-loss", "dead-relu", "loss-plateau", "vanishing-gradient", "unchanged-parameter",
+        "lr-divergence", *BAD_NUMBERS, "dead-relu", "loss-plateau", "vanishing-gradient", "unchanged-parameter",
     )  # fmt: skip
 
     learning: Learning = field(default_factory=Learning)

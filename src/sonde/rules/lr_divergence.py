@@ -25,6 +25,7 @@ from sonde.record import Finding, Severity, Step
 from sonde.rules.activity import Activity
 from sonde.rules.blowup import Blowup
 from sonde.rules.learning import Learning
+from sonde.rules.origins import BAD_NUMBERS
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.source import Sources
 from sonde.rules.words import number
@@ -39,7 +40,7 @@ EARLY_THROW = 1.0  # update over weights that by itself explains a loss that nev
 class LrDivergence:
     name: ClassVar[str] = "lr-divergence"
     explains: ClassVar[tuple[str, ...]] = (
-        "nonfinite-loss", "dead-relu", "loss-plateau", "vanishing-gradient", "exploding-gradient", "unchanged-parameter",
+        *BAD_NUMBERS, "dead-relu", "loss-plateau", "vanishing-gradient", "exploding-gradient", "unchanged-parameter",
     )  # fmt: skip
 
     activity: Activity = field(default_factory=Activity)

@@ -21,6 +21,7 @@ from typing import ClassVar
 from sonde.record import Finding, Severity, Step
 from sonde.rules.activity import Activity, count
 from sonde.rules.learning import Learning
+from sonde.rules.origins import BAD_NUMBERS
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.source import Sources
 from sonde.rules.words import number
@@ -32,7 +33,7 @@ PATIENCE = 3  # updates in a row: a resumed run may start with one stale gradien
 class MissingZeroGrad:
     name: ClassVar[str] = "missing-zero-grad"
     explains: ClassVar[tuple[str, ...]] = (
-        "lr-divergence", "exploding-gradient", "nonfinite-loss", "dead-relu", "vanishing-gradient", "loss-plateau", "unchanged-parameter",
+        "lr-divergence", "exploding-gradient", *BAD_NUMBERS, "dead-relu", "vanishing-gradient", "loss-plateau", "unchanged-parameter",
     )  # fmt: skip
 
     activity: Activity = field(default_factory=Activity)

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from sonde.record import Finding, Severity, Step
 from sonde.rules.activity import count
 from sonde.rules.learning import losses
+from sonde.rules.origins import BAD_NUMBERS
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.source import Sources
 from sonde.rules.words import number
@@ -27,7 +28,7 @@ from sonde.rules.words import number
 class NanInput:
     name: ClassVar[str] = "nan-input"
     explains: ClassVar[tuple[str, ...]] = (
-        "nonfinite-loss", "lr-divergence", "exploding-gradient", "vanishing-gradient", "dead-relu", "loss-plateau", "unchanged-parameter",
+        *BAD_NUMBERS, "lr-divergence", "exploding-gradient", "vanishing-gradient", "dead-relu", "loss-plateau", "unchanged-parameter",
     )  # fmt: skip
 
     sources: Sources = field(default_factory=Sources)
