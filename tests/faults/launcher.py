@@ -13,7 +13,8 @@ TIMEOUT_S = 200  # many times what the slowest program needs on a busy machine; 
 os.environ["OMP_NUM_THREADS"] = "1"
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "sonde.cli"])
+# The first optimizer of a process loads torch._dynamo: nothing to learn from paying for that a hundred times.
+_context.set_forkserver_preload(["torch", "torch._dynamo", "sonde.cli"])
 
 
 def run_under_sonde(program: Path, directory: Path) -> tuple[Path, int, str]:
