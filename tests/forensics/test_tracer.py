@@ -93,8 +93,31 @@ def test_numbers_that_were_bad_before_are_an_input():
     batch = torch.randn(8, 4)
     batch[3, 1] = float("nan")
     origin = origin_of(lambda: model(batch).sum().backward(), model)
-    assert (origin.phase, origin.key) == ("input", "nan-input")
+    assert (origin.phase, origin.key, origin.module) == ("input", "nan-input", "")
     assert "1 NaN among 32 values" in origin.cause
+
+
+def test_a_bad_batch_is_told_at_the_line_where_the_model_takes_it():
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.GRU(3, 4)
+
+        def forward(self, x):
+            return self.rnn(x)[0]
+
+    model = Inner()
+    batch = torch.full((2, 1, 3), float("inf"))
+    with find_origin(model) as search:
+        model(batch)
+    assert (search.origin.operation, search.origin.module, search.origin.text) == ("Inner", "", "model(batch)")
+
+
+def test_the_buffer_of_a_criterion_has_a_name_though_the_criterion_has_no_path():
+    model, criterion = nn.Linear(2, 2), nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1.0, float("inf")]))
+    origin = origin_of(lambda: criterion(model(torch.ones(1, 2)), torch.ones(1, 2)), model)
+    assert (origin.phase, origin.module) == ("buffer", "")
+    assert "BCEWithLogitsLoss.pos_weight" in origin.cause
 
 
 def test_attention_over_a_row_that_is_masked_away_is_the_softmax():

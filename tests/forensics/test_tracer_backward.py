@@ -138,6 +138,31 @@ def test_a_hook_of_the_users_own_is_named_with_its_line():
     assert (origin.phase, origin.text, origin.key) == ("backward", "return grad / grad.norm()", "division-by-zero")
 
 
+def test_an_infinity_that_harms_only_in_backward_is_told_where_it_was_made():
+    gain = nn.Parameter(torch.zeros(3))
+    x = torch.ones(3, requires_grad=True)
+    with Tracer({"": nn.ParameterDict({"gain": gain})}) as tracer:
+        loss = (x / (x * (1.0 / gain))).sum()
+        bad = [gradient for gradient in torch.autograd.grad(loss, (x, gain)) if not gradient.isfinite().all()]
+    assert loss.isfinite()
+    origin = tracer.origin_of(bad)
+    assert (origin.phase, origin.operation, origin.key, origin.parameters) == ("forward", "reciprocal", "division-by-zero", ("gain",))
+
+
+def test_the_parameters_of_the_forward_operation_are_named():
+    class Turn(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.eye(3))
+
+        def forward(self):
+            return torch.linalg.svd(self.weight)[0].abs().sum()
+
+    model = Turn()
+    origin = origin_of(lambda: model().backward(), model)
+    assert (origin.operation, origin.parameters) == ("svd", ("weight",))
+
+
 def test_gradients_that_are_asked_for_by_hand_are_looked_at():
     x = torch.zeros(3, requires_grad=True)
     with Tracer() as tracer:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from sonde.capture.source import line_of, user_frame
+from sonde.capture.tensors import tensors_in
 
 _log = logging.getLogger("sonde")
 _TORCH = Path(torch.__file__).parent
@@ -43,6 +44,7 @@ class Places:
         self._under_way: list[tuple[int, str, str]] = []  # id, path, class
         self._lines: dict[tuple[str, int], tuple[str, str]] = {}
         self._handles: list[Any] = []
+        self._entrances: dict[int, tuple[str, str, str, str]] = {}  # by storage, what the model under way was given
         self._thread = 0
         self._are_given = bool(models)
         self.compiled = False  # a compiled model was called
@@ -67,6 +69,7 @@ class Places:
     def release(self) -> None:
         """Forget the models; nothing is kept alive."""
         self._models.clear()
+        self._entrances.clear()
         self._paths.clear()
 
     @property
@@ -127,14 +130,28 @@ class Places:
         try:
             kind = type(module).__name__
             self.compiled = self.compiled or kind == "OptimizedModule"
-            if id(module) not in self._paths and not self._under_way and not self._are_given:
-                self._learn(kind if self._models else "", module)  # the first is the model; a criterion, for instance, goes by its class
+            if not self._under_way:
+                self._enters(module, kind, args)
             paths = self._paths.get(id(module), [self.module])
             within = self.module + "."
             path = next((path for path in paths if path.startswith(within)), paths[0])
             self._under_way.append((id(module), path, kind))
         except Exception as error:  # whatever a stranger's module does, the training goes on
             _log.warning("the path of a %s is not known: %s: %s", type(module).__name__, type(error).__name__, error)
+
+    def _enters(self, module: nn.Module, kind: str, args: Any) -> None:
+        """A module is called from outside of any."""
+        if id(module) not in self._paths:
+            if self._are_given:
+                self._models.append((kind, module))  # a criterion, for instance: what it holds has a name, its operations have no path
+            else:
+                self._learn(kind if self._models else "", module)  # the first is the model, others go by their class
+        line = self.line()
+        self._entrances = {storage_of(tensor): (kind, "", line.source, line.text) for _, tensor in tensors_in(args)}
+
+    def entrance(self, storage: int) -> tuple[str, str, str, str] | None:
+        """Where a tensor was given to the model under way, as operation, module, line and text: those of the call; None if it was not."""
+        return self._entrances.get(storage) if self._under_way else None
 
     def _ended(self, module: nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or threading.get_ident() != self._thread:

@@ -84,7 +84,7 @@ def tell(
         key=told.key,
         inputs=seen({owned[name][1] if name in owned else _plainly(name, call, operation, by_user): x for name, x in plain.items()}),
         output=seen({"": readable(output)})[0],
-        parameters=tuple(dict.fromkeys(path for kind, path in owned.values() if kind == "parameter")),
+        parameters=_parameters(owned, node if call.in_backward and not by_user else None, held),
     )
     if not call.in_backward or by_user or node is None or not node.is_hidden or told.key in ("other", "nan-grad-where"):
         return origin, None
@@ -92,11 +92,18 @@ def tell(
     return origin, replace(origin, key=other.key, cause=other.cause, fix=other.fix)
 
 
+def _parameters(owned: Mapping[str, tuple[str, str]], node: Node | None, held: Held) -> tuple[str, ...]:
+    """The paths of the parameters among what an operation, or its forward, was given."""
+    found = [*owned.values(), *(held[storage] for storage in (node.parameters if node else ()) if storage in held)]
+    return tuple(dict.fromkeys(path for what, path in found if what == "parameter"))
+
+
 def tell_given(call: Call, argument: str, kind: str, node: Node | None, places: Places, held: Held) -> Origin:
     """A tensor that was bad before any operation under this tracer."""
     tensor = readable(call.tensors[argument])
-    what, path = held.get(storage_of(call.original(argument)), ("input", ""))
-    operation, module, source, text = _where(call, node, places)
+    storage = storage_of(call.original(argument))
+    what, path = held.get(storage, ("input", ""))
+    operation, module, source, text = places.entrance(storage) or _where(call, node, places)
     made = "NaN" if kind == "nan" else "Inf"
     (described,) = seen({path or _plainly(argument, call, operation, not call.in_backward): tensor})
     num = described.nan if kind == "nan" else described.inf

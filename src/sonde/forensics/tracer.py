@@ -117,7 +117,7 @@ class Tracer:
         """What came of it."""
         func = call.func
         arithmetic = operations.bare(func)
-        node = self._node_behind(call) if call.in_backward else self._new_node(func, arithmetic)
+        node = self._node_behind(call) if call.in_backward else self._new_node(call, arithmetic)
         if call.is_accumulation or (arithmetic == "ones_like" and _begins_backward()):
             self._went_back = True
             self._decide_if_bad(tensor for _, tensor in call.floating)
@@ -155,8 +155,9 @@ class Tracer:
 
     def _note(self, call: Call, arithmetic: str, node: Node | None, bad: list[Tensor], parents: list[Event]) -> None:
         kind, literals = kind_of(bad), call.bad_literals
-        if call.in_backward and not any(parent.backward for parent in parents):
-            parents = []  # backward runs, so the loss was finite: what was bad in the forward did no harm until now
+        if call.in_backward and node is not None:
+            # Backward runs, so the loss was finite: what this operation put out in the forward did no harm until now.
+            parents = [parent for parent in parents if parent.backward or parent.node != node.number]
         nature = WRITTEN if literals else BORN
         if parents:
             is_new = kind == "nan" and all(parent.kind == "inf" for parent in parents) and not any(number != number for number in literals)
@@ -227,13 +228,14 @@ class Tracer:
 
     # ---- which operations are behind a tensor, and behind a node of autograd
 
-    def _new_node(self, func: OpOverload, arithmetic: str) -> Node:
+    def _new_node(self, call: Call, arithmetic: str) -> Node:
         """Remember which operation of the forward made the node that has just come into being."""
         number = torch._C._autograd._get_sequence_nr() - 1
         line = self._places.line()
-        known_as = operations.known_as(func, line.called, self._places.module_type)
+        known_as = operations.known_as(call.func, line.called, self._places.module_type)
         hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-        node = Node(number, arithmetic, known_as, self._places.module, line.source, line.text, hooked)
+        parameters = tuple(storage_of(tensor) for tensor in call.tensors.values() if isinstance(tensor, nn.Parameter))
+        node = Node(number, arithmetic, known_as, self._places.module, line.source, line.text, hooked, parameters)
         for each in range(max(self._last_node + 1, number - 3), number + 1):  # torch may make a few at once
             self._nodes[each] = node
         while len(self._nodes) > MAX_NODES:
