@@ -33,7 +33,7 @@ def as_before(modules: Iterable[nn.Module]) -> Iterator[None]:
         for part in every:
             undo.callback(_put_back, part, _state_of(part))
         for tensor in tensors:
-            undo.callback(_write_back, tensor, tensor.detach().clone(), tensor._version)
+            undo.callback(_write_back, tensor, tensor.detach().clone())
         for part in every:
             for p in part._parameters.values():
                 if p is not None and not nn.parameter.is_lazy(p) and p.is_leaf:
@@ -76,15 +76,15 @@ def _tensors(every: list[nn.Module]) -> list[Tensor]:
     found: dict[int, Tensor] = {}
     for part in every:
         for value in (*part._buffers.values(), *part.__dict__.values()):
-            if isinstance(value, Tensor) and not nn.parameter.is_lazy(value) and not value.is_sparse:
+            if isinstance(value, Tensor) and not nn.parameter.is_lazy(value) and value.layout == torch.strided and not value.is_inference():
                 found[id(value)] = value
     return list(found.values())
 
 
-def _write_back(tensor: Tensor, content: Tensor, version: int) -> None:
-    if tensor._version != version:
-        with torch.no_grad():
-            tensor.detach().copy_(content)
+def _write_back(tensor: Tensor, content: Tensor) -> None:
+    # Always: batch norm writes its running statistics without counting up their version.
+    with torch.no_grad():
+        tensor.detach().copy_(content)
 
 
 def _grad_back(parameter: nn.Parameter, gradient: Tensor | None) -> None:
