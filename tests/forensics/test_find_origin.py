@@ -213,8 +213,19 @@ def fused_attention():
     F.scaled_dot_product_attention(q, q, q, attn_mask=mask).sum().backward()
 
 
+def ctc_in_evaluation():
+    with torch.no_grad():
+        chances = torch.randn(12, 2, 5).log_softmax(-1)
+        F.ctc_loss(chances, torch.tensor([[1, 2], [3, 3]]), torch.tensor([12, 9]), torch.tensor([2, 2]))
+
+
+def fused_attention_in_evaluation():
+    q = torch.randn(1, 2, 4, 8)
+    F.scaled_dot_product_attention(q, q, q, attn_mask=torch.ones(4, 4).tril(-1).bool())
+
+
 MEANT = [causal_attention, masked_logsumexp, largest_of_the_real_ones, thrown_away]
-MEANT += [a_metric_aside, log_of_a_mask, best_so_far, fused_attention]
+MEANT += [a_metric_aside, log_of_a_mask, best_so_far, fused_attention, ctc_in_evaluation, fused_attention_in_evaluation]
 
 
 @pytest.mark.parametrize("program", MEANT)

@@ -96,5 +96,12 @@ def overwrites(func: OpOverload) -> bool:
 
 
 @cache
+def has_notes(func: OpOverload) -> bool:
+    """Whether only its first output is a result, and the others are notes for backward, where -Inf and unwritten memory mean nothing."""
+    name = bare(func)
+    return "ctc_loss" in name or (name.startswith("scaled_dot_product") and "backward" not in name)
+
+
+@cache
 def leaves_unwritten(func: OpOverload) -> bool:
     return func._schema.name.partition("::")[2] in UNWRITTEN

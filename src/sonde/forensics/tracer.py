@@ -144,7 +144,7 @@ class Tracer:
                 self._unwritten.discard(storage)
         if func.is_view or operations.leaves_unwritten(func) or not outputs:
             return
-        bad = [tensor for tensor in outputs if not is_finite(tensor)]
+        bad = [tensor for tensor in outputs[: 1 if operations.has_notes(func) else None] if not is_finite(tensor)]
         parents = self._parents(call, node) if bad or self._trail else []
         if not bad:
             for tensor in outputs:
