@@ -128,10 +128,10 @@ def test_raise_stops_before_the_update_and_carries_the_origin(tmp_path):
     before = model.weight.detach().clone()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     config = DebugConfig(anomaly_detection_mode="raise")
-    with pytest.raises(sonde.NonFiniteError, match="log") as caught, sonde.watch(model, optimizer, to=tmp_path / "run", config=config):
+    with sonde.watch(model, optimizer, to=tmp_path / "run", config=config):
         loss = torch.log(model(torch.ones(4, 3)) * 0).mean()
-        loss.backward()
-        optimizer.step()
+        with pytest.raises(sonde.NonFiniteError, match="log") as caught:
+            loss.backward()
     assert caught.value.origin.operation == "log"
     assert torch.equal(model.weight, before)
     assert model.weight.grad is None

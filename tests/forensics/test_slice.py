@@ -184,7 +184,7 @@ def test_a_branch_is_run_again_with_its_condition():
 
 def test_two_statements_on_one_line_are_told_apart():
     def train(model):
-        out = model(1); out.backward(); out = None  # fmt: skip  # noqa: E702, F841
+        out = model(1); out.backward(); out = None  # fmt: skip  # noqa: E702
 
     assert replayed(train, Model())[0] == "model(1)"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -136,21 +137,24 @@ class _Look:
     # -- samples ------------------------------------------------------------------------------------
 
     def _with_samples(self, found: Origin, rerun: Rerun) -> Origin:
-        num = self._batch_size(rerun)
-        if num < 2 or found.phase in BLAMELESS:
+        first = next(iter(self._inputs(rerun)), None)
+        if first is None or found.phase in BLAMELESS:
             return found
-
-        def fails(group: Sequence[int]) -> bool:
-            loss = rerun(lambda value, flat: _picked(value, torch.tensor(group), num, flat=flat))
-            if found.phase != "backward":
-                return not is_finite(loss)
-            return is_finite(loss) and not all(is_finite(gradient) for gradient in gradients(loss))
-
-        told = culprits(num, fails)
+        num = first.shape[0]
+        told = culprits(num, partial(self._fails, found, rerun, num, 0))
+        if told.samples is None and "could not be run" in told.note and first.dim() > 2:  # the batch may come second, after time
+            other = culprits(first.shape[1], partial(self._fails, found, rerun, first.shape[1], 1))
+            num, told = (first.shape[1], other) if other.samples is not None else (num, told)
         if told.samples is None:
             return found if not told.note else replace(found, caveats=(*found.caveats, told.note))
         indices = indices_of(told.samples, self._inputs(rerun), num)
         return replace(found, samples=told.samples, indices=indices, caveats=(*found.caveats, *([told.note] if told.note else [])))
+
+    def _fails(self, found: Origin, rerun: Rerun, num: int, dim: int, group: Sequence[int]) -> bool:
+        loss = rerun(lambda value, flat: _picked(value, torch.tensor(group), num, dim, flat=flat))
+        if found.phase != "backward":
+            return not is_finite(loss)
+        return is_finite(loss) and not all(is_finite(gradient) for gradient in gradients(loss))
 
     def _inputs(self, rerun: Rerun) -> list[Tensor]:
         """What the step was given: the batch, the labels."""
@@ -162,14 +166,12 @@ class _Look:
                     seen |= {id(tensor): tensor for _, tensor in tensors_in(value)}
         return [tensor for tensor in seen.values() if tensor.dim() and not tensor.requires_grad]
 
-    def _batch_size(self, rerun: Rerun) -> int:
-        sizes = [tensor.shape[0] for tensor in self._inputs(rerun)]
-        return sizes[0] if sizes else 0
 
-
-def _picked(value: Any, samples: Tensor, num: int, *, flat: bool) -> Any:
+def _picked(value: Any, samples: Tensor, num: int, dim: int, *, flat: bool) -> Any:
     """Some samples of whatever has the size of the batch; flattened sequences have a multiple of it."""
     if isinstance(value, Tensor):
+        if dim and value.dim() > dim and value.shape[dim] == num and not value.requires_grad:
+            return value.index_select(dim, samples.to(value.device))
         if not value.dim() or value.requires_grad or value.shape[0] < num or value.shape[0] % num:
             return value
         per_sample = value.shape[0] // num
@@ -178,9 +180,9 @@ def _picked(value: Any, samples: Tensor, num: int, *, flat: bool) -> Any:
         rows = (samples.to(value.device)[:, None] * per_sample + torch.arange(per_sample, device=value.device)).reshape(-1)
         return value.index_select(0, rows)
     if isinstance(value, dict):
-        return {key: _picked(item, samples, num, flat=flat) for key, item in value.items()}
+        return {key: _picked(item, samples, num, dim, flat=flat) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_picked(item, samples, num, flat=flat) for item in value)
+        return type(value)(_picked(item, samples, num, dim, flat=flat) for item in value)
     return value
 
 

@@ -40,7 +40,7 @@ class Reader:
 @dataclass(frozen=True, slots=True)
 class Slice:
     code: CodeType
-    picking: CodeType  # the same, in which everything that is given goes through PICK
+    picking: CodeType  # the same, in which every value that is used goes through PICK
     given: frozenset[str]  # variables that are read as they are
     uncovered: frozenset[str]  # of these, those that should have been made again
     lines: tuple[int, ...]
@@ -184,8 +184,7 @@ def slice_of(
     if renamed:
         body = [_Rename(renamed).visit(copy.deepcopy(piece)) for piece in body]
     body = _with_known_contexts(body, names)
-    roots = {place.partition(".")[0] for place in search.given}
-    picking = [_Picking(roots).visit(copy.deepcopy(piece)) for piece in body]
+    picking = [_Picking().visit(copy.deepcopy(piece)) for piece in body]
     code, picking_code = (
         compile(ast.fix_missing_locations(ast.Module(body=each, type_ignores=[])), filename, "exec") for each in (body, picking)
     )
@@ -205,10 +204,7 @@ class _Rename(ast.NodeTransformer):
 
 
 class _Picking(ast.NodeTransformer):
-    """Sends what is given through PICK: `x`, `batch.x`, `y[i : i + 16]`. Functions that are called are left as they are."""
-
-    def __init__(self, roots: set[str]) -> None:
-        self.roots = roots
+    """Sends what is used through PICK: `x`, `batch.x`, `y[i : i + 16]`. Functions that are called are left as they are."""
 
     def _wrap(self, node: Any, *, flat: bool) -> ast.expr:
         call = ast.Call(func=ast.Name(PICK, ast.Load()), args=[node, ast.Constant(flat)], keywords=[])
@@ -222,23 +218,22 @@ class _Picking(ast.NodeTransformer):
         node.args = [self.visit(arg) for arg in node.args]
         for word in node.keywords:
             word.value = self.visit(word.value)
-        return node
+        return self._wrap(node, flat=False)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        return self._wrap(node, flat=True) if node.id in self.roots and isinstance(node.ctx, ast.Load) else node
+        return self._wrap(node, flat=True) if isinstance(node.ctx, ast.Load) else node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        if place_of(node).partition(".")[0] in self.roots and isinstance(node.ctx, ast.Load):
-            return self._wrap(node, flat=True)
-        return self.generic_visit(node) if not place_of(node) else node
+        if not isinstance(node.ctx, ast.Load):
+            return node
+        return self._wrap(node if place_of(node) else self.generic_visit(node), flat=True)
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         if not isinstance(node.ctx, ast.Load):
             return node
-        is_given = place_of(node.value).partition(".")[0] in self.roots
-        node.value = self._wrap(node.value, flat=False) if is_given else self.visit(node.value)
+        node.value = self._wrap(node.value, flat=False) if place_of(node.value) else self.visit(node.value)
         node.slice = self.visit(node.slice)
-        return self._wrap(node, flat=True) if is_given else node
+        return self._wrap(node, flat=True)
 
 
 def _from_kept(statement: ast.stmt, place: str, resolve: Callable[[str], Any], was_called: Callable[[Any], bool]) -> ast.stmt | None:
