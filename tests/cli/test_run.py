@@ -128,9 +128,9 @@ def test_a_directory_with_other_files_is_refused_before_the_script_starts(sonde,
     assert child.stdout == ""
 
 
-def test_the_demo_gives_four_right_verdicts_and_a_page(sonde, tmp_path):
+def test_the_demo_gives_five_right_verdicts_and_a_page(sonde, tmp_path):
     child = sonde("demo")
     assert child.returncode == 0, child.stdout + child.stderr
-    assert "4 of 4 verdicts are right." in child.stdout
+    assert "5 of 5 verdicts are right." in child.stdout
     (page,) = (tmp_path / "runs").glob("*.html")
     assert page.name in child.stdout.splitlines()[-1]

@@ -31,6 +31,7 @@ FOLDER = Path(__file__).parent / "demo_programs"
 PROGRAMS = (
     Program("forgotten_zero_grad.py", "missing-zero-grad", "A CNN learns shapes. One line was forgotten."),
     Program("missed_encoder.py", "params-not-in-optimizer", "An encoder and a head; accuracy gets stuck halfway."),
+    Program("two_bad_rows.py", "nonfinite-origin", "A loss turns into NaN. Who made it, and from which samples?"),
     Program("diverging_lr.py", "lr-divergence", "A regression ends in NaN."),
     Program("healthy_cnn.py", "", "The CNN again, as it was meant. Sonde should have nothing to say."),
 )
@@ -39,7 +40,7 @@ PROGRAMS = (
 @click.command()
 @click.option("--to", metavar="DIR", help="Where the runs and the report go.  [default: runs/]")
 def demo(to: str | None) -> None:
-    """Train four small models, three of them with a real fault, and see what Sonde says.
+    """Train five small models, four of them with a real fault, and see what Sonde says.
 
     Nothing is downloaded; it takes about a minute. The programs are ordinary scripts that know nothing of Sonde.
 
