@@ -233,7 +233,7 @@ class _Picking(ast.NodeTransformer):
             return node
         node.value = self._wrap(node.value, flat=False) if place_of(node.value) else self.visit(node.value)
         node.slice = self.visit(node.slice)
-        return self._wrap(node, flat=True)
+        return self._wrap(node, flat=False)
 
 
 def _from_kept(statement: ast.stmt, place: str, resolve: Callable[[str], Any], was_called: Callable[[Any], bool]) -> ast.stmt | None:
