@@ -110,7 +110,7 @@ class _Look:
             if self.what == "loss" and self.kept.scaled and is_finite(loss):
                 return None  # only the scaled loss overflowed: the scaler lowers its scale and goes on
             notes = [note for part in rerun.parts for note in part.slice.notes if "hands it out" not in note]
-            else_made = ": it was made between backward and the update, or by an earlier backward of this step" if self.what == "gradient" else ""
+            else_made = ": it went bad after that backward, or in an earlier one of this step" if self.what == "gradient" else ""
             self.reason = f"the step was run again and its {self.what} was finite{else_made}" + "".join(f"; {note}" for note in notes[:3])
             return None
         return replace(found, how="replayed", caveats=(*found.caveats, *self._remarks(rerun, found)))
