@@ -22,6 +22,7 @@ from launcher import run_under_sonde
 
 from sonde.record import Severity
 from sonde.report import judge
+from sonde.rules.origins import KEYS
 from sonde.run.reader import Run
 
 HERE = Path(__file__).parent
@@ -44,6 +45,11 @@ pytestmark = pytest.mark.torch
 def origin_of(run: Path) -> Mapping[str, Any] | None:
     """The first origin that the run tells of."""
     return next((event.data for event in Run(run).events("origin")), None)
+
+
+def rule_of(key: str) -> str:
+    """The rule that speaks of a defect."""
+    return next((rule for rule, keys in KEYS.items() if key in keys), "nonfinite-origin")
 
 
 def accepts(wanted: Any, found: Any) -> bool:
@@ -85,6 +91,14 @@ def test_a_bad_number_is_traced_to_the_operation_that_made_it(program, tmp_path)
         assert set(wrong) == fields, f"KNOWN lists {sorted(fields)} of {program}, and wrong is {wrong}"
         pytest.xfail(f"{reason}: {wrong}")
     assert not wrong, f"{wrong}\n{output}"
+    report = judge(run)
+    assert report.verdict == "problems"
+    assert rule_of(origin_of(run)["key"]) in [finding.rule for finding in report.findings], report.summary()
+
+
+def test_every_rule_that_reads_origins_has_programs_that_prove_it():
+    proved = {rule_of(key) for expected in EXPECTED.values() for key in expected["keys"] or ()}
+    assert proved == {"nonfinite-origin", *KEYS}
 
 
 @pytest.mark.parametrize("program", GOOD)
