@@ -9,23 +9,10 @@ Fix              skip such batches, or use reduction="sum" and divide by the num
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import ClassVar
 
-from sonde.record import Step
-from sonde.rules.origins import FOLLOWS, KEYS, Origins
-from sonde.rules.rule import Answer
+from sonde.rules.origins import OfAnOrigin
 
 
-@dataclass(slots=True)
-class AllTargetsIgnored:
+class AllTargetsIgnored(OfAnOrigin):
     name: ClassVar[str] = "all-targets-ignored"
-    explains: ClassVar[tuple[str, ...]] = FOLLOWS
-
-    origins: Origins = field(default_factory=Origins)
-
-    def see(self, step: Step) -> None:
-        self.origins.see(step)
-
-    def answer(self) -> Answer:
-        return self.origins.answer(self.name, KEYS[self.name])

@@ -9,23 +9,10 @@ Fix              run that part in float32 (autocast(enabled=False)) or in bfloat
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import ClassVar
 
-from sonde.record import Step
-from sonde.rules.origins import FOLLOWS, KEYS, Origins
-from sonde.rules.rule import Answer
+from sonde.rules.origins import OfAnOrigin
 
 
-@dataclass(slots=True)
-class Fp16Overflow:
+class Fp16Overflow(OfAnOrigin):
     name: ClassVar[str] = "fp16-overflow"
-    explains: ClassVar[tuple[str, ...]] = FOLLOWS
-
-    origins: Origins = field(default_factory=Origins)
-
-    def see(self, step: Step) -> None:
-        self.origins.see(step)
-
-    def answer(self) -> Answer:
-        return self.origins.answer(self.name, KEYS[self.name])

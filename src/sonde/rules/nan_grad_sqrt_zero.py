@@ -10,23 +10,10 @@ Fix              add a small number inside the root: sqrt(x + 1e-12).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import ClassVar
 
-from sonde.record import Step
-from sonde.rules.origins import FOLLOWS, KEYS, Origins
-from sonde.rules.rule import Answer
+from sonde.rules.origins import OfAnOrigin
 
 
-@dataclass(slots=True)
-class NanGradSqrtZero:
+class NanGradSqrtZero(OfAnOrigin):
     name: ClassVar[str] = "nan-grad-sqrt-zero"
-    explains: ClassVar[tuple[str, ...]] = FOLLOWS
-
-    origins: Origins = field(default_factory=Origins)
-
-    def see(self, step: Step) -> None:
-        self.origins.see(step)
-
-    def answer(self) -> Answer:
-        return self.origins.answer(self.name, KEYS[self.name])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from sonde.record import Finding, Severity, Step
 from sonde.rules.activity import count
@@ -120,3 +120,19 @@ def _some(values: Sequence[Any]) -> str:
 
 def _strings(values: Any) -> list[str]:
     return [str(value) for value in values or ()]
+
+
+@dataclass(slots=True)
+class OfAnOrigin:
+    """What the rules for defects that `KEYS` lists have in common: all but their names and their pages."""
+
+    name: ClassVar[str]
+    explains: ClassVar[tuple[str, ...]] = FOLLOWS
+
+    origins: Origins = field(default_factory=Origins)
+
+    def see(self, step: Step) -> None:
+        self.origins.see(step)
+
+    def answer(self) -> Answer:
+        return self.origins.answer(self.name, KEYS[self.name])
