@@ -195,5 +195,3 @@ def _modules_in(frame: FrameType | None) -> list[nn.Module]:
     owner = names.get("self")
     values = [*names.values(), *(vars(owner).values() if hasattr(owner, "__dict__") else ())]
     return [value for value in values if isinstance(value, nn.Module)]
-
-
