@@ -23,10 +23,11 @@ MAY_IMPORT = {
     "rules": GROUND | {"run"},
     "report": GROUND | {"run", "rules"},
     "views": GROUND | {"run", "rules", "report"},
-    "cli": GROUND | {"run", "rules", "report", "views", "capture", "forensics"},
+    "profiles": GROUND | {"rules", "report", "views"},  # views know its types alone
+    "cli": GROUND | {"run", "rules", "report", "views", "profiles", "capture", "forensics"},
     "capture": GROUND | {"run"},
     "forensics": GROUND | {"run", "capture"},
-    "workbench": GROUND | {"run", "rules", "report", "views", "capture", "forensics"},
+    "workbench": GROUND | {"run", "rules", "report", "views", "profiles", "capture", "forensics"},
     "conditions": {"errors"},
     "__init__": set(),  # all of its names are lazy
     "__main__": {"cli"},
