@@ -20,14 +20,15 @@ from torch import Tensor, nn
 
 from sonde.capture.kept import Kept
 from sonde.capture.tensors import tensors_in
+from sonde.forensics.batch import given_to, picked
 from sonde.forensics.capsule import save_capsule
 from sonde.forensics.dataset import indices_of
 from sonde.forensics.nodes import origin_in_graph
 from sonde.forensics.origin import Origin
 from sonde.forensics.rerun import Rerun, gradients, reader
-from sonde.forensics.restore import as_before
+from sonde.forensics.restore import as_before, modules_in
 from sonde.forensics.samples import culprits
-from sonde.forensics.scene import Part, names_of, parts_of
+from sonde.forensics.scene import Part, parts_of
 from sonde.forensics.slice import CannotReplay
 from sonde.forensics.tracer import Tracer, is_finite
 
@@ -41,7 +42,7 @@ def look_back(
     if torch.compiler.is_compiling():
         return None
     models = models or {call.model: call.module for call in kept.calls}
-    with as_before([*models.values(), *(call.module for call in kept.calls), *_modules_in(frame)]):
+    with as_before([*models.values(), *(call.module for call in kept.calls), *modules_in(frame)]):
         return _Look(kept, frame, loss, what, models).origin()
 
 
@@ -138,7 +139,7 @@ class _Look:
     # -- samples ------------------------------------------------------------------------------------
 
     def _with_samples(self, found: Origin, rerun: Rerun) -> Origin:
-        first = next(iter(self._inputs(rerun)), None)
+        first = next(iter(given_to(rerun)), None)
         if first is None or found.phase in BLAMELESS:
             return found
         num = first.shape[0]
@@ -148,50 +149,11 @@ class _Look:
             num, told = (first.shape[1], other) if other.samples is not None else (num, told)
         if told.samples is None:
             return found if not told.note else replace(found, caveats=(*found.caveats, told.note))
-        indices = indices_of(told.samples, self._inputs(rerun), num)
+        indices = indices_of(told.samples, given_to(rerun), num)
         return replace(found, samples=told.samples, indices=indices, caveats=(*found.caveats, *([told.note] if told.note else [])))
 
     def _fails(self, found: Origin, rerun: Rerun, num: int, dim: int, group: Sequence[int]) -> bool:
-        loss = rerun(lambda value, flat: _picked(value, torch.tensor(group), num, dim, flat=flat))
+        loss = rerun(lambda value, flat: picked(value, torch.tensor(group), num, dim, flat=flat))
         if found.phase != "backward":
             return not is_finite(loss)
         return is_finite(loss) and not all(is_finite(gradient) for gradient in gradients(loss))
-
-    def _inputs(self, rerun: Rerun) -> list[Tensor]:
-        """What the step was given: the batch, the labels."""
-        seen = {id(tensor): tensor for call in self.kept.calls for _, tensor in tensors_in((call.args, call.kwargs))}
-        for part in rerun.parts:
-            for name in sorted(part.slice.given):
-                value = part.names.get(name)
-                if not isinstance(value, nn.Module):
-                    seen |= {id(tensor): tensor for _, tensor in tensors_in(value)}
-        return [tensor for tensor in seen.values() if tensor.dim() and not tensor.requires_grad]
-
-
-def _picked(value: Any, samples: Tensor, num: int, dim: int, *, flat: bool) -> Any:
-    """Some samples of whatever has the size of the batch; flattened sequences have a multiple of it."""
-    if isinstance(value, Tensor):
-        if dim and value.dim() > dim and value.shape[dim] == num and not value.requires_grad:
-            return value.index_select(dim, samples.to(value.device))
-        if not value.dim() or value.requires_grad or value.shape[0] < num or value.shape[0] % num:
-            return value
-        per_sample = value.shape[0] // num
-        if per_sample > 1 and (not flat or value.dim() > 1):
-            return value
-        rows = (samples.to(value.device)[:, None] * per_sample + torch.arange(per_sample, device=value.device)).reshape(-1)
-        return value.index_select(0, rows)
-    if isinstance(value, dict):
-        return {key: _picked(item, samples, num, dim, flat=flat) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_picked(item, samples, num, dim, flat=flat) for item in value)
-    return value
-
-
-def _modules_in(frame: FrameType | None) -> list[nn.Module]:
-    """Modules that the user's function can reach by name: a criterion has buffers too."""
-    if frame is None:
-        return []
-    names = names_of(frame)
-    owner = names.get("self")
-    values = [*names.values(), *(vars(owner).values() if hasattr(owner, "__dict__") else ())]
-    return [value for value in values if isinstance(value, nn.Module)]

@@ -63,26 +63,32 @@ class Rerun:
 
 def gradients(loss: Tensor) -> list[Tensor]:
     """Of the loss with respect to every leaf that it depends on. No `.grad` is written to."""
+    return [gradient for _, gradient in gradients_by_leaf(loss)]
+
+
+def gradients_by_leaf(loss: Tensor, scale: float = 1.0) -> list[tuple[Tensor, Tensor]]:
+    """Each leaf with its gradient; `scale` is that of a GradScaler, which multiplies the loss."""
     leaves = _leaves(loss)
     if not leaves:
         return []
-    start = torch.ones_like(loss)
+    start = torch.full_like(loss, scale)
+    found: Sequence[Tensor | None]
     try:
         found = torch.autograd.grad(loss, leaves, start, allow_unused=True)
     except RuntimeError as error:
         if "checkpoint" not in str(error).lower() or any(getattr(leaf, "_post_accumulate_grad_hooks", None) for leaf in leaves):
             raise
-        return _by_backward(loss, leaves, start)  # re-entrant checkpointing knows no other way
-    return [gradient for gradient in found if gradient is not None]
+        found = _by_backward(loss, leaves, start)  # re-entrant checkpointing knows no other way
+    return [(leaf, gradient) for leaf, gradient in zip(leaves, found) if gradient is not None]
 
 
-def _by_backward(loss: Tensor, leaves: list[Tensor], start: Tensor) -> list[Tensor]:
+def _by_backward(loss: Tensor, leaves: list[Tensor], start: Tensor) -> list[Tensor | None]:
     before = [leaf.grad for leaf in leaves]
     try:
         for leaf in leaves:
             leaf.grad = None
         torch.autograd.backward(loss, start)
-        return [leaf.grad for leaf in leaves if leaf.grad is not None]
+        return [leaf.grad for leaf in leaves]
     finally:
         for leaf, gradient in zip(leaves, before):
             leaf.grad = gradient

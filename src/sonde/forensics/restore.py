@@ -10,10 +10,13 @@ import random
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from sonde.forensics.scene import names_of
 
 _PLAIN = (list, dict, set)  # containers that a forward may fill: what is in them is put back, one level deep
 
@@ -39,6 +42,16 @@ def as_before(modules: Iterable[nn.Module]) -> Iterator[None]:
                 if p is not None and not nn.parameter.is_lazy(p) and p.is_leaf:
                     undo.callback(_grad_back, p, p.grad)
         yield
+
+
+def modules_in(frame: FrameType | None) -> list[nn.Module]:
+    """Modules that the user's function can reach by name: a criterion has buffers too."""
+    if frame is None:
+        return []
+    names = names_of(frame)
+    owner = names.get("self")
+    values = [*names.values(), *(vars(owner).values() if hasattr(owner, "__dict__") else ())]
+    return [value for value in values if isinstance(value, nn.Module)]
 
 
 def _state_of(part: nn.Module) -> dict[str, Any]:

@@ -1,0 +1,41 @@
+"""The batch of the step under way: what the step was given, and parts of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sonde.capture.tensors import tensors_in
+from sonde.forensics.rerun import Rerun
+
+
+def given_to(rerun: Rerun) -> list[Tensor]:
+    """What the step was given: the batch, the labels. What the model took comes first."""
+    seen = {id(tensor): tensor for call in rerun.kept.calls for _, tensor in tensors_in((call.args, call.kwargs))}
+    for part in rerun.parts:
+        for name in sorted(part.slice.given):
+            value = part.names.get(name)
+            if not isinstance(value, nn.Module):
+                seen |= {id(tensor): tensor for _, tensor in tensors_in(value)}
+    return [tensor for tensor in seen.values() if tensor.dim() and not tensor.requires_grad]
+
+
+def picked(value: Any, samples: Tensor, num: int, dim: int, *, flat: bool) -> Any:
+    """Some samples of whatever has the size of the batch; flattened sequences have a multiple of it."""
+    if isinstance(value, Tensor):
+        if dim and value.dim() > dim and value.shape[dim] == num and not value.requires_grad:
+            return value.index_select(dim, samples.to(value.device))
+        if not value.dim() or value.requires_grad or value.shape[0] < num or value.shape[0] % num:
+            return value
+        per_sample = value.shape[0] // num
+        if per_sample > 1 and (not flat or value.dim() > 1):
+            return value
+        rows = (samples.to(value.device)[:, None] * per_sample + torch.arange(per_sample, device=value.device)).reshape(-1)
+        return value.index_select(0, rows)
+    if isinstance(value, dict):
+        return {key: picked(item, samples, num, dim, flat=flat) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(picked(item, samples, num, dim, flat=flat) for item in value)
+    return value
