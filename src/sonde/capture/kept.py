@@ -1,13 +1,14 @@
 """What is kept of the step under way, so that it can be looked at again should a number in it turn out bad.
 
-References, never copies: the inputs of the last few forwards and the state of the generator as each began. All of it goes when the step
-ends, so nothing outlives the step.
+References, never copies: the inputs of the last few forwards, the state of the generator as each began, and the user's function that called
+backward. All of it goes when the step ends, so nothing outlives the step.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -26,21 +27,36 @@ class Call(NamedTuple):
     rng: Tensor  # of the CPU, as the forward began
 
 
+def called(model: str, module: nn.Module, args: Any, kwargs: Any) -> Call:
+    """A forward that begins now."""
+    return Call(model, module, args, kwargs, torch.get_rng_state())
+
+
 class Kept:
-    __slots__ = ("calls", "on_bad", "scaled", "step", "where")
+    __slots__ = ("calls", "frame", "on_bad", "on_bad_evaluation", "scaled", "step", "where")
 
     def __init__(self) -> None:
         self.calls: deque[Call] = deque(maxlen=MAX_CALLS)
+        # That called backward last. It may have returned by the time that an optimizer finds its gradients bad: only here it is still
+        # to be had, with its variables. It goes when they have been looked at, or with the next forward.
+        self.frame: FrameType | None = None
         self.on_bad: Callable[[str, Tensor | None], None] = lambda what, loss: None  # what: "loss" or "gradient"
+        # Of a forward in evaluation: the call, the step, and whether its output holds no NaN but only Inf. Answers whether it is bad.
+        self.on_bad_evaluation: Callable[[Call, int, bool], bool] = lambda call, step, only_inf: not only_inf
         # Told together with a bad number:
         self.step = 0
         self.where = ""  # the series of the loss, or the parameter whose gradient it is
         self.scaled = False  # a GradScaler multiplied the loss
 
     def forward(self, model: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self.calls.append(Call(model, module, args, kwargs, torch.get_rng_state()))
+        self.frame = None
+        self.calls.append(called(model, module, args, kwargs))
 
     def tell(self, what: str, where: str, tensor: Tensor, *, step: int, scaled: bool) -> None:
         """The loss or a gradient turned out bad."""
         self.step, self.where, self.scaled = step, where, scaled
         self.on_bad(what, tensor if what == "loss" else None)
+
+    def clear(self) -> None:
+        self.calls.clear()
+        self.frame = None

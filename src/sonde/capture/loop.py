@@ -6,63 +6,39 @@ and the guard against non-finite loss, input and gradients, which never lapses.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import get_ident
 from time import perf_counter_ns
-from typing import Any, Concatenate, ParamSpec, cast
+from typing import Any
 
 import torch
 from torch import nn
 
 from sonde.capture.calibration import hook_ns
 from sonde.capture.clock import StepClock
+from sonde.capture.contained import contained
+from sonde.capture.evaluation import Evaluations
 from sonde.capture.far import Far
 from sonde.capture.faults import Faults
 from sonde.capture.governor import Governor
 from sonde.capture.guard import Guard, skipped_by_scaler
 from sonde.capture.journal import Journal
-from sonde.capture.kept import Kept
+from sonde.capture.kept import Call, Kept
 from sonde.capture.ledger import Account, Ledger, parameters_of
 from sonde.capture.losses import Losses
 from sonde.capture.models import Models
 from sonde.capture.panel import Panel
 from sonde.capture.phases import Phases
 from sonde.capture.probes.probe import Tools
-from sonde.capture.rates import Rates, rate_of
-from sonde.capture.source import Lines, line_of, user_frame
+from sonde.capture.rates import Rates, tell_of
+from sonde.capture.source import Lines, user_frame
 from sonde.capture.standins import Desk
 from sonde.capture.watched import Watched
 from sonde.config import DebugConfig
-from sonde.errors import NonFiniteError
 
-MAX_OPTIMIZERS = 1000  # told of, one event each: some programs make a new one for every step
 EXPONENTS_FIRST = (0, 4, 16)  # observed steps on which histograms are taken
 EXPONENTS_EVERY = 64  # and then: they change slowly and cost more than the statistics
-
-P = ParamSpec("P")
-
-
-def contained(method: Callable[Concatenate[Loop, P], None]) -> Callable[Concatenate[Loop, P], None]:
-    """Our time is counted, our errors stay ours. KeyboardInterrupt and the like are the user's and pass."""
-    place = method.__name__, ""
-
-    @functools.wraps(method)
-    def guarded(self: Loop, *args: P.args, **kwargs: P.kwargs) -> None:
-        if self.deaf or place in self.faults.retired:
-            return
-        phases = self._phases
-        phases.entered_ns = perf_counter_ns()
-        try:
-            method(self, *args, **kwargs)
-        except NonFiniteError:
-            raise  # the user asked for it
-        except Exception as error:
-            self.faults.caught(*place, error)
-        finally:
-            self._desk.own_ns += perf_counter_ns() - phases.entered_ns
-
-    return cast("Callable[Concatenate[Loop, P], None]", guarded)
 
 
 class Loop:
@@ -86,6 +62,7 @@ class Loop:
         self._losses = Losses(journal, self._far)
         self._rates = Rates(journal)
         self.kept = Kept()
+        self._evaluations = Evaluations(journal, self._bad_evaluation)
         self._guard = Guard(journal, models, self.ledger, self._far, self._bad_number)
         self._phases = Phases(journal, self._desk)
         self._depth = 0  # doors entered and not left
@@ -97,7 +74,6 @@ class Loop:
         self.on_new_optimizer: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
         self.on_step_end: Callable[[int, bool], None] = lambda step, unseen: None
         self.on_compile: Callable[[Any], None] = lambda target: None
-        self._manual = ""  # what the parameters looked like at the last backward, while no optimizer steps
         self._panel.each("begin", 0, with_exponents=True)
 
     @contained
@@ -141,6 +117,7 @@ class Loop:
         watched.ever_entered = True
         if not torch.is_grad_enabled():
             self._journal.scalars["eval_forwards"] += 1
+            self._evaluations.begins(watched.name, module, args, kwargs, self._phases.entered_ns)
             return
         if self._depth and self._thread != get_ident():
             self._journal.scalars["forwards"] += 1  # counted; the thread that came first is the one that is measured
@@ -154,6 +131,7 @@ class Loop:
         self._journal.scalars["forwards"] += 1
         if not module.training:
             self._journal.scalars["root_in_eval"] += 1
+            self._evaluations.begins(watched.name, module, args, kwargs, self._phases.entered_ns)
         self._guard.inputs(args, kwargs, self.clock.number)
         self.kept.forward(watched.name, module, args, kwargs)
         if self.observing and watched.forwards == 0:
@@ -164,6 +142,7 @@ class Loop:
 
     @contained
     def forward_ended(self, watched: Watched, module: nn.Module, output: Any) -> None:
+        self._evaluations.ended(module, output, self.clock.number, self._phases.entered_ns)
         if self._depth == 0 or self._thread != get_ident() or not torch.is_grad_enabled():
             return
         self._depth -= 1
@@ -172,6 +151,8 @@ class Loop:
             if output is None:
                 # The forward failed. torch walks the module's own dictionary of hooks now: nothing may leave it before the next call.
                 return
+            if self.observing and module.training:
+                self._evaluations.trained(output)
             self._leave(output)
             self._models.saw_output(watched, output, self.clock.number)
 
@@ -182,12 +163,13 @@ class Loop:
         self._touch()
         self._leave_doors()
         cleared = self.ledger.backward_begins()
-        moved = self._in_step is None and self._moved_by_hand()
+        moved = self._in_step is None and not self.ledger.ever_used and self._models.moved_by_hand()
         if self._in_step is None and self.clock.backward_begins(cleared=cleared, moved=moved):
             self._end_step()
         if moved:
             self._journal.scalars["manual_updates"] += 1
         self._journal.scalars["backwards"] += 1
+        self.kept.frame = user_frame()
         if isinstance(tensors, torch.Tensor) and tensors.numel() == 1:
             series = self._lines.loss(self.clock.number)
             if not self._losses.take(series, tensors):
@@ -200,6 +182,7 @@ class Loop:
         self.ledger.backward_ended()
         if (self._closure if self._in_step else not self.clock.known_optimizers) and not self._losses.is_scaled:
             self._guard.unguarded(self.clock.number)
+            self.kept.frame = None
 
     @contained
     def zero_grad(self, target: Any) -> None:
@@ -293,12 +276,23 @@ class Loop:
     def _look_at_gradients(self, account: Account, optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]) -> None:
         known = self._panel.guarded(optimizer) if self.observing else None
         self._guard.gradients(account, optimizer, parameters, self.clock.number, known)
+        self.kept.frame = None
 
     def _bad_number(self, what: str, where: str, tensor: torch.Tensor) -> None:
-        """The loss or a gradient is bad, and nothing has used it yet: the moment to look back. It costs the bad step alone."""
+        """The loss or a gradient is bad, and nothing has used it yet: the moment to look back."""
+        with self._unheard():
+            self.kept.tell(what, where, tensor, step=self.clock.number, scaled=self._losses.is_scaled)
+
+    def _bad_evaluation(self, call: Call, step: int, only_inf: bool) -> bool:
+        with self._unheard():
+            return self.kept.on_bad_evaluation(call, step, only_inf)
+
+    @contextmanager
+    def _unheard(self) -> Iterator[None]:
+        """Looking back costs the bad step alone, and none of it is heard."""
         began, self.deaf = perf_counter_ns(), True
         try:
-            self.kept.tell(what, where, tensor, step=self.clock.number, scaled=self._losses.is_scaled)
+            yield
         finally:
             self.deaf = False
             self._phases.leave_out(perf_counter_ns() - began)
@@ -311,6 +305,7 @@ class Loop:
     def _leave_doors(self) -> None:
         """An interrupted forward never left: torch calls no hook for KeyboardInterrupt or StopIteration."""
         self._depth = 0
+        self._evaluations.clear()
         self._leave()
 
     def _leave(self, output: Any = None) -> None:
@@ -323,26 +318,9 @@ class Loop:
         account = self.ledger.open(optimizer)
         if len(self.ledger.accounts) > 1 or num == 0:
             self.clock.known_optimizers = sum(1 for _ in self.ledger.optimizers())  # one may have been replaced, and be gone
-        if self.ledger.num_opened > num and num < MAX_OPTIMIZERS:
-            frame = user_frame()
-            line, text = line_of(frame) if frame else ("", "")
-            groups = [
-                {"lr": rate_of(group), "num_parameters": len(group["params"])} for group in optimizer.param_groups[:64]
-            ]
-            self._journal.event(
-                "optimizer", self.clock.number, **{"class": type(optimizer).__name__}, optimizer=account.index, groups=groups,
-                source=line, text=text,
-            )  # fmt: skip
+        if self.ledger.num_opened > num:
+            tell_of(optimizer, account.index, self._journal, self.clock.number)
         return account
-
-    def _moved_by_hand(self) -> bool:
-        """Have parameters changed since the last backward although no optimizer ever stepped?"""
-        if self.ledger.ever_used:
-            return False
-        now = self._models.glimpse()
-        moved = bool(self._manual) and now != self._manual
-        self._manual = now
-        return moved
 
     # -- the end of a step -------------------------------------------------------------------------
 
@@ -371,7 +349,7 @@ class Loop:
         self.clock.end()
         self._losses.clear()
         self._guard.clear()
-        self.kept.calls.clear()
+        self.kept.clear()
         if self.observing:
             self._panel.each("clear")
         for watched in self._models:
@@ -395,4 +373,5 @@ class Loop:
         self._leave_doors()
         if self.clock.active and self._journal.scalars["backwards"] + self._journal.scalars["optimizer_steps"] > 0:
             self._end_step()
+        self.kept.clear()
         self._far.fetch()

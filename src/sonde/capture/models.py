@@ -36,6 +36,7 @@ class Models:
         self._with_output: set[int] = set()
         self._num_named = 0
         self._num_foreign = 0
+        self._looked = ""  # what the parameters looked like at the last backward, while no optimizer steps
 
     def connect(self, entering: ENTRY, leaving: EXIT) -> None:
         self._entering, self._leaving = entering, leaving
@@ -160,7 +161,14 @@ class Models:
         self.unowned = [p for _, p in unowned]
         return data
 
-    def glimpse(self) -> str:
+    def moved_by_hand(self) -> bool:
+        """Have parameters changed since this was last asked? Asked at each backward while no optimizer ever stepped."""
+        now = self._glimpse()
+        moved = bool(self._looked) and now != self._looked
+        self._looked = now
+        return moved
+
+    def _glimpse(self) -> str:
         """A short fingerprint of a few parameters, to notice when they are moved by hand."""
         marks = []
         for watched in self:

@@ -1,4 +1,4 @@
-"""The learning rates of a step, one per parameter group."""
+"""The optimizers: who they are, told once, and their learning rates, one per parameter group, in every step."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from sonde.capture.journal import Journal
+from sonde.capture.source import line_of, user_frame
 from sonde.capture.tensors import read_number
 
 MOST = 16  # optimizers, and groups of one
+MAX_TOLD = 1000  # optimizers, one event each: some programs make a new one for every step
 
 
 class Rates:
@@ -25,6 +27,16 @@ class Rates:
             if index > MOST:
                 break
             self._journal.scalars[_name(place, index)] = rate_of(group)
+
+
+def tell_of(optimizer: torch.optim.Optimizer, index: int, journal: Journal, step: int) -> None:
+    """An optimizer that is new."""
+    if index >= MAX_TOLD:
+        return
+    frame = user_frame()
+    line, text = line_of(frame) if frame else ("", "")
+    groups = [{"lr": rate_of(group), "num_parameters": len(group["params"])} for group in optimizer.param_groups[:64]]
+    journal.event("optimizer", step, **{"class": type(optimizer).__name__}, optimizer=index, groups=groups, source=line, text=text)
 
 
 def rate_of(group: dict[str, Any]) -> float:
