@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -23,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sonde.capture import kernel
 from sonde.forensics import operations
 from sonde.forensics.calls import Call, Node, is_floating, is_mask
+from sonde.forensics.eager import eagerly
 from sonde.forensics.origin import Origin
 from sonde.forensics.places import Places, is_recomputing, storage_of
 from sonde.forensics.telling import in_view_of_what_follows, kind_of, tell, tell_given
@@ -63,10 +63,7 @@ class Tracer:
         self._last_node = torch._C._autograd._get_sequence_nr() - 1
         with ExitStack() as stack:
             stack.enter_context(self._places)
-            if "torch._dynamo" in sys.modules:  # compiled code has no operations to look at
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-                stack.enter_context(warnings.catch_warnings())
-                warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global hooks")  # ours, and harmless
+            stack.enter_context(eagerly())
             stack.enter_context(_Mode(self))
             self._stack = stack.pop_all()
         return self
