@@ -118,6 +118,43 @@ class Profiler(Watcher):
             self._profile = None
 
 
+class OneSum(Watcher):
+    """Nobody's tool: `torch.sum` of each tensor whose statistics Sonde takes, and a copy of the weights, which an update needs. No observer
+    that reads every number once can cost less than about this, so it says what a budget can mean on this machine."""
+
+    def __init__(self, training: Training, scratch: Path) -> None:
+        self._training, self._handles = training, list[Any]()
+        self._weights = [parameter.detach() for parameter in training.model.parameters()]
+        self._copies = [weight.clone() for weight in self._weights]
+
+    def begin(self) -> None:
+        leaves = [module for module in self._training.model.modules() if not module._modules]
+        self._handles = [leaf.register_forward_hook(self._output) for leaf in leaves]
+        self._training.before_update = self._update
+
+    def end(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._training.before_update = None
+
+    @staticmethod
+    def _output(module: nn.Module, args: Any, output: Any) -> None:
+        torch.sum(output.detach())
+        if output.requires_grad:
+            output.register_hook(_sum)
+
+    def _update(self, step: int) -> None:
+        for parameter, weight, copy in zip(self._training.model.parameters(), self._weights, self._copies):
+            torch.sum(copy)  # an update is read from both
+            torch.sum(copy.copy_(weight))
+            if parameter.grad is not None:
+                torch.sum(parameter.grad)
+
+
+def _sum(gradient: torch.Tensor) -> None:
+    torch.sum(gradient)
+
+
 @dataclass(frozen=True, slots=True)
 class Peer:
     name: str
@@ -130,6 +167,7 @@ class Peer:
 
 
 PEERS = (
+    Peer("one torch.sum of each tensor", OneSum),
     Peer("torch.autograd.detect_anomaly", DetectAnomaly),
     Peer("torch.profiler", Profiler),
     Peer("TensorBoard histograms", TensorBoardHistograms, "tensorboard"),

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import warm
 
 from sonde.record import STATISTICS, STEP_SCALARS, Event, Kind, Site
 from sonde.run.directory import write_run_json
@@ -20,6 +21,8 @@ from sonde.run.writer import Writer
 CALLS = {"forwards": 1, "backwards": 1, "zero_grads": 1, "optimizer_steps": 1}
 LOOP = CALLS | {"lr": 0.1, "grad_norm": 1.0, "step_ms": 10.0}
 WEIGHT, OUTPUT = 1000, 2000
+# UTF-8 mode, so that the tests do not depend on who runs them; tests of other locales switch it off
+SHELL = {"PYTHONUTF8": "1", "COLUMNS": "100"}
 
 
 def write_sample_run(
@@ -105,9 +108,17 @@ def sonde(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """The command line in a process of its own, in tmp_path."""
 
     def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        # UTF-8 mode, so that the tests do not depend on who runs them; tests of other locales switch it off
-        variables = os.environ | {"PYTHONUTF8": "1", "COLUMNS": "100"} | environment
         command = [sys.executable, "-m", "sonde", *arguments]
-        return subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, encoding="utf-8", check=False)
+        return subprocess.run(command, cwd=tmp_path, env=os.environ | SHELL | environment, capture_output=True, encoding="utf-8", check=False)
+
+    return call
+
+
+@pytest.fixture
+def warm_sonde(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The same, where torch is in memory already: for commands that need it."""
+
+    def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return warm.python("-m", "sonde", *arguments, cwd=tmp_path, env=os.environ | SHELL | environment)
 
     return call

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import warm
 
 ROOT = Path(__file__).parent.parent
 PAPERS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -81,11 +82,12 @@ def test_a_runnable_block_does_what_it_says(block, tmp_path):
         "PYTHONWARNINGS": "error",
     }
     if block.language == "python":
-        command, shown = [sys.executable, "-c", block.code], ""
-    else:
-        rows = block.code.splitlines()
-        command = ["bash", "-c", "\n".join(row.removeprefix("$ ") for row in rows if row.startswith("$ "))]
-        shown = "\n".join(row for row in rows if not row.startswith("$ "))
+        child = warm.python("-c", block.code, cwd=tmp_path, env=environment)
+        assert child.returncode == block.exit_code, child.stdout + child.stderr
+        return
+    rows = block.code.splitlines()
+    command = ["bash", "-c", "\n".join(row.removeprefix("$ ") for row in rows if row.startswith("$ "))]
+    shown = "\n".join(row for row in rows if not row.startswith("$ "))
     child = subprocess.run(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )

@@ -3,11 +3,10 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
@@ -79,6 +78,11 @@ ZERO_IN_TARGET = "torch.rand(3, 4), torch.tensor([[1., 1, 0], [1, 1, 1], [2, 2, 
 ZERO_ROW = "torch.tensor([[1., 2, 3, 4], [0, 0, 0, 0], [5, 6, 7, 8]]), torch.ones(3, 3)"
 
 
+@pytest.fixture
+def sonde(warm_sonde):
+    return warm_sonde
+
+
 @pytest.fixture(scope="module")
 def capsules(tmp_path_factory):
     """Capsules by the script and the batch that they were made with, each in a directory and a process of their own."""
@@ -89,7 +93,7 @@ def capsules(tmp_path_factory):
             there = tmp_path_factory.mktemp("there")
             (there / "train.py").write_text(script)
             (there / "make.py").write_text(MAKER.format(batch=batch))
-            child = subprocess.run([sys.executable, "make.py"], cwd=there, capture_output=True, text=True, check=False)
+            child = warm.python("make.py", cwd=there)
             assert child.returncode == 0, child.stderr
             (there / "train.py").unlink()
             known[script, batch] = there / child.stdout.split()[-1]
@@ -306,9 +310,8 @@ def test_a_capsule_that_a_run_kept_replays_elsewhere(sonde, script, tmp_path):
     sick = program.replace("train(Net(), [", f"train(Net(), {bad} + [")
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "train.py").write_text(sick)
-    command = [sys.executable, "-m", "sonde", "run", "--to", str(tmp_path / "run"), "train.py"]
     environment = os.environ | {"SONDE_SAVE_DEBUG_INFO": "1"}
-    child = subprocess.run(command, cwd=tmp_path / "there", env=environment, capture_output=True, text=True, check=False)
+    child = warm.python("-m", "sonde", "run", "--to", tmp_path / "run", "train.py", cwd=tmp_path / "there", env=environment)
     assert child.returncode == 0, child.stderr
     (capsule,) = (tmp_path / "run" / "capsules").iterdir()
     assert capsule.name == "step-000001"
