@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "sonde"
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if "demo_programs" not in path.parts)
 
-GROUND = {"errors", "record", "config", "conditions"}
+GROUND = {"errors", "record", "config", "conditions", "spikes"}
 MAY_IMPORT = {
     "errors": set(),
     "record": set(),
@@ -24,11 +24,13 @@ MAY_IMPORT = {
     "report": GROUND | {"run", "rules"},
     "views": GROUND | {"run", "rules", "report"},
     "profiles": GROUND | {"rules", "report", "views"},  # views know its types alone
-    "cli": GROUND | {"run", "rules", "report", "views", "profiles", "capture", "forensics"},
+    "export": GROUND | {"run", "rules", "report", "views", "profiles"},
+    "cli": GROUND | {"run", "rules", "report", "views", "profiles", "export", "capture", "forensics", "workbench"},
     "capture": GROUND | {"run"},
     "forensics": GROUND | {"run", "capture"},
     "workbench": GROUND | {"run", "rules", "report", "views", "profiles", "capture", "forensics"},
     "conditions": {"errors"},
+    "spikes": set(),
     "__init__": set(),  # all of its names are lazy
     "__main__": {"cli"},
 }

@@ -1,7 +1,9 @@
-"""One self-contained HTML page: no script, nothing to load, light and dark. What stands in it is somebody else's."""
+"""One self-contained HTML page: nothing to load, light and dark. What stands in it is somebody else's."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from html import escape
 from importlib.resources import files
 
@@ -12,15 +14,19 @@ from sonde.views.printable import printable
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-def sheet(title: str, body: str) -> str:
-    """A page with a title, as text, and a body, as HTML."""
+def sheet(title: str, body: str, *, script: str = "") -> str:
+    """A page with a title, as text, and a body, as HTML. Its one script, where it has one, may run by its hash; nothing else may."""
     style = files("sonde.views").joinpath("style.css").read_text(encoding="utf-8")
+    policy, run = POLICY, ""
+    if script:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        policy, run = f"{POLICY}; script-src 'sha256-{digest}'", f"<script>{script}</script>"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{html_text(title)} – Sonde</title>\n<style>\n{style}</style></head>\n<body>"
-        f'<div class="brand">SONDE</div>{body}</body></html>\n'
+        f'<div class="brand">SONDE</div>{body}{run}</body></html>\n'
     )
 
 

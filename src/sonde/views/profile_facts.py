@@ -1,0 +1,91 @@
+"""The sentences about a profile that its views share. They say what it holds and judge nothing."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from sonde.rules.words import number
+from sonde.views.numbers import counted
+from sonde.views.quantities import large, milliseconds, whole_percent
+
+if TYPE_CHECKING:
+    from sonde.profiles import ProfileReport, Spread
+
+CHEAP = 1.005  # a profiled step over a bare one: below it there is nothing to say
+
+
+def facts(report: ProfileReport) -> list[tuple[str, str]]:
+    """What was profiled, how long a step takes, how much of the machine it uses, and what profiling cost."""
+    told = [("profile", headline(report))]
+    if report.step.is_known:
+        told.append(("step", _step(report)))
+    if report.flops_per_step:
+        told.append(("arithmetic", _arithmetic(report)))
+    told += [("processor", text) for text in _utilisation(report)]
+    if report.own_cost > CHEAP:
+        told.append(("cost", f"a profiled step takes {number(report.own_cost)} times as long as a bare one; times here leave that out"))
+    return told
+
+
+def headline(report: ProfileReport) -> str:
+    """`Net, batch float32 [32, 64], torch 2.13.0, 2 threads`."""
+    environment = [f"{name} {value}" for name, value in report.environment.items()]
+    parts = [report.title or "a profile", f"batch {report.batch}" if report.batch else "", *environment]
+    return ", ".join(part for part in parts if part)
+
+
+def phases(report: ProfileReport) -> list[tuple[str, Spread, float]]:
+    """Each phase that took time, with its share of the step."""
+    return [(name, spread, report.share(spread.median_ms)) for name, spread in report.phases.items() if spread.is_known]
+
+
+def sections(report: ProfileReport) -> list[tuple[str, str, str, str]]:
+    """Rows of sections, those inside others indented: name, calls, total, one call."""
+    inside: dict[str, list[int]] = {}
+    names = {section.name for section in report.sections}
+    for place, section in enumerate(report.sections):
+        inside.setdefault(section.parent if section.parent in names and section.parent != section.name else "", []).append(place)
+    result: list[tuple[str, str, str, str]] = []
+    left = [(place, 0) for place in reversed(inside.get("", []))]
+    seen: set[int] = set()
+    while left:
+        place, depth = left.pop()
+        if place in seen:
+            continue
+        seen.add(place)
+        section = report.sections[place]
+        one = milliseconds(section.spread.median_ms)
+        result.append(("  " * depth + section.name, f"{section.calls:,}", milliseconds(section.total_ms), one))
+        left += [(child, depth + 1) for child in reversed(inside.get(section.name, []))]
+    return result
+
+
+def _step(report: ProfileReport) -> str:
+    spread = report.step
+    parts = [f"{milliseconds(spread.median_ms)} ms"]
+    if spread.num > 1:
+        half = f"{milliseconds(spread.low_ms)} to {milliseconds(spread.high_ms)} in the middle half"
+        parts[0] += f" ({half} of {counted(spread.num, 'step')})"
+    if math.isfinite(report.samples_per_s):
+        parts.append(f"{report.samples_per_s:,.0f} samples/s")
+    if report.tokens_per_s is not None and math.isfinite(report.tokens_per_s):
+        parts.append(f"{report.tokens_per_s:,.0f} tokens/s")
+    return ", ".join(parts)
+
+
+def _arithmetic(report: ProfileReport) -> str:
+    text = f"{large(report.flops_per_step, 'FLOP')} per step"
+    if math.isfinite(report.flops_per_s):
+        text += f", {large(report.flops_per_s, 'FLOP/s')}"
+    if math.isfinite(report.mfu):
+        text += f": {whole_percent(report.mfu)} of the {large(report.peak_flops_per_s, 'FLOP/s')} that this machine reached (MFU)"
+    return text
+
+
+def _utilisation(report: ProfileReport) -> list[str]:
+    parts = []
+    for name, value in report.utilisation.items():
+        shown = value if isinstance(value, str) else whole_percent(value) if name.endswith("_share") else number(value)
+        parts.append(f"{name.removesuffix('_share').removeprefix('num_').replace('_', ' ')} {shown}")
+    return [", ".join(parts)] if parts else []
