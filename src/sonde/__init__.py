@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from sonde.forensics.lookback import keep_capsule as keep_capsule
     from sonde.forensics.lookback import look_back as look_back
     from sonde.forensics.origin import Origin as Origin
+    from sonde.forensics.overflow import look_at_overflow as look_at_overflow
+    from sonde.forensics.spikes import look_at_spike as look_at_spike
     from sonde.record import Finding as Finding
     from sonde.record import Severity as Severity
     from sonde.report import Report as Report
@@ -55,6 +57,8 @@ _HOMES = {
     "NonFiniteError": "sonde.errors",
     "look_back": "sonde.forensics.lookback",
     "keep_capsule": "sonde.forensics.lookback",
+    "look_at_spike": "sonde.forensics.spikes",
+    "look_at_overflow": "sonde.forensics.overflow",
     "find_origin": "sonde.forensics.find",
     "Origin": "sonde.forensics.origin",
     # the workbench: tools by name, each useful alone

@@ -59,8 +59,9 @@ class Guard:
         parameters: list[torch.Tensor],
         step: int,
         known: tuple[float, int] | None = None,
-    ) -> None:
-        """An optimizer uses its gradients: one read of them all, unless the answer is `known`."""
+    ) -> float:
+        """An optimizer uses its gradients: one read of them all, unless the answer is `known`. Answers the sum of their squares, as far as
+        they are here."""
         gradients = [] if known else [p.grad for p in parameters]
         away = [p for p, gradient in zip(parameters, gradients) if gradient is not None and is_far(gradient)] if account.far else []
         if away:
@@ -84,6 +85,7 @@ class Guard:
         if bad >= 0 and not skipped_by_scaler(optimizer):
             site = self._models.parameter_site(parameters[bad])
             self.bad_number("gradient", site.name if site else "", step, parameters[bad].grad)
+        return math.nan if bad >= 0 else sum_of_squares if not away else 0.0
 
     def unguarded(self, step: int) -> None:
         """Gradients that no optimizer will ask about before they are used: in a closure, or where the user moves the weights by hand."""

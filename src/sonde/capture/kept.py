@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from sonde.spikes import Leap
+
 MAX_CALLS = 8  # forwards of one step: a longer accumulation is looked at by its last ones
 
 
@@ -33,7 +35,7 @@ def called(model: str, module: nn.Module, args: Any, kwargs: Any) -> Call:
 
 
 class Kept:
-    __slots__ = ("calls", "frame", "on_bad", "on_bad_evaluation", "scaled", "step", "where")
+    __slots__ = ("calls", "frame", "on_bad", "on_bad_evaluation", "on_skip", "on_spike", "scaled", "step", "where")
 
     def __init__(self) -> None:
         self.calls: deque[Call] = deque(maxlen=MAX_CALLS)
@@ -43,6 +45,10 @@ class Kept:
         self.on_bad: Callable[[str, Tensor | None], None] = lambda what, loss: None  # what: "loss" or "gradient"
         # Of a forward in evaluation: the call, the step, and whether its output holds no NaN but only Inf. Answers whether it is bad.
         self.on_bad_evaluation: Callable[[Call, int, bool], bool] = lambda call, step, only_inf: not only_inf
+        # "loss" or "gradient", its series, how far above the usual, the step.
+        self.on_spike: Callable[[str, str, Leap, int], None] = lambda what, where, leap, step: None
+        # A GradScaler holds back the optimizer of these parameters: the step, the scale, what the scaler will multiply it with.
+        self.on_skip: Callable[[list[Tensor], int, float, float], None] = lambda parameters, step, scale, backoff: None
         # Told together with a bad number:
         self.step = 0
         self.where = ""  # the series of the loss, or the parameter whose gradient it is

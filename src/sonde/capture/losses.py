@@ -20,6 +20,8 @@ class Losses:
         self._journal, self._far = journal, far
         self._sums: dict[str, tuple[float, int]] = {}
         self._away: dict[str, list[torch.Tensor]] = {}  # losses on a device, by series
+        self.last = math.nan  # that was taken; NaN where it is on a device
+        self.backoff = math.nan  # what a GradScaler multiplies its scale with after a skipped step
         self._scale = math.nan
         self._scale_away: torch.Tensor | None = None
 
@@ -29,6 +31,12 @@ class Losses:
         self._scale = math.nan if number is None else number
         self._scale_away = scale.detach().clone() if scale is not None and number is None else None
         self._journal.scalars["loss_scale"] = self._scale
+        self.backoff = scaler._backoff_factor if scaler.is_enabled() else math.nan
+
+    @property
+    def scale(self) -> float:
+        """Of a GradScaler in this step; NaN without one, and where it is on a device."""
+        return self._scale
 
     @property
     def is_scaled(self) -> bool:
@@ -36,6 +44,7 @@ class Losses:
 
     def take(self, series: str, loss: torch.Tensor) -> bool:
         """Answers whether the loss is a finite number, as far as can be told without waiting for a device."""
+        self.last = math.nan
         value = kernel.number(loss)
         if value is None:
             value = read_number(loss)
@@ -45,6 +54,7 @@ class Losses:
             return True
         if not math.isnan(self._scale):
             value /= self._scale
+        self.last = value
         total, num = self._sums.get(series, (0.0, 0))
         self._sums[series] = (total + value, num + 1)
         return math.isfinite(value)
