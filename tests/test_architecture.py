@@ -22,10 +22,11 @@ MAY_IMPORT = {
     "run": GROUND,
     "rules": GROUND | {"run"},
     "report": GROUND | {"run", "rules"},
-    "views": GROUND | {"run", "rules", "report"},
+    "comparison": GROUND | {"run", "rules", "report"},
+    "views": GROUND | {"run", "rules", "report", "comparison"},
     "profiles": GROUND | {"rules", "report", "views"},  # views know its types alone
     "export": GROUND | {"run", "rules", "report", "views", "profiles"},
-    "cli": GROUND | {"run", "rules", "report", "views", "profiles", "export", "capture", "forensics", "workbench"},
+    "cli": GROUND | {"run", "rules", "report", "comparison", "views", "profiles", "export", "capture", "forensics", "workbench"},
     "capture": GROUND | {"run"},
     "forensics": GROUND | {"run", "capture"},
     "workbench": GROUND | {"run", "rules", "report", "views", "profiles", "capture", "forensics"},

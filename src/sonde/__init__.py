@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from sonde.capture.session import DebugSession as DebugSession
     from sonde.capture.session import debug_session as debug_session
     from sonde.capture.session import watch as watch
+    from sonde.comparison.compare import RunComparison as RunComparison
+    from sonde.comparison.compare import compare as compare
     from sonde.config import DebugConfig as DebugConfig
     from sonde.errors import NonFiniteError as NonFiniteError
     from sonde.errors import SondeError as SondeError
@@ -51,6 +53,8 @@ _HOMES = {
     "Run": "sonde.run.reader",
     "judge": "sonde.report",
     "Report": "sonde.report",
+    "compare": "sonde.comparison.compare",
+    "RunComparison": "sonde.comparison.compare",
     "Finding": "sonde.record",
     "Severity": "sonde.record",
     "SondeError": "sonde.errors",

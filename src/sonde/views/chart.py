@@ -1,4 +1,4 @@
-"""A curve as inline SVG: nothing to load, nothing to execute.
+"""Curves as inline SVG: nothing to load, nothing to execute.
 
 Where a value is not finite the curve ends and a red band stands in its place.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 
@@ -19,21 +20,46 @@ LEFT, RIGHT, TOP, BOTTOM = 56, 12, 22, 24
 NUM_TICKS = 4
 LARGEST = sys.float_info.max
 
+Place = Callable[[float], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One series over steps. `tone` is a class of the style sheet; `low` and `high`, where given, are drawn as a band around it."""
+
+    steps: Sequence[int]
+    values: Sequence[float]
+    tone: str = ""
+    label: str = ""  # said before the name of a bad number
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+
 
 def curve(steps: Sequence[int], values: Sequence[float], *, name: str) -> str:
     """One series over steps; empty where there is nothing to draw."""
-    if not steps:
+    return curves([Line(steps, values)], name=name)
+
+
+def curves(lines: Sequence[Line], *, name: str) -> str:
+    """Some series on the same axes; empty where there is nothing to draw."""
+    lines = [line for line in lines if line.steps]
+    if not lines:
         return ""
-    logarithmic = is_log(values)
-    heights = [math.log10(value) if logarithmic and math.isfinite(value) else value for value in values]
-    finite = [height for height in heights if math.isfinite(height)]
+    everything = [value for line in lines for value in (*line.values, *line.low, *line.high)]
+    logarithmic = is_log(everything)
+
+    def height_of(value: float) -> float:
+        return math.log10(value) if logarithmic and math.isfinite(value) else value
+
+    finite = [height for value in everything if math.isfinite(height := height_of(value))]
     low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
     if high / 2 - low / 2 <= 0:
         room = abs(high) * 0.1 or 1.0
         low, high = max(low - room, -LARGEST), min(high + room, LARGEST)
-    first, last = steps[0], max(steps[-1], steps[0] + 1)
+    first = min(line.steps[0] for line in lines)
+    last = max(first + 1, *(line.steps[-1] for line in lines))
 
-    def x(step: int) -> float:
+    def x(step: float) -> float:
         return LEFT + (step - first) / (last - first) * (WIDTH - LEFT - RIGHT)
 
     def y(height: float) -> float:
@@ -49,14 +75,34 @@ def curve(steps: Sequence[int], values: Sequence[float], *, name: str) -> str:
         parts.append(f'<text x="{LEFT - 8}" y="{y(height) + 4:.1f}" text-anchor="end">{label}</text>')
     parts.append(f'<text x="{LEFT}" y="{HEIGHT - 6}">step {first}</text>')
     parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" text-anchor="end">step {last}</text>')
-    for piece in _pieces(steps, heights):
+    for line in lines:
+        parts.extend(_band(line, lambda value: y(height_of(value)), x))
+    for line in lines:
+        parts.extend(_line(line, [height_of(value) for value in line.values], x, y))
+    for place, line in enumerate(lines):
+        parts.extend(_marks(line, x, top=TOP - 8 + 14 * place))
+    return "".join([*parts, "</svg>"])
+
+
+def _line(line: Line, heights: Sequence[float], x: Place, y: Place) -> Iterator[str]:
+    for piece in _pieces(line.steps, heights):
         if len(piece) == 1:
-            parts.append(f'<circle class="point" cx="{x(piece[0][0]):.1f}" cy="{y(piece[0][1]):.1f}" r="2.5"/>')
+            tone = f"point {line.tone}".strip()
+            yield f'<circle class="{tone}" cx="{x(piece[0][0]):.1f}" cy="{y(piece[0][1]):.1f}" r="2.5"/>'
         else:
             points = " ".join(f"{x(step):.1f},{y(height):.1f}" for step, height in piece)
-            parts.append(f'<polyline class="curve" points="{points}"/>')
-    parts.extend(_marks(steps, values, x))
-    return "".join([*parts, "</svg>"])
+            yield f'<polyline class="{f"curve {line.tone}".strip()}" points="{points}"/>'
+
+
+def _band(line: Line, y: Place, x: Place) -> Iterator[str]:
+    """Between low and high, wherever both are numbers."""
+    edges = list(zip(line.steps, line.low, line.high))
+    for finite, stretch in groupby(edges, key=lambda edge: math.isfinite(edge[1]) and math.isfinite(edge[2])):
+        rows = list(stretch)
+        if finite and len(rows) > 1:
+            points = [(step, high) for step, _, high in rows] + [(step, low) for step, low, _ in reversed(rows)]
+            shown = " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in points)
+            yield f'<polygon class="{f"band {line.tone}".strip()}" points="{shown}"/>'
 
 
 def _pieces(steps: Sequence[int], heights: Sequence[float]) -> Iterator[list[tuple[int, float]]]:
@@ -72,11 +118,11 @@ def _pieces(steps: Sequence[int], heights: Sequence[float]) -> Iterator[list[tup
         yield piece
 
 
-def _marks(steps: Sequence[int], values: Sequence[float], x: Callable[[int], float]) -> Iterator[str]:
+def _marks(line: Line, x: Place, *, top: float) -> Iterator[str]:
     """A band over each stretch of bad numbers; the first is named."""
     height = HEIGHT - TOP - BOTTOM
     bad: list[tuple[int, float]] = []
-    for finite, stretch in groupby(zip(steps, values), key=lambda point: math.isfinite(point[1])):
+    for finite, stretch in groupby(zip(line.steps, line.values), key=lambda point: math.isfinite(point[1])):
         if finite:
             continue
         points = list(stretch)
@@ -86,5 +132,6 @@ def _marks(steps: Sequence[int], values: Sequence[float], x: Callable[[int], flo
     if bad:
         step, value = bad[0]
         end = x(step) > WIDTH - 160  # the name stands on the side that has room for it
-        place = f'x="{x(step):.1f}" y="{TOP - 8}" text-anchor="{"end" if end else "start"}"'
-        yield f'<text class="badname" {place}>{number(value)} from step {step}</text>'
+        place = f'x="{x(step):.1f}" y="{top}" text-anchor="{"end" if end else "start"}"'
+        whose = f"{escape(line.label)}: " if line.label else ""
+        yield f'<text class="badname" {place}>{whose}{number(value)} from step {step}</text>'

@@ -29,56 +29,56 @@ def render(report: Report) -> str:
 def _lines(report: Report) -> Iterator[str]:
     yield f"# Sonde: {report.verdict}"
     yield ""
-    yield _text(story(report))
+    yield text(story(report))
     _, losses = loss_series(report)
     if losses:
         yield ""
-        yield f"loss {number(losses[0])} {_code(sparkline(losses))} {number(losses[-1])}"
+        yield f"loss {number(losses[0])} {code(sparkline(losses))} {number(losses[-1])}"
     for cause, consequences in families(report.findings):
         yield from _finding(cause)
         for finding in consequences:
-            place = f" in {_code(finding.where)}" if finding.where else ""
-            yield f"- and so **{_text(finding.rule)}**{place} from step {finding.step}: {_text(finding.cause)}"
+            place = f" in {code(finding.where)}" if finding.where else ""
+            yield f"- and so **{text(finding.rule)}**{place} from step {finding.step}: {text(finding.cause)}"
     yield ""
     yield "## Notes"
-    for name, text in notes(report):
-        yield f"- {name}: {_text(text)}"
+    for name, said in notes(report):
+        yield f"- {name}: {text(said)}"
     for row in report.not_evaluated:
-        yield f"- not evaluated: {_text(row.rule)}: {_text(row.reason)}"
+        yield f"- not evaluated: {text(row.rule)}: {text(row.reason)}"
 
 
 def _finding(finding: Finding) -> Iterator[str]:
-    place = f" in {_code(finding.where)}" if finding.where else ""
+    place = f" in {code(finding.where)}" if finding.where else ""
     yield ""
-    yield f"## {finding.severity}: {_text(finding.rule)}{place}"
+    yield f"## {finding.severity}: {text(finding.rule)}{place}"
     yield ""
-    yield f"From step {finding.step}. {_text(finding.cause)}"
+    yield f"From step {finding.step}. {text(finding.cause)}"
     if SOURCE in finding.evidence:
         source = f"{finding.evidence[SOURCE]}  {str(finding.evidence.get(SOURCE_TEXT, '')).strip()}".strip()
         yield ""
-        yield f"Line: {_code(source)}"
+        yield f"Line: {code(source)}"
     yield ""
-    yield f"**Fix:** {_text(finding.fix)}"
+    yield f"**Fix:** {text(finding.fix)}"
     evidence = numbers_of(finding)
     if evidence:
         yield ""
         yield "| evidence | |"
         yield "|---|---|"
         for name, given in evidence.items():
-            yield f"| {_cell(name.replace('_', ' '))} | {_cell(value(given)) if isinstance(given, str) else value(given)} |"
+            yield f"| {cell(name.replace('_', ' '))} | {cell(value(given)) if isinstance(given, str) else value(given)} |"
         yield ""
 
 
-def _text(given: str) -> str:
+def text(given: str) -> str:
     """Text that Markdown and HTML inside of Markdown leave alone."""
     return SPECIAL.sub(r"\\\1", printable(given))
 
 
-def _cell(given: str) -> str:
-    return _text(f"'{given}" if given.startswith(SPREADSHEET) else given)
+def cell(given: str) -> str:
+    return text(f"'{given}" if given.startswith(SPREADSHEET) else given)
 
 
-def _code(given: str) -> str:
+def code(given: str) -> str:
     """A code span that holds any text: its fence is longer than any row of backticks in it."""
     shown = printable(given)
     fence = "`" * (max((len(row) for row in re.findall(r"`+", shown)), default=0) + 1)

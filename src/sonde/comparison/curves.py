@@ -1,0 +1,183 @@
+"""Two losses side by side: at equal steps, at equal time, and from where on the second stays outside of what the first does by chance.
+
+A curve is cut into windows. The band of a window is what most of its steps lie in; a loss has left the band when its median lies outside
+of it and the distance is one that matters. It has left for good when it does so in every window to the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from sonde.comparison.columns import Columns, Floats, Steps
+
+Side = Literal["same", "higher", "lower", "not finite", "finite", "unknown"]
+
+MAX_WINDOWS = 40  # as many as a picture can show apart
+LEAST = 8  # losses in a window: fewer have no band
+ENOUGH = 2 * LEAST  # losses in common before anybody may say that one ends higher
+BAND = (10.0, 90.0)  # percent: one step in five lies outside, by chance
+MATTERS = 0.05  # of the level: smooth losses have hardly a band, and nobody minds 1.00 and 1.02
+MATTERS_OF_RANGE = 0.02  # of all that the first loss covered, where losses are not above zero and a ratio means nothing
+PATIENCE = 0.1  # share of the windows, and at least two: one window is chance
+LAST = 0.05  # share of a run whose median is its level at the end …
+LAST_LEAST, LAST_MOST = 5, 100  # … but at least and at most so many steps
+MAX_SERIES = 4  # losses of a program that calls backward in several places
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Some losses in a row."""
+
+    first: int
+    last: int
+    median: float  # NaN where most are not finite
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A loss as it was around one moment."""
+
+    step: int  # -1: there is none
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class LossComparison:
+    """One loss of both runs. `a` stands for the first run, `b` for the second."""
+
+    series: str
+    num_common: int  # steps in which both computed it
+    final_a: Level  # where each ended by itself
+    final_b: Level
+    best_a: Level
+    best_b: Level
+    equal_step_a: Level  # at the last step that both reached
+    equal_step_b: Level
+    equal_time_s: float  # when the first of the two had ended
+    equal_time_a: Level
+    equal_time_b: Level
+    side: Side  # where B ends, seen from A's band, at equal steps
+    left_step: int  # from here on B stays outside of A's band; -1: it does not
+    first_bad_a: int  # first step whose loss is not finite; -1: all are
+    first_bad_b: int
+    curve_a: tuple[Window, ...]
+    curve_b: tuple[Window, ...]
+
+
+def compare_losses(a: Columns, b: Columns) -> list[LossComparison]:
+    """The losses that both runs have, under the same names."""
+    names = [name for name in a.values if name == "loss" or name.startswith("loss:")]
+    found = [_compare(series, a, b) for series in sorted(names)[:MAX_SERIES] if series in b.values]
+    return [one for one in found if one.final_a.step >= 0 or one.final_b.step >= 0]
+
+
+def _compare(series: str, a: Columns, b: Columns) -> LossComparison:
+    steps_a, losses_a = a.losses(series)
+    steps_b, losses_b = b.losses(series)
+    common, in_a, in_b = np.intersect1d(steps_a, steps_b, assume_unique=True, return_indices=True)
+    side, left = _where_b_ends(common, losses_a[in_a], losses_b[in_b])
+    curves = windows(steps_a, losses_a), windows(steps_b, losses_b)
+    until_s = min(a.total_s, b.total_s)
+    return LossComparison(
+        series=series,
+        num_common=len(common),
+        final_a=_level(steps_a, losses_a),
+        final_b=_level(steps_b, losses_b),
+        best_a=_best(curves[0]),
+        best_b=_best(curves[1]),
+        equal_step_a=_level(common, losses_a[in_a]),
+        equal_step_b=_level(common, losses_b[in_b]),
+        equal_time_s=until_s,
+        equal_time_a=_level_at(a, steps_a, losses_a, until_s),
+        equal_time_b=_level_at(b, steps_b, losses_b, until_s),
+        side=side,
+        left_step=left,
+        first_bad_a=_first_bad(steps_a, losses_a),
+        first_bad_b=_first_bad(steps_b, losses_b),
+        curve_a=curves[0],
+        curve_b=curves[1],
+    )
+
+
+def windows(steps: Steps, losses: Floats) -> tuple[Window, ...]:
+    """The whole curve in at most `MAX_WINDOWS` pieces of equal length."""
+    num = min(MAX_WINDOWS, max(len(steps) // LEAST, min(len(steps), 1)))
+    return tuple(_window(some, values) for some, values in zip(np.array_split(steps, num), np.array_split(losses, num))) if num else ()
+
+
+def _window(steps: Steps, losses: Floats) -> Window:
+    finite = losses[np.isfinite(losses)]
+    if 2 * len(finite) <= len(losses):
+        median = low = high = float("nan")
+    else:
+        low, median, high = (float(value) for value in np.percentile(finite, (BAND[0], 50.0, BAND[1])))
+    return Window(int(steps[0]), int(steps[-1]), median, low, high)
+
+
+def _where_b_ends(common: Steps, losses_a: Floats, losses_b: Floats) -> tuple[Side, int]:
+    if len(common) < ENOUGH:
+        return "unknown", -1
+    curve_a, curve_b = windows(common, losses_a), windows(common, losses_b)
+    levels = [window.median for window in curve_a if np.isfinite(window.median)]
+    span = max(levels) - min(levels) if levels else 0.0
+    positive = bool(levels) and min(levels) > 0
+    sides = [_side(one, other, span, positive=positive) for one, other in zip(curve_a, curve_b)]
+    ending = sides[-1]
+    outside = next((place for place in range(len(sides) - 1, -1, -1) if sides[place] != ending), -1) + 1
+    long_enough = len(sides) - outside >= max(2, PATIENCE * len(sides))
+    if ending == "same" or not (long_enough or ending in ("not finite", "finite")):
+        return "same", -1
+    return ending, curve_b[outside].first
+
+
+def _side(a: Window, b: Window, span: float, *, positive: bool) -> Side:
+    """Where the median of B lies, seen from the band of A."""
+    if np.isnan(a.median) or np.isnan(b.median):
+        if np.isnan(a.median) and np.isnan(b.median):
+            return "same"
+        return "not finite" if np.isnan(b.median) else "finite"
+    distance = MATTERS * abs(a.median) if positive else MATTERS_OF_RANGE * span
+    if b.median > max(a.high, a.median + distance):
+        return "higher"
+    if b.median < min(a.low, a.median - distance):
+        return "lower"
+    return "same"
+
+
+def _level(steps: Steps, losses: Floats) -> Level:
+    """The median over the last losses; one that ends in NaN ends in NaN."""
+    if not len(steps):
+        return Level(-1, float("nan"))
+    num = int(min(max(LAST * len(losses), LAST_LEAST), LAST_MOST))
+    last = losses[-num:]
+    return Level(int(steps[-1]), _median(last))
+
+
+def _median(losses: Floats) -> float:
+    if not np.isfinite(losses[-1]):
+        return float(losses[-1])
+    return float(np.median(losses[np.isfinite(losses)]))
+
+
+def _level_at(columns: Columns, steps: Steps, losses: Floats, until_s: float) -> Level:
+    done = columns.steps[columns.elapsed_s <= until_s * (1 + 1e-9)]
+    num = int(np.searchsorted(steps, done[-1], side="right")) if len(done) else 0
+    return _level(steps[:num], losses[:num])
+
+
+def _best(curve: tuple[Window, ...]) -> Level:
+    finite = [window for window in curve if np.isfinite(window.median)]
+    if not finite:
+        return Level(-1, float("nan"))
+    best = min(finite, key=lambda window: window.median)
+    return Level(best.last, best.median)
+
+
+def _first_bad(steps: Steps, losses: Floats) -> int:
+    bad = np.flatnonzero(~np.isfinite(losses))
+    return int(steps[bad[0]]) if len(bad) else -1

@@ -1,0 +1,159 @@
+"""Time and memory side by side: medians with their spread, and what is slower, faster or unchanged by that spread.
+
+The steps of a run are cut into blocks. How far the medians of blocks lie apart shows how much a machine wavers; a change that is
+smaller than that is none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from sonde.comparison.columns import Columns, Floats
+from sonde.record import Frame, Kind
+from sonde.run.format import FRAME
+from sonde.run.reader import Process
+
+Direction = Literal["same", "more", "less", "only in A", "only in B", "unknown"]
+
+BLOCKS = 8
+ENOUGH = 2 * BLOCKS  # steps: fewer are too few to tell
+CHANGED = 0.10  # of the median: the same program on a machine with other guests differs by as much as this
+CHANGED_MEMORY = 0.05  # memory wavers less
+CLEAR = 0.5  # of the wider spread must lie between the two
+MATTERS = 0.02  # of a whole step: a phase that changes by less may change as it likes
+PLAIN = 20  # steps without observation: where there are as many, only they are timed, for observing empties caches
+OURS = "sonde_ms"  # not the training's
+SIZES = {"_bytes": 1.0, "_mb": float(1 << 20)}  # names of scalars that are amounts of memory, and their unit in bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A number that was taken in many steps: its median, and between which values the medians of most blocks of steps lie."""
+
+    median: float
+    low: float
+    high: float
+    num: int
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One time or one amount in both runs."""
+
+    name: str
+    unit: str  # "ms" or "bytes"
+    a: Spread | None
+    b: Spread | None
+    direction: Direction  # B, seen from A
+
+    @property
+    def ratio(self) -> float:
+        """B over A; NaN where one of them is missing or nothing."""
+        return self.b.median / self.a.median if self.a and self.b and self.a.median > 0 else float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast both runs were, and what they took. The first of the times is the whole step."""
+
+    times: tuple[Change, ...]
+    memory: tuple[Change, ...]
+    steps_per_s: tuple[float, float]  # over the whole training, pauses and all, without Sonde's own time
+    samples_per_s: tuple[float, float]  # NaN where the size of a batch is not known
+
+    @property
+    def step(self) -> Change | None:
+        return next((change for change in self.times if change.name == "step"), None)
+
+
+def compare_pace(a: Columns, b: Columns, processes: tuple[Process, Process]) -> Pace:
+    whole = Change("step", "ms", *_spreads(_own_step(a), _own_step(b)), "unknown")
+    whole_ms = whole.a.median if whole.a else 0.0
+    whole = _judged(whole, CHANGED, MATTERS * whole_ms)
+    phases = [name for name in dict.fromkeys([*a.values, *b.values]) if name.endswith("_ms") and name not in (OURS, "step_ms")]
+    times = [whole] if whole.a or whole.b else []
+    for name in phases:
+        change = Change(name.removesuffix("_ms"), "ms", *_spreads(_plain(a, name), _plain(b, name)), "unknown")
+        if any(spread and spread.high > 0 for spread in (change.a, change.b)):
+            times.append(_judged(change, CHANGED, MATTERS * whole_ms))
+    rates = tuple(len(one.every_step) / one.total_s if one.total_s > 0 else float("nan") for one in (a, b))
+    samples = tuple(rate * _batch_size(process, one) for rate, process, one in zip(rates, processes, (a, b)))
+    return Pace(tuple(times), tuple(_memory(a, b)), (rates[0], rates[1]), (samples[0], samples[1]))
+
+
+def spread_of(values: Floats) -> Spread | None:
+    """None where nothing was measured. The farthest block on each side is left out: warming up, or a pause of the user's."""
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return None
+    medians = sorted(float(np.median(block)) for block in np.array_split(finite, BLOCKS) if len(block))
+    inner = medians[1:-1] if len(medians) > 2 else medians
+    return Spread(float(np.median(finite)), inner[0], inner[-1], len(finite))
+
+
+def _spreads(a: Floats, b: Floats) -> tuple[Spread | None, Spread | None]:
+    return spread_of(a), spread_of(b)
+
+
+def _judged(change: Change, least_share: float, least: float) -> Change:
+    return Change(change.name, change.unit, change.a, change.b, _direction(change.a, change.b, least_share, least))
+
+
+def _direction(a: Spread | None, b: Spread | None, least_share: float, least: float) -> Direction:
+    if a is None or b is None:
+        return "unknown" if a is b else "only in B" if a is None else "only in A"
+    if min(a.num, b.num) < ENOUGH:
+        return "unknown"
+    difference = b.median - a.median
+    if abs(difference) <= least or abs(difference) <= least_share * a.median:
+        return "same"
+    clear = CLEAR * max(a.high - a.low, b.high - b.low)  # a machine that wavers so much between blocks wavers between runs as well
+    if b.low > a.high + clear:
+        return "only in B" if a.high == 0 else "more"
+    if b.high < a.low - clear:
+        return "only in A" if b.high == 0 else "less"
+    return "same"
+
+
+def _own_step(columns: Columns) -> Floats:
+    ours = _plain(columns, OURS)
+    return _plain(columns, "step_ms") - (np.nan_to_num(ours) if len(ours) else 0.0)
+
+
+def _plain(columns: Columns, name: str) -> Floats:
+    """Of steps that were not observed, where there are enough of them."""
+    values = columns.column(name)
+    plain = columns.column("observed") != 1
+    return values[plain] if np.count_nonzero(plain) >= PLAIN else values
+
+
+def _memory(a: Columns, b: Columns) -> list[Change]:
+    changes = []
+    for name in dict.fromkeys([*a.values, *b.values]):
+        suffix = next((suffix for suffix in SIZES if name.endswith(suffix)), None)
+        if suffix is None:
+            continue
+        spreads = _spreads(a.column(name) * SIZES[suffix], b.column(name) * SIZES[suffix])
+        if any(spread and spread.high > 0 for spread in spreads):
+            title = name.removesuffix(suffix).replace("_", " ")
+            changes.append(_judged(Change(title, "bytes", *spreads, "unknown"), CHANGED_MEMORY, 0.0))
+    return changes
+
+
+def _batch_size(process: Process, columns: Columns) -> float:
+    """Samples per step: known where one model is fed once per backward. What a loader handed out says it best."""
+    models = {site.model for site in process.sites.values() if site.kind == "output"}
+    paths = sorted(site.path for site in process.sites.values() if site.kind == "input")
+    forwards, backwards = columns.column("forwards"), columns.column("backwards")
+    if len(models) > 1 or not paths or not len(forwards) or not np.array_equal(forwards, backwards):
+        return float("nan")
+    wanted = next(site.id for site in process.sites.values() if site.path == paths[0])  # "batch.…" comes before "input.…"
+    sizes = [
+        float(frame["size"][place[0]])
+        for frame in process.contents(FRAME, Kind.BATCH)
+        if isinstance(frame, Frame) and "size" in frame.fields and len(place := np.flatnonzero(frame.sites == wanted))
+    ]
+    return float(np.mean(sizes) * np.mean(forwards)) if sizes else float("nan")

@@ -1,0 +1,202 @@
+"""What two runs were given: arguments, settings, models, optimizers; and where they ran. Only what differs, and what only one has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Literal
+
+import numpy as np
+
+from sonde.comparison.columns import Columns
+from sonde.comparison.parting import key, named
+from sonde.record import Event, Site
+from sonde.rules.activity import COUNTED
+from sonde.rules.words import number
+from sonde.run.format import EVENT
+from sonde.run.reader import Process, Run
+
+Topic = Literal["configuration", "environment", "model", "loop"]
+
+MISSING = "–"
+MAX_LISTED = 200  # sites of one run that the other has not: more are counted
+# What tells one process from another and says nothing about either; names and places of runs differ always.
+PASSING = frozenset(
+    {"name", "started", "pid", "boot", "pid_namespace", "start_ticks", "attempt", "segment", "format", "rank", "source", "line"}
+)
+ENVIRONMENT = frozenset(
+    {"python", "torch", "sonde", "threads", "host", "world_size", "native_kernel", "platform", "cpu", "cores", "device", "gpu", "cuda"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SettingDifference:
+    """One thing that the two were given differently, as text."""
+
+    topic: Topic
+    name: str
+    a: str
+    b: str
+
+
+@dataclass(frozen=True, slots=True)
+class SiteDifferences:
+    """Layers and parameters by path: which only one run has, and which have another shape."""
+
+    num_shared: int
+    only_a: tuple[str, ...]
+    only_b: tuple[str, ...]
+    num_only_a: int
+    num_only_b: int
+    other_shapes: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
+
+
+def compare_settings(
+    runs: tuple[Run, Run], processes: tuple[Process | None, Process | None], columns: tuple[Columns, Columns] | None
+) -> tuple[SettingDifference, ...]:
+    """In the order in which a person would ask: arguments and settings, model and optimizer, the loop, the place."""
+    a, b = (_given(run, process) for run, process in zip(runs, processes))
+    if columns is not None:
+        for given, one in zip((a, b), columns):
+            for place in [place for place in given if place[1].startswith("optimizer") and place[1].endswith("group lr")]:
+                del given[place]  # the rate that it was made with: what follows says it better
+            given |= _rates(one, int(min(columns[0].steps[-1], columns[1].steps[-1]))) | _calls(one)
+    order: dict[tuple[Topic, str], None] = dict.fromkeys([*a, *b])
+    topics = ("configuration", "model", "loop", "environment")
+    different = [
+        SettingDifference(place[0], place[1], a.get(place, MISSING), b.get(place, MISSING))
+        for place in order
+        if a.get(place, MISSING) != b.get(place, MISSING)
+    ]
+    return tuple(sorted(different, key=lambda one: topics.index(one.topic)))
+
+
+def compare_sites(a: Process, b: Process) -> SiteDifferences:
+    left, right = _tensors(a), _tensors(b)
+    only_a = [named(site) for place, site in left.items() if place not in right]
+    only_b = [named(site) for place, site in right.items() if place not in left]
+    shapes = [
+        (named(site), site.shape, right[place].shape)
+        for place, site in left.items()
+        if place in right and _lasting_shape(site) != _lasting_shape(right[place])
+    ]
+    shared = sum(place in right for place in left)
+    return SiteDifferences(
+        shared, tuple(only_a[:MAX_LISTED]), tuple(only_b[:MAX_LISTED]), len(only_a), len(only_b), tuple(shapes[:MAX_LISTED])
+    )
+
+
+def _tensors(process: Process) -> dict[tuple[str, str, str, int, int], Site]:
+    sites = sorted(process.sites.values(), key=lambda site: site.id)
+    return {key(site): site for site in sites if site.kind in ("output", "parameter")}
+
+
+def _lasting_shape(site: Site) -> tuple[int, ...]:
+    """The first dimension of an output is the batch, which may be of another size."""
+    return site.shape[1:] if site.kind == "output" else site.shape
+
+
+def _given(run: Run, process: Process | None) -> dict[tuple[Topic, str], str]:
+    said: dict[str, Any] = {}
+    for source in (process.manifest if process else {}, run.info, *(event.data for event in _events(process, "start"))):
+        said |= {str(name): value for name, value in source.items() if name not in PASSING}
+    facts: dict[tuple[Topic, str], str] = {}
+    argv = said.pop("argv", None)
+    if isinstance(argv, list):
+        facts |= {("configuration", name): text for name, text in _arguments([str(word) for word in argv]).items()}
+        said.pop("script", None)  # the first of the arguments
+    for name, value in _flat("", said):
+        topic: Topic = "environment" if name.partition(".")[0] in ENVIRONMENT else "configuration"
+        facts[topic, name] = value
+    for kind in ("model", "optimizer"):
+        for place, event in enumerate(_events(process, kind)):
+            called = kind if place == 0 else f"{kind} {place + 1}"
+            data = {name: value for name, value in event.data.items() if name not in (*PASSING, kind)}
+            facts |= {("model", f"{called} {_plain_name(name)}"): value for name, value in _flat("", data)}
+    for site in process.sites.values() if process else ():
+        if site.kind == "input":
+            facts["configuration", f"shape of {site.path}"] = _shape(site.shape)
+    return facts
+
+
+def _events(process: Process | None, kind: str) -> Iterable[Event]:
+    return [event for event in process.contents(EVENT, kind) if isinstance(event, Event)][:8] if process else []
+
+
+def _arguments(argv: Sequence[str]) -> dict[str, str]:
+    """`train.py data --lr 0.1 --fast` by name: "script", "argument 1" (data), "argument --lr" (0.1), "argument --fast" (given)."""
+    named_: dict[str, str] = {}
+    positional = 0
+    words = list(argv[1:])
+    if argv:
+        named_["script"] = argv[0]
+    while words:
+        word = words.pop(0)
+        if word.startswith("-") and not _is_number(word):
+            name, equals, value = word.partition("=")
+            if not equals and words and (not words[0].startswith("-") or _is_number(words[0])):
+                value = words.pop(0)
+            option = f"argument {name}"
+            named_[option] = f"{named_[option]}, {value}" if option in named_ else value or "given"
+        elif "=" in word.lstrip("="):
+            name, _, value = word.partition("=")
+            named_[f"argument {name}"] = value
+        else:
+            positional += 1
+            named_[f"argument {positional}"] = word
+    return named_
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _flat(prefix: str, value: Any) -> Iterable[tuple[str, str]]:
+    """Nested settings under dotted names, as text."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _flat(f"{prefix}.{name}" if prefix else str(name), item)
+    elif isinstance(value, (list, tuple)):
+        for place, item in enumerate(value[:16]):
+            yield from _flat(f"{prefix} {place + 1}" if len(value) > 1 else prefix, item)
+    elif isinstance(value, float):
+        yield prefix, f"{value:.9g}" if isfinite(value) else number(value)
+    else:
+        yield prefix, MISSING if value is None else str(value)
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "(" + ", ".join(map(str, shape)) + ")"
+
+
+def _rates(columns: Columns, until: int) -> dict[tuple[Topic, str], str]:
+    """Learning rates as they were at first and at the last step that both may have: schedules differ where starts are equal."""
+    facts: dict[tuple[Topic, str], str] = {}
+    for name, values in columns.values.items():
+        known = values[np.isfinite(values) & (columns.steps <= until)]
+        if (name == "lr" or name.startswith("lr:")) and len(known):
+            first, last = (f"{float(rate):.9g}" for rate in (known[0], known[-1]))
+            facts["configuration", name] = first if (known == known[0]).all() else f"{first} at first, {last} at step {until}"
+    return facts
+
+
+def _calls(columns: Columns) -> dict[tuple[Topic, str], str]:
+    """What an ordinary step calls, and how often."""
+    facts: dict[tuple[Topic, str], str] = {}
+    for name in COUNTED:
+        values = columns.column(name)
+        values = values[np.isfinite(values)]
+        if len(values):
+            facts["loop", f"{name.replace('_', ' ')} per step"] = number(float(np.median(values)))
+    return facts
+
+
+def _plain_name(name: str) -> str:
+    """`groups.lr` is `group lr`; the text of an event is the line of code that it tells of."""
+    words = name.replace("groups", "group").replace(".", " ").replace("_", " ")
+    return "line" if words == "text" else words
