@@ -35,6 +35,7 @@ from sonde.capture.discovery import Discovery
 from sonde.capture.faults import Faults
 from sonde.capture.journal import Journal
 from sonde.capture.ledger import parameters_of
+from sonde.capture.lookout import Lookout
 from sonde.capture.loop import Loop
 from sonde.capture.models import Models
 from sonde.capture.tensors import read_number
@@ -113,7 +114,10 @@ class DebugSession(Bench):
         self._models = Models(self._journal)
         loop = Loop(self._journal, self.config, self._faults, self._models, self._concerns)
         self._models.connect(loop.forward_begins, loop.forward_ended)
-        loop.kept.on_bad = Alarm(self._journal, self.config, loop.kept, self._bodies, self._live, self.run).ring
+        alarm = Alarm(self._journal, self.config, loop.kept, self._bodies, self._live, self.run)
+        loop.kept.on_bad, loop.kept.on_bad_evaluation = alarm.ring, alarm.ring_for_evaluation
+        lookout = Lookout(self._journal, loop.kept, self._models, self._bodies)
+        loop.kept.on_spike, loop.kept.on_skip = lookout.spiked, lookout.skipped
         self._loop = loop
         self._discovery = Discovery(self._models, loop, lambda probe, error: self._faults.caught(probe, "", error))
         self._watch_given()

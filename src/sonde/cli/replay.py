@@ -12,6 +12,7 @@ from sonde.errors import SondeError
 from sonde.views.printable import printable
 
 if TYPE_CHECKING:
+    from sonde.forensics.capsule import Capsule
     from sonde.forensics.stage import Replayed
 
 
@@ -55,11 +56,18 @@ def replay(capsule: str, script: str | None, model_from: str | None, args: tuple
         verdict, code = "It is the origin that the capsule tells of.", 0
     else:
         verdict, code = f"The capsule tells of another: {kept.origin.place}: {kept.origin.cause}", 1
-    _print(kept.step, kept.model_class, replayed, verdict)
+    _print(kept, replayed, verdict)
     raise SystemExit(code)
 
 
-def _print(step: int, model: str, replayed: Replayed, verdict: str) -> None:
+def _print(kept: Capsule, replayed: Replayed, verdict: str) -> None:
     found = replayed.origin.summary() if replayed.origin else "Nothing turned bad this time."
-    lines = [f"Step {step} of {model}, replayed.", found, *(f"  note    {note}" for note in replayed.notes), verdict]
+    lines = [f"Step {kept.step} of {kept.model_class}, replayed.", found, *(f"  note    {note}" for note in replayed.notes), verdict]
+    if kept.findings:
+        lines.append("The run had, before that step:")
+        lines += [f"  {one['severity']} {one['rule']}{_at(one['where'])}, step {one['step']}: {one['cause']}" for one in kept.findings]
     click.echo(printable("\n".join(lines), lines=True))
+
+
+def _at(where: str) -> str:
+    return f" in {where}" if where else ""

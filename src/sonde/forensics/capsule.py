@@ -1,6 +1,7 @@
 """A capsule: one step of a training, kept so that it can be lived through again, here or on another machine.
 
-It holds what the model was called with, its weights and buffers, the optimizer's state and the random state, as safetensors and JSON.
+It holds what the model was called with, its weights and buffers, the optimizer's state, the random state and what was found, as safetensors
+and JSON.
 No code: the model comes from the user's own script. Reading one executes nothing, whoever made it.
 """
 
@@ -24,6 +25,7 @@ from sonde.forensics.sealed import FACTS, seal, unseal
 from sonde.run.format import plain
 
 FORMAT = 1
+MAX_FINDINGS = 100
 MAX_READ_MB = 8192.0  # of tensors in a capsule: larger ones are read where the caller says so
 DEVICES = ("cpu", "cuda", "mps", "xpu")  # where autocast may be on
 
@@ -58,6 +60,7 @@ class Capsule:
     about: dict[str, Any]
     left_out: tuple[str, ...]
     versions: dict[str, str] = field(default_factory=dict)
+    findings: tuple[dict[str, Any], ...] = ()  # what the rules said of the run before the step, as in a report's JSON
 
     @property
     def has_weights(self) -> bool:
@@ -75,13 +78,15 @@ def save_capsule(
     rng: Any = None,
     loss_inputs: Mapping[str, Any] | None = None,
     origin: Origin | None = None,
+    findings: Sequence[Mapping[str, Any]] = (),
     about: Mapping[str, Any] | None = None,
     max_mb: float = 512.0,
 ) -> Path:
     """Keeps a step as `directory/step-000041` and returns that. Call it before the weights are updated; nothing is changed by it.
 
-    `rng` is a state of torch's generator, or a dict of such states by the name of their generator; `about` is whatever else a reader
-    should know. The batch must fit into `max_mb`; then come buffers, weights and optimizer state, each kept whole or not at all.
+    `rng` is a state of torch's generator, or a dict of such states by the name of their generator; `findings` are those of a report, as in
+    its JSON; `about` is whatever else a reader should know. The batch must fit into `max_mb`; then come buffers, weights and optimizer
+    state, each kept whole or not at all.
     """
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         raise SondeError(f"step must be a whole number from 0 on, not {step!r}.")
@@ -130,6 +135,7 @@ def save_capsule(
             },
             "grad": is_grad_enabled,
             "origin": origin.to_dict() if origin is not None else None,
+            "findings": [dict(finding) for finding in findings][:MAX_FINDINGS],
             "about": Packer().pack(plain(about or {}), "about"),
             "left_out": left_out,
             **facts,
@@ -224,6 +230,7 @@ def _capsule(path: Path, facts: dict[str, Any], tensors: dict[str, Tensor]) -> C
         origin=read.origin(),
         about=read.value("about", dict),
         left_out=tuple(read.texts("left_out")),
+        findings=read.findings(),
         versions={str(name): str(version) for name, version in read.of("versions", dict).items()},
     )
 
@@ -276,6 +283,12 @@ class _Facts:
         dtype: torch.dtype = unpack({"dtype": name}, {})
         return dtype
 
+    def findings(self) -> tuple[dict[str, Any], ...]:
+        data = self._facts.get("findings", [])  # the first capsules had none
+        if not isinstance(data, list) or len(data) > MAX_FINDINGS or not all(_is_finding(one) for one in data):
+            raise DamagedError("its findings cannot be read")
+        return tuple(data)
+
     def origin(self) -> Origin | None:
         data = self._facts.get("origin")
         if data is None:
@@ -286,6 +299,11 @@ class _Facts:
         except Exception as error:  # from_dict trusts what it is given; this came from anywhere
             raise DamagedError(f"its origin cannot be read: {type(error).__name__}") from None
         return origin
+
+
+def _is_finding(one: object) -> bool:
+    texts = ("rule", "severity", "where", "cause", "fix")
+    return isinstance(one, dict) and all(type(one.get(name)) is str for name in texts) and type(one.get("step")) is int
 
 
 def _short(value: object) -> str:

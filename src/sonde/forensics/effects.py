@@ -106,6 +106,8 @@ def effects_of(node: ast.AST) -> Effects:
             found.changes |= {place for part in ast.walk(target) if isinstance(part, ast.Subscript) and (place := _base(part))}
         if isinstance(node, ast.AugAssign):
             found.reads |= _targets(node.target)
+    if isinstance(node, ast.Delete):
+        found.writes |= {place for target in node.targets for place in _targets(target)}  # what was there is gone
     found.writes |= {part.target.id for part in ast.walk(node) if isinstance(part, ast.NamedExpr)}
     return found
 

@@ -1,4 +1,5 @@
 """Looking back: a loss or a gradient of the step under way is bad, nothing has used it yet, and the step is run again to see who made it.
+So is a forward in evaluation whose output is bad.
 
 First with every operation looked at, then on parts of the batch to find the samples that are to blame. Afterwards everything is as it
 was, and training goes on as if nobody had looked. Where the step cannot be run again it says why, and answers with what is left: the
@@ -8,7 +9,7 @@ model alone, and the graph of the bad loss.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,9 +21,12 @@ from torch import Tensor, nn
 
 from sonde.capture.kept import Kept
 from sonde.capture.tensors import tensors_in
+from sonde.forensics import company
 from sonde.forensics.batch import given_to, picked
 from sonde.forensics.capsule import save_capsule
 from sonde.forensics.dataset import indices_of
+from sonde.forensics.eager import eagerly
+from sonde.forensics.evaluated import origin_of_evaluation, outputs_of
 from sonde.forensics.nodes import origin_in_graph
 from sonde.forensics.origin import Origin
 from sonde.forensics.rerun import Rerun, gradients, reader
@@ -34,21 +38,30 @@ from sonde.forensics.tracer import Tracer, is_finite
 
 BLAMELESS = ("parameter", "buffer")  # phases in which no sample can be at fault
 
+Pick = Callable[[Any, bool], Any]  # (a value, may it be a flattened batch): some samples of it
+
 
 def look_back(
     kept: Kept, *, frame: FrameType | None, loss: Tensor | None, what: str, models: Mapping[str, nn.Module] | None = None
 ) -> Origin | None:
-    """Where the bad number of this step was made. None: the training deals with it itself. Raises `CannotReplay` where nothing is known."""
+    """Where the bad number of this step was made. `what` is bad: "loss", "gradient", or "evaluation", what the last call put out.
+
+    None: the training deals with it itself, or it is an Inf that is meant. Raises `CannotReplay` where nothing is known.
+    """
     if torch.compiler.is_compiling():
         return None
     models = models or {call.model: call.module for call in kept.calls}
-    with as_before([*models.values(), *(call.module for call in kept.calls), *modules_in(frame)]):
-        return _Look(kept, frame, loss, what, models).origin()
+    modules = [*models.values(), *(call.module for call in kept.calls), *modules_in(frame)]
+    with as_before(modules), company.alone(modules), eagerly():
+        found = _Look(kept, frame, loss, what, models).origin()
+    num = company.num_processes()
+    return replace(found, caveats=(*found.caveats, company.CAVEAT.format(num=num))) if found is not None and num > 1 else found
 
 
 def keep_capsule(
-    kept: Kept, directory: Path, *, frame: FrameType | None, what: str, optimizer: Any, origin: Origin, max_mb: float
-) -> Path:
+    kept: Kept, directory: Path, *, frame: FrameType | None, what: str, optimizer: Any, origin: Origin,
+    findings: Sequence[Mapping[str, Any]], max_mb: float,
+) -> Path:  # fmt: skip
     """Keeps the step under way as a capsule: the model's last inputs, and what else the loss was made from."""
     if not kept.calls:
         raise CannotReplay("no forward of the model was seen in this step")
@@ -60,7 +73,7 @@ def keep_capsule(
             inputs |= {name: value for name, value in found.items() if not isinstance(value, nn.Module) and tensors_in(value)}
     return save_capsule(
         directory, step=kept.step, model=call.module, args=call.args, kwargs=call.kwargs, optimizer=optimizer, rng=call.rng,
-        loss_inputs=inputs, origin=origin, max_mb=max_mb,
+        loss_inputs=inputs, origin=origin, findings=findings, about={"what": what, "bad": kept.where}, max_mb=max_mb,
     )  # fmt: skip
 
 
@@ -70,7 +83,8 @@ class _Look:
         self.reason = ""  # why the step, or a part of it, was not run again
 
     def origin(self) -> Origin | None:
-        self._refuse_company()
+        if self.what == "evaluation":
+            return self._of_an_evaluation()
         parts: Sequence[Part] = ()
         try:
             parts = parts_of(self.frame, self.what, reader(self.kept))
@@ -80,7 +94,7 @@ class _Look:
         if parts:
             found = self._of_the_step(rerun)
             if found is not None:
-                return self._with_samples(found, rerun)
+                return _with_samples(found, given_to(rerun), partial(self._fails, found, rerun))
             if not self.reason:
                 return None
         found = self._of_the_model(rerun)
@@ -88,9 +102,13 @@ class _Look:
             raise CannotReplay(self.reason)
         return replace(found, caveats=(*found.caveats, self.reason))
 
-    def _refuse_company(self) -> None:
-        if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-            self.frame = None  # the other processes would wait for a forward that they do not make
+    def _of_an_evaluation(self) -> Origin | None:
+        call = self.kept.calls[-1]
+        found = origin_of_evaluation(call, self.models)
+        if found is None:
+            return None
+        inputs = given_to(Rerun(self.kept, ()))
+        return _with_samples(found, inputs, lambda pick: not all(is_finite(output) for output in outputs_of(call, pick)))
 
     def _of_the_step(self, rerun: Rerun) -> Origin | None:
         """The step as a whole, every operation looked at: forward, then backward."""
@@ -112,6 +130,7 @@ class _Look:
                 return None  # only the scaled loss overflowed: the scaler lowers its scale and goes on
             notes = [note for part in rerun.parts for note in part.slice.notes if "hands it out" not in note]
             else_made = ": it went bad after that backward, or in an earlier one of this step" if self.what == "gradient" else ""
+            else_made += ", or in another process" if else_made and company.num_processes() > 1 else ""
             self.reason = f"the step was run again and its {self.what} was finite{else_made}" + "".join(f"; {note}" for note in notes[:3])
             return None
         return replace(found, how="replayed", caveats=(*found.caveats, *self._remarks(rerun, found)))
@@ -125,8 +144,6 @@ class _Look:
         """What is left where the step cannot be run: the model on its inputs, and the graph of the bad loss."""
         found: Origin | None = None
         try:
-            if self.frame is None:
-                raise CannotReplay(self.reason or "other processes train with this one")
             with Tracer(self.models) as tracer:
                 bad = [output for output in rerun.outputs() if not is_finite(output)]
                 found = tracer.origin_of(bad) if bad else None
@@ -136,24 +153,28 @@ class _Look:
             return replace(found, how="replayed")
         return origin_in_graph(self.loss) if self.loss is not None else None
 
-    # -- samples ------------------------------------------------------------------------------------
-
-    def _with_samples(self, found: Origin, rerun: Rerun) -> Origin:
-        first = next(iter(given_to(rerun)), None)
-        if first is None or found.phase in BLAMELESS:
-            return found
-        num = first.shape[0]
-        told = culprits(num, partial(self._fails, found, rerun, num, 0))
-        if told.samples is None and "could not be run" in told.note and first.dim() > 2:  # the batch may come second, after time
-            other = culprits(first.shape[1], partial(self._fails, found, rerun, first.shape[1], 1))
-            num, told = (first.shape[1], other) if other.samples is not None else (num, told)
-        if told.samples is None:
-            return found if not told.note else replace(found, caveats=(*found.caveats, told.note))
-        indices = indices_of(told.samples, given_to(rerun), num)
-        return replace(found, samples=told.samples, indices=indices, caveats=(*found.caveats, *([told.note] if told.note else [])))
-
-    def _fails(self, found: Origin, rerun: Rerun, num: int, dim: int, group: Sequence[int]) -> bool:
-        loss = rerun(lambda value, flat: picked(value, torch.tensor(group), num, dim, flat=flat))
+    def _fails(self, found: Origin, rerun: Rerun, pick: Pick) -> bool:
+        loss = rerun(pick)
         if found.phase != "backward":
             return not is_finite(loss)
         return is_finite(loss) and not all(is_finite(gradient) for gradient in gradients(loss))
+
+
+def _with_samples(found: Origin, inputs: Sequence[Tensor], fails: Callable[[Pick], bool]) -> Origin:
+    """The origin, with the samples that trigger it. `fails` runs it on what is picked of the batch."""
+    first = next(iter(inputs), None)
+    if first is None or found.phase in BLAMELESS:
+        return found
+
+    def of_group(num: int, dim: int, group: Sequence[int]) -> bool:
+        return fails(lambda value, flat: picked(value, torch.tensor(group), num, dim, flat=flat))
+
+    num = first.shape[0]
+    told = culprits(num, partial(of_group, num, 0))
+    if told.samples is None and "could not be run" in told.note and first.dim() > 2:  # the batch may come second, after time
+        other = culprits(first.shape[1], partial(of_group, first.shape[1], 1))
+        num, told = (first.shape[1], other) if other.samples is not None else (num, told)
+    if told.samples is None:
+        return found if not told.note else replace(found, caveats=(*found.caveats, told.note))
+    indices = indices_of(told.samples, inputs, num)
+    return replace(found, samples=told.samples, indices=indices, caveats=(*found.caveats, *([told.note] if told.note else [])))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sonde.capture.kept import Call, Kept
 from sonde.capture.tensors import tensors_in
+from sonde.forensics.company import num_processes
 from sonde.forensics.scene import Part
 from sonde.forensics.slice import CALL, CannotReplay, Reader
 from sonde.forensics.tracer import is_finite
@@ -76,7 +77,8 @@ def gradients_by_leaf(loss: Tensor, scale: float = 1.0) -> list[tuple[Tensor, Te
     try:
         found = torch.autograd.grad(loss, leaves, start, allow_unused=True)
     except RuntimeError as error:
-        if "checkpoint" not in str(error).lower() or any(getattr(leaf, "_post_accumulate_grad_hooks", None) for leaf in leaves):
+        hooked = num_processes() > 1 or any(getattr(leaf, "_post_accumulate_grad_hooks", None) for leaf in leaves)  # DDP has its own
+        if hooked or "checkpoint" not in str(error).lower():
             raise
         found = _by_backward(loss, leaves, start)  # re-entrant checkpointing knows no other way
     return [(leaf, gradient) for leaf, gradient in zip(leaves, found) if gradient is not None]

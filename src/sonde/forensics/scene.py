@@ -1,14 +1,15 @@
 """Where in the user's running code the loss was handed to backward: which expression it is, and which statements came before it.
 
 The exact call is known from the position of the instruction under way. Where the loss came in as an argument, the caller is a part of
-the scene too.
+the scene too. A function that has returned since is still known with its variables; the call is then the last one in its text.
 """
 
 from __future__ import annotations
 
 import ast
 import linecache
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -42,7 +43,7 @@ def parts_of(frame: FrameType | None, what: str, reader: Reader) -> list[Part]:
     call, path = _call_under_way(frame, body)
     after: list[ast.stmt] = []
     if what == "gradient" and (call is None or not _is_backward(call)):
-        call, path, after = _last_backward(body, path)
+        call, path, after = _last_call(body, path, _is_backward)
     if call is None or not _is_backward(call):
         raise CannotReplay(f"{frame.f_code.co_name} does not call backward itself: a library does")
     names = names_of(frame)
@@ -72,7 +73,11 @@ def names_of(frame: FrameType) -> dict[str, Any]:
 
 
 def _caller(caller: FrameType, callee: FrameType, missing: list[str], reader: Reader) -> tuple[Part, tuple[str, ...]]:
-    call, path = _call_under_way(caller, _body(caller.f_code))
+    body, after = _body(caller.f_code), list[ast.stmt]()
+    call, path = _call_under_way(caller, body)
+    if not _is_running(callee):
+        call, path, after = _last_call(body, path, lambda node: _name_called(node) == callee.f_code.co_name)
+        after = [path[-1][0][path[-1][1]], *after] if path else after  # that statement is over too, and has made what it makes
     if call is None or any(isinstance(arg, ast.Starred) for arg in call.args):
         raise CannotReplay("how it was called cannot be read")
     parameters = list(callee.f_code.co_varnames[: callee.f_code.co_argcount])
@@ -84,7 +89,7 @@ def _caller(caller: FrameType, callee: FrameType, missing: list[str], reader: Re
         raise CannotReplay("it was not given by the caller")
     goal = ast.copy_location(ast.Tuple([given[name] for name in bound], ast.Load()), call)
     names = names_of(caller)
-    return Part(_slice(path, [], goal, names, reader, caller), names), bound
+    return Part(_slice(path, after, goal, names, reader, caller), names), bound
 
 
 def _slice(path: Path, after: list[ast.stmt], goal: ast.expr, names: Mapping[str, Any], reader: Reader, frame: FrameType) -> Slice:
@@ -191,14 +196,25 @@ def _blocks(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
         yield handler.body
 
 
-def _last_backward(body: list[ast.stmt], path: Path) -> tuple[ast.Call | None, Path, list[ast.stmt]]:
-    """The call of backward before the statement under way, and what ran between the two."""
+def _last_call(body: list[ast.stmt], path: Path, is_wanted: Callable[[ast.Call], bool]) -> tuple[ast.Call | None, Path, list[ast.stmt]]:
+    """The last such call before the statement under way, and what ran between the two."""
     between: list[ast.stmt] = []
     for block, index in reversed(path):
         for statement in reversed(block[:index]):
-            calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call) and _is_backward(node)]
+            calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call) and is_wanted(node)]
             if calls:
                 last = max(calls, key=lambda node: (node.lineno, node.col_offset))
                 return last, _path(body, last.lineno, last.col_offset), between
             between.insert(0, statement)
     return None, path, between
+
+
+def _name_called(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
+
+
+def _is_running(frame: FrameType) -> bool:
+    at: FrameType | None = sys._getframe(1)
+    while at is not None and at is not frame:
+        at = at.f_back
+    return at is not None
