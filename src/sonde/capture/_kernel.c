@@ -64,20 +64,21 @@ static int check_count(const char *name, Py_ssize_t given, Py_ssize_t expected)
 
 /* ---- the functions ---- */
 
-/* Measures one object into a row; returns 0 where it is not handled. None is a row of zeros. */
-static int measure_object(PyObject *object, double *row)
+/* Measures one object into a row; returns 0 where it is not handled, 2 where `rectified` was asked for and told too. None is a row of zeros. */
+static int measure_object(PyObject *object, double *row, double *rectified)
 {
     View view;
     Leave away;
     double statistics[NUM_STATISTICS] = {0};
+    int both = 0;
     if (object != Py_None) {
         if (!look(object, &view) || !leave(&away, object, &view))
             return 0;
-        measure_view(&view, NULL, NULL, statistics);
+        both = measure_view(&view, NULL, NULL, statistics, rectified);
         come_back(&away);
     }
     memcpy(row, statistics, sizeof statistics);
-    return 1;
+    return 1 + both;
 }
 
 static PyObject *measure_one(PyObject *self, PyObject *const *args, Py_ssize_t num_args)
@@ -89,7 +90,7 @@ static PyObject *measure_one(PyObject *self, PyObject *const *args, Py_ssize_t n
     if (check_count("measure_one", num_args, 3) < 0 || get_rows(args[0], &buffer) < 0)
         return NULL;
     if (get_row(args[1], 1, &buffer, &row) == 0)
-        handled = measure_object(args[2], (double *)buffer.buf + row * NUM_STATISTICS);
+        handled = measure_object(args[2], (double *)buffer.buf + row * NUM_STATISTICS, NULL);
     PyBuffer_Release(&buffer);
     return handled < 0 ? NULL : Py_NewRef(handled ? Py_True : Py_False);
 }
@@ -109,7 +110,7 @@ static PyObject *measure(PyObject *self, PyObject *const *args, Py_ssize_t num_a
     Py_ssize_t num = PyTuple_GET_SIZE(tensors);
     int failed = get_row(args[1], num, &buffer, &row);
     for (Py_ssize_t i = 0; !failed && i < num; i++)
-        if (!measure_object(PyTuple_GET_ITEM(tensors, i), (double *)buffer.buf + (row + i) * NUM_STATISTICS))
+        if (!measure_object(PyTuple_GET_ITEM(tensors, i), (double *)buffer.buf + (row + i) * NUM_STATISTICS, NULL))
             failed = leave_to_python(&rest, i);
     PyBuffer_Release(&buffer);
     Py_DECREF(tensors);
@@ -128,7 +129,7 @@ static int measure_pair(PyObject *tensor, PyObject *copy, int keep, double *row)
     double statistics[NUM_STATISTICS] = {0};
     if (!look(tensor, &now) || !look(copy, &kept) || now.kind != kept.kind || !run_alike(&now, &kept) || !leave(&away, tensor, &now))
         return 0;
-    measure_view(&now, keep ? NULL : &kept, keep ? (char *)(uintptr_t)kept.data : NULL, statistics);
+    measure_view(&now, keep ? NULL : &kept, keep ? (char *)(uintptr_t)kept.data : NULL, statistics, NULL);
     come_back(&away);
     memcpy(row, statistics, sizeof statistics);
     return 1;

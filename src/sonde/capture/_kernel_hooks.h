@@ -6,7 +6,7 @@
 #include <structmember.h>
 #include <time.h>
 
-static PyObject *name_slowly, *name_failed, *name_requires_grad, *name_hooks, *name_grad_fn, *name_register, *our_key;
+static PyObject *name_slowly, *name_failed, *name_requires_grad, *name_hooks, *name_grad_fn, *name_register, *name_version, *our_key;
 
 static int64_t now_ns(void)
 {
@@ -26,6 +26,9 @@ typedef struct {
     long long hook_ns;                         /* what torch takes to call a hook */
     char fast;                                 /* 0: everything is left to Python */
     Py_buffer rows[NUM_TABLES], taken[NUM_TABLES]; /* statistics, and which of them were written in this step */
+    PyObject *source;                          /* a weak reference to the output measured last, where a ReLU is expected to follow it */
+    PyObject *source_version;                  /* its _version then: what was changed in place meanwhile is another tensor */
+    double rectified[NUM_STATISTICS];          /* what a ReLU would make of it: read together, since reading is what costs */
 } Desk;
 
 static void desk_clear_tables(Desk *self)
@@ -59,21 +62,60 @@ static PyObject *desk_write_to(PyObject *object, PyObject *const *args, Py_ssize
     Py_RETURN_NONE;
 }
 
+static void desk_forget_source(Desk *self)
+{
+    Py_CLEAR(self->source);
+    Py_CLEAR(self->source_version);
+}
+
 static void desk_dealloc(PyObject *object)
 {
     desk_clear_tables((Desk *)object);
+    desk_forget_source((Desk *)object);
     Py_TYPE(object)->tp_free(object);
 }
 
-static int desk_measure(Desk *self, int table, Py_ssize_t row, PyObject *tensor)
+/* Measures a tensor into a row of a table, or writes the row that is known already. */
+static int desk_measure(Desk *self, int table, Py_ssize_t row, PyObject *tensor, const double *known, double *rectified)
 {
     Py_buffer *rows = &self->rows[table];
     if (tensor == Py_None || !rows->buf || row < 0 || row >= rows->shape[0])
         return 0;
-    if (!measure_object(tensor, (double *)rows->buf + row * NUM_STATISTICS))
-        return 0;
-    ((char *)self->taken[table].buf)[row] = 1;
-    return 1;
+    double *place = (double *)rows->buf + row * NUM_STATISTICS;
+    int done = 1;
+    if (known)
+        memcpy(place, known, NUM_STATISTICS * sizeof *known);
+    else
+        done = measure_object(tensor, place, rectified);
+    if (done)
+        ((char *)self->taken[table].buf)[row] = 1;
+    return done;
+}
+
+/* The output of a leaf was measured together with its ReLU: remember which tensor that was. */
+static void desk_expect_relu(Desk *self, PyObject *output, const double *rectified)
+{
+    memcpy(self->rectified, rectified, sizeof self->rectified);
+    self->source = PyWeakref_NewRef(output, NULL);
+    self->source_version = PyObject_GetAttr(output, name_version);
+    if (!self->source || !self->source_version)
+        desk_forget_source(self);
+    PyErr_Clear();
+}
+
+/* Is this the tensor that was measured together with its ReLU, unchanged? Then `rectified` is known. Asked once. */
+static int desk_knows(Desk *self, PyObject *args, double *rectified)
+{
+    int same = 0;
+    memcpy(rectified, self->rectified, sizeof self->rectified);
+    if (self->source && PyTuple_GET_SIZE(args) == 1 && PyWeakref_GetObject(self->source) == PyTuple_GET_ITEM(args, 0)) {
+        PyObject *version = PyObject_GetAttr(PyTuple_GET_ITEM(args, 0), name_version);
+        same = version && PyObject_RichCompareBool(version, self->source_version, Py_EQ) == 1;
+        Py_XDECREF(version);
+        PyErr_Clear();
+    }
+    desk_forget_source(self);
+    return same;
 }
 
 static PyMemberDef desk_members[] = {
@@ -153,7 +195,7 @@ static PyObject *hook_call(PyObject *object, PyObject *args, PyObject *kwargs)
         Py_RETURN_NONE;
     int64_t started = now_ns();
     PyObject *gradient = PyTuple_GET_ITEM(args, 0);
-    if (!(desk->fast && desk_measure(desk, GRADIENTS, self->row, gradient)) && go_slowly(object, gradient) < 0)
+    if (!(desk->fast && desk_measure(desk, GRADIENTS, self->row, gradient, NULL, NULL)) && go_slowly(object, gradient) < 0)
         return NULL;
     desk->own_ns += now_ns() - started + desk->hook_ns;
     Py_RETURN_NONE;
@@ -202,6 +244,8 @@ typedef struct {
     PyObject *under;   /* what the instance had in this place, or NULL */
     PyObject *first;   /* the Hook of its first call's first tensor, once there is one */
     long long step, calls;
+    char rectifies; /* it is a ReLU */
+    char feeds_relu; /* one stands behind it, and is likely to be given its output */
 } Leaf;
 
 static int leaf_init(PyObject *object, PyObject *args, PyObject *kwargs)
@@ -270,7 +314,7 @@ static PyObject *call_forward(Leaf *self, PyObject *args, PyObject *kwargs)
 }
 
 /* The common case. 0 where it is left to Python, which then measures anew. */
-static int leaf_measure(Leaf *self, PyObject *output)
+static int leaf_measure(Leaf *self, PyObject *output, const double *known)
 {
     Desk *desk = self->desk;
     if (!desk->fast || self->calls || !self->first || !PyObject_TypeCheck(self->first, &HookType) || (PyObject *)Py_TYPE(output) != tensor_type)
@@ -279,8 +323,12 @@ static int leaf_measure(Leaf *self, PyObject *output)
     PyObject *differentiable = PyObject_GetAttr(output, name_requires_grad);
     PyErr_Clear();
     Py_XDECREF(differentiable);
-    if (!differentiable || !desk_measure(desk, OUTPUTS, hook->row, output))
+    double rectified[NUM_STATISTICS];
+    int done = differentiable ? desk_measure(desk, OUTPUTS, hook->row, output, known, self->feeds_relu ? rectified : NULL) : 0;
+    if (!done)
         return 0;
+    if (done == 2)
+        desk_expect_relu(desk, output, rectified);
     if (differentiable == Py_True) {
         hook->step = desk->step;
         if (!await_gradient(output, hook))
@@ -296,15 +344,17 @@ static PyObject *leaf_call(PyObject *object, PyObject *args, PyObject *kwargs)
     if (!self->desk)
         return PyErr_SetString(PyExc_RuntimeError, "this leaf was never set up"), NULL;
     Py_INCREF(object); /* whatever the forward does to the module's attributes */
+    Desk *desk = self->desk;
+    double rectified[NUM_STATISTICS];
+    const int is_known = desk->source && desk_knows(desk, args, rectified) && self->rectifies && (!self->under || self->under == Py_None);
     PyObject *output = call_forward(self, args, kwargs);
     if (output) {
-        Desk *desk = self->desk;
         int64_t started = now_ns();
         if (self->step != desk->step) {
             self->step = desk->step;
             self->calls = 0;
         }
-        if (!leaf_measure(self, output) && go_slowly(object, output) < 0)
+        if (!leaf_measure(self, output, is_known ? rectified : NULL) && go_slowly(object, output) < 0)
             Py_CLEAR(output);
         desk->own_ns += now_ns() - started;
     }
@@ -319,6 +369,8 @@ static PyMemberDef leaf_members[] = {
     {"first", T_OBJECT, offsetof(Leaf, first), 0, NULL},
     {"step", T_LONGLONG, offsetof(Leaf, step), 0, NULL},
     {"calls", T_LONGLONG, offsetof(Leaf, calls), 0, NULL},
+    {"rectifies", T_BOOL, offsetof(Leaf, rectifies), 0, NULL},
+    {"feeds_relu", T_BOOL, offsetof(Leaf, feeds_relu), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -341,7 +393,7 @@ static int add_hook_types(PyObject *module)
         PyObject **slot;
         const char *text;
     } const names[] = {{&name_slowly, "slowly"}, {&name_failed, "failed"}, {&name_requires_grad, "requires_grad"}, {&name_hooks, "_backward_hooks"},
-                       {&name_grad_fn, "grad_fn"}, {&name_register, "_register_hook_dict"}};
+                       {&name_grad_fn, "grad_fn"}, {&name_register, "_register_hook_dict"}, {&name_version, "_version"}};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!(*names[i].slot = PyUnicode_InternFromString(names[i].text)))
             return -1;

@@ -29,7 +29,7 @@ TARGET static inline double NAME(add_lanes)(Floats v)
  * One pass, with deviations from a guess at the mean, which is that of the blocks before. A guess that is off by more than the spread of the
  * values would cost digits: then the block, in the first-level cache by now, is gone through once more with what was learnt. A few values
  * that stand out from a crowd of equal ones are told apart in double only. */
-TARGET static int NAME(measure)(const float *x, int n, float guess, Part *part)
+TARGET static inline __attribute__((always_inline)) int NAME(measure_as)(const float *x, int n, float guess, const int rectified, Part *part)
 {
     double deviation, squares;
     float low, high;
@@ -37,14 +37,19 @@ TARGET static int NAME(measure)(const float *x, int n, float guess, Part *part)
     if (!(guess >= -SQUARE_FITS && guess <= SQUARE_FITS))
         guess = 0;
     for (int tries = 0;; tries++) {
-        Floats low0 = (Floats){0} + x[0], low1 = low0, high0 = low0, high1 = low0;
+        const float first = rectified && x[0] < 0 ? 0 : x[0];
+        Floats low0 = (Floats){0} + first, low1 = low0, high0 = low0, high1 = low0;
         Floats d0 = {0}, d1 = {0}, q0 = {0}, q1 = {0};
         Ints zeros0 = {0}, zeros1 = {0};
         int i = 0;
         for (; i + 2 * LANES <= n; i += 2 * LANES) {
-            for (int line = 0; line < 2 * LANES; line += 16)
+            for (int line = 0; line < 2 * LANES && !rectified; line += 16)
                 __builtin_prefetch(x + i + line + AHEAD);
             Floats a = LOAD(x + i), b = LOAD(x + i + LANES);
+            if (rectified) {
+                a = MAX(a, ((Floats){0}));
+                b = MAX(b, ((Floats){0}));
+            }
             low0 = MIN(a, low0);
             low1 = MIN(b, low1);
             high0 = MAX(a, high0);
@@ -72,13 +77,14 @@ TARGET static int NAME(measure)(const float *x, int n, float guess, Part *part)
             zeros += zeros0[lane];
         }
         for (; i < n; i++) {
+            const float value = rectified && x[i] < 0 ? 0 : x[i];
             uint32_t bits;
-            memcpy(&bits, x + i, 4);
-            double d = (double)x[i] - guess;
+            memcpy(&bits, &value, 4);
+            double d = (double)value - guess;
             deviation += d;
             squares += d * d;
-            low = x[i] < low ? x[i] : low;
-            high = x[i] > high ? x[i] : high;
+            low = value < low ? value : low;
+            high = value > high ? value : high;
             zeros += (bits << 1) == 0;
         }
         /* A NaN shows in the sum alone, since minimum and maximum pass over it. */
@@ -107,6 +113,17 @@ TARGET static int NAME(measure)(const float *x, int n, float guess, Part *part)
     part->zeros = zeros;
     part->nan = part->inf = 0;
     return 1;
+}
+
+TARGET static int NAME(measure)(const float *x, int n, float guess, Part *part)
+{
+    return NAME(measure_as)(x, n, guess, 0, part);
+}
+
+/* The same of what a ReLU makes of a block in which `measure` found nothing extraordinary. */
+TARGET static int NAME(measure_rectified)(const float *x, int n, float guess, Part *part)
+{
+    return NAME(measure_as)(x, n, guess, 1, part);
 }
 
 /* The sum of squares as float32 sees it: NaN or infinite where an element is, or where a square overflows. */
@@ -181,7 +198,7 @@ TARGET static void NAME(widen_f16)(const uint16_t *x, int n, float *out)
 }
 
 static const Loops NAME(loops) = {
-    NAME(measure), NAME(squares), NAME(any), NAME(subtract), NAME(widen_bf16), NAME(widen_f16),
+    NAME(measure), NAME(measure_rectified), NAME(squares), NAME(any), NAME(subtract), NAME(widen_bf16), NAME(widen_f16),
 };
 
 #undef Floats

@@ -28,6 +28,7 @@ typedef int32_t Word __attribute__((may_alias)); /* four bytes of whatever type 
 
 typedef struct {
     int (*measure)(const float *, int, float, Part *);
+    int (*measure_rectified)(const float *, int, float, Part *);
     double (*squares)(const float *, int);
     int (*any)(const Word *, int, int32_t);
     void (*subtract)(const float *, const float *, int, float *);

@@ -79,7 +79,8 @@ static __attribute__((noinline)) void measure_floats_exactly(const float *x, con
     measure_exactly(wide, n, part);
 }
 
-static void measure_floats(const float *x, const float *minus, int n, float guess, Part *part)
+/* Returns 1 where the block was an ordinary one. */
+static int measure_floats(const float *x, const float *minus, int n, float guess, Part *part)
 {
     float difference[BLOCK];
     const float *values = x;
@@ -87,8 +88,10 @@ static void measure_floats(const float *x, const float *minus, int n, float gues
         loops->subtract(x, minus, n, difference);
         values = difference;
     }
-    if (!loops->measure(values, n, guess, part))
-        measure_floats_exactly(x, minus, n, part);
+    if (loops->measure(values, n, guess, part))
+        return 1;
+    measure_floats_exactly(x, minus, n, part);
+    return 0;
 }
 
 /* x, or x - minus, times 2^-shift: squares of 1e200 overflow and squares of 1e-200 vanish also in double. */
@@ -103,8 +106,9 @@ static void measure_doubles(const double *x, const double *minus, int shift, int
     measure_exactly(wide, n, part);
 }
 
-/* Goes through `view`, and in step with it through `minus` (same memory layout) where that is given; copies `view` to `copy` where that is. */
-static void measure_shifted(const View *view, const View *minus, char *copy, int shift, Part *total)
+/* Goes through `view`, and in step with it through `minus` (same memory layout) where that is given; copies `view` to `copy` where that is.
+ * `rectified`, where given, is what a ReLU would make of it, for one reading of both; its num stays short of the view's where it cannot tell. */
+static void measure_shifted(const View *view, const View *minus, char *copy, int shift, Part *total, Part *rectified)
 {
     double scratch[BLOCK];
     float wide[BLOCK], wide_minus[BLOCK];
@@ -120,33 +124,48 @@ static void measure_shifted(const View *view, const View *minus, char *copy, int
             memmove(copy + at * view->itemsize, block, (size_t)num * (size_t)view->itemsize);
         if (view->kind == F64)
             measure_doubles(block, (const double *)other, shift, num, &part);
-        else
-            measure_floats(widen(view, block, num, wide), other ? widen(minus, other, num, wide_minus) : NULL, num, (float)total->mean, &part);
+        else {
+            const float *x = widen(view, block, num, wide);
+            Part positive;
+            if (measure_floats(x, other ? widen(minus, other, num, wide_minus) : NULL, num, (float)total->mean, &part) && rectified &&
+                loops->measure_rectified(x, num, (float)rectified->mean, &positive))
+                join(rectified, &positive);
+        }
         join(total, &part);
     }
 }
 
-/* The row of one tensor, in the order of sonde.record.STATISTICS. */
-static void measure_view(const View *view, const View *minus, char *copy, double *row)
+/* A row, in the order of sonde.record.STATISTICS. */
+static void write_row(const Part *total, const View *view, double low, double high, int shift, double *row)
 {
-    Part total;
+    double num = (double)total->num, repeats = view->repeats;
+    row[0] = (double)view->num * repeats;
+    row[1] = ldexp(total->mean, shift);
+    row[2] = num > 0 ? ldexp(sqrt(total->m2 / num), shift) : 0;
+    row[3] = low;
+    row[4] = high;
+    row[5] = ldexp(sqrt((total->m2 + num * total->mean * total->mean) * repeats), shift);
+    row[6] = (double)total->zeros * repeats;
+    row[7] = (double)total->nan * repeats;
+    row[8] = (double)total->inf * repeats;
+}
+
+/* The row of one tensor, and where it is asked for that of its ReLU. Returns 1 where the latter was told. */
+static int measure_view(const View *view, const View *minus, char *copy, double *row, double *rectified_row)
+{
+    Part total, rectified = {0};
     int shift = 0;
-    measure_shifted(view, minus, copy, 0, &total);
+    measure_shifted(view, minus, copy, 0, &total, rectified_row ? &rectified : NULL);
     double largest = fmax(fabs(total.low), fabs(total.high)), low = total.low, high = total.high;
     if (view->kind == F64 && total.num && largest != 0 && (largest > 1e140 || largest < 1e-140)) {
         shift = ilogb(largest);
-        measure_shifted(view, minus, NULL, shift, &total);
+        measure_shifted(view, minus, NULL, shift, &total, NULL);
     }
-    double num = (double)total.num, repeats = view->repeats;
-    row[0] = (double)view->num * repeats;
-    row[1] = ldexp(total.mean, shift);
-    row[2] = num > 0 ? ldexp(sqrt(total.m2 / num), shift) : 0;
-    row[3] = low;
-    row[4] = high;
-    row[5] = ldexp(sqrt((total.m2 + num * total.mean * total.mean) * repeats), shift);
-    row[6] = (double)total.zeros * repeats;
-    row[7] = (double)total.nan * repeats;
-    row[8] = (double)total.inf * repeats;
+    write_row(&total, view, low, high, shift, row);
+    if (!rectified_row || view->num == 0 || rectified.num != view->num)
+        return 0;
+    write_row(&rectified, view, rectified.low, rectified.high, 0, rectified_row);
+    return 1;
 }
 
 /* Adds the squares of a view to *sum. Returns 1 where an element is not finite. */

@@ -6,19 +6,16 @@ in-place operation would change it), and a hook on the tensor waits for its grad
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections import OrderedDict
-from functools import partial
-from operator import itemgetter
 from time import perf_counter_ns
-from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from sonde.capture import standins
+from sonde.capture.instead import StandIn
 from sonde.capture.tensors import tensors_in
 from sonde.capture.watched import InertCopy
 
@@ -45,14 +42,15 @@ class GradientHook(standins.Hook):
         self.probe.faults.caught(self.probe.name, self.probe.sites[self.row].path, error)
 
 
-class Leaf(standins.Leaf):
-    """A leaf of a model: its place, the rows of its outputs, and how it is put in and taken out."""
+class Leaf(StandIn, standins.Leaf):
+    """A leaf of a model: its place, and the rows of its outputs."""
 
     __slots__ = ("model", "path", "probe", "rows")
 
     def __init__(self, probe: Activations, model: str, path: str, module: nn.Module) -> None:
         super().__init__(probe.desk, weakref.ref(module), type(module).forward)
         self.probe, self.model, self.path = probe, model, path
+        self.rectifies = type(module) is nn.ReLU
         self.rows: dict[tuple[int, int], GradientHook | None] = {}  # (call, item) -> its row; None: cannot be measured
 
     def slowly(self, output: Any) -> None:
@@ -72,38 +70,6 @@ class Leaf(standins.Leaf):
         if self.step != self.probe.desk.step:
             self.step, self.calls = self.probe.desk.step, 0
         self.slowly(output)
-
-    def put_in(self, attributes: dict[str, Any]) -> None:
-        top = attributes.get("forward")
-        while isinstance(top, Leaf):
-            if top is self:
-                return  # it was not taken out, for whatever reason
-            top = top.under
-        self.under = attributes.get("forward")
-        attributes["forward"] = self
-
-    def take_out(self, attributes: dict[str, Any]) -> None:
-        """Two sessions may watch one model, and leave in any order: whoever stands on top of this one takes its place."""
-        top = attributes.get("forward")
-        if top is not self:
-            while isinstance(top, Leaf) and top.under is not self:
-                top = top.under
-            if isinstance(top, Leaf):
-                top.under = self.under
-        elif self.under is None:
-            del attributes["forward"]
-        else:
-            attributes["forward"] = self.under
-        self.under = None
-
-    # A module that is copied or pickled in the middle of a forward takes the real forward with it, bound to the copy.
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        module = memo.get(id(self.module()), self.module())
-        return copy.deepcopy(self.under, memo) if self.under is not None else MethodType(self.forward, module)
-
-    def __reduce__(self) -> Any:
-        return (itemgetter(0), ((self.under,),)) if self.under is not None else (partial, (self.forward, self.module()))
 
 
 class LeafHook(InertCopy):

@@ -54,7 +54,7 @@ class Hook:
 class Leaf:
     """Calls the real forward, then has its output measured."""
 
-    __slots__ = ("calls", "desk", "first", "forward", "module", "step", "under")
+    __slots__ = ("calls", "desk", "feeds_relu", "first", "forward", "module", "rectifies", "step", "under")
 
     def __init__(self, desk: Desk, module: Any, forward: Any) -> None:
         self.desk = desk
@@ -63,6 +63,8 @@ class Leaf:
         self.under: Any = None  # what the instance had in this place: a forward of its own, or the stand-in of another session
         self.first: Hook | None = None  # of the first call's first tensor, once there is one
         self.step, self.calls = -1, 0
+        # A ReLU that is given the output of the leaf before it: the native leaf learns the numbers of both from one reading of that.
+        self.rectifies = self.feeds_relu = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         output = self.under(*args, **kwargs) if self.under is not None else self.forward(self.module(), *args, **kwargs)

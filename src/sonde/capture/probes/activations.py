@@ -104,11 +104,13 @@ class Activations(Probe):
         known = self._plans.get(id(watched))
         if known is not None and known[0] == watched.version:
             return known[1]
-        plan = []
+        plan: list[tuple[weakref.ref[nn.Module], Leaf]] = []
         for path, module in watched.leaves():
             leaf = self._leaves.get(id(module))
             if leaf is None or leaf.module() is not module or (leaf.model, leaf.path) != (watched.name, path):
                 leaf = self._leaves[id(module)] = Leaf(self, watched.name, path, module)
+            if plan:
+                plan[-1][1].feeds_relu = leaf.rectifies
             plan.append((leaf.module, leaf))
         self._plans[id(watched)] = (watched.version, plan)
         return plan
