@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "sonde"
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if "demo_programs" not in path.parts)
 
-GROUND = {"errors", "record", "config", "conditions", "spikes"}
+GROUND = {"errors", "record", "config", "conditions", "spikes", "units"}
 MAY_IMPORT = {
     "errors": set(),
     "record": set(),
@@ -26,16 +26,20 @@ MAY_IMPORT = {
     "views": GROUND | {"run", "rules", "report", "comparison"},
     "profiles": GROUND | {"rules", "report", "views"},  # views know its types alone
     "export": GROUND | {"run", "rules", "report", "views", "profiles"},
-    "cli": GROUND | {"run", "rules", "report", "comparison", "views", "profiles", "export", "capture", "forensics", "workbench"},
+    "cli": GROUND
+    | {"run", "rules", "report", "comparison", "views", "profiles", "memory", "export", "tuning", "capture", "forensics", "workbench"},
     "capture": GROUND | {"run"},
     "forensics": GROUND | {"run", "capture"},
-    "workbench": GROUND | {"run", "rules", "report", "views", "profiles", "capture", "forensics"},
+    "workbench": GROUND | {"run", "rules", "report", "views", "profiles", "memory", "capture", "forensics"},
+    "tuning": GROUND | {"capture"},
     "conditions": {"errors"},
     "spikes": set(),
+    "units": set(),
+    "memory": GROUND | {"report", "views"},  # views know its types alone
     "__init__": set(),  # all of its names are lazy
     "__main__": {"cli"},
 }
-USES_TORCH = {"capture", "forensics", "workbench"}
+USES_TORCH = {"capture", "forensics", "workbench", "tuning"}
 MAX_LINES = 400  # a module that is longer is probably two ideas
 
 

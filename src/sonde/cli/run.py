@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib.util
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from sonde.errors import SondeError
+from sonde.cli._script import refuse_impossible
 from sonde.views.printable import printable
 
 if TYPE_CHECKING:
@@ -55,13 +52,7 @@ def run(
     from sonde.config import load_config
 
     config = load_config(every=every, overhead_budget=budget)
-    if not module:
-        _refuse_missing(script)
-    if importlib.util.find_spec("torch") is None:
-        raise SondeError(
-            f"torch is not installed in {sys.executable}.\n"
-            "Install it there, or use the Python that you train with: python -m sonde run …"
-        )
+    refuse_impossible("run", script, module=module)
     from sonde.capture.launch import run_script
 
     launched = run_script(script, args, module=module, config=config, to=to, name=name, strict=strict)
@@ -94,20 +85,3 @@ def _judged(path: Path, *, quiet: bool, strict: bool) -> Report | None:
         click.echo(f"       Again with: sonde diagnose {printable(path)}", err=True)
         return None
     return report
-
-
-def _refuse_missing(script: str) -> None:
-    path = Path(script)
-    if path.is_file():
-        return
-    if path.is_dir():
-        raise SondeError(f"{script} is a directory. Name the script in it. For a module: sonde run -m package.module")
-    if script.startswith("-"):
-        raise SondeError(f"no file {script} here. Sonde's options come before the script, the script's own after it.")
-    folder = path.parent
-    others = sorted(other.name for other in folder.glob("*.py")) if folder.is_dir() else []
-    near = difflib.get_close_matches(path.name, others, n=3) or others[:3]
-    where = "here" if str(folder) == "." else f"in {folder}"
-    nearest = ", ".join(str(folder / name) for name in near)
-    hint = f"Nearest: {nearest}" if near else "For a module: sonde run -m package.module"
-    raise SondeError(f"no file {path.name} {where}.\n{hint}")

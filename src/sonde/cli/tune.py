@@ -1,0 +1,100 @@
+"""`sonde tune`: what would make a training faster, measured on the training itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from sonde.cli._reading import screen
+from sonde.cli._script import refuse_impossible, refuse_missing
+from sonde.views.printable import printable
+
+if TYPE_CHECKING:
+    from sonde.tuning.result import Tuning
+
+
+# Whatever follows the script belongs to the script, options too.
+@click.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS]")
+@click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
+@click.option("--only", metavar="NAMES", default="", help="Try these alone, as in workers,optimizer. --dry-run lists them.")
+@click.option("--steps", type=click.IntRange(min=5), metavar="N", help="Steps to measure in each trial.  [default: two seconds of them]")
+@click.option("--repeats", type=click.IntRange(1, 20), default=3, show_default=True, help="How often to measure what looks good.")
+@click.option("--time-limit", type=click.FloatRange(min=1), default=600, show_default=True, metavar="SECONDS", help="For all of it.")
+@click.option("--dry-run", is_flag=True, help="Say what would be tried, and run nothing.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def tune(
+    module: bool,
+    only: str,
+    steps: int | None,
+    repeats: int,
+    time_limit: float,
+    dry_run: bool,
+    as_json: bool,
+    script: str,
+    args: tuple[str, ...],
+) -> None:
+    """Measure what would make a training script faster.
+
+    Each change (workers, fused optimizer, threads, channels_last, bfloat16, compile …) is tried on the first steps of the script itself, in
+    a process of its own, and compared with the script as it is; the losses are compared too. No file is changed. The script is started a
+    dozen times and more, and stopped after those steps: what it writes in its first steps, it writes each time.
+
+    \b
+    Example:  sonde tune train.py
+              sonde tune --only workers,optimizer train.py --data small
+              sonde tune --dry-run train.py
+
+    Exit code 0: it was measured, whether or not something helps. 2: it could not be measured, or wrong usage.
+    """
+    from sonde.tuning.proposals import FAMILIES, chosen_families
+
+    families = chosen_families([name.strip() for name in only.split(",") if name.strip()])
+    if dry_run:
+        if not module:
+            refuse_missing("tune", script)
+        from sonde.views.tuning import Plan
+
+        screen().print(Plan(script, {name: FAMILIES[name].__doc__ or "" for name in families}, time_limit))
+        return
+    refuse_impossible("tune", script, module=module)
+    tuning = _with_progress(script, args, module=module, only=families, steps=steps or 0, repeats=repeats, time_limit_s=time_limit)
+    if as_json:
+        from sonde.views.tuning import render_json
+
+        click.echo(render_json(tuning))
+    else:
+        from sonde.views.tuning import TuningTable
+
+        screen().print(TuningTable(tuning))
+    raise SystemExit(130 if tuning.stopped == "interrupted" else 0)
+
+
+def _with_progress(
+    script: str, args: tuple[str, ...], *, module: bool, only: tuple[str, ...], steps: int, repeats: int, time_limit_s: float
+) -> Tuning:
+    """A bar on stderr says what is being tried; nothing is drawn where stderr is no terminal."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from sonde.tuning.tune import tune as measure
+
+    terminal = screen(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[steps]}"), TimeElapsedColumn())
+    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as bar:
+        task = bar.add_task("starting", steps="", total=None)
+
+        def show(what: str, trial: int, num_trials: int, step: int, num_steps: int) -> None:
+            share = step / num_steps if num_steps else 0.0
+            bar.update(
+                task,
+                description=printable(f"trial {trial} of about {num_trials}: {what}"),
+                steps=f"step {step} of {num_steps}" if num_steps else f"step {step}",
+                completed=trial - 1 + min(share, 1.0),
+                total=num_trials,
+            )
+
+        return measure(
+            script, args, module=module, only=only, steps=steps, repeats=repeats, time_limit_s=time_limit_s, progress=show
+        )  # fmt: skip

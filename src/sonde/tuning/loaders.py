@@ -1,0 +1,120 @@
+"""The DataLoaders of the script, inside a trial: changed where the trial says so, watched while they feed the training."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset, dataloader
+
+from sonde.capture.tensors import tensors_in
+from sonde.tuning.facts import Loader, Place
+from sonde.tuning.places import place_here
+
+
+@dataclass(slots=True)
+class Seen:
+    """All loaders that one line makes."""
+
+    place: Place
+    num_workers: int
+    batch_size: int | None
+    pin_memory: bool
+    is_iterable: bool
+    is_persistent: bool
+    num_epochs: int = 0
+    fed: bool = False  # the step under way
+    num_fed: int = 0  # steps
+    num_samples: int = 0  # since the last mark
+    waited_s: float = 0.0
+
+
+class Loaders:
+    def __init__(self, changes: Mapping[str, Mapping[str, Any]]) -> None:
+        self._changes = changes
+        self._seen: dict[str, Seen] = {}
+        self._num_steps = 0
+        self._sources: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # which line made a loader or its iterator
+
+    def install(self) -> None:
+        """For good: the process belongs to the trial."""
+        make, iterate, fetch = DataLoader.__init__, DataLoader.__iter__, dataloader._BaseDataLoaderIter.__next__
+        signature = inspect.signature(make)
+
+        @functools.wraps(make)
+        def __init__(loader: DataLoader[Any], *args: Any, **kwargs: Any) -> None:
+            place = place_here()
+            change = self._changes.get(place.key)
+            if change:
+                bound = signature.bind(loader, *args, **kwargs)
+                bound.arguments.update(change)
+                args, kwargs = bound.args[1:], bound.kwargs
+            make(loader, *args, **kwargs)
+            self._note(loader, place)
+
+        @functools.wraps(iterate)
+        def __iter__(loader: DataLoader[Any]) -> Any:
+            iterator = iterate(loader)
+            key = self._sources.get(loader)
+            if key is not None:
+                self._sources[iterator] = key
+                self._seen[key].num_epochs += 1
+            return iterator
+
+        @functools.wraps(fetch)
+        def __next__(iterator: Any) -> Any:
+            began = perf_counter()
+            batch = fetch(iterator)
+            seen = self._seen.get(self._sources.get(iterator, ""))
+            if seen is not None:
+                seen.waited_s += perf_counter() - began
+                seen.num_samples += num_samples(batch)
+                seen.fed = True
+            return batch
+
+        for owner, patched in ((DataLoader, __init__), (DataLoader, __iter__), (dataloader._BaseDataLoaderIter, __next__)):
+            setattr(owner, patched.__name__, patched)
+
+    def mark(self) -> None:
+        """From here on it counts."""
+        for seen in self._seen.values():
+            seen.num_samples, seen.waited_s = 0, 0.0
+
+    def step_ended(self) -> None:
+        self._num_steps += 1
+        for seen in self._seen.values():
+            seen.num_fed += seen.fed
+            seen.fed = False
+
+    def totals(self) -> tuple[int, float]:
+        """Samples and seconds of waiting since the mark, of the loaders that feed the training."""
+        feeding = [seen for seen in self._seen.values() if 2 * seen.num_fed >= self._num_steps]
+        return sum(seen.num_samples for seen in feeding), sum(seen.waited_s for seen in feeding)
+
+    def facts(self) -> tuple[Loader, ...]:
+        num_steps = max(self._num_steps, 1)
+        return tuple(
+            Loader(
+                seen.place, seen.num_workers, seen.batch_size, seen.pin_memory, seen.is_iterable, seen.is_persistent,
+                seen.num_epochs, seen.num_fed / num_steps,
+            )
+            for seen in self._seen.values()
+        )  # fmt: skip
+
+    def _note(self, loader: DataLoader[Any], place: Place) -> None:
+        self._sources[loader] = place.key
+        if place.key not in self._seen:
+            self._seen[place.key] = Seen(
+                place, loader.num_workers, loader.batch_size, loader.pin_memory,
+                isinstance(loader.dataset, IterableDataset), loader.persistent_workers,
+            )  # fmt: skip
+
+
+def num_samples(batch: Any) -> int:
+    """The first dimension of the first tensor that has one; a batch of something else counts as one sample."""
+    return next((tensor.shape[0] for _, tensor in tensors_in(batch) if tensor.dim()), 1)

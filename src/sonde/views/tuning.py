@@ -1,0 +1,160 @@
+"""What `sonde tune` measured, for a terminal and for programs: what to change first, then everything that was tried."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from sonde.report import strict
+from sonde.rules.words import number
+from sonde.views.lines import Part, line, paragraph
+from sonde.views.numbers import counted, percent
+
+if TYPE_CHECKING:
+    from sonde.tuning.rank import LossCheck
+    from sonde.tuning.result import Measured, Tuning
+
+INDENT = 12
+BUSY = 0.5  # of a core's time for every core: then what is measured is also what others do
+MARKS = {
+    "recommended": ("✓", "+", "bold green"),
+    "departs": ("!", "!", "bold yellow"),
+    "other": ("≠", "#", "bold yellow"),
+    "noise": ("·", ".", "dim"),
+    "slower": ("↓", "-", "dim"),
+    "failed": ("✗", "x", "dim"),
+}
+
+
+def render_json(tuning: Tuning) -> str:
+    """One strict JSON document."""
+    return json.dumps(strict(tuning.to_dict()), indent=1, allow_nan=False)
+
+
+class TuningTable:
+    """A tuning, drawn."""
+
+    def __init__(self, tuning: Tuning) -> None:
+        self.tuning = tuning
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from _head(self.tuning, options)
+        for measured in self.tuning.results:
+            yield from _row(measured, options)
+        for measured in self.tuning.together:
+            yield from _row(measured, options)
+        yield line()
+        yield from _advice(self.tuning, options)
+        yield from _foot(self.tuning, options)
+
+
+class Plan:
+    """What would be tried, where nothing is run."""
+
+    def __init__(self, script: str, families: Mapping[str, str], limit_s: float) -> None:
+        self.script, self.families, self.limit_s = script, families, limit_s
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield line(("would try, on the first steps of ", ""), (self.script, "bold"))
+        for name, what in self.families.items():
+            yield from paragraph(what, options.max_width, label=(f"  {name}", "bold"), indent=18)
+        text = (
+            "The script is started once as it is, to see what it is made of and which of these apply; then once per change, several times for "
+            f"what looks good, and as it is in between: at most {self.limit_s:.0f} s in all. Each start makes its first steps and stops there."
+        )
+        yield from paragraph(text, options.max_width, style="dim")
+
+
+def _head(tuning: Tuning, options: ConsoleOptions) -> Iterator[Text]:
+    base = tuning.baseline
+    parts = [f"{number(base.step_ms)} ms per step"]
+    if base.samples_per_s:
+        parts += [f"{number(base.samples_per_s)} samples/s", f"{percent(base.waiting_share)} of the time waiting for data"]
+    yield from paragraph(", ".join(parts), options.max_width, label=("as it is", "bold"), indent=INDENT)
+    again = f"; from one to the next they differ by {percent(base.noise_share)}" if base.num_runs > 1 else ""
+    text = f"{counted(base.num_runs, 'run')} of {counted(base.num_steps, 'step')} each{again}"
+    yield from paragraph(text, options.max_width, indent=INDENT, style="dim")
+    yield line()
+
+
+def _row(measured: Measured, options: ConsoleOptions) -> Iterator[Text]:
+    mark, plain, style = MARKS[measured.standing]
+    gain = "failed" if measured.gain is None else f"{measured.gain.factor:.2f}x"
+    label: Part = (f"{plain if options.ascii_only else mark} {gain}", style)
+    quiet = "" if measured.standing in ("recommended", "departs", "other") else "dim"
+    yield from paragraph(_changes(measured), options.max_width, label=label, indent=INDENT, style=quiet)
+    yield from paragraph(_facts(measured), options.max_width, indent=INDENT, style="dim")
+
+
+def _changes(measured: Measured) -> str:
+    return " + ".join(proposal.change for proposal in measured.proposals)
+
+
+def _facts(measured: Measured) -> str:
+    if measured.gain is None:
+        return measured.error
+    gain = measured.gain
+    runs = f"{gain.low:.2f} to {gain.high:.2f} in {gain.num_runs} runs" if gain.num_runs > 1 else "measured once"
+    words = {"noise": "within the noise", "slower": "slower"}.get(measured.standing, "")
+    facts = [words, runs, _loss(measured.loss) if measured.same_training else "by samples per second; another training"]
+    if measured.start_s >= 1:
+        paid = f", paid back after {counted(measured.pays_off_after, 'step')}" if measured.pays_off_after else ""
+        facts.append(f"{number(measured.start_s)} s to compile{paid}")
+    if len(measured.proposals) == 1:
+        facts.append(measured.proposals[0].place.line)
+    return ", ".join(fact for fact in facts if fact)
+
+
+def _loss(check: LossCheck) -> str:
+    if check.kind == "same":
+        return "loss the same bit for bit"
+    if check.kind == "close":
+        return f"loss within {percent(check.difference)}"
+    if check.kind == "departs":
+        return f"THE LOSS DEPARTS from step {check.step} on, by up to {percent(check.difference)}"
+    return "loss not compared"
+
+
+def _advice(tuning: Tuning, options: ConsoleOptions) -> Iterator[Text]:
+    best = tuning.recommended
+    if best is None or best.gain is None:
+        text = "Nothing that was tried makes this training faster beyond the noise." if tuning.results else "Nothing was tried."
+        yield line((text, "bold"))
+        return
+    now = tuning.baseline.step_ms
+    yield from paragraph(
+        f"{best.gain.factor:.2f} times as fast, measured: {number(now)} ms per step become {number(now / best.gain.factor)}.",
+        options.max_width, label=("CHANGE" if options.ascii_only else "✎ change", "bold green"), indent=INDENT, style="bold",
+    )  # fmt: skip
+    for proposal in best.proposals:
+        label: Part = (f"  {proposal.place.line}  ", "cyan")
+        indent = max(len(label[0]), INDENT)
+        if proposal.place.text:
+            yield from paragraph(proposal.place.text, options.max_width, label=label, indent=indent)
+            label = ("", "")
+        yield from paragraph(proposal.change, options.max_width, label=label, indent=indent, style="green")
+        if proposal.note:
+            yield from paragraph(proposal.note, options.max_width, indent=indent, style="dim")
+
+
+def _foot(tuning: Tuning, options: ConsoleOptions) -> Iterator[Text]:
+    yield line()
+    notes = [("no case", f"{family}: {why}") for family, why in tuning.why_not.items()]
+    if tuning.untried:
+        notes.append(("untried", ", ".join(tuning.untried)))
+    if tuning.stopped == "time":
+        notes.append(("time", "the limit was reached before everything was measured as often as it should be; more with --time-limit"))
+    elif tuning.stopped:
+        notes.append(("stopped", "by you; what had been measured until then is above"))
+    if tuning.baseline.loss_noise_share:
+        share = percent(tuning.baseline.loss_noise_share)
+        notes.append(("losses", f"the script's own losses differ by {share} from run to run, although every run starts from the same seed"))
+    if tuning.load_per_core > BUSY:
+        notes.append(("busy", "other programs kept this machine busy; on a quiet one the numbers are sharper"))
+    notes.append(("trials", f"{tuning.num_trials} in {tuning.elapsed_s:.0f} s; what the script printed is in {tuning.folder}"))
+    for name, text in notes:
+        yield from paragraph(text, options.max_width, label=(name, "dim"), indent=INDENT, style="dim")
