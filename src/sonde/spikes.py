@@ -17,8 +17,8 @@ TAIL = 20  # one value in so many may be as odd as it likes without moving the b
 NUM_FIRST = 5  # values that make the level at which the training began
 
 # How far is far, in units of (high values of the window - median). Chosen on healthy programs: see docs/decisions/0011.
-LOSS_SPREADS = 8.0
-LOSS_RISE = 1.0  # of the median's size: a loss that is steady to the last digit may move by ten spreads and mean nothing
+LOSS_SPREADS = 10.0
+LOSS_RISE = 0.5  # of the median's size: a loss that is steady to the last digit may move by ten spreads and mean nothing
 LOSS_LOST = 0.25  # of what has been learnt since the start: near zero every hard sample multiplies the loss, and nothing is lost
 NORM_SPREADS = 4.0  # in logarithms
 NORM_RISE = log(20.0)  # gradient norms of healthy batches differ by factors of two to ten

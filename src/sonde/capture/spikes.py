@@ -16,6 +16,11 @@ class Spikes:
         self._losses: dict[str, Losses] = {}  # by series: the switchboard knows nine at most
         self._norms: dict[int, Norms] = {}
 
+    def begin_anew(self) -> None:
+        """A new optimizer: another model or another task, whose numbers are not those of the one before."""
+        self._losses.clear()
+        self._norms.clear()
+
     def loss(self, series: str, value: float) -> None:
         """A loss on its way to backward; NaN where it is on a device, and nobody waits for it."""
         if not -inf < value < inf:
