@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sonde.errors import NonFiniteError as NonFiniteError
     from sonde.errors import SondeError as SondeError
     from sonde.forensics.find import find_origin as find_origin
+    from sonde.forensics.leaks import LeakWatch as LeakWatch
     from sonde.forensics.lookback import keep_capsule as keep_capsule
     from sonde.forensics.lookback import look_back as look_back
     from sonde.forensics.origin import Origin as Origin
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from sonde.workbench.hooks import Hooks as Hooks
     from sonde.workbench.hooks import HookTrigger as HookTrigger
     from sonde.workbench.hooks import TrainingStopped as TrainingStopped
+    from sonde.workbench.memory_profiler import MemoryProfiler as MemoryProfiler
     from sonde.workbench.stability_checker import StabilityChecker as StabilityChecker
     from sonde.workbench.tensor_inspector import TensorInspector as TensorInspector
     from sonde.workbench.terminal_visualizer import TerminalVisualizer as TerminalVisualizer
@@ -64,6 +66,7 @@ _HOMES = {
     "look_at_spike": "sonde.forensics.spikes",
     "look_at_overflow": "sonde.forensics.overflow",
     "find_origin": "sonde.forensics.find",
+    "LeakWatch": "sonde.forensics.leaks",
     "Origin": "sonde.forensics.origin",
     # the workbench: tools by name, each useful alone
     "TensorInspector": "sonde.workbench.tensor_inspector",
@@ -73,6 +76,7 @@ _HOMES = {
     "GradientDebugger": "sonde.workbench.gradient_debugger",
     "GradientAnalyzer": "sonde.workbench.gradient_debugger",
     "WeightAnalyzer": "sonde.workbench.weight_analyzer",
+    "MemoryProfiler": "sonde.workbench.memory_profiler",
     "ActivationVisualizer": "sonde.workbench.activation_visualizer",
     "DebugVisualizer": "sonde.workbench.visualizer",
     "VisualizationConfig": "sonde.workbench.visualizer",

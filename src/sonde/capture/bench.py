@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from sonde.workbench.gradient_debugger import GradientDebugger
     from sonde.workbench.hooks import Hooks
+    from sonde.workbench.memory_profiler import MemoryProfiler
     from sonde.workbench.stability_checker import StabilityChecker
     from sonde.workbench.tensor_inspector import TensorInspector
     from sonde.workbench.visualizer import DebugVisualizer
@@ -67,6 +68,14 @@ class Bench:
         return tool
 
     @property
+    def memory_profiler(self) -> MemoryProfiler:
+        """What the memory is taken by: snapshots at once, everything from its `start()` on."""
+        tool = cast("MemoryProfiler", self._tool("memory_profiler", sonde.MemoryProfiler))
+        for model, optimizer in self._newcomers("memory_profiler"):
+            tool.attach(model, optimizer)
+        return tool
+
+    @property
     def hooks(self) -> Hooks:
         """Hooks of your own on the layers of the first model."""
         tool = cast("Hooks", self._tool("hooks", sonde.Hooks))
@@ -94,7 +103,7 @@ class Bench:
     def clear_bench(self) -> None:
         """Takes off every hook of theirs; what the tools have recorded stays."""
         self._joined.clear()
-        for name, leave in (("gradient_debugger", "remove"), ("hooks", "detach")):
+        for name, leave in (("gradient_debugger", "remove"), ("hooks", "detach"), ("memory_profiler", "close")):
             if name in self._made:
                 getattr(self._made[name], leave)()
 

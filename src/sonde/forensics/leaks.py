@@ -18,6 +18,7 @@ from torch import Tensor
 from sonde.forensics.graphs import MAX_NODES, largest, live_tensors
 from sonde.forensics.holders import Chain, holders, unheld
 from sonde.forensics.piles import EVEN, Kind, Pile, Suspect, kind_of, piles, still_alive, storage_bytes
+from sonde.units import size
 
 MIN_STEPS = 8  # fewer points are no trend
 MIN_AGE = 2  # steps: the last batch, output and loss are still in their variables
@@ -185,12 +186,3 @@ def _grows_steadily(sizes: Sequence[int]) -> bool:
 
 def _rate(sizes: Sequence[int]) -> float:
     return (sizes[-1] - sizes[0]) / (len(sizes) - 1)
-
-
-def size(num_bytes: float) -> str:
-    """`512 bytes`, `3.2 MiB`."""
-    for unit in ("bytes", "KiB", "MiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.3g} {unit}" if unit != "bytes" else f"{num_bytes:.0f} bytes"
-        num_bytes /= 1024
-    return f"{num_bytes:.3g} GiB"

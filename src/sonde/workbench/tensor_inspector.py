@@ -19,10 +19,11 @@ from torch import Tensor
 from sonde.capture import kernel
 from sonde.errors import SondeError
 from sonde.forensics.holders import Chain, holders
-from sonde.forensics.leaks import MIN_AGE, Leak, as_leaks, size
+from sonde.forensics.leaks import MIN_AGE, Leak, as_leaks
 from sonde.forensics.piles import Suspect, piles, storage_bytes
 from sonde.report import strict
 from sonde.rules.words import number
+from sonde.units import size
 from sonde.views.numbers import counted, percent
 from sonde.views.plots import Plot
 from sonde.views.plots.percentiles import percentiles

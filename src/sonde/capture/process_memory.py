@@ -1,0 +1,142 @@
+"""The memory of this process as the system and malloc count it. Where one of them does not say, the answer is None."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+
+class Heap(NamedTuple):
+    """What malloc has handed out and not got back, and what it holds of the system's memory for that."""
+
+    used: int
+    held: int
+
+
+class Limit(NamedTuple):
+    """What this process may use at most, and who says so."""
+
+    num_bytes: int
+    by: str
+
+
+class _Mallinfo2(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+    ]
+
+
+def _find_mallinfo() -> ctypes._NamedFuncPointer | None:
+    try:
+        function = ctypes.CDLL(None).mallinfo2  # glibc from 2.33 on; musl, macOS and Windows have none
+    except (OSError, AttributeError, TypeError):
+        return None
+    function.restype, function.argtypes = _Mallinfo2, []
+    return function
+
+
+_mallinfo = _find_mallinfo()
+
+
+def heap() -> Heap | None:
+    """None also where another allocator has taken the place of malloc: glibc then counts next to nothing."""
+    if _mallinfo is None:
+        return None
+    info = _mallinfo()
+    used, held = info.uordblks + info.hblkhd, info.arena + info.hblkhd
+    return Heap(used, held) if held else None
+
+
+def rss() -> int | None:
+    """Bytes of this process in physical memory."""
+    fields = _statm()
+    return fields[1] if fields else None
+
+
+def address_space() -> int | None:
+    """Bytes of addresses that this process has taken, used or not."""
+    fields = _statm()
+    return fields[0] if fields else None
+
+
+def peak_rss() -> int | None:
+    """The most that this process ever had in physical memory."""
+    try:
+        import resource
+
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else most * 1024
+    except (ImportError, OSError):
+        return None
+
+
+def _statm() -> list[int]:
+    try:
+        fd = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return []
+    try:
+        return [int(pages) * _PAGE for pages in os.read(fd, 128).split()[:2]]
+    except (OSError, ValueError):
+        return []
+    finally:
+        os.close(fd)
+
+
+def limit() -> Limit | None:
+    """The tightest of: the machine's memory, the container's, and what ulimit -v leaves."""
+    found = [one for one in (_machine(), _container(), _ulimit()) if one is not None]
+    return min(found, default=None)
+
+
+def _machine() -> Limit | None:
+    try:
+        return Limit(os.sysconf("SC_PHYS_PAGES") * _PAGE, "this machine")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _container() -> Limit | None:
+    """Of control groups, version 2 and then version 1; "max" means none."""
+    for path in _cgroup_files():
+        try:
+            text = path.read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit() and int(text) < 1 << 60:
+            return Limit(int(text), "the container")
+    return None
+
+
+def _cgroup_files() -> list[Path]:
+    files = [Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")]
+    try:
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                files.insert(0, Path(f"/sys/fs/cgroup{path}/memory.max"))
+            elif "memory" in controllers.split(","):
+                files.append(Path(f"/sys/fs/cgroup/memory{path}/memory.limit_in_bytes"))
+    except (OSError, ValueError):
+        pass
+    return files
+
+
+def _ulimit() -> Limit | None:
+    """Of addresses, not of memory: torch alone takes several GiB of these that are never used, so they do not count."""
+    try:
+        import resource
+
+        soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    except (ImportError, OSError, ValueError):
+        return None
+    if soft == resource.RLIM_INFINITY:
+        return None
+    unused = max(0, (address_space() or 0) - (rss() or 0))
+    return Limit(max(0, soft - unused), "ulimit -v")
