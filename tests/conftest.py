@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import warm
 
+import warm
 from sonde.record import STATISTICS, STEP_SCALARS, Event, Kind, Site
 from sonde.run.directory import write_run_json
 from sonde.run.writer import Writer
@@ -109,7 +109,8 @@ def sonde(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "sonde", *arguments]
-        return subprocess.run(command, cwd=tmp_path, env=os.environ | SHELL | environment, capture_output=True, encoding="utf-8", check=False)
+        variables = os.environ | SHELL | environment
+        return subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, encoding="utf-8", check=False)
 
     return call
 

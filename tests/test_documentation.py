@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
 import warm
 
 ROOT = Path(__file__).parent.parent

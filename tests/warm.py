@@ -50,9 +50,9 @@ def python(
 def _live(words: list[str], cwd: str, env: dict[str, str], output: Path, errors: Path) -> None:
     for target, path, flags in ((0, os.devnull, os.O_RDONLY), (1, output, os.O_WRONLY | os.O_CREAT), (2, errors, os.O_WRONLY | os.O_CREAT)):
         os.dup2(os.open(path, flags), target)
-    sys.stdin = open(0, encoding="utf-8", closefd=False)
-    sys.stdout = io.TextIOWrapper(open(1, "wb", closefd=False), encoding="utf-8")
-    sys.stderr = io.TextIOWrapper(open(2, "wb", closefd=False), encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    sys.stdin = io.TextIOWrapper(io.FileIO(0), encoding="utf-8")
+    sys.stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), encoding="utf-8")
+    sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), encoding="utf-8", errors="backslashreplace", write_through=True)
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
@@ -64,7 +64,7 @@ def _live(words: list[str], cwd: str, env: dict[str, str], output: Path, errors:
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
         if isinstance(end.code, str):
-            print(end.code, file=sys.stderr)
+            sys.stderr.write(f"{end.code}\n")
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
         code = 130 if isinstance(error, KeyboardInterrupt) else 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,10 +58,9 @@ class Scale(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def native() -> Iterator[None]:
+def _native() -> None:
     if not kernel.NATIVE:
         pytest.skip("the native kernel is not built here")
-    yield
 
 
 def watched(model: Pair, batches: list[Tensor], folder: Path) -> list[tuple[int, dict[str, float]]]:

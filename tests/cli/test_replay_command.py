@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 import warm
 
 pytestmark = pytest.mark.torch
