@@ -8,7 +8,7 @@ Which whole a called part belongs to, and what the user calls it, is read from t
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -59,7 +59,7 @@ class Discovery:
     def _optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
         held = {id(p) for p in parameters_of(optimizer)}
         frame = user_frame()
-        for name, module in _modules_in_sight(frame):
+        for name, module in modules_in_sight(frame):
             if any(id(p) in held for p in module.parameters()):
                 self._wholes.append((name, weakref.ref(module)))
         if self._compiling:
@@ -112,14 +112,8 @@ class Discovery:
 
     def _whole_of(self, module: nn.Module) -> tuple[str, nn.Module]:
         """The largest model in sight that contains the called module, and its name in the user's code."""
-        best_name, best = "", module
         candidates = [(name, whole) for name, ref in self._wholes if (whole := ref()) is not None]
-        for name, whole in (*candidates, *_modules_in_sight(user_frame())):
-            if whole is best and not best_name:
-                best_name = name
-            elif whole is not best and any(best is part for part in whole.modules()):
-                best_name, best = name, whole
-        return best_name or type(best).__name__.lower(), best
+        return whole_of(module, (*candidates, *modules_in_sight(user_frame())))
 
     def _watch_wholes(self) -> None:
         for name, ref in self._wholes:
@@ -133,7 +127,17 @@ class Discovery:
         return bool(held) and known.issuperset(held)
 
 
-def _modules_in_sight(frame: FrameType | None) -> Iterator[tuple[str, nn.Module]]:
+def whole_of(module: nn.Module, candidates: Iterable[tuple[str, nn.Module]]) -> tuple[str, nn.Module]:
+    best_name, best = "", module
+    for name, whole in candidates:
+        if whole is best and not best_name:
+            best_name = name
+        elif whole is not best and any(best is part for part in whole.modules()):
+            best_name, best = name, whole
+    return best_name or type(best).__name__.lower(), best
+
+
+def modules_in_sight(frame: FrameType | None) -> Iterator[tuple[str, nn.Module]]:
     """Modules held by variables of the calling frames, and by the attributes of a `self` there, with their names."""
     seen: set[int] = set()
     for _ in range(MAX_FRAMES):

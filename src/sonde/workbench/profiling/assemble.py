@@ -1,0 +1,157 @@
+"""From what was recorded to a report: figures of steps become spreads, layers get their names, what could not be told is said."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from sonde.profiles import LayerCost, ProfileReport, Spread
+from sonde.profiles.data import PHASES, UNKNOWN
+from sonde.workbench.profiling.doors import Doors, Layer
+from sonde.workbench.profiling.figures import Cost, Figures
+from sonde.workbench.profiling.peak import peak_flops_per_s
+from sonde.workbench.profiling.recorder import Recorded
+
+_NOTHING = Cost(0, 0, 0, 0, 0)
+
+
+def assemble(
+    recorded: Recorded, doors: Doors, *, title: str, dtype: torch.dtype, device: torch.device, notes: Sequence[str] = ()
+) -> ProfileReport:
+    flops = recorded.flops or Figures()
+    num_samples, num_tokens, batch = _batch(recorded)
+    order = dict.fromkeys(layer for step in recorded.timed for layer in step.layers)
+    backward = any(step.backward for step in recorded.timed)
+    return ProfileReport(
+        title=title,
+        layers=tuple(_layer(doors.layers[layer], layer, recorded, with_backward=backward) for layer in _outer_first(order, doors.layers)),
+        step=Spread.of([step["step"] for step in recorded.bare]),
+        phases=_phases(recorded.bare),
+        remainder=_remainder(recorded),
+        num_samples=num_samples,
+        num_tokens=num_tokens,
+        flops_per_step=sum(cost.forward_self + cost.backward_self for cost in flops.layers.values()) + flops.loss_backward,
+        peak_flops_per_s=peak_flops_per_s(dtype, device),
+        utilisation=recorded.utilisation.result(),
+        batch=batch,
+        environment=environment(dtype, device),
+        notes=(*notes, *_notes(recorded, doors, backward, device)),
+        own_cost=_own_cost(recorded),
+        spans=tuple(sorted(recorded.spans, key=lambda span: (span.step, span.start_ms, -span.duration_ms))),
+    )
+
+
+def environment(dtype: torch.dtype, device: torch.device) -> dict[str, str]:
+    return {
+        "torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine(), "system": platform.system(),
+        "device": str(device), "dtype": str(dtype).removeprefix("torch."), "threads": str(torch.get_num_threads()),
+    }  # fmt: skip
+
+
+def _outer_first(called: dict[int, None], layers: Sequence[Layer]) -> list[int]:
+    """In the order of first calls, but each under the module that its path puts it in: so that a tree can be drawn line by line."""
+    inside: dict[str, list[int]] = {}
+    paths = {layers[each].path for each in called}
+    for each in called:
+        path = layers[each].path
+        above = path
+        while above:
+            above = above.rpartition(".")[0]
+            if above in paths and above != path:
+                break
+        inside.setdefault(above if above != path and above in paths else "\0", []).append(each)
+
+    def walk(above: str) -> Iterator[int]:
+        for each in inside.get(above, ()):
+            yield each
+            yield from walk(layers[each].path)
+
+    return list(walk("\0"))
+
+
+def _layer(layer: Layer, index: int, recorded: Recorded, *, with_backward: bool) -> LayerCost:
+    steps = [step.layers.get(index, _NOTHING) for step in recorded.timed]
+
+    def spread(value: Callable[[Cost], int], known: bool = True) -> Spread:
+        return Spread.of([value(step) / 1e6 for step in steps]) if known else UNKNOWN
+
+    flops = (recorded.flops or Figures()).layers.get(index, _NOTHING)
+    kept = (recorded.kept or Figures()).layers.get(index, _NOTHING)
+    return LayerCost(
+        path=layer.path,
+        kind=layer.kind,
+        depth=layer.depth,
+        calls=statistics.mean(step.calls for step in steps),
+        forward=spread(lambda step: step.forward),
+        backward=spread(lambda step: step.backward, with_backward),
+        forward_self=spread(lambda step: step.forward_self),
+        backward_self=spread(lambda step: step.backward_self, with_backward),
+        memory_bytes=kept.forward,
+        memory_self_bytes=kept.forward_self,
+        parameter_bytes=layer.parameter_bytes,
+        flops_forward=flops.forward,
+        flops_backward=flops.backward,
+        flops_self=flops.forward_self + flops.backward_self,
+        source=layer.source,
+    )
+
+
+def _phases(bare: Sequence[dict[str, float]]) -> dict[str, Spread]:
+    return {name: Spread.of([step.get(name, 0.0) for step in bare]) for name in PHASES if any(step.get(name) for step in bare)}
+
+
+def _remainder(recorded: Recorded) -> dict[str, float]:
+    """What is in no layer: loss and whatever else the loop does, optimizer, data, and autograd's own way."""
+    phases = _phases(recorded.bare)
+    found = {name: phases[name].median_ms for name in ("data", "optimizer") if name in phases}
+    if "other" in phases:
+        found["loss and other code of the loop"] = phases["other"].median_ms
+    for name, value in (("loss, backward", lambda step: step.loss_backward), ("autograd, before the first node", lambda step: step.engine)):
+        ms = statistics.median(value(step) / 1e6 for step in recorded.timed) if recorded.timed else 0.0
+        if ms:
+            found[name] = ms
+    return found
+
+
+def _batch(recorded: Recorded) -> tuple[int | None, int | None, str]:
+    """Of the outermost module that took most samples in a step: several models, or parts called one by one, see the same batch."""
+    most = max(recorded.batches.values(), key=lambda batches: sum(batch.num_samples for batch in batches), default=None)
+    if most is None:
+        return None, None, ""
+    tokens = [batch.num_tokens for batch in most if batch.num_tokens is not None]
+    text = most[0].text if len(most) == 1 else f"{len(most)} x {most[0].text}"
+    return sum(batch.num_samples for batch in most), sum(tokens) if len(tokens) == len(most) else None, text
+
+
+def _own_cost(recorded: Recorded) -> float:
+    pairs = [timed / bare["step"] for timed, bare in zip(recorded.timed_ms, recorded.bare) if bare["step"] > 0]
+    return statistics.median(pairs) if pairs else float("nan")
+
+
+def _notes(recorded: Recorded, doors: Doors, backward: bool, device: torch.device) -> Iterator[str]:
+    if not backward:
+        yield "no backward was seen: its times are not known"
+    for path in doors.hidden[:5]:
+        yield f"{path or 'the model'} is compiled, scripted or runs as copies: what is inside of it was not seen"
+    if recorded.uncounted:
+        yield f"FLOPs of {', '.join(sorted(recorded.uncounted))} are not counted: torch has no formula for it"
+    if recorded.flops is None:
+        yield "FLOPs were not counted: the script ended before that"
+    if recorded.kept is None:
+        yield "memory of layers was not counted: the script ended before that"
+    if device.type != "cpu":
+        yield f"times on {device.type} wait for the device at every layer, which hides what would overlap; not tested on real devices"
+
+
+def dtype_and_device(tensors: Any) -> tuple[torch.dtype, torch.device]:
+    """Those of most of a model's numbers."""
+    sizes: dict[tuple[torch.dtype, torch.device], int] = {}
+    for tensor in tensors:
+        if tensor.is_floating_point() and not torch.nn.parameter.is_lazy(tensor):
+            key = tensor.dtype, tensor.device
+            sizes[key] = sizes.get(key, 0) + tensor.numel()
+    return max(sizes, key=lambda key: sizes[key], default=(torch.float32, torch.device("cpu")))

@@ -1,0 +1,122 @@
+"""Counting arithmetic: multiplications and additions of matrix products, convolutions and attention, as torch knows them by shape.
+
+torch's own counter has no formula for attention on the CPU and none for the fused layers of inference; they are added here. Its mode also
+follows modules by hooks of its own; this one only counts, and the tape says whose it was. Fused attention computes its scores a second
+time in the backward, so its backward is five products where the forward has two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class FlopCounter:
+    """`read` only goes up; it counts inside `around`."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.uncounted: set[str] = set()  # fused operations that are known to compute and have no formula
+
+    def read(self) -> int:
+        return self.total
+
+    @contextmanager
+    def around(self, args: Any, kwargs: Any) -> Iterator[None]:
+        with _Counting(self):
+            yield
+
+
+class _Counting(TorchDispatchMode):
+    def __init__(self, counter: FlopCounter) -> None:
+        super().__init__()
+        self._counter, self._formulas = counter, formulas()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        packet = getattr(func, "_overloadpacket", None)
+        formula = self._formulas.get(packet)
+        if formula is None and packet is not None:
+            # In inference mode composite operations arrive whole.
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        output = func(*args, **kwargs)
+        if formula is not None:
+            self._counter.total += int(formula(*args, **kwargs, out_val=output))
+        elif packet is not None and "rnn" in packet.__name__:
+            self._counter.uncounted.add(packet.__name__)
+        return output
+
+
+@cache
+def formulas() -> dict[Any, Callable[..., int]]:
+    from torch.utils import flop_counter
+
+    known = dict(flop_counter.flop_registry)
+    for name, formula in _OURS.items():
+        packet = getattr(torch.ops.aten, name, None)
+        if packet is not None:
+            known.setdefault(packet, formula)
+    return known
+
+
+def _attention(query: Any, key: Any, value: Any, *rest: Any, out_val: Any = None, **more: Any) -> int:
+    """Scores, and what they weight: (B, H, L, E) x (B, H, S, E) and (B, H, L, S) x (B, H, S, V)."""
+    *batch, length, width = query.shape
+    return _product(batch) * 2 * length * key.shape[-2] * (width + value.shape[-1])
+
+
+def _attention_backward(grad: Any, query: Any, key: Any, value: Any, *rest: Any, out_val: Any = None, **more: Any) -> int:
+    """The scores again, then gradients of value, of the scores, of query and of key."""
+    *batch, length, width = query.shape
+    return _product(batch) * 2 * length * key.shape[-2] * (3 * width + 2 * value.shape[-1])
+
+
+def _fast_attention(query: Any, key: Any, value: Any, width: int, *rest: Any, out_val: Any = None, **more: Any) -> int:
+    """Four projections around attention: what nn.MultiheadAttention calls in eval mode without gradients."""
+    num, length = query.shape[0], query.shape[1]
+    sources = key.shape[1]
+    projections = 2 * num * width * width * (2 * length + 2 * sources)
+    return int(projections + 4 * num * length * sources * width)
+
+
+def _fast_layer(source: Any, width: int, heads: int, *rest: Any, out_val: Any = None, **more: Any) -> int:
+    """All of nn.TransformerEncoderLayer: attention, then the two products of its feed-forward."""
+    # Matrices among the rest, in their order: of query, key and value; of the projection; the first of the feed-forward; the second.
+    matrices = [each for each in rest if isinstance(each, torch.Tensor) and each.dim() == 2]
+    hidden = int(matrices[2].shape[0]) if len(matrices) > 2 else 0
+    num, length = source.shape[0], source.shape[1]
+    return int(_fast_attention(source, source, source, width) + 4 * num * length * width * hidden)
+
+
+def _lstm(source: Any, weights: Any, recurrent: Any, *rest: Any, out_val: Any = None, **more: Any) -> int:
+    """One direction of one layer: for each element of the sequence, the products with both matrices."""
+    return 2 * _product(source.shape[:2]) * (weights.numel() + recurrent.numel())
+
+
+def _lstm_backward(source: Any, weights: Any, recurrent: Any, *rest: Any, out_val: Any = None, **more: Any) -> int:
+    return 2 * _lstm(source, weights, recurrent)
+
+
+def _product(sizes: Any) -> int:
+    total = 1
+    for size in sizes:
+        total *= int(size)
+    return total
+
+
+_OURS: dict[str, Callable[..., int]] = {
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+    "_native_multi_head_attention": _fast_attention,
+    "_transformer_encoder_layer_fwd": _fast_layer,
+    "mkldnn_rnn_layer": _lstm,
+    "mkldnn_rnn_layer_backward": _lstm_backward,
+}

@@ -1,0 +1,221 @@
+"""Recording steps of one kind or another. It is told when a step and its phases begin and end, by who drives the model or by who listens
+to a script, and keeps what the tapes say.
+
+A *bare* step has doors at the outermost modules alone, whose cost is lost in it: it tells how long a step and its phases really take.
+A *timed* step has all doors and nodes. They take turns, so that whatever else the machine does falls on both alike.
+Two more steps count FLOPs and bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sonde.capture.tensors import tensors_in
+from sonde.profiles import Span
+from sonde.workbench.profiling.calibration import door_ns, node_ns
+from sonde.workbench.profiling.doors import Doors
+from sonde.workbench.profiling.figures import Figures, figures, spans
+from sonde.workbench.profiling.flops import FlopCounter
+from sonde.workbench.profiling.graph import Nodes
+from sonde.workbench.profiling.kept import KeptBytes
+from sonde.workbench.profiling.tape import Around, Read, Tape
+from sonde.workbench.profiling.utilisation import Utilisation
+
+Kind = Literal["warmup", "bare", "timed", "flops", "memory"]
+MAX_SPANS = 20_000  # a trace of the first steps: more is slow to open and says the same
+
+
+def plan(warmup: int, repeats: int) -> list[Kind]:
+    """The kinds of steps, in order. What is counted comes first: a script may end early."""
+    return [*["warmup"] * max(1, warmup), "flops", "memory", *["bare", "timed"] * repeats]  # type: ignore[list-item]
+
+
+class Batch(NamedTuple):
+    """What went into an outermost module."""
+
+    num_samples: int
+    num_tokens: int | None
+    text: str
+
+
+@dataclass(slots=True)
+class Recorded:
+    """What is known after some steps."""
+
+    bare: list[dict[str, float]] = field(default_factory=list)  # milliseconds by phase, and "step"
+    timed: list[Figures] = field(default_factory=list)
+    timed_ms: list[float] = field(default_factory=list)  # whole steps
+    flops: Figures | None = None
+    kept: Figures | None = None
+    batches: dict[int, list[Batch]] = field(default_factory=dict)  # by layer, of one step
+    spans: list[Span] = field(default_factory=list)
+    uncounted: set[str] = field(default_factory=set)  # operations without a formula
+    utilisation: Utilisation = field(default_factory=Utilisation)
+
+
+class Recorder:
+    """One step at a time. `end_step` may be called whatever happened; it leaves nothing behind in the model."""
+
+    def __init__(self, doors: Doors, *, left_out: Iterable[Tensor], read: Read = perf_counter_ns, trains: bool = False) -> None:
+        """`trains`: what runs without gradients (validation between two steps) is left out."""
+        self.recorded = Recorded()
+        self._doors, self._left_out, self._read, self._trains = doors, list(left_out), read, trains
+        self._kind: Kind = "warmup"
+        self._tape: Tape | None = None
+        self._nodes: Nodes | None = None
+        self._around = ExitStack()  # of the backward that is under way
+        self._phases: dict[str, int] = {}
+        self._open: dict[str, int] = {}
+        self._began = 0
+        self._zero: int | None = None  # when the first timed step began
+        self._counter: FlopCounter | None = None
+        self._batches: list[tuple[int, Batch]] = []  # with the place that the call has on the tape
+        self._door_ns, self._node_ns = door_ns(), node_ns()
+
+    @property
+    def is_open(self) -> bool:
+        return self._tape is not None
+
+    def begin_step(self, kind: Kind) -> None:
+        self._kind = kind
+        self._phases, self._open = {}, {}
+        self._tape = tape = self._tape_for(kind)
+        self._doors.put_in(tape, roots_alone=kind == "bare")
+        tape.trains = self._trains
+        tape.start()
+        if kind == "bare":
+            self.recorded.utilisation.begin()
+        self._began = self._read()
+
+    def _tape_for(self, kind: Kind) -> Tape:
+        if kind == "flops":
+            self._counter = FlopCounter()
+            return Tape(self._counter.read, self._counting(self._counter.around))
+        if kind == "memory":
+            counter = KeptBytes(self._left_out)
+            return Tape(counter.read, counter.around)
+        return Tape(self._read)
+
+    def _counting(self, around: Around) -> Around:
+        """Where FLOPs are counted, the shapes of the batch are noted too."""
+
+        def counted(args: Any, kwargs: Any) -> AbstractContextManager[None]:
+            batch = batch_of(args, kwargs)
+            if batch is not None and self._tape is not None:
+                self._batches.append((len(self._tape.calls), batch))
+            return around(args, kwargs)
+
+        return counted
+
+    # -- phases ------------------------------------------------------------------------------------
+
+    def begin(self, phase: str) -> None:
+        self._open[phase] = self._read()
+
+    def end(self, phase: str) -> None:
+        began = self._open.pop(phase, None)
+        if began is not None:
+            now = self._read()
+            self._phases[phase] = self._phases.get(phase, 0) + now - began
+            self._trace(phase, began, now)
+
+    def backward_begins(self, roots: Any) -> None:
+        tape = self._tape
+        if tape is None:
+            return
+        if self._kind in ("timed", "flops"):
+            if self._nodes is None:
+                self._nodes = Nodes(tape)
+            self._nodes.hook(tensor for _, tensor in tensors_in(roots))
+        if tape.around is not None:
+            self._around.enter_context(tape.around((), {}))
+        tape.backward_begins()
+
+    def backward_ended(self) -> None:
+        if self._tape is not None and self._tape.in_backward:
+            self._tape.backward_ended()
+        self._around.close()
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def end_step(self, *, keep: bool = True) -> None:
+        """`keep` is False where the step failed: nothing of it is kept."""
+        ended = self._read()
+        tape, self._tape = self._tape, None
+        if tape is None:
+            return
+        tape.stop()
+        self._around.close()
+        self._doors.take_out()
+        if self._nodes is not None:
+            self._nodes.remove()
+            self._nodes = None
+        if self._kind == "bare":
+            self.recorded.utilisation.pause()
+        if keep:
+            self._keep(tape, ended)
+
+    def _keep(self, tape: Tape, ended: int) -> None:
+        recorded = self.recorded
+        if self._kind == "bare":
+            found = figures(tape)
+            phases = {**self._phases, "forward": found.forward, "backward": found.backward}
+            step = ended - self._began
+            phases["other"] = max(0, step - sum(phases.values()))
+            recorded.bare.append({name: ns / 1e6 for name, ns in (*phases.items(), ("step", step))})
+        elif self._kind == "timed":
+            self._zero = self._began if self._zero is None else self._zero
+            if len(recorded.spans) < MAX_SPANS:
+                self._trace_step(tape, ended)
+            recorded.timed.append(figures(tape, door=self._door_ns, node=self._node_ns))
+            recorded.timed_ms.append((ended - self._began) / 1e6)
+        elif self._kind == "flops":
+            recorded.flops = figures(tape)
+            for place, batch in self._batches:
+                if place < len(tape.calls):
+                    recorded.batches.setdefault(tape.calls[place].layer, []).append(batch)
+            recorded.uncounted = self._counter.uncounted if self._counter is not None else set()
+        elif self._kind == "memory":
+            recorded.kept = figures(tape)
+        elif tape.calls:  # warming up: which modules are called from outside is known now
+            self._doors.keep_roots(call.layer for call in tape.calls if call.parent is None)
+
+    # -- for a trace -------------------------------------------------------------------------------
+
+    def _trace(self, phase: str, began: int, ended: int) -> None:
+        if self._kind == "timed" and len(self.recorded.spans) < MAX_SPANS:
+            zero = self._zero if self._zero is not None else self._began
+            self.recorded.spans.append(Span(len(self.recorded.timed), "phase", phase, (began - zero) / 1e6, (ended - began) / 1e6))
+
+    def _trace_step(self, tape: Tape, ended: int) -> None:
+        step = len(self.recorded.timed)
+        assert self._zero is not None
+        found = list(spans(tape, self._doors.layers, step, self._zero))
+        if len(found) + len(self.recorded.spans) > MAX_SPANS and self.recorded.timed:
+            return  # whole steps only
+        for call in tape.calls:
+            if call.parent is None and call.ended >= 0:
+                self._trace("forward", call.began, call.ended)
+        for first, _, end in tape.ends:
+            self._trace("backward", tape.marks[first][0], end)
+        self._trace("step", self._began, ended)
+        self.recorded.spans += found[:MAX_SPANS]
+
+
+def batch_of(args: Any, kwargs: Any) -> Batch | None:
+    """By the first tensor: its first dimension counts samples, and whole numbers in two dimensions are tokens."""
+    tensors = [tensor for _, tensor in tensors_in((args, kwargs)) if tensor.dim() > 0]
+    if not tensors:
+        return None
+    shapes = [f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}" for tensor in tensors]
+    first = tensors[0]
+    is_tokens = first.dim() == 2 and not first.is_floating_point() and not first.is_complex() and first.dtype != torch.bool
+    more = f" and {len(shapes) - 3} more" if len(shapes) > 3 else ""
+    return Batch(first.shape[0], first.numel() if is_tokens else None, ", ".join(shapes[:3]) + more)

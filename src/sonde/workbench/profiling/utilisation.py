@@ -1,0 +1,71 @@
+"""How busy the machine is while steps run: this process by its own clock, the others by psutil, GPUs by NVML, where these are there."""
+
+from __future__ import annotations
+
+import os
+from time import perf_counter, process_time
+from typing import Any
+
+import torch
+
+
+class Utilisation:
+    """Measures over the steps between `begin` and `pause`, which may alternate."""
+
+    def __init__(self) -> None:
+        self._cpu_s = self._wall_s = 0.0
+        self._began = (0.0, 0.0)
+        self._machine: list[float] = []
+        self._gpu: list[float] = []
+
+    def begin(self) -> None:
+        self._began = process_time(), perf_counter()
+
+    def pause(self) -> None:
+        cpu, wall = self._began
+        self._cpu_s += process_time() - cpu
+        self._wall_s += perf_counter() - wall
+        gpu = gpu_share()
+        if gpu is not None:
+            self._gpu.append(gpu)
+
+    def result(self) -> dict[str, float | str]:
+        cores = num_cores()
+        busy = self._cpu_s / self._wall_s if self._wall_s > 0 else float("nan")
+        found: dict[str, float | str] = {
+            "busy_cores": busy, "cpu_share": busy / cores, "num_cores": float(cores), "num_threads": float(torch.get_num_threads()),
+        }  # fmt: skip
+        load = other_load(busy)
+        if load is not None:
+            found["others_busy_cores"] = load
+        if self._gpu:
+            found["gpu_share"] = sum(self._gpu) / len(self._gpu)
+        return found
+
+
+def num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def other_load(own: float) -> float | None:
+    """Cores that other programs kept busy just now; times vary where that is much. None: psutil is not installed."""
+    try:
+        import psutil
+    except ImportError:
+        return None
+    share = psutil.cpu_percent(interval=0.05) / 100  # over this pause, in which this process does nothing
+    return float(share * (psutil.cpu_count() or 1))
+
+
+def gpu_share() -> float | None:
+    """Of the current CUDA device, by NVML (pip install nvidia-ml-py). None: there is none."""
+    if not torch.cuda.is_available():
+        return None
+    try:  # pragma: no cover - no device here to try it on
+        import pynvml
+
+        pynvml.nvmlInit()
+        handle: Any = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
+        return float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
+    except Exception:
+        return None
