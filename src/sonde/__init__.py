@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from sonde.workbench.hooks import HookTrigger as HookTrigger
     from sonde.workbench.hooks import TrainingStopped as TrainingStopped
     from sonde.workbench.memory_profiler import MemoryProfiler as MemoryProfiler
+    from sonde.workbench.operations import profile_operations as profile_operations
     from sonde.workbench.stability_checker import StabilityChecker as StabilityChecker
     from sonde.workbench.tensor_inspector import TensorInspector as TensorInspector
     from sonde.workbench.terminal_visualizer import TerminalVisualizer as TerminalVisualizer
@@ -87,6 +88,7 @@ _HOMES = {
     "AlertSeverity": "sonde.workbench.hooks",
     "Hooks": "sonde.workbench.hooks",
     "TrainingStopped": "sonde.workbench.hooks",
+    "profile_operations": "sonde.workbench.operations",
 }
 __all__ = [*_HOMES, "__version__"]
 

@@ -7,10 +7,11 @@ They come by the public door, since the workbench is a room above this one.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import sonde
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
     from sonde.workbench.gradient_debugger import GradientDebugger
     from sonde.workbench.hooks import Hooks
     from sonde.workbench.memory_profiler import MemoryProfiler
+    from sonde.workbench.operation_report import OperationsReport
     from sonde.workbench.stability_checker import StabilityChecker
     from sonde.workbench.tensor_inspector import TensorInspector
     from sonde.workbench.visualizer import DebugVisualizer
     from sonde.workbench.weight_analyzer import WeightAnalyzer
 
-PICTURES = "pictures"  # folder in the run's directory
+PICTURES = "pictures"  # folders in the run's directory
+OPERATIONS = "operations"
 
 
 class Bench:
@@ -41,6 +44,9 @@ class Bench:
         raise NotImplementedError
 
     def _directory(self) -> Path | None:
+        raise NotImplementedError
+
+    def pause(self) -> AbstractContextManager[None]:
         raise NotImplementedError
 
     @property
@@ -94,6 +100,28 @@ class Bench:
             return sonde.DebugVisualizer(sonde.VisualizationConfig(output_directory=str(directory / PICTURES)) if directory else None)
 
         return cast("DebugVisualizer", self._tool("visualizer", make))
+
+    def profile_model_performance(
+        self,
+        loader: Iterable[Any],
+        num_batches: int = 10,
+        *,
+        loss_fn: Callable[..., Tensor] | None = None,
+        optimizer: Optimizer | None = None,
+        output: str | Path | None = None,
+    ) -> OperationsReport:
+        """The first model under torch.profiler, on batches of a loader: operations by time with your lines, memory, FLOPs, and a trace in
+        `output` (beside the run, where none is named). The model is left as it was unless an optimizer is given: then it trains."""
+        model = next((model for model, _ in self._live()), None)
+        if model is None:
+            raise sonde.SondeError(
+                "this session watches no model yet, so there is none to profile.\n"
+                "Start it with sonde.watch(model), or use sonde.profile_operations(model, loader)."
+            )
+        directory = self._directory()
+        target = output if output is not None or directory is None else directory / OPERATIONS
+        with self.pause():  # the profiler must not see what Sonde does
+            return sonde.profile_operations(model, loader, num_batches, loss_fn=loss_fn, optimizer=optimizer, output=target)
 
     def _tell_hooks(self, values: dict[str, float]) -> None:
         """Conditions of hooks may ask for what the user logs."""

@@ -1,0 +1,140 @@
+"""Which operations of torch take the time of a step, and which lines of the user's code call them: what `profile_operations` answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sonde.report import strict
+from sonde.views.numbers import counted
+from sonde.views.quantities import NOTHING, large, milliseconds, whole_percent
+from sonde.views.table import html_table, text_table
+
+TOP = 15  # operations that are printed; all of them are in the report
+_HEAD = ("operation", "self ms", "share", "calls", "memory", "FLOP", "where")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an operation is called. A backward operation is at the line whose forward made it."""
+
+    line: str = ""  # `model.py:12`; "" where a library calls it on nobody's behalf
+    text: str = ""  # that line of source
+    layer: str = ""  # path of the innermost layer around it
+    phase: str = ""  # "data", "forward", "loss", "backward" or "optimizer"
+    self_ms: float = 0.0  # per batch
+    shapes: str = ""  # of its inputs, where it takes longest
+
+    def __str__(self) -> str:
+        where = self.line or (f"layer {self.layer}" if self.layer else f"({self.phase})")
+        return f"{where} backward" if self.phase == "backward" and (self.line or self.layer) else where
+
+
+@dataclass(frozen=True, slots=True)
+class OperationCost:
+    """One operation of torch, over all of its calls. Times, bytes and FLOPs are per batch."""
+
+    name: str  # `aten::addmm`
+    calls: float
+    self_ms: float  # on the CPU, without the operations that it calls
+    total_ms: float  # with them
+    share: float  # of the time in all operations, by self time
+    memory_bytes: int  # that it allocates itself
+    flops: int  # as torch counts them: attention is not
+    places: tuple[Place, ...]  # the most expensive first
+
+
+@dataclass(frozen=True, slots=True)
+class OperationsReport:
+    """What torch.profiler saw. Its own cost is inside of the times: compare operations with each other, not with a bare step."""
+
+    title: str
+    num_batches: int
+    operations: tuple[OperationCost, ...]  # by self time
+    step_ms: float  # of a profiled batch, median
+    bare_ms: float  # of a batch before the profiler was on; NaN where there was none
+    peak_bytes: int  # the most that was allocated at a time, since profiling began
+    trace: Path | None = None  # for Perfetto and TensorBoard
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def operations_ms(self) -> float:
+        """Time in operations, per batch. What is missing to `step_ms` is Python."""
+        return math.fsum(one.self_ms for one in self.operations)
+
+    @property
+    def flops(self) -> int:
+        return sum(one.flops for one in self.operations)
+
+    def top(self, num: int = TOP) -> tuple[OperationCost, ...]:
+        return self.operations[:num]
+
+    def lines(self) -> list[tuple[str, str, float]]:
+        """The user's lines by the time of the operations that they call, backward included: line, its text, milliseconds per batch."""
+        sums: dict[str, tuple[str, float]] = {}
+        for one in self.operations:
+            for place in one.places:
+                if place.line:
+                    text, ms = sums.get(place.line, (place.text, 0.0))
+                    sums[place.line] = (text, ms + place.self_ms)
+        return sorted(((line, text, ms) for line, (text, ms) in sums.items()), key=lambda row: -row[2])
+
+    def to_dict(self) -> dict[str, object]:
+        """Strict JSON."""
+        document: dict[str, object] = strict(
+            {
+                "title": self.title, "num_batches": self.num_batches, "step_ms": self.step_ms, "bare_ms": self.bare_ms,
+                "peak_bytes": self.peak_bytes, "flops": self.flops, "trace": str(self.trace) if self.trace else None, "notes": self.notes,
+                "operations": [
+                    {
+                        "name": one.name, "calls": one.calls, "self_ms": one.self_ms, "total_ms": one.total_ms, "share": one.share,
+                        "memory_bytes": one.memory_bytes, "flops": one.flops,
+                        "places": [{name: getattr(place, name) for name in Place.__slots__} for place in one.places],
+                    }
+                    for one in self.operations
+                ],
+            }
+        )  # fmt: skip
+        return document
+
+    def summary(self) -> str:
+        parts = [self._headline(), "", text_table(_HEAD, self._rows(self.top()))]
+        lines = self.lines()[:TOP]
+        if lines:
+            rows = [(line, milliseconds(ms), whole_percent(ms / self.operations_ms), text) for line, text, ms in lines]
+            parts += ["", text_table(("line", "ms", "share", ""), rows)]
+        return "\n".join([*parts, "", *self._facts()])
+
+    __str__ = summary
+
+    def _repr_html_(self) -> str:
+        return html_table(_HEAD, self._rows(self.top()), title=self._headline(), notes=self._facts())
+
+    def _headline(self) -> str:
+        bare = f" ({milliseconds(self.bare_ms)} ms without the profiler)" if math.isfinite(self.bare_ms) else ""
+        inside = whole_percent(self.operations_ms / self.step_ms) if self.step_ms > 0 else NOTHING
+        return (
+            f"operations of {self.title}: {counted(self.num_batches, 'batch').replace('batchs', 'batches')}, "
+            f"{milliseconds(self.step_ms)} ms each{bare}, {inside} of it in operations"
+        )
+
+    def _rows(self, operations: Sequence[OperationCost]) -> list[tuple[object, ...]]:
+        return [
+            (
+                one.name, milliseconds(one.self_ms), whole_percent(one.share), f"{one.calls:,.4g}",
+                large(one.memory_bytes, "B") if one.memory_bytes else NOTHING, large(one.flops) if one.flops else NOTHING,
+                str(one.places[0]) if one.places else "",
+            )
+            for one in operations
+        ]  # fmt: skip
+
+    def _facts(self) -> list[str]:
+        facts = [f"memory   {large(self.peak_bytes, 'B')} at most, beyond what was there before"]
+        if self.flops:
+            facts.append(f"FLOPs    {large(self.flops, 'FLOP')} per batch, as torch counts them")
+        if self.trace is not None:
+            facts.append(f"trace    {self.trace}  (https://ui.perfetto.dev, or tensorboard --logdir {self.trace.parent})")
+        return [*facts, *(f"note     {note}" for note in self.notes)]
+
