@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from sonde.workbench.hooks import TrainingStopped as TrainingStopped
     from sonde.workbench.memory_profiler import MemoryProfiler as MemoryProfiler
     from sonde.workbench.operations import profile_operations as profile_operations
+    from sonde.workbench.profiler import Profiler as Profiler
     from sonde.workbench.stability_checker import StabilityChecker as StabilityChecker
     from sonde.workbench.tensor_inspector import TensorInspector as TensorInspector
     from sonde.workbench.terminal_visualizer import TerminalVisualizer as TerminalVisualizer
@@ -82,6 +83,7 @@ _HOMES = {
     "DebugVisualizer": "sonde.workbench.visualizer",
     "VisualizationConfig": "sonde.workbench.visualizer",
     "TerminalVisualizer": "sonde.workbench.terminal_visualizer",
+    "Profiler": "sonde.workbench.profiler",
     "HookBuilder": "sonde.workbench.hooks",
     "HookTrigger": "sonde.workbench.hooks",
     "HookAction": "sonde.workbench.hooks",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sonde.workbench.hooks import Hooks
     from sonde.workbench.memory_profiler import MemoryProfiler
     from sonde.workbench.operation_report import OperationsReport
+    from sonde.workbench.profiler import Profiler
     from sonde.workbench.stability_checker import StabilityChecker
     from sonde.workbench.tensor_inspector import TensorInspector
     from sonde.workbench.visualizer import DebugVisualizer
@@ -58,6 +59,11 @@ class Bench:
     def stability_checker(self) -> StabilityChecker:
         """How far numbers are from the edges of their type."""
         return cast("StabilityChecker", self._tool("stability_checker", sonde.StabilityChecker))
+
+    @property
+    def profiler(self) -> Profiler:
+        """Times of your own code by name, and of a model layer by layer."""
+        return cast("Profiler", self._tool("profiler", sonde.Profiler))
 
     @property
     def weight_analyzer(self) -> WeightAnalyzer:
