@@ -16,7 +16,7 @@ import click
 
 from sonde.errors import SondeError
 
-COMMANDS = ("run", "diagnose", "report", "explain", "runs", "compare", "export", "compact", "replay", "tune", "doctor", "demo")
+COMMANDS = ("run", "diagnose", "report", "explain", "runs", "compare", "export", "compact", "replay", "tune", "memory", "doctor", "demo")
 
 INTERRUPTED = 130  # 128 + SIGINT and
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as a shell says it

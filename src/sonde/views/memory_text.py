@@ -83,7 +83,7 @@ def _lines(report: MemoryReport) -> list[str]:
     if report.limit is not None and room is not None:
         fits = "fits into" if report.fits() else "does not fit into"
         base = f", of which the program itself takes {size(report.base_rss)}" if report.base_rss else ""
-        lines.append(f"fits        it {fits} the {size(report.limit)} of {report.limit_by}{base}")
+        lines.append(f"machine     it {fits} the {size(report.limit)} of {report.limit_by}{base}")
     largest = report.largest_batch()
     if report.batch_size and largest is not None:
         about = f"about {largest:,} would fit" if largest >= 1 else "not even a batch of 1 would fit"

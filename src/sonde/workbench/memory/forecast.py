@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from sonde.capture.tensors import tensors_in
+from sonde.capture.unheard import unheard
 from sonde.errors import SondeError
 from sonde.memory.data import Forecast, Usage
 from sonde.workbench.memory.tracker import Tracker
@@ -81,10 +82,11 @@ def forecast(
     if not size:
         raise SondeError(f"none of the inputs has a dimension for the {what}: {_shapes(inputs)}.")
     case = _Case(model, inputs, dimension, size, loss, optimizer)
-    try:
-        here, there = fake_step(case, size), fake_step(case, wanted)
-    except Exception as error:  # whatever the model does that fake tensors cannot
-        return _fitted(case, wanted, what, f"{type(error).__name__}: {error}".splitlines()[0][:160])
+    with unheard():
+        try:
+            here, there = fake_step(case, size), fake_step(case, wanted)
+        except Exception as error:  # whatever the model does that fake tensors cannot
+            return _fitted(case, wanted, what, f"{type(error).__name__}: {error}".splitlines()[0][:160])
     how = f"from a step with fake tensors at that {what}"
     fixed = sum(there.by_category()[name] for name in ("parameters", "gradients", "optimizer state")) if measured is not None else 0
     if measured is None or what != "batch size" or measured.batch_size != size or here.total <= fixed:

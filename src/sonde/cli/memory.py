@@ -1,0 +1,85 @@
+"""`sonde memory`: what a training script would need, without running it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sonde.cli._script import refuse_impossible
+from sonde.errors import SondeError
+
+if TYPE_CHECKING:
+    from sonde.memory.data import MemoryReport
+
+STDERR = 2  # what the script prints goes there: stdout is for the answer
+
+
+# Whatever follows the script belongs to the script, options too.
+@click.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS]")
+@click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
+@click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Also say what a batch of N would need.")
+@click.option("--real", is_flag=True, help="Run the first two steps for real, instead of with fake tensors.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def memory(module: bool, batch_size: int | None, real: bool, as_json: bool, script: str, args: tuple[str, ...]) -> None:
+    """Say what memory a training script needs, for what, and whether it fits into this machine.
+
+    The script runs up to its second optimizer step with fake tensors: they have shapes and no numbers, so nothing is computed and no memory
+    is taken. Where it does something that fake tensors cannot (numpy arrays, sizes that depend on values), its first two steps are run for
+    real, and that is said. Then the script ends on the spot; what it prints goes to stderr.
+
+    \b
+    Example:  sonde memory train.py --model large
+              sonde memory --batch-size 256 train.py
+
+    Exit code 0: it fits, or that cannot be told. 1: it does not fit. 2: it could not be measured, or wrong usage.
+    """
+    refuse_impossible("memory", script, module=module)
+    answer = _followed("real" if real else "fake", script, args, module=module)
+    note = ""
+    if not real and "failed" in answer:
+        note = f"fake tensors could not be used ({answer['failed']}), so the first two steps were run for real"
+        answer = _followed("real", script, args, module=module)
+    if "failed" in answer:
+        raise SondeError(f"{script} could not be followed to its second optimizer step:\n{answer['failed']}")
+    from sonde.memory.file import from_dict
+
+    report = from_dict({**answer, "notes": [*answer["notes"], *([note] if note else [])]})
+    _print(report, batch_size, as_json)
+    raise SystemExit(1 if report.fits() is False else 0)
+
+
+def _followed(how: str, script: str, args: tuple[str, ...], *, module: bool) -> dict[str, Any]:
+    """In a process of its own: a script leaves traces, and one that takes too much memory is killed."""
+    with tempfile.TemporaryDirectory(prefix="sonde-") as folder:
+        output = Path(folder) / "report.json"
+        kind = "module" if module else "file"
+        command = [sys.executable, "-m", "sonde.workbench.memory.script", str(output), how, kind, script, *args]
+        done = subprocess.run(command, stdout=STDERR, check=False)
+        try:
+            answer: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            by = f"it was killed by signal {-done.returncode}" if done.returncode < 0 else f"it ended with exit code {done.returncode}"
+            hint = " (the system does that when memory runs out)" if done.returncode == -9 else ""
+            return {"failed": f"{by}{hint}"}
+    return answer
+
+
+def _print(report: MemoryReport, batch_size: int | None, as_json: bool) -> None:
+    forecast = report.forecast(batch_size) if batch_size is not None else None
+    if as_json:
+        document = report.to_dict()
+        if forecast is not None:
+            document["forecast"] = {"batch_size": forecast.size, "peak_bytes": forecast.peak_bytes, "how": forecast.how}
+        click.echo(json.dumps(document, indent=1, allow_nan=False))
+        return
+    click.echo(report.summary())
+    if forecast is not None:
+        click.echo(f"forecast    {forecast}")
