@@ -35,7 +35,6 @@ CORE = {"operation", "module", "line"}
 
 # What is not answered rightly yet: which parts of the answer, and why. A part that is right after all must leave this list.
 KNOWN: dict[str, tuple[set[str], str]] = {
-    "b73_relu_attention.py": ({"samples"}, "six of eight samples do it alone, and it is said that every part of the batch does"),
     "b75_manual_clipping.py": (CORE, "the program spoils the gradient after backward, and running the step again ends at backward"),
 }
 

@@ -27,6 +27,7 @@ class Node:
     text: str
     is_hooked: bool  # what it saved for backward is in the hands of hooks (checkpointing): asking for it would run the forward again
     parameters: tuple[int, ...] = ()  # storages of the parameters that it was given
+    after: tuple[str, ...] = ()  # modules whose operations made what it was given, the nearest first
     is_hidden: bool = False  # a where() or a mask chose among results that follow from it
 
 

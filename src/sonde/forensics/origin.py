@@ -63,6 +63,7 @@ class Origin:
     samples: tuple[int, ...] | None = None  # culprits in the batch; (): it takes the whole batch; None: not looked for
     indices: tuple[int, ...] | None = None  # the same in the dataset, where the sampler allows
     how: str = "traced"  # "traced" | "replayed" | "graph"
+    after: tuple[str, ...] = ()  # modules that made what the operation was given, the nearest first
     caveats: tuple[str, ...] = ()  # what could not be known, one sentence each
 
     @property
@@ -105,7 +106,7 @@ class Origin:
     def from_dict(cls, data: Mapping[str, Any]) -> Origin:
         """What `to_dict` gave; fields of later versions are left out."""
         given = {field.name: data[field.name] for field in fields(cls) if field.name in data}
-        for name in ("parameters", "samples", "indices", "caveats"):
+        for name in ("parameters", "samples", "indices", "after", "caveats"):
             if given.get(name) is not None:
                 given[name] = tuple(given[name])
         given["inputs"] = tuple(Seen.from_dict(seen) for seen in given.get("inputs", ()))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ceil, log2
 
+EXHAUSTIVE = 16  # samples: so small a batch is tried sample by sample, even where every part of it fails
 WIDESPREAD = 0.5  # of the batch: where more of it triggers the failure by itself, the samples are not what is wrong
 
 
@@ -35,6 +36,11 @@ class _Trial:
             self.good.extend(group[:2])
         return failed
 
+    def in_company(self, group: Sequence[int], but: Sequence[int]) -> bool:
+        """With two samples that are known to be good, and are none of `but`: one alone may be computed in another way than one of many."""
+        company = [sample for sample in self.good if sample not in but][:2]
+        return bool(company) and self.left > 0 and self([*group, *company])
+
 
 def culprits(num: int, fails: Callable[[Sequence[int]], bool]) -> Culprits:
     """`fails` runs the step again on some of the samples. It is asked a few times more than the logarithm of the batch."""
@@ -50,10 +56,11 @@ def culprits(num: int, fails: Callable[[Sequence[int]], bool]) -> Culprits:
             if len(group) == 1:
                 found += group
                 continue
-            halves = [half for half in (group[: len(group) // 2], group[len(group) // 2 :]) if trial(half)]
+            both = group[: len(group) // 2], group[len(group) // 2 :]
+            halves = [half for half in both if trial(half)] or [half for half in both if trial.in_company(half, group)]
             together = together or not halves
             groups += halves
-            if len(groups) >= 4 and sum(map(len, groups)) == num:
+            if len(groups) >= 4 and sum(map(len, groups)) == num > EXHAUSTIVE:
                 return Culprits(None, "every part of the batch triggers it, so the samples are not to blame")
     except Exception as error:
         note = f"smaller parts of the batch could not be run ({type(error).__name__}: {error})"[:300]
@@ -66,4 +73,6 @@ def culprits(num: int, fails: Callable[[Sequence[int]], bool]) -> Culprits:
         return Culprits(tuple(sorted(found)) or None, f"these are some of the samples that trigger it; {suspects} are suspected")
     if together and not found:
         return Culprits((), "no part of the batch triggers it by itself")
+    if len(found) == num:
+        return Culprits(None, "every sample triggers it by itself, so the samples are not to blame")
     return Culprits(tuple(sorted(found)))

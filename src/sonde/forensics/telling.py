@@ -85,6 +85,7 @@ def tell(
         inputs=seen({owned[name][1] if name in owned else _plainly(name, call, operation, by_user): x for name, x in plain.items()}),
         output=seen({"": readable(output)})[0],
         parameters=_parameters(owned, node if call.in_backward and not by_user else None, held),
+        after=node.after if node else (),
     )
     if not call.in_backward or by_user or node is None or not node.is_hidden or told.key in ("other", "nan-grad-where"):
         return origin, None

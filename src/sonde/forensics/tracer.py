@@ -251,7 +251,10 @@ class Tracer:
         if arithmetic in operations.CHOOSES and not call.in_backward:
             for each in nodes[1:]:
                 each.is_hidden = True
-        return tuple(dict.fromkeys(nodes))[:MAX_BEHIND]
+        behind = tuple(dict.fromkeys(nodes))[:MAX_BEHIND]
+        if node and not call.in_backward:
+            node.after = tuple(dict.fromkeys(each.module for each in behind[1:] if each.module))
+        return behind
 
     def _remember(self, tensor: Tensor, storage: int, behind: tuple[Node, ...]) -> None:
         self._pin(tensor, storage)

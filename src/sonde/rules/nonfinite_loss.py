@@ -29,7 +29,10 @@ from sonde.rules.words import number
 @dataclass(slots=True)
 class NonfiniteLoss:
     name: ClassVar[str] = "nonfinite-loss"
-    explains: ClassVar[tuple[str, ...]] = ("loss-plateau", "dead-relu", "vanishing-gradient", "unchanged-parameter", "exploding-gradient")
+    explains: ClassVar[tuple[str, ...]] = (
+        "loss-plateau", "dead-relu", "vanishing-gradient", "unchanged-parameter", "exploding-gradient",
+        "nonfinite-evaluation",
+    )  # fmt: skip
 
     learning: Learning = field(default_factory=Learning)
     sources: Sources = field(default_factory=Sources)

@@ -6,12 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from sonde.record import Finding, Severity, Step
+from sonde.record import Finding, Kind, Severity, Step
 from sonde.rules.activity import count
+from sonde.rules.history import Course, History
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 
 FOLLOWS = (
     "nonfinite-loss", "lr-divergence", "exploding-gradient", "vanishing-gradient", "dead-relu", "loss-plateau", "unchanged-parameter",
+    "loss-scale-collapse", "loss-spike", "gradient-spike", "nonfinite-evaluation",
 )  # fmt: skip
 """What a bad number leads to. Divergence may also lead to a bad number: whichever came first is the cause."""
 
@@ -22,30 +24,49 @@ KEYS = {  # defects that have rules of their own
     "all-targets-ignored": ("all-targets-ignored",),
     "fp16-overflow": ("fp16-overflow",),
 }
-BAD_NUMBERS = ("nonfinite-loss", "nonfinite-origin", *KEYS)  # rules that speak of them: for those that know what led to it
+BAD_NUMBERS = ("nonfinite-loss", "nonfinite-origin", "nonfinite-evaluation", *KEYS)
+"""Rules that speak of them: for those that know what led to it."""
 MAX_SAID = 8  # samples in a sentence
 MAX_INPUTS = 4  # tensors among the evidence
+MAX_COURSES = 3  # tensors whose history is shown
+EVALUATION = "evaluation"  # what was bad: not the training's own loss or gradient
 
 
 @dataclass(slots=True)
 class Origins:
-    """A fold: the first origin, how often one was found, and why none was where none was."""
+    """A fold: the first origin of the training, or of its evaluations, and why none was found where none was."""
 
+    in_evaluation: bool = False
     step: int = -1
     data: Mapping[str, Any] = field(default_factory=dict)
-    num: int = 0
+    courses: Sequence[Course] = ()  # of the tensors that are involved, up to the step of the origin
     num_backwards: int = 0
     unknown: str = ""
+    history: History = field(default_factory=History)
 
     def see(self, step: Step) -> None:
         self.num_backwards += count(step, "backwards")
+        if self.step < 0:
+            self.history.see(step)
         for event in step.events:
-            if event.kind == "origin":
-                self.num += 1
-                if self.step < 0:
-                    self.step, self.data = event.step, dict(event.data)
-            elif event.kind == "origin_unknown" and not self.unknown:
-                self.unknown = str(event.data.get("reason", ""))
+            if event.kind not in ("origin", "origin_unknown") or (event.data.get("what") == EVALUATION) != self.in_evaluation:
+                continue
+            if event.kind == "origin_unknown":
+                self.unknown = self.unknown or str(event.data.get("reason", ""))
+            elif self.step < 0:
+                self.step, self.data = event.step, dict(event.data)
+                self.courses = self._courses()
+                self.history = History()
+
+    def _courses(self) -> list[Course]:
+        """Of what the operation was given, as far as it was measured; of what it put out; of the weights, and of a bad gradient."""
+        data, course = self.data, self.history.course
+        given = next((found for name in _strings(data.get("after")) if (found := course(Kind.ACTIVATION, name)) is not None), None)
+        others = [(Kind.ACTIVATION, str(data.get("module", ""))), *((Kind.PARAMETER, name) for name in _strings(data.get("parameters")))]
+        if data.get("what") == "gradient":
+            others.insert(0, (Kind.GRADIENT, str(data.get("bad", ""))))
+        found = [given, *(course(kind, name) for kind, name in others if name)]
+        return list({one.name: one for one in found if one is not None}.values())[:MAX_COURSES]
 
     def answer(self, rule: str, keys: Collection[str] | None = None) -> Answer:
         """A finding where the origin is one of these defects; without keys, where it is none that has a rule of its own."""
@@ -55,9 +76,9 @@ class Origins:
             return Clear() if self.num_backwards else NotEvaluated("no backward was seen")
         key = str(self.data.get("key", ""))
         mine = key in keys if keys is not None else not any(key in claimed for claimed in KEYS.values())
-        return [self._finding(rule)] if mine else Clear()
+        return [self.finding(rule, Severity.CRITICAL)] if mine else Clear()
 
-    def _finding(self, rule: str) -> Finding:
+    def finding(self, rule: str, severity: Severity) -> Finding:
         data = self.data
         module, parameters = str(data.get("module", "")), _strings(data.get("parameters"))
         phase, operation = str(data.get("phase", "")), str(data.get("operation", ""))
@@ -66,13 +87,15 @@ class Origins:
         if phase in ("forward", "backward"):
             begins = f"{'the backward of ' if phase == 'backward' else ''}{operation} made the first {made}{at}"
         else:
-            begins = f"a {phase} held {made} already when {operation} used it{at}"
+            begins = f"{'an' if phase == 'input' else 'a'} {phase} held {made} already when {operation} used it{at}"
+        when = f"in evaluation, at step {self.step}, " if self.in_evaluation else ""
+        grown = next((f"; {course.growth}" for course in self.courses if course.growth), "")
         return Finding(
             rule=rule,
-            severity=Severity.CRITICAL,
+            severity=severity,
             where=next(iter(parameters), module) if phase == "parameter" else module,
             step=self.step,
-            cause=f"{begins}: {data.get('cause', '')}{self._blamed()}",
+            cause=f"{when}{begins}: {data.get('cause', '')}{grown}{self._blamed()}",
             fix=str(data.get("fix", "")),
             evidence=self._evidence(operation, phase),
         )
@@ -96,6 +119,8 @@ class Origins:
         for seen in [*(data.get("inputs") or ())][:MAX_INPUTS]:
             if not str(seen.get("name", "")).startswith("backward "):
                 found[f"given {seen.get('name', '')}".strip()] = _range(seen)
+        for num, course in enumerate(self.courses, 1):
+            found["largest" if num == 1 else f"largest {num}"] = str(course)
         if data.get("parameters"):
             found["parameters"] = _some(data["parameters"])
         if data.get("samples"):
