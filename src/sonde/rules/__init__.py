@@ -10,8 +10,11 @@ from sonde.rules.all_targets_ignored import AllTargetsIgnored
 from sonde.rules.dead_relu import DeadRelu
 from sonde.rules.exploding_gradient import ExplodingGradient
 from sonde.rules.fp16_overflow import Fp16Overflow
+from sonde.rules.gradient_spike import GradientSpike
 from sonde.rules.grads_cleared_before_step import GradsClearedBeforeStep
 from sonde.rules.loss_plateau import LossPlateau
+from sonde.rules.loss_scale_collapse import LossScaleCollapse
+from sonde.rules.loss_spike import LossSpike
 from sonde.rules.lr_divergence import LrDivergence
 from sonde.rules.lr_zero import LrZero
 from sonde.rules.missing_backward import MissingBackward
@@ -20,6 +23,7 @@ from sonde.rules.missing_zero_grad import MissingZeroGrad
 from sonde.rules.nan_grad_sqrt_zero import NanGradSqrtZero
 from sonde.rules.nan_grad_where import NanGradWhere
 from sonde.rules.nan_input import NanInput
+from sonde.rules.nonfinite_evaluation import NonfiniteEvaluation
 from sonde.rules.nonfinite_loss import NonfiniteLoss
 from sonde.rules.nonfinite_origin import NonfiniteOrigin
 from sonde.rules.params_not_in_optimizer import ParamsNotInOptimizer
@@ -47,11 +51,15 @@ RULES: tuple[type[Rule], ...] = (
     AllTargetsIgnored,
     Fp16Overflow,
     NonfiniteOrigin,
+    LossScaleCollapse,
     ExplodingGradient,
     LrDivergence,
+    LossSpike,
+    GradientSpike,
     DeadRelu,
     VanishingGradient,
     NonfiniteLoss,
+    NonfiniteEvaluation,
     LossPlateau,
 )
 
