@@ -46,25 +46,25 @@ def test_a_script_gets_its_arguments_untouched_and_stdout_is_its_own(sonde, scri
     assert child.stderr.startswith("✓ healthy")
 
 
-def test_problems_are_said_on_stderr_and_the_exit_code_stays_0(sonde, script):
-    child = sonde("run", script(SICK))
+def test_problems_are_said_on_stderr_and_the_exit_code_stays_0(warm_sonde, script):
+    child = warm_sonde("run", script(SICK))
     assert child.returncode == 0
     assert "missing-zero-grad" in child.stderr
     assert "train.py:13" in child.stderr
     assert "optimizer.step()" in child.stderr
 
 
-def test_check_makes_problems_an_exit_code(sonde, script):
-    sick = sonde("run", "--check", "--quiet", script(SICK))
+def test_check_makes_problems_an_exit_code(warm_sonde, script):
+    sick = warm_sonde("run", "--check", "--quiet", script(SICK))
     assert (sick.returncode, sick.stderr) == (1, "")
-    assert sonde("run", "--check", "--quiet", script(HEALTHY)).returncode == 0
+    assert warm_sonde("run", "--check", "--quiet", script(HEALTHY)).returncode == 0
 
 
-def test_a_module_is_run_as_python_m_would(sonde, tmp_path):
+def test_a_module_is_run_as_python_m_would(warm_sonde, tmp_path):
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "__init__.py").touch()
     (tmp_path / "pkg" / "train.py").write_text(HEALTHY)
-    child = sonde("run", "-m", "pkg.train", "--epochs", "3")
+    child = warm_sonde("run", "-m", "pkg.train", "--epochs", "3")
     assert child.returncode == 0, child.stderr
     assert child.stdout == "arguments ['--epochs', '3']\n"
 
@@ -81,8 +81,8 @@ def test_the_exit_code_and_the_error_are_those_of_the_script(sonde, script, tmp_
     assert "sonde" not in watched.stderr
 
 
-def test_a_script_that_fails_after_training_still_gets_its_verdict(sonde, script):
-    child = sonde("run", script(SICK + "raise RuntimeError('late')\n"))
+def test_a_script_that_fails_after_training_still_gets_its_verdict(warm_sonde, script):
+    child = warm_sonde("run", script(SICK + "raise RuntimeError('late')\n"))
     assert child.returncode == 1
     assert "RuntimeError: late" in child.stderr
     assert "missing-zero-grad" in child.stderr
@@ -106,16 +106,16 @@ def test_a_script_that_trains_nothing_gets_one_line(sonde, script):
     assert child.stderr == "Sonde saw no training: no optimizer stepped and no backward ran.\n"
 
 
-def test_the_run_goes_where_it_is_told_and_is_the_newest(sonde, script, tmp_path):
-    assert sonde("run", "--quiet", "--to", "runs/base", "--every", "1", script(HEALTHY)).returncode == 0
+def test_the_run_goes_where_it_is_told_and_is_the_newest(warm_sonde, script, tmp_path):
+    assert warm_sonde("run", "--quiet", "--to", "runs/base", "--every", "1", script(HEALTHY)).returncode == 0
     assert (tmp_path / "runs" / "base" / "run.json").exists()
-    document = json.loads(sonde("diagnose", "--json").stdout)
+    document = json.loads(warm_sonde("diagnose", "--json").stdout)
     assert document["run"] == "base"
     assert document["overhead"]["num_observed"] == document["steps"] == 40
 
 
-def test_a_name_becomes_part_of_the_directory(sonde, script, tmp_path):
-    sonde("run", "--quiet", "--name", "baseline", script(HEALTHY))
+def test_a_name_becomes_part_of_the_directory(warm_sonde, script, tmp_path):
+    warm_sonde("run", "--quiet", "--name", "baseline", script(HEALTHY))
     assert [path for path in (tmp_path / "runs").iterdir() if "_baseline_" in path.name]
 
 
