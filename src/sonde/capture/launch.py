@@ -7,7 +7,8 @@ import os
 import pkgutil
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -33,34 +34,57 @@ def run_script(
 ) -> Launched:
     """Runs a file or a module to its end. Its own errors are shown as Python would show them and become its exit code."""
     session = DebugSession(config, to=to, name=name or _name(target, module), strict=strict)
+    with standing_in(target, args, module=module):
+        session.start(script=target)
+        played = play(target, module=module)
+    error = played.exception
+    try:
+        text = f"{type(error).__name__}: {error}"[:2000] if error is not None else ""
+        session.tell_of(error)
+        session.close(played.how, exit_code=played.exit_code, exception=text)
+    except Exception:
+        if strict:
+            raise
+    return Launched(session.run, played.exit_code, error)
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """How a script ended."""
+
+    how: str  # "finished", "exit", "interrupted" or "exception"
+    exit_code: int = 0
+    exception: BaseException | None = None
+
+
+@contextmanager
+def standing_in(target: str, args: Sequence[str], *, module: bool) -> Iterator[None]:
+    """Arguments and search path as the script would have them alone."""
     argv, path = sys.argv, list(sys.path)
     sys.argv = [target, *args]
     sys.path[0:1] = [os.getcwd() if module else str(Path(target).resolve().parent)]
-    session.start(script=target)
-    how, code = "finished", 0
-    error: BaseException | None = None
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = argv, path
+
+
+def play(target: str, *, module: bool) -> Played:
+    """The script from its beginning to its end, whatever that is."""
     try:
         if module:
             runpy.run_module(target, run_name="__main__", alter_sys=True)
         else:
             run_file(target)
     except SystemExit as leaving:
-        how, code = "exit", _exit_code(leaving)
+        return Played("exit", _exit_code(leaving))
     except KeyboardInterrupt as interrupt:
-        how, code, error = "interrupted", 130, interrupt
         _show(interrupt)
+        return Played("interrupted", 130, interrupt)
     except BaseException as raised:
-        how, code, error = "exception", 1, raised
         _show(raised)
-    finally:
-        sys.argv, sys.path[:] = argv, path
-    try:
-        text = f"{type(error).__name__}: {error}"[:2000] if error is not None else ""
-        session.close(how, exit_code=code, exception=text)
-    except Exception:
-        if strict:
-            raise
-    return Launched(session.run, code, error)
+        return Played("exception", 1, raised)
+    return Played("finished")
 
 
 class _Script(SourceFileLoader):

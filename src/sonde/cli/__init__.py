@@ -16,7 +16,10 @@ import click
 
 from sonde.errors import SondeError
 
-COMMANDS = ("run", "diagnose", "report", "explain", "runs", "compare", "export", "compact", "replay", "tune", "memory", "doctor", "demo")
+COMMANDS = (
+    "run", "diagnose", "report", "explain", "runs", "compare", "export", "compact",
+    "replay", "profile", "tune", "memory", "doctor", "demo",
+)  # fmt: skip
 
 INTERRUPTED = 130  # 128 + SIGINT and
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as a shell says it

@@ -1,0 +1,159 @@
+"""`sonde profile`: where the time of a script's training step goes, layer by layer."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sonde.cli._reading import screen
+from sonde.cli._script import refuse_impossible
+from sonde.errors import SondeError
+from sonde.views.printable import printable
+
+if TYPE_CHECKING:
+    from sonde.profiles import ProfileComparison, ProfileReport
+
+TRACES = (".json.gz", ".trace.json")
+FORMATS = (".html", ".json", *TRACES)
+
+
+# Whatever follows the script belongs to the script, options too.
+@click.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS]")
+@click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
+@click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True, metavar="N", help="Steps to time.")
+@click.option("--warmup", type=click.IntRange(min=0), default=3, show_default=True, metavar="N", help="Steps to let pass before.")
+@click.option("--keep-going", is_flag=True, help="Let the script train on when its profile is there, instead of ending it.")
+@click.option(
+    "-o", "--output", "outputs", type=click.Path(path_type=Path), multiple=True,
+    help="A file: .html (flames), .json (the profile), .json.gz or .trace.json (a trace for Perfetto). May be given several times.",
+)  # fmt: skip
+@click.option("--against", type=click.Path(path_type=Path), metavar="OLD.json", help="Compare with a profile that was saved before.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, for programs; what the script prints goes to stderr.")
+@click.option("--force", is_flag=True, help="Replace files that exist.")
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def profile(
+    module: bool,
+    steps: int,
+    warmup: int,
+    keep_going: bool,
+    outputs: tuple[Path, ...],
+    against: Path | None,
+    as_json: bool,
+    force: bool,
+    script: str,
+    args: tuple[str, ...],
+) -> None:
+    """Time the layers of a training script, forward and backward, on its own steps.
+
+    The script needs no change. After a few steps of warm-up, bare and timed steps take turns; then the script is ended as sys.exit() would
+    end it, since a profile needs no more of it (--keep-going lets it train on, and changes none of its results). The profile goes to stderr,
+    after what the script printed.
+
+    \b
+    Example:  sonde profile train.py --lr 0.1
+              sonde profile -o profile.html -o trace.json.gz train.py
+              sonde profile -o before.json train.py; sonde profile --against before.json train.py
+
+    Exit code: that of the script where it fails; 1 where --against finds the step slower; 2 where nothing could be profiled.
+    """
+    refuse_impossible("profile", script, module=module)
+    for output in outputs:
+        _refuse(output, force)
+    from sonde.profiles import load
+    from sonde.workbench.profiling.script import profile_script
+
+    before = load(against) if against is not None else None
+    shown: list[ProfileReport] = []
+    compared: list[ProfileComparison] = []
+
+    def show(report: ProfileReport) -> None:
+        shown.append(report)
+        if os.environ.get("RANK", "0") == "0":  # of the processes that torchrun starts, one speaks for all
+            compared.extend([report.compare(before)] if before is not None else [])
+            for output in outputs:
+                _write(report, compared[0] if compared else None, output, force)
+            _print(report, compared[0] if compared else None, outputs, as_json)
+
+    with _stdout_for_us() if as_json else nullcontext():
+        profiled = profile_script(
+            script, args, module=module, num_steps=steps, warmup=warmup, keep_going=show if keep_going and not as_json else None
+        )
+    if profiled.report is None:
+        _say_why_not(profiled.why_not, script, profiled.played.exit_code)
+    elif not shown:
+        show(profiled.report)
+    slower = bool(compared) and compared[0].step.verdict == "slower"
+    raise SystemExit(profiled.played.exit_code or (1 if slower else 0))
+
+
+def _print(report: ProfileReport, comparison: ProfileComparison | None, outputs: tuple[Path, ...], as_json: bool) -> None:
+    if as_json:
+        document = report.to_dict() | {"spans": []}  # for a trace: -o trace.json.gz
+        click.echo(json.dumps(document | ({"comparison": comparison.to_dict()} if comparison else {}), indent=1, allow_nan=False))
+        return
+    from sonde.views.profile_text import Comparison, Profile
+
+    paper = screen(stderr=True)
+    paper.print(Profile(report))
+    if comparison is not None:
+        paper.print()
+        paper.print(Comparison(comparison))
+    for output in outputs:
+        click.echo(printable(output), err=True)
+
+
+def _write(report: ProfileReport, comparison: ProfileComparison | None, output: Path, force: bool) -> None:
+    from sonde.views.file import write_new
+
+    if output.name.lower().endswith(TRACES):
+        from sonde.export.profile_trace import trace_of_profile
+        from sonde.export.trace import compressed
+
+        write_new(output, compressed(trace_of_profile(report), output), replace=force)
+    elif output.suffix.lower() == ".html":
+        from sonde.views.flame import page
+
+        write_new(output, page(report, comparison), replace=force)
+    else:
+        report.save(output, replace=force)
+
+
+def _refuse(output: Path, force: bool) -> None:
+    """Before the script runs: nobody wants to wait for a profile that cannot be written."""
+    if not output.name.lower().endswith(FORMATS):
+        raise SondeError(f"{output} ends in none of {', '.join(FORMATS)}: Sonde tells the format by it.")
+    if output.exists() and not force:
+        raise SondeError(f"{output} exists already. Give another name, or --force to replace it.")
+    if not output.parent.is_dir():
+        raise SondeError(f"{output} cannot be written: there is no directory {output.parent}.")
+
+
+def _say_why_not(why: SondeError | None, script: str, exit_code: int) -> None:
+    letter = f"{script} gave no profile: {why}"
+    if not exit_code:
+        raise SondeError(letter)
+    first, *rest = printable(letter, lines=True).splitlines()
+    click.echo("\n".join([f"sonde: {first}", *(f"       {row}" for row in rest)]), err=True)
+
+
+@contextmanager
+def _stdout_for_us() -> Iterator[None]:
+    """While the script runs, what it prints goes to stderr, also from the processes that it starts."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -1,0 +1,56 @@
+"""A script run as it is, some of its steps profiled: what `sonde profile` does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sonde.capture.launch import Played, play, standing_in
+from sonde.errors import SondeError
+from sonde.profiles import ProfileReport
+from sonde.workbench.profiling.watch import StepWatcher, watch_steps
+
+
+class Enough(SystemExit):
+    """Ends a script when its profile is there, as `sys.exit()` would: what the script does on leaving is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    """What became of the script, and of the profile."""
+
+    played: Played
+    report: ProfileReport | None
+    why_not: SondeError | None = None  # where there is no profile: a letter that says why
+
+
+def profile_script(
+    target: str,
+    args: Sequence[str],
+    *,
+    module: bool,
+    num_steps: int,
+    warmup: int,
+    keep_going: Callable[[ProfileReport], None] | None = None,
+) -> Profiled:
+    """Runs a file or a module until its profile is there; with `keep_going`, which is given the profile meanwhile, to its end."""
+    title = target if module else Path(target).name
+    watchers: list[StepWatcher] = []
+    reports: list[ProfileReport] = []
+
+    def done() -> None:
+        if keep_going is not None:
+            reports.append(watchers[0].report(title))
+            keep_going(reports[0])
+        elif threading.current_thread() is threading.main_thread():  # in another, it would end the thread and leave the script waiting
+            raise Enough(0)
+
+    with standing_in(target, args, module=module), watch_steps(num_steps=num_steps, warmup=warmup, on_done=done) as watcher:
+        watchers.append(watcher)
+        played = play(target, module=module)
+    try:
+        return Profiled(played, reports[0] if reports else watcher.report(title))
+    except SondeError as nothing:
+        return Profiled(played, None, nothing)
