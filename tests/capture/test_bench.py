@@ -21,6 +21,7 @@ TOOLS = {
     "weight_analyzer": "WeightAnalyzer",
     "stability_checker": "StabilityChecker",
     "visualizer": "DebugVisualizer",
+    "profiler": "Profiler",
 }
 
 

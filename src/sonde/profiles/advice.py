@@ -57,7 +57,13 @@ def _groups(report: ProfileReport) -> Iterator[tuple[str, str, list[LayerCost], 
             groups.setdefault((template(layer.path), layer.kind), []).append(layer)
     for (where, kind), layers in groups.items():
         ms = math.fsum(layer.self_ms for layer in layers)
-        yield (layers[0].path if len(layers) == 1 else where) or "(the model itself)", kind, layers, ms
+        yield _name(where, layers), kind, layers, ms
+
+
+def _name(where: str, layers: list[LayerCost]) -> str:
+    if len(layers) == 1:
+        return layers[0].path or "(the model itself)"
+    return where if any(char.isalpha() for char in where) else f"{layers[0].path} … {layers[-1].path}"
 
 
 def _why(report: ProfileReport, kind: str, layers: list[LayerCost], ms: float) -> str:
@@ -87,7 +93,7 @@ def _recommendations(report: ProfileReport) -> Iterator[str]:
     if optimizer is not None and report.share(optimizer.median_ms) >= HEAVY_OPTIMIZER:
         yield (
             f"The optimizer takes {report.share(optimizer.median_ms):.0%} of the step ({number(optimizer.median_ms)} ms): "
-            "try its fused=True or foreach=True, or a larger batch, which spreads one update over more samples."
+            "try its fused=True where it has that, or a larger batch, which spreads one update over more samples."
         )
     tiny = [layer for layer in report.layers if layer.calls and 0 < layer.self_ms / layer.calls < TINY_MS]
     tiny_ms = math.fsum(layer.self_ms for layer in tiny)

@@ -161,10 +161,9 @@ class _Tree:
         if one.verdict not in ("slower", "faster"):
             yield from parts  # one part slower, another faster: the whole is as before
             return
-        direct = [each for each in self.inside.get(one.path, ()) if math.isfinite(each.change_ms)]
         explained = math.fsum(part.change_ms for part in parts if part.verdict == one.verdict)
-        ratios = [each.ratio for each in direct if each.ratio > 0]
-        together = len(ratios) > 1 and max(ratios) < ALIKE * min(ratios)  # all of it changed alike: the whole is what changed
+        # Several parts that all changed by the factor of the whole: then the whole is what changed.
+        together = len(parts) > 1 and all(1 / ALIKE < part.ratio / one.ratio < ALIKE for part in parts)
         if parts and abs(explained) >= MOSTLY * abs(one.change_ms) and not together:
             yield from parts
         else:

@@ -21,6 +21,7 @@ from sonde.profiles import ProfileReport
 from sonde.workbench.profiling.assemble import assemble, dtype_and_device
 from sonde.workbench.profiling.doors import Doors
 from sonde.workbench.profiling.recorder import Kind, Recorder, plan
+from sonde.workbench.profiling.tape import Read
 
 Loss = Callable[[Any], Tensor]
 
@@ -35,7 +36,9 @@ def profile_alone(
     warmup: int,
     repeats: int,
     backward: bool,
+    read: Read | None = None,
 ) -> ProfileReport:
+    """`read` is the clock, where another than the wall's is wanted."""
     compiled = any(is_compiled(module) for module in model.modules())
     body = getattr(model, "_orig_mod", model)
     dtype, device = dtype_and_device([*body.parameters(), *(tensor for _, tensor in tensors_in((args, kwargs)))])
@@ -45,10 +48,12 @@ def profile_alone(
             undo.enter_context(torch.compiler.set_stance("force_eager"))
         undo.enter_context(_kept(body, optimizer, (args, kwargs)))
         doors = Doors({"": body}, eager=True)
-        recorder = Recorder(doors, left_out=[*body.parameters(), *body.buffers()], read=clock(device))
+        recorder = Recorder(doors, left_out=[*body.parameters(), *body.buffers()], read=read or clock(device))
         step = _Step(body, args, kwargs, loss, optimizer, recorder, backward)
         for kind in plan(warmup, repeats):
             step.run(kind)
+        if not backward:
+            step.notes.append("the forward alone was timed, without gradients")
         if compiled:
             step.notes.append("compiled parts were run uncompiled: inside a compiled model there are no layers to time")
         return assemble(recorder.recorded, doors, title=type(body).__name__, dtype=dtype, device=device, notes=step.notes)
@@ -131,7 +136,8 @@ class _Step:
             if not isinstance(value, Tensor) or value.numel() != 1:
                 parts = [tensor for _, tensor in tensors_in(output) if tensor.requires_grad]
                 value = sum(part.abs().sum() if part.is_complex() else part.sum() for part in parts) if parts else None
-                self._note("no loss was given: the sum of the outputs was differentiated instead")
+                if parts:
+                    self._note("no loss was given: the sum of the outputs was differentiated instead")
         if value is None or not value.requires_grad:
             self._note("nothing that the model puts out depends on a parameter that wants a gradient: there is no backward to time")
             return None

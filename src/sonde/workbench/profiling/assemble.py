@@ -39,7 +39,7 @@ def assemble(
         utilisation=recorded.utilisation.result(),
         batch=batch,
         environment=environment(dtype, device),
-        notes=(*notes, *_notes(recorded, doors, backward, device)),
+        notes=(*notes, *_notes(recorded, doors, device)),
         own_cost=_own_cost(recorded),
         spans=tuple(sorted(recorded.spans, key=lambda span: (span.step, span.start_ms, -span.duration_ms))),
     )
@@ -132,9 +132,7 @@ def _own_cost(recorded: Recorded) -> float:
     return statistics.median(pairs) if pairs else float("nan")
 
 
-def _notes(recorded: Recorded, doors: Doors, backward: bool, device: torch.device) -> Iterator[str]:
-    if not backward:
-        yield "no backward was seen: its times are not known"
+def _notes(recorded: Recorded, doors: Doors, device: torch.device) -> Iterator[str]:
     for path in doors.hidden[:5]:
         yield f"{path or 'the model'} is compiled, scripted or runs as copies: what is inside of it was not seen"
     if recorded.uncounted:

@@ -105,6 +105,8 @@ class StepWatcher:
         notes = [f"the training ended after {num} of {self._num_steps} steps to be timed"] if num < self._num_steps else []
         if self.failure:
             notes.append(f"profiling ended early: {self.failure}")
+        if not any(step.backward for step in recorder.recorded.timed):
+            notes.append("no call of backward() was seen: times of the backward are not known")
         if self._compiled:
             notes.append("the script compiles: compiled parts are timed as a whole, without the layers inside")
         return assemble(recorder.recorded, doors, title=title, dtype=self._dtype, device=self._device, notes=notes)
