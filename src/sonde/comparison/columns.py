@@ -52,6 +52,11 @@ def training_of(run: Run, rank: int) -> Process | None:
     return trained[-1] if trained else None
 
 
+def newest_of(run: Run, rank: int) -> Process | None:
+    """The newest process of a rank, whether it got anywhere or not."""
+    return next((process for process in reversed(run.processes) if process.rank == rank), None)
+
+
 def read_columns(process: Process) -> Columns:
     every_step, observed = array("q"), bytearray()
     names: list[tuple[str, ...]] = []  # the sets of scalars that steps came with: further losses and rates come later

@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sonde.comparison.columns import Columns, read_columns, training_of
+from sonde.comparison.columns import Columns, newest_of, read_columns, training_of
 from sonde.comparison.curves import LossComparison, compare_losses
 from sonde.comparison.findings import FindingComparison, compare_findings
+from sonde.comparison.logged import LoggedComparison, compare_logged
 from sonde.comparison.pace import Pace, compare_pace
 from sonde.comparison.parting import Parting, find_parting
 from sonde.comparison.settings import SettingDifference, SiteDifferences, compare_settings, compare_sites
@@ -36,6 +37,7 @@ class RunComparison:
     parting: Parting | None  # None: one of them has no step, or they have none in common
     losses: tuple[LossComparison, ...]
     pace: Pace | None
+    logged: tuple[LoggedComparison, ...]
     findings: FindingComparison
     sites: SiteDifferences | None
     settings: tuple[SettingDifference, ...]
@@ -61,6 +63,7 @@ class RunComparison:
             "parting": None if self.parting is None else asdict(self.parting),
             "losses": [asdict(one) for one in self.losses],
             "pace": None if self.pace is None else _pace(self.pace),
+            "logged": [asdict(one) for one in self.logged],
             "findings": asdict(self.findings),
             "sites": None if self.sites is None else asdict(self.sites),
             "settings": [asdict(one) for one in self.settings],
@@ -80,9 +83,9 @@ def compare(a: Run | Path | str, b: Run | Path | str) -> RunComparison:
     findings = compare_findings(*reports)
     one, other = processes
     if one is None or other is None:
-        settings = compare_settings((first, second), processes, None)
+        settings = compare_settings((first, second), (one or newest_of(first, rank), other or newest_of(second, rank)), None)
         verdict, headline, details = verdict_on(reports, None, (), None, findings, settings)
-        return RunComparison(*reports, verdict, headline, details, notes, None, (), None, findings, None, settings)
+        return RunComparison(*reports, verdict, headline, details, notes, None, (), None, (), findings, None, settings)
     columns = read_columns(one), read_columns(other)
     same_code = _kernel(one) == _kernel(other)
     parting = _parting(one, other, columns, same_code=same_code)
@@ -93,8 +96,9 @@ def compare(a: Run | Path | str, b: Run | Path | str) -> RunComparison:
     if not same_code:
         notes += ("one run was measured by the native kernel, the other by torch operations: differences in last digits are not told",)
     return RunComparison(
-        *reports, verdict, headline, details, notes, parting, losses, pace, findings, compare_sites(one, other), settings
-    )
+        *reports, verdict, headline, details, notes, parting, losses, pace, compare_logged(one, other), findings, compare_sites(one, other),
+        settings,
+    )  # fmt: skip
 
 
 def _parting(a: Process, b: Process, columns: tuple[Columns, Columns], *, same_code: bool) -> Parting | None:

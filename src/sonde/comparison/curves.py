@@ -86,12 +86,12 @@ def _compare(series: str, a: Columns, b: Columns) -> LossComparison:
     return LossComparison(
         series=series,
         num_common=len(common),
-        final_a=_level(steps_a, losses_a),
-        final_b=_level(steps_b, losses_b),
+        final_a=level_of(steps_a, losses_a),
+        final_b=level_of(steps_b, losses_b),
         best_a=_best(curves[0]),
         best_b=_best(curves[1]),
-        equal_step_a=_level(common, losses_a[in_a]),
-        equal_step_b=_level(common, losses_b[in_b]),
+        equal_step_a=level_of(common, losses_a[in_a]),
+        equal_step_b=level_of(common, losses_b[in_b]),
         equal_time_s=until_s,
         equal_time_a=_level_at(a, steps_a, losses_a, until_s),
         equal_time_b=_level_at(b, steps_b, losses_b, until_s),
@@ -149,7 +149,7 @@ def _side(a: Window, b: Window, span: float, *, positive: bool) -> Side:
     return "same"
 
 
-def _level(steps: Steps, losses: Floats) -> Level:
+def level_of(steps: Steps, losses: Floats) -> Level:
     """The median over the last losses; one that ends in NaN ends in NaN."""
     if not len(steps):
         return Level(-1, float("nan"))
@@ -167,7 +167,7 @@ def _median(losses: Floats) -> float:
 def _level_at(columns: Columns, steps: Steps, losses: Floats, until_s: float) -> Level:
     done = columns.steps[columns.elapsed_s <= until_s * (1 + 1e-9)]
     num = int(np.searchsorted(steps, done[-1], side="right")) if len(done) else 0
-    return _level(steps[:num], losses[:num])
+    return level_of(steps[:num], losses[:num])
 
 
 def _best(curve: tuple[Window, ...]) -> Level:

@@ -6,8 +6,9 @@ smaller than that is none.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -31,7 +32,7 @@ SIZES = {"_bytes": 1.0, "_mb": float(1 << 20)}  # names of scalars that are amou
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A number that was taken in many steps: its median, and between which values the medians of most blocks of steps lie."""
+    """A number that was taken in many steps: its median (of what is rare, its mean), and between which values that of most blocks lies."""
 
     median: float
     low: float
@@ -70,32 +71,31 @@ class Pace:
 
 
 def compare_pace(a: Columns, b: Columns, processes: tuple[Process, Process]) -> Pace:
-    whole = Change("step", "ms", *_spreads(_own_step(a), _own_step(b)), "unknown")
+    whole = Change("step", "ms", spread_of(_own_step(a)), spread_of(_own_step(b)), "unknown")
     whole_ms = whole.a.median if whole.a else 0.0
     whole = _judged(whole, CHANGED, MATTERS * whole_ms)
     phases = [name for name in dict.fromkeys([*a.values, *b.values]) if name.endswith("_ms") and name not in (OURS, "step_ms")]
     times = [whole] if whole.a or whole.b else []
     for name in phases:
-        change = Change(name.removesuffix("_ms"), "ms", *_spreads(_plain(a, name), _plain(b, name)), "unknown")
-        if any(spread and spread.high > 0 for spread in (change.a, change.b)):
+        spreads = spread_of(_plain(a, name)), spread_of(_plain(b, name))
+        if all(spread is None or spread.median == 0 for spread in spreads):  # most steps do not: validation, checkpoints
+            spreads = spread_of(a.column(name), np.mean), spread_of(b.column(name), np.mean)
+        change = Change(name.removesuffix("_ms"), "ms", *spreads, "unknown")
+        if any(spread and spread.median > 0 for spread in (change.a, change.b)):
             times.append(_judged(change, CHANGED, MATTERS * whole_ms))
     rates = tuple(len(one.every_step) / one.total_s if one.total_s > 0 else float("nan") for one in (a, b))
     samples = tuple(rate * _batch_size(process, one) for rate, process, one in zip(rates, processes, (a, b)))
     return Pace(tuple(times), tuple(_memory(a, b)), (rates[0], rates[1]), (samples[0], samples[1]))
 
 
-def spread_of(values: Floats) -> Spread | None:
+def spread_of(values: Floats, middle: Callable[[Floats], np.floating[Any]] = np.median) -> Spread | None:
     """None where nothing was measured. The farthest block on each side is left out: warming up, or a pause of the user's."""
     finite = values[np.isfinite(values)]
     if not len(finite):
         return None
-    medians = sorted(float(np.median(block)) for block in np.array_split(finite, BLOCKS) if len(block))
-    inner = medians[1:-1] if len(medians) > 2 else medians
-    return Spread(float(np.median(finite)), inner[0], inner[-1], len(finite))
-
-
-def _spreads(a: Floats, b: Floats) -> tuple[Spread | None, Spread | None]:
-    return spread_of(a), spread_of(b)
+    blocks = sorted(float(middle(block)) for block in np.array_split(finite, BLOCKS) if len(block))
+    inner = blocks[1:-1] if len(blocks) > 2 else blocks
+    return Spread(float(middle(finite)), inner[0], inner[-1], len(finite))
 
 
 def _judged(change: Change, least_share: float, least: float) -> Change:
@@ -103,9 +103,7 @@ def _judged(change: Change, least_share: float, least: float) -> Change:
 
 
 def _direction(a: Spread | None, b: Spread | None, least_share: float, least: float) -> Direction:
-    if a is None or b is None:
-        return "unknown" if a is b else "only in B" if a is None else "only in A"
-    if min(a.num, b.num) < ENOUGH:
+    if a is None or b is None or min(a.num, b.num) < ENOUGH:
         return "unknown"
     difference = b.median - a.median
     if abs(difference) <= least or abs(difference) <= least_share * a.median:
@@ -136,7 +134,7 @@ def _memory(a: Columns, b: Columns) -> list[Change]:
         suffix = next((suffix for suffix in SIZES if name.endswith(suffix)), None)
         if suffix is None:
             continue
-        spreads = _spreads(a.column(name) * SIZES[suffix], b.column(name) * SIZES[suffix])
+        spreads = spread_of(a.column(name) * SIZES[suffix]), spread_of(b.column(name) * SIZES[suffix])
         if any(spread and spread.high > 0 for spread in spreads):
             title = name.removesuffix(suffix).replace("_", " ")
             changes.append(_judged(Change(title, "bytes", *spreads, "unknown"), CHANGED_MEMORY, 0.0))

@@ -20,15 +20,16 @@ if TYPE_CHECKING:
     from sonde.comparison.parting import Parting
     from sonde.record import Finding
 
+TOO_FEW = "too few steps to tell"
 SIDES = {
     "higher": "B is higher",
     "lower": "B is lower",
     "same": "within A's band",
     "not finite": "B is not finite",
     "finite": "A is not finite",
-    "unknown": "too few to tell",
+    "unknown": TOO_FEW,
 }
-UNCHANGED = {"same": "unchanged", "unknown": "too few to tell"}
+UNCHANGED = {"same": "unchanged", "unknown": TOO_FEW}
 MAX_LISTED = 6  # layers that only one run has: more are counted
 
 
@@ -49,6 +50,7 @@ def tables(comparison: RunComparison) -> list[Table]:
         _made("Time", list(_times(comparison)), ("slower", "faster", "only in")),
         _made("Memory", [_change(change, "more", "less") for change in _memory(comparison)], ("more", "less", "only in")),
         _made("Findings", list(_findings(comparison.findings)), ("new", "gone")),
+        Table("Logged", tuple((one.name, _level(one.a), _level(one.b), "") for one in comparison.logged)),
         Table("Layers and parameters", tuple(_sites(comparison))),
         Table("Given differently", tuple((one.name, one.a, one.b, "") for one in comparison.settings if one.topic != "environment")),
         Table("Environment", tuple((one.name, one.a, one.b, "") for one in comparison.settings if one.topic == "environment")),
@@ -127,6 +129,8 @@ def _memory(comparison: RunComparison) -> tuple[Change, ...]:
 def _change(change: Change, more: str, less: str) -> tuple[str, str, str, str]:
     word = {"more": more, "less": less}.get(change.direction)
     told = f"{times(change.ratio)} {word}" if word else UNCHANGED.get(change.direction, change.direction)
+    if change.a is None or change.b is None:
+        told = f"not measured in {'A' if change.a is None else 'B'}"
     return change.name, _spread(change.a, change.unit), _spread(change.b, change.unit), told
 
 
