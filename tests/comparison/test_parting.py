@@ -70,7 +70,7 @@ def test_gradients_are_looked_at_from_the_loss_backwards(parting):
     ],
 )
 def test_what_comes_before_a_difference_tells_what_it_stems_from(parting, kind, layer, words):
-    found = parting(None, {"changes": {(25, kind, layer): {"std": 3.0, "hash": 1.5}}})
+    found = parting(None, {"changes": {(25, kind, layer): {"std": 3.0}}})
     assert found.first.step == 30
     assert words in found.meaning
     assert not found.from_the_start
