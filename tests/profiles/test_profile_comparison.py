@@ -122,5 +122,6 @@ def test_the_verdict_does_not_depend_on_how_many_steps_were_measured(num: int) -
 
 
 def _times(report: ProfileReport) -> dict[str, float]:
-    leaves = [layer for layer in report.layers if not any(other.path.startswith(f"{layer.path}.") for other in report.layers) and layer.path]
+    inside = {above for layer in report.layers for above in _above(layer.path)}
+    leaves = [layer for layer in report.layers if layer.path and layer.path not in inside]
     return {layer.path.replace(".", "_"): layer.total_ms for layer in leaves}

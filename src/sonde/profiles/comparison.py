@@ -163,7 +163,7 @@ class _Tree:
             return
         explained = math.fsum(part.change_ms for part in parts if part.verdict == one.verdict)
         # Several parts that all changed by the factor of the whole: then the whole is what changed.
-        together = len(parts) > 1 and all(1 / ALIKE < part.ratio / one.ratio < ALIKE for part in parts)
+        together = len(parts) > 1 and all(part.ratio < ALIKE * one.ratio and one.ratio < ALIKE * part.ratio for part in parts)
         if parts and abs(explained) >= MOSTLY * abs(one.change_ms) and not together:
             yield from parts
         else:

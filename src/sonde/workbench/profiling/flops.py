@@ -1,6 +1,7 @@
 """Counting arithmetic: multiplications and additions of matrix products, convolutions and attention, as torch knows them by shape.
 
-torch's own counter has no formula for attention on the CPU and none for the fused layers of inference; they are added here. Its mode also
+torch's own counter has no formula for attention on the CPU, for LSTMs there and for the fused layers of inference, and one that is wrong
+for convolutions in groups; ours are here. Its mode also
 follows modules by hooks of its own; this one only counts, and the tape says whose it was. Fused attention computes its scores a second
 time in the backward, so its backward is five products where the forward has two.
 """
@@ -63,7 +64,7 @@ def formulas() -> dict[Any, Callable[..., int]]:
     for name, formula in _OURS.items():
         packet = getattr(torch.ops.aten, name, None)
         if packet is not None:
-            known.setdefault(packet, formula)
+            known[packet] = formula
     return known
 
 
@@ -96,6 +97,13 @@ def _fast_layer(source: Any, width: int, heads: int, *rest: Any, out_val: Any = 
     return int(_fast_attention(source, source, source, width) + 4 * num * length * width * hidden)
 
 
+def _convolution_backward(grad: Any, source: Any, weight: Any, *rest: Any, out_val: Any = None, **more: Any) -> int:
+    """Each gradient that is asked for takes what the forward took. torch's own formula forgets the groups."""
+    transposed, wanted = rest[4], rest[7]
+    forward = 2 * (source if transposed else grad).numel() * _product(weight.shape[1:])
+    return int(forward * (bool(wanted[0]) + bool(wanted[1])))
+
+
 def _lstm(source: Any, weights: Any, recurrent: Any, *rest: Any, out_val: Any = None, **more: Any) -> int:
     """One direction of one layer: for each element of the sequence, the products with both matrices."""
     return 2 * _product(source.shape[:2]) * (weights.numel() + recurrent.numel())
@@ -113,6 +121,7 @@ def _product(sizes: Any) -> int:
 
 
 _OURS: dict[str, Callable[..., int]] = {
+    "convolution_backward": _convolution_backward,
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
     "_native_multi_head_attention": _fast_attention,
