@@ -54,8 +54,8 @@ def profile(
     """Time the layers of a training script, forward and backward, on its own steps.
 
     The script needs no change. After a few steps of warm-up, bare and timed steps take turns; then the script is ended as sys.exit() would
-    end it, since a profile needs no more of it (--keep-going lets it train on, and changes none of its results). The profile goes to stderr,
-    after what the script printed.
+    end it, since a profile needs no more of it (--keep-going lets it train on, and changes none of its results). The profile goes to
+    stderr, after what the script printed.
 
     \b
     Example:  sonde profile train.py --lr 0.1

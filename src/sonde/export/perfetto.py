@@ -78,7 +78,8 @@ def _add_process(trace: Trace, process: Process, steps: Track, events: Track) ->
 
 
 def _add_step(trace: Trace, step: Step, track: Track, times: Times) -> None:
-    curves = dict(_curves(step.scalars))
+    # Of the loss, NaN says that it is bad; of the others, that there was none.
+    curves = {name: value for name, value in _curves(step.scalars) if name == "loss" or not math.isnan(value)}
     facts = {"step": step.number, **curves, "observed": bool(step.scalar("observed", 0.0))}
     trace.span(track, f"step {step.number}", times, facts, category="step")
     now_us = times.start_us
@@ -89,8 +90,7 @@ def _add_step(trace: Trace, step: Step, track: Track, times: Times) -> None:
             trace.span(track, phase.replace("_", " "), Times(now_us, length_us), {"ms": length_ms}, category="phase")
             now_us += length_us
     for name, value in curves.items():
-        if math.isfinite(value) or name == "loss":  # of the others, NaN says that there was none
-            trace.counter(track, name, times.start_us, value)
+        trace.counter(track, name, times.start_us, value)
 
 
 def _length_us(scalars: Mapping[str, float]) -> float:

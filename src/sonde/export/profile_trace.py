@@ -21,7 +21,7 @@ def trace_of_profile(report: ProfileReport) -> Trace:
     if not spans:
         raise SondeError(
             "this profile holds no spans, only sums, so no trace can be made of it.\n"
-            "Profile again: sonde profile script.py -o trace.json.gz, or Profiler().profile(model, inputs)"
+            "Profile again: sonde profile -o trace.json.gz script.py, or Profiler().profile(model, inputs)"
         )
     about = {"profile": report.title, "batch": report.batch, "made by": "sonde profile", **report.environment}
     trace = Trace(about)
@@ -41,7 +41,7 @@ def _add_steps(trace: Trace, pid: int, spans: list[Span]) -> None:
     track = trace.track(pid, "steps")
     for step in sorted({span.step for span in spans}):
         of_step = [span for span in spans if span.step == step]
-        phases = [span for span in of_step if span.kind == "phase"]
+        phases = [span for span in of_step if span.kind == "phase" and span.name != "step"]
         begin = min(span.start_ms for span in of_step)
         end = max(span.start_ms + span.duration_ms for span in of_step)
         trace.span(track, f"step {step}", Times(begin * 1e3, (end - begin) * 1e3), {"step": step}, category="step")

@@ -8,12 +8,13 @@ NOTHING = "–"
 
 
 def milliseconds(ms: float) -> str:
-    """`12.3`; what was not measured is a dash, what is very small `<0.01`."""
+    """`12.3`; what was not measured is a dash, what is very small `<0.001`."""
     if not math.isfinite(ms):
         return NOTHING if math.isnan(ms) else "Infinity" if ms > 0 else "-Infinity"
-    if 0 < ms < 0.01:
-        return "<0.01"
-    return f"{ms:.2f}" if ms < 10 else f"{ms:.1f}" if ms < 100 else f"{ms:,.0f}"
+    if 0 < ms < 0.001:
+        return "<0.001"
+    digits = next((digits for digits, limit in ((3, 0.0995), (2, 9.995), (1, 99.95)) if abs(ms) < limit), 0)
+    return f"{ms:,.{digits}f}" if ms else "0"
 
 
 def large(value: float, unit: str = "") -> str:
