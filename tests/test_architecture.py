@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "sonde"
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if "demo_programs" not in path.parts)
 
-GROUND = {"errors", "record", "config", "conditions", "spikes", "units"}
+GROUND = {"errors", "record", "config", "conditions", "spikes", "units", "growth"}
 MAY_IMPORT = {
     "errors": set(),
     "record": set(),
@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "conditions": {"errors"},
     "spikes": set(),
     "units": set(),
+    "growth": set(),
     "memory": GROUND | {"report", "views"},  # views know its types alone
     "__init__": set(),  # all of its names are lazy
     "__main__": {"cli"},

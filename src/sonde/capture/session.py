@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import logging
@@ -30,6 +31,7 @@ from torch import nn
 import sonde
 from sonde.capture import calls, kernel
 from sonde.capture.alarm import Alarm
+from sonde.capture.autopsy import autopsy, is_out_of_memory
 from sonde.capture.bench import Bench
 from sonde.capture.discovery import Discovery
 from sonde.capture.faults import Faults
@@ -44,6 +46,8 @@ from sonde.run.writer import Writer
 
 if TYPE_CHECKING:
     from sonde.report import Report
+
+STALLED_S = 1.0  # a write that takes longer when a program ends is not waited for
 
 _log = logging.getLogger("sonde")
 
@@ -125,6 +129,7 @@ class DebugSession(Bench):
         if self._discovers:
             self._discovery.start()
         self._journal.flush()
+        atexit.register(self._left_open)
         return self
 
     def stop(self) -> Report:
@@ -132,11 +137,14 @@ class DebugSession(Bench):
         self.close()
         return self.report()
 
-    def close(self, how: str = "finished", *, exit_code: int = 0, exception: str = "") -> None:
+    def close(self, how: str = "finished", *, exit_code: int | None = 0, exception: str = "") -> None:
         """End watching: every hook and patch is removed and the run is closed. Closing twice is fine."""
         loop, self._loop = self._loop, None
         if loop is None:
             return
+        atexit.unregister(self._left_open)
+        if not self._journal.wait(STALLED_S):
+            _log.warning("sonde: the disk does not answer; the end of the run in %s is not written.", self.run)
         try:
             # Each of these is tried, whatever becomes of those before it: a hook that stays is worse than a run without its last word.
             with contextlib.ExitStack() as last:
@@ -154,6 +162,27 @@ class DebugSession(Bench):
                 raise
             _log.warning("sonde: the run could not be closed properly (%s: %s).", type(error).__name__, error)
 
+    def tell_of(self, error: BaseException | None) -> None:
+        """The training ends with this error: where memory ran out, what had filled it goes into the run."""
+        loop, error = self._loop, is_out_of_memory(error)
+        if loop is None or error is None:
+            return
+        try:
+            found = autopsy(error, self._bodies(), [each for _, each in loop.ledger.optimizers()], loop.kept)
+            self._journal.event("out_of_memory", loop.clock.number, **found)
+        except Exception as failure:
+            if self.strict:
+                raise
+            _log.warning("sonde: why memory ran out could not be found (%s: %s).", type(failure).__name__, failure)
+
+    def _left_open(self) -> None:
+        """The program ends and nobody has closed us: what was recorded since the last step is written, and that it ended."""
+        error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)  # set where an exception ends the program
+        if error is None:
+            self.close("exit", exit_code=None)  # with which code cannot be known here
+        else:
+            self.close("exception", exit_code=1, exception=f"{type(error).__name__}: {error}"[:2000])
+
     def __enter__(self) -> Self:
         return self if self._started else self.start()
 
@@ -163,6 +192,7 @@ class DebugSession(Bench):
         elif isinstance(error, KeyboardInterrupt):
             self.close("interrupted", exit_code=130, exception="KeyboardInterrupt")
         else:
+            self.tell_of(error)
             self.close("exception", exit_code=1, exception=f"{type(error).__name__}: {error}"[:2000])
 
     # -- use ---------------------------------------------------------------------------------------

@@ -21,6 +21,8 @@ from sonde.capture.standins import Desk
 from sonde.capture.watched import Watched
 from sonde.config import DebugConfig
 
+NOW_AND_THEN = 8  # steps
+
 
 @dataclass(frozen=True, slots=True)
 class Tools:
@@ -67,5 +69,11 @@ class Probe:
     def write(self, step: int) -> None:
         """The step is over: frames and scalars go to the journal."""
 
+    def now_and_then(self, step: int) -> None:
+        """A step ends whose number is a multiple of `NOW_AND_THEN`, observed or not. Only for what takes microseconds."""
+
     def clear(self) -> None:
         """Forget the step, whatever became of it."""
+
+    def rest(self) -> None:
+        """Watching pauses or ends: whatever was put into torch is taken out."""

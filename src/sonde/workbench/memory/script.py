@@ -1,4 +1,4 @@
-"""The first steps of somebody's script, followed for the memory that they take: with fake tensors, of which nothing is computed, or for real.
+"""The first steps of a script, followed for the memory that they take: with fake tensors, of which nothing is computed, or for real.
 
 Under fake tensors data loaders work as always (they may read files, and shuffle), in this process; everything else that a script makes
 of torch is fake from its first line on. A script that asks for what fake tensors have not (numpy arrays, sizes that depend on values)
@@ -39,7 +39,7 @@ class _Enough(BaseException):
     """The steps are over. No Exception: a script that catches everything it can name must not go on."""
 
 
-class Failed(Exception):  # noqa: N818 - it says what became of the script
+class Failed(Exception):
     """The script could not be followed to the end of its second step."""
 
 

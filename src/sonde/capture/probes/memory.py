@@ -1,0 +1,102 @@
+"""The memory of the process, and whether graphs of earlier steps are still alive. Where either grows, an inquest asks who holds it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from sonde.capture import process_memory
+from sonde.capture.inquest import Inquest
+from sonde.capture.probes.probe import NOW_AND_THEN, Probe, Tools
+from sonde.capture.tensors import tensors_in
+from sonde.capture.watched import Watched
+from sonde.growth import Growth
+
+MB = 2**20
+MAX_TOKENS = 32  # graphs that are remembered; beyond, every second is forgotten
+KEPT_GRAPHS = 8  # of different steps: a variable or two keep the last one or two
+KEPT_STEPS = 40  # over which these are spread
+GROWN_MB = 24.0  # a growth worth an inquest
+ASKED_EVERY = 32  # steps: whether memory grows takes some tens of microseconds to say
+MAX_INQUESTS = 2  # in one run: a fraction of a second each
+
+
+class _Token:
+    """Lives as long as the graph that it was put into."""
+
+    __slots__ = ("__weakref__",)
+
+
+class Memory(Probe):
+    name = "memory"
+
+    def __init__(self, tools: Tools) -> None:
+        super().__init__(tools)
+        self._growth = Growth()
+        self._graphs: list[tuple[int, weakref.ref[_Token]]] = []  # step, and whether its graph lives
+        self._inquest: Inquest | None = None
+        self._num_inquests = 0
+        self._step = 0
+        self._told = False
+
+    def begin(self, step: int, *, with_exponents: bool) -> None:
+        self._step = step
+
+    def left(self, watched: Watched, output: Any) -> None:
+        for _, tensor in tensors_in(output)[:1]:
+            node = tensor.grad_fn
+            if node is not None and (not self._graphs or self._graphs[-1][0] != self._step):
+                token = node.metadata["sonde"] = _Token()
+                self._graphs.append((self._step, weakref.ref(token)))
+                if len(self._graphs) > MAX_TOKENS:
+                    del self._graphs[1::2]
+
+    def now_and_then(self, step: int) -> None:
+        self._look(step)
+        if step % ASKED_EVERY == 0:
+            self._ask(step, [])
+
+    def write(self, step: int) -> None:
+        if not self._told:
+            self._told = True
+            self._tell_limit(step)
+        scalars = self._journal.scalars
+        if step % NOW_AND_THEN:
+            self._look(step)
+        self._graphs = [one for one in self._graphs if one[1]() is not None]
+        kept = [born for born, _ in self._graphs if born < step - 1]
+        scalars["kept_graphs"] = float(len(kept))
+        self._ask(step, kept)
+
+    def _look(self, step: int) -> None:
+        resident = process_memory.rss()
+        if resident is not None:
+            self._journal.scalars["rss_mb"] = resident / MB
+            self._growth.see(step, resident / MB)
+        if torch.cuda.is_initialized():  # not tried on a machine with one; no synchronisation is needed
+            self._journal.scalars["cuda_mb"] = torch.cuda.memory_allocated() / MB
+
+    def _ask(self, step: int, kept: Sequence[int]) -> None:
+        """Begins an inquest where something grows. `kept`: steps whose graphs are still alive."""
+        if self._num_inquests < MAX_INQUESTS and self._inquest is None:
+            graphs = len(kept) >= KEPT_GRAPHS and step - kept[0] >= KEPT_STEPS
+            if graphs or self._growth.trend(GROWN_MB) is not None:
+                self._num_inquests += 1
+                self._inquest = Inquest(self._journal, self._tools.desk, self._tools.faults, self._closed, step)
+
+    def _closed(self, found: bool) -> None:
+        self._inquest = None
+        self._num_inquests += MAX_INQUESTS if found else 0  # one answer is enough
+        self._growth = Growth()  # a second inquest needs a growth of its own
+
+    def _tell_limit(self, step: int) -> None:
+        limit = process_memory.limit()
+        if limit is not None:
+            self._journal.event("memory_limit", step, num_bytes=limit.num_bytes, by=limit.by)
+
+    def rest(self) -> None:
+        if self._inquest is not None:
+            self._inquest.close()
