@@ -29,6 +29,8 @@ def picked(value: Any, samples: Tensor, num: int, dim: int, *, flat: bool) -> An
             return value.index_select(dim, samples.to(value.device))
         if not value.dim() or value.requires_grad or value.shape[0] < num or value.shape[0] % num:
             return value
+        if _counts(value, num):
+            return value[: len(samples)]
         per_sample = value.shape[0] // num
         if per_sample > 1 and (not flat or value.dim() > 1):
             return value
@@ -39,3 +41,10 @@ def picked(value: Any, samples: Tensor, num: int, dim: int, *, flat: bool) -> An
     if type(value) in (list, tuple):
         return type(value)(picked(item, samples, num, dim, flat=flat) for item in value)
     return value
+
+
+def _counts(value: Tensor, num: int) -> bool:
+    """0, 1, 2 …: places in the batch, as a contrastive loss has them for labels. A smaller batch has fewer of them."""
+    if value.dim() != 1 or value.shape[0] != num or value.is_floating_point() or value.dtype == torch.bool:
+        return False
+    return torch.equal(value, torch.arange(num, dtype=value.dtype, device=value.device))

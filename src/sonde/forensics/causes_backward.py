@@ -192,7 +192,7 @@ def _spectrum(case: Case, operation: str) -> Told | None:
 def _half(case: Case, operation: str) -> Told | None:
     if case.output.dtype is not torch.float16 or case.output.isnan().any():
         return None
-    sizes = " and ".join(f"{largest(tensor):.3g}" for name, tensor in case.given.items() if tensor.dtype in HALF) or "its values"
+    sizes = " and ".join(f"{largest(tensor):.3g}" for name, tensor in case.given.items() if tensor.dtype.is_floating_point) or "0"
     return Told(
         "fp16-overflow",
         f"the gradient through {operation} leaves float16, which ends at 65504: computed from values up to {sizes}",

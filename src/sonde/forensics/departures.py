@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from sonde.capture.tensors import tensors_in
 
+TINY = 1e-30  # where one of them is zero
 MAX_LAYERS = 400  # calls of layers in one forward that are looked at
 
 
@@ -89,8 +90,13 @@ def turning_point(layers: Sequence[Sizes], samples: Collection[int], least: floa
         mine, others = sizes.apart(samples)
         if not others > 0:
             continue
-        ratio = mine / others
-        if ratio >= least and ratio / max(before, 1.0) > steepest:
-            steepest, found = ratio / max(before, 1.0), (sizes.name, mine, others)
-        before = ratio
+        far = apartness(mine, others)
+        if far >= least and far / before > steepest:
+            steepest, found = far / before, (sizes.name, mine, others)
+        before = far
     return found
+
+
+def apartness(size: float, others: float) -> float:
+    """How many times larger or smaller one is than the other, from 1 on."""
+    return max(size, others, TINY) / max(min(size, others), TINY)

@@ -23,7 +23,7 @@ from sonde.capture.tensors import tensors_in
 from sonde.forensics.batch import given_to, picked
 from sonde.forensics.carriers import Carriers, carriers
 from sonde.forensics.dataset import indices_of
-from sonde.forensics.departures import Layers, Sizes, sizes_of, turning_point
+from sonde.forensics.departures import Layers, Sizes, apartness, sizes_of, turning_point
 from sonde.forensics.eager import eagerly
 from sonde.forensics.origin import Seen
 from sonde.forensics.rerun import Rerun, gradients_by_leaf, reader
@@ -36,6 +36,7 @@ ODD = 10.0  # times the size of the other samples: rows of one dataset differ by
 ODD_OUTPUT = 4.0  # the same for what a layer puts out: the layers before have evened it out
 SAME = 0.01  # relative: a second run that gives another number is not the same step
 ADDS_UP = 0.2  # of the excess: more than that is missing where two halves do not make up the whole
+STILL_ODD = 0.1  # of the excess: where so much is left without them, they are not the ones
 MAX_SAID = 64  # layers and parameters in an event
 
 
@@ -57,7 +58,7 @@ class Blame:
     indices: tuple[int, ...] | None = None  # the same samples in the dataset, where the sampler allows
     batch_size: int = 0
     without: float | None = None  # the loss or the norm without these samples
-    blame: str = ""  # "input" | "target" | "layer" | "batch"; "" where it is not known
+    blame: str = ""  # "input" | "target" | "layer" | "slope" | "batch"; "" where it is not known
     layer: str = ""  # dotted path, where a layer is to be named
     odd: Departure | None = None  # the input, target or layer in which the samples depart from the others
     gradients: tuple[tuple[str, float], ...] = ()  # norms by parameter, the largest first
@@ -124,14 +125,12 @@ class _Look:
         told = self._carriers(rerun, again, given)
         if told.note:
             self.caveats.append(told.note)
-        samples = tuple(sample for sample in told.samples or ())
-        answer = replace(answer, samples=told.samples, shares=told.shares)
-        if samples:
-            answer = self._of_samples(answer, rerun, samples, layers.outputs, norms, given)
-        elif told.samples == () and self.what == "gradient" and norms:
-            answer = replace(answer, blame="batch", layer=_owner(norms[0][0]))
+        if self.what == "gradient" and norms:
+            answer = replace(answer, layer=_owner(norms[0][0]))
+        if told.samples:
+            answer = self._of_samples(replace(answer, samples=told.samples, shares=told.shares), rerun, layers.outputs, norms, given)
         elif told.samples == ():
-            answer = replace(answer, blame="batch")
+            answer = replace(answer, samples=(), blame="batch")
         notes = [note for part in rerun.parts for note in part.slice.notes if "hands it out" not in note]
         return replace(answer, caveats=(*self.caveats, *notes[:3]))
 
@@ -196,26 +195,27 @@ class _Look:
         return rerun(lambda value, flat: picked(value, chosen, self.num, dim, flat=flat))
 
     def _of_samples(
-        self, answer: Blame, rerun: Rerun, samples: tuple[int, ...], layers: Sequence[Sizes],
-        norms: Sequence[tuple[str, float]], given: Sequence[Tensor],
-    ) -> Blame:  # fmt: skip
+        self, answer: Blame, rerun: Rerun, layers: Sequence[Sizes], norms: Sequence[tuple[str, float]], given: Sequence[Tensor]
+    ) -> Blame:
+        samples = answer.samples or ()
         rest = sorted(set(range(self.num)) - set(samples))
         loss = self._loss(rerun, rest, self.dim)
-        answer = replace(answer, indices=indices_of(samples, given, self.num), batch_size=self.num)
-        if self.what == "loss":
-            answer = replace(answer, without=float(loss.detach()))
-        else:
+        layer, without = answer.layer, float(loss.detach())
+        if self.what == "gradient":
             found = gradients_by_leaf(loss)
-            others = dict(self._named(found))
-            answer = replace(answer, without=_norm(gradient for _, gradient in found), layer=_most_changed(norms, others))
+            layer, without = _most_changed(norms, dict(self._named(found))), _norm(gradient for _, gradient in found)
+        answer = replace(answer, layer=layer, without=without, batch_size=self.num)
+        if len(samples) > 1 and without - self.usual > STILL_ODD * (self.value - self.usual):
+            return replace(answer, samples=(), shares=(), blame="batch", without=None)  # these are only the worst of a bad batch
+        answer = replace(answer, indices=indices_of(samples, given, self.num))
         for kind, name, tensor in self._things(rerun):
             sizes = sizes_of(name, tensor, self.num)
             mine, usual = sizes.apart(samples) if sizes else (0.0, 0.0)
-            if mine > ODD * usual:
+            if apartness(mine, usual) > ODD:
                 return replace(answer, blame=kind, odd=Departure(name, mine, usual))
         turn = turning_point(layers, samples, ODD_OUTPUT)
         if turn is None:
-            return replace(answer, blame="target")
+            return replace(answer, blame="target" if self.what == "loss" else "slope")
         return replace(answer, blame="layer", layer=answer.layer or turn[0], odd=Departure(*turn))
 
     # -- where no more can be run -----------------------------------------------------------------------

@@ -42,7 +42,6 @@ class ExplodingGradient:
     name: ClassVar[str] = "exploding-gradient"
     explains: ClassVar[tuple[str, ...]] = (
         "lr-divergence", *BAD_NUMBERS, "dead-relu", "loss-plateau", "vanishing-gradient", "unchanged-parameter",
-        "loss-spike", "gradient-spike",
     )  # fmt: skip
 
     learning: Learning = field(default_factory=Learning)

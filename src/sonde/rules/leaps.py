@@ -15,13 +15,16 @@ from typing import Any
 
 from sonde.record import Kind, Severity, Step
 from sonde.rules.activity import count
-from sonde.rules.learning import losses
+from sonde.rules.learning import Learning, losses
 from sonde.spikes import ENOUGH, Leap, Losses, Norms, Recent
 
 MAX_LEAPS = 64  # that are remembered
 RETURNS = 3  # losses back in the usual range: one may be luck
 LOST_AFTER = 25  # losses that stay above it: until then a training may still be on its way back
 RECURS = 3  # leaps by odd samples: once is a sample, three times is the data
+EXTREME = 30.0  # times the width of the usual range: true values with heavy tails leave it by ten to twenty now and then
+EXTREME_NORM = 1000.0  # times the usual: the largest in healthy programs is 127
+FEW = 0.125  # of the batch: where a training diverges, some samples are always ahead of the others
 ODD_INPUT = 5.0  # times the largest input of other batches: augmentation and outliers stay below
 LR_ROSE = 2.0  # times its median: a restart, or a mistake in a schedule
 NUM_RATES = 64
@@ -44,17 +47,13 @@ class Seen:
     def samples(self) -> list[int]:
         return [int(sample) for sample in self.data.get("samples") or ()]
 
-    @property
-    def is_lost(self) -> bool:
-        """The loss has not come back, and had the time for it."""
-        return self.num_after >= LOST_AFTER and self.num_back < RETURNS
-
 
 @dataclass(slots=True)
 class Leaps:
     """The leaps of one number: "loss" or "gradient"."""
 
     what: str
+    learning: Learning = field(default_factory=Learning)
     num: int = 0
     seen: list[Seen] = field(default_factory=list)
     num_values: int = 0
@@ -65,6 +64,7 @@ class Leaps:
     rates: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_RATES))
 
     def see(self, step: Step) -> None:
+        self.learning.see(step)
         if any(event.kind == "optimizer" for event in step.events):  # another model or another task, as the training process takes it too
             self.recents.clear()
             self.usual_loss = Losses()
@@ -149,11 +149,20 @@ class Leaps:
 
     def worst(self) -> Seen:
         """The one to speak of: what was never recovered from, then what the look back could explain, then the first."""
-        return max(self.seen, key=lambda each: (each.is_lost, self.is_of_data(each), bool(each.data), -each.step))
+        return max(self.seen, key=lambda each: (self.is_lost(each), self.is_of_data(each), bool(each.data), -each.step))
+
+    def is_lost(self, seen: Seen) -> bool:
+        """The loss has not come back, and had the time for it, or never will."""
+        return seen.num_back < RETURNS and (seen.num_after >= LOST_AFTER or (seen.num_after > 0 and self.learning.gone))
 
     def is_of_data(self, seen: Seen) -> bool:
-        """A few samples carry it, or the batch as a whole is out of range."""
-        return bool(seen.samples) or self.input_factor(seen) >= ODD_INPUT
+        """A few samples carry it, without which all would be usual; or what went into the model is out of range."""
+        data, samples = seen.data, seen.samples
+        if self.input_factor(seen) >= ODD_INPUT or (samples and data.get("blame") == "input"):
+            return True
+        few = 0 < len(samples) <= max(1.0, FEW * float(data.get("batch_size") or 0))
+        without = data.get("without")
+        return few and isinstance(without, (int, float)) and without <= seen.leap.bound
 
     def input_factor(self, seen: Seen) -> float:
         """The largest number of this batch, over that of a usual one; 0 where that is not known."""
@@ -164,11 +173,17 @@ class Leaps:
     def severity(self) -> Severity:
         """A spike that passes is worth knowing. It is a fault where the training does not come back, or where the data makes it again and
         again; and only where the data is known to make it: tasks change, learning rates restart."""
-        if any(each.is_lost and self.is_of_data(each) for each in self.seen):
-            return Severity.ERROR
-        if sum(self.is_of_data(each) for each in self.seen) >= min(RECURS, self.num) and self.num >= RECURS:
+        if any(self.is_lost(each) and self.is_of_data(each) for each in self.seen):
+            return Severity.CRITICAL if self.learning.failing else Severity.ERROR
+        extreme = [each for each in self.seen if self._is_extreme(each.leap)]
+        if len(extreme) >= RECURS and sum(self.is_of_data(each) for each in extreme) >= RECURS - 1:
             return Severity.WARNING
         return Severity.INFO
+
+    def _is_extreme(self, leap: Leap) -> bool:
+        if self.what == "gradient":
+            return leap.value > EXTREME_NORM * leap.usual
+        return leap.value - leap.usual > EXTREME * (leap.high - leap.usual)
 
     def layer(self, seen: Seen) -> str:
         """The layer whose gradient left its own history most; else what the look back says."""

@@ -109,9 +109,12 @@ class LossScaleCollapse:
 
     @staticmethod
     def _fix(by: str, origin: Mapping[str, Any]) -> str:
-        if by == "number" and origin.get("fix"):
+        if by == "number" and origin.get("fix") and origin.get("key") != "fp16-overflow":
             return str(origin["fix"])
-        return "run that part in float32 (torch.autocast(enabled=False)), use bfloat16, or keep its numbers smaller"
+        return (
+            "keep the loss and its targets near 1 (normalise them, take a mean instead of a sum), run that part in float32 "
+            "(torch.autocast(enabled=False)), or use bfloat16"
+        )
 
     def _evidence(self, by: str, origin: Mapping[str, Any]) -> dict[str, float | str]:
         found: dict[str, float | str] = {}

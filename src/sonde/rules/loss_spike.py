@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from sonde.rules.spike_words import OfLeaps
+from sonde.rules.spike_words import UNDONE, OfLeaps
 
 
 class LossSpike(OfLeaps):
     name: ClassVar[str] = "loss-spike"
-    explains: ClassVar[tuple[str, ...]] = ("gradient-spike", "loss-plateau", "dead-relu", "vanishing-gradient", "unchanged-parameter")
+    explains: ClassVar[tuple[str, ...]] = ("gradient-spike", *UNDONE)
     what: ClassVar[str] = "loss"

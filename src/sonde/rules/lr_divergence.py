@@ -41,7 +41,6 @@ class LrDivergence:
     name: ClassVar[str] = "lr-divergence"
     explains: ClassVar[tuple[str, ...]] = (
         *BAD_NUMBERS, "dead-relu", "loss-plateau", "vanishing-gradient", "exploding-gradient", "unchanged-parameter",
-        "loss-spike", "gradient-spike",
     )  # fmt: skip
 
     activity: Activity = field(default_factory=Activity)

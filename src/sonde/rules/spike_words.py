@@ -6,12 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from sonde.record import Finding, Step
+from sonde.record import Finding, Severity, Step
 from sonde.rules.leaps import LR_ROSE, ODD_INPUT, RETURNS, Leaps, Seen
+from sonde.rules.origins import BAD_NUMBERS
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.words import listing, number
 
 MAX_SAID = 5  # samples in a sentence
+UNDONE = (
+    "lr-divergence", "exploding-gradient", *BAD_NUMBERS, "loss-plateau", "dead-relu", "vanishing-gradient", "unchanged-parameter",
+)  # fmt: skip
+"""What a training looks like that one batch has undone. A spike that did not undo it is not spoken of beside these."""
 
 
 @dataclass(slots=True)
@@ -34,6 +39,9 @@ class OfLeaps:
         leaps = self.leaps
         if not leaps.seen:
             return NotEvaluated(leaps.reason_not_evaluated) if leaps.reason_not_evaluated else Clear()
+        severity = leaps.severity()
+        if severity is Severity.INFO and leaps.learning.failing:
+            return Clear()  # the training fails for another reason, and leaps on its way
         worst = leaps.worst()
         layer = leaps.layer(worst)
         at = f" at {worst.data['source']}" if worst.data.get("source") else ""
@@ -42,7 +50,7 @@ class OfLeaps:
         return [
             Finding(
                 rule=self.name,
-                severity=leaps.severity(),
+                severity=severity,
                 where=layer,
                 step=worst.step,
                 cause="; ".join(part for part in (told, most, carried(leaps, worst), aftermath(leaps, worst)) if part),
@@ -83,27 +91,30 @@ def _oddity(seen: Seen) -> str:
     odd, blame = seen.data.get("odd") or {}, seen.data.get("blame")
     times = f"{number(float(odd['size']) / float(odd['others']))} times" if odd.get("others") else "far above"
     if blame in ("input", "target") and odd:
-        return f"{odd.get('name')} is {times} that of the others there"
+        return f"{odd.get('name')} there is {times} that of the others"
     if blame == "layer" and odd:
-        return f"what {odd.get('name')} puts out is {times} that of the others, though the input is not"
-    return "inputs and outputs are like those of the others, so the label is odd" if blame == "target" else ""
+        return f"what {odd.get('name')} puts out there is {times} that of the others"
+    alike = "inputs and outputs there are like those of the others"
+    return f"{alike}, so the label is odd" if blame == "target" else f"{alike}, but the slope is steep" if blame == "slope" else ""
 
 
 def aftermath(leaps: Leaps, seen: Seen) -> str:
-    if seen.is_lost:
-        return f"in {seen.num_after} steps since, the loss has not come back"
-    times = f"{leaps.num} times in this run" if leaps.num > 1 else ""
+    if leaps.is_lost(seen):
+        return leaps.learning.failing or f"in {seen.num_after} steps since, the loss has not come back"
+    times = f"it happens {leaps.num} times in this run" if leaps.num > 1 else ""
     back = "the loss came back" if seen.num_back >= RETURNS else ""
-    return ", ".join(part for part in (times, back) if part)
+    return "; ".join(part for part in (times, back) if part)
 
 
 def fix(leaps: Leaps, seen: Seen) -> str:
     blame = seen.data.get("blame")
     if seen.samples:
         item = "these items" if len(seen.samples) > 1 else "this item"
+        target = (seen.data.get("odd") or {}).get("name", "the label")
         look = {"input": f"look at {item}: units, scale, a damaged file; clean or clip the inputs",
-                "target": f"look at the label of {item}; correct it or leave it out",
-                "layer": f"look at {item}: the model meets values there that it has not learnt"}  # fmt: skip
+                "target": f"look at {target} of {item}; correct it or leave it out",
+                "layer": f"look at {item}: the model meets values there that it has not learnt",
+                "slope": f"look at what {item} meets in the loss: a division by little, a root or a norm near zero"}  # fmt: skip
         return f"{look.get(str(blame), f'look at {item}')}, and clip gradients so that one sample cannot undo the training"
     if leaps.input_factor(seen) >= ODD_INPUT:
         return "look at how this batch was loaded and normalised; clip gradients so that one batch cannot undo the training"
