@@ -18,7 +18,8 @@ def spread(ms: float) -> Spread:
 def block(path: str, slow: float) -> list[LayerCost]:
     inside = [
         LayerCost(
-            f"{path}.{name}", kind, 2, 1.0, *2 * (spread(slow * forward), spread(slow * backward)), memory_bytes=1000, memory_self_bytes=1000, flops_forward=flops, flops_backward=2 * flops, flops_self=3 * flops,
+            f"{path}.{name}", kind, 2, 1.0, *2 * (spread(slow * forward), spread(slow * backward)),
+            memory_bytes=1000, memory_self_bytes=1000, flops_forward=flops, flops_backward=2 * flops, flops_self=3 * flops,
         )
         for name, kind, forward, backward, flops in PARTS
     ]  # fmt: skip

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from chrome import events_of, spans
 
 import sonde.export
+from chrome_traces import events_of, spans
 from sonde.cli import main
 from sonde.export import EXPORTERS
 from sonde.record import STEP_SCALARS, Event, Kind, Site

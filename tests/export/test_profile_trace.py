@@ -4,8 +4,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from chrome import spans, valid
 
+from chrome_traces import spans, valid
 from sample_profiles import sample_profile
 from sonde.errors import SondeError
 from sonde.export.profile_trace import KEPT, trace_of_profile

@@ -6,10 +6,10 @@ import math
 from pathlib import Path
 
 import pytest
-from chrome import valid
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chrome_traces import valid
 from sonde.errors import SondeError
 from sonde.export.trace import LONGEST_NAME, Times, Trace, compressed, in_lanes
 

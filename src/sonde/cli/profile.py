@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
@@ -68,9 +66,10 @@ def profile(
     for output in outputs:
         _refuse(output, force)
     from sonde.profiles import load
-    from sonde.workbench.profiling.script import profile_script
 
     before = load(against) if against is not None else None
+    from sonde.workbench.profiling.script import profile_script
+
     shown: list[ProfileReport] = []
     compared: list[ProfileComparison] = []
 
@@ -80,12 +79,11 @@ def profile(
             compared.extend([report.compare(before)] if before is not None else [])
             for output in outputs:
                 _write(report, compared[0] if compared else None, output, force)
-            _print(report, compared[0] if compared else None, outputs, as_json)
+            _print(report, compared[0] if compared else None, outputs, stdout)
 
-    with _stdout_for_us() if as_json else nullcontext():
-        profiled = profile_script(
-            script, args, module=module, num_steps=steps, warmup=warmup, keep_going=show if keep_going and not as_json else None
-        )
+    stdout = _stdout_for_us() if as_json else None
+    meanwhile = show if keep_going else None
+    profiled = profile_script(script, args, module=module, num_steps=steps, warmup=warmup, keep_going=meanwhile)
     if profiled.report is None:
         _say_why_not(profiled.why_not, script, profiled.played.exit_code)
     elif not shown:
@@ -94,10 +92,12 @@ def profile(
     raise SystemExit(profiled.played.exit_code or (1 if slower else 0))
 
 
-def _print(report: ProfileReport, comparison: ProfileComparison | None, outputs: tuple[Path, ...], as_json: bool) -> None:
-    if as_json:
+def _print(report: ProfileReport, comparison: ProfileComparison | None, outputs: tuple[Path, ...], stdout: TextIO | None) -> None:
+    if stdout is not None:
         document = report.to_dict() | {"spans": []}  # for a trace: -o trace.json.gz
-        click.echo(json.dumps(document | ({"comparison": comparison.to_dict()} if comparison else {}), indent=1, allow_nan=False))
+        text = json.dumps(document | ({"comparison": comparison.to_dict()} if comparison else {}), indent=1, allow_nan=False)
+        with stdout:
+            stdout.write(text + "\n")
         return
     from sonde.views.profile_text import Comparison, Profile
 
@@ -144,16 +144,9 @@ def _say_why_not(why: SondeError | None, script: str, exit_code: int) -> None:
     click.echo("\n".join([f"sonde: {first}", *(f"       {row}" for row in rest)]), err=True)
 
 
-@contextmanager
-def _stdout_for_us() -> Iterator[None]:
-    """While the script runs, what it prints goes to stderr, also from the processes that it starts."""
+def _stdout_for_us() -> TextIO:
+    """From now on, what the script prints goes to stderr: also from the processes that it starts, and when the interpreter leaves."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    ours = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    try:
-        with redirect_stdout(sys.stderr):
-            yield
-    finally:
-        sys.stderr.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
+    return ours

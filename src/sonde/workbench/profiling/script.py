@@ -39,17 +39,23 @@ def profile_script(
     title = target if module else Path(target).name
     watchers: list[StepWatcher] = []
     reports: list[ProfileReport] = []
+    failures: list[Exception] = []
 
     def done() -> None:
         if keep_going is not None:
-            reports.append(watchers[0].report(title))
-            keep_going(reports[0])
+            try:
+                reports.append(watchers[0].report(title))
+                keep_going(reports[0])
+            except Exception as error:  # a file that cannot be written is no reason to end a training
+                failures.append(error)
         elif threading.current_thread() is threading.main_thread():  # in another, it would end the thread and leave the script waiting
             raise Enough(0)
 
     with standing_in(target, args, module=module), watch_steps(num_steps=num_steps, warmup=warmup, on_done=done) as watcher:
         watchers.append(watcher)
         played = play(target, module=module)
+    if failures:
+        raise failures[0]
     try:
         return Profiled(played, reports[0] if reports else watcher.report(title))
     except SondeError as nothing:
