@@ -12,8 +12,8 @@ from sonde.errors import SondeError
 from sonde.tuning.facts import FEWEST_STEPS, Request, Survey, Trial
 from sonde.tuning.processes import Processes, last_line
 from sonde.tuning.proposals import Patch, Proposal
-from sonde.tuning.rank import compare_losses, gain_of, noise_of, ratios, speed_of
-from sonde.tuning.result import Baseline, LossCheck, Measured
+from sonde.tuning.rank import LossCheck, compare_losses, gain_of, noise_of, ratios, speed_of
+from sonde.tuning.result import Baseline, Measured
 
 BASELINE = ""  # its name among the trials
 WARMUP = 5  # steps: allocators, caches and lazily made state settle in the first few

@@ -72,7 +72,7 @@ class Survey:
 
     @property
     def is_on_cpu(self) -> bool:
-        return all(each.device == "cpu" for each in (*self.optimizers, *self.models))
+        return {*(each.device for each in self.optimizers), *(each.device for each in self.models)} <= {"cpu"}
 
 
 @dataclass(frozen=True, slots=True)

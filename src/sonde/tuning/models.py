@@ -69,7 +69,7 @@ class Models:
         self._met[id(module)] = module, _facts(module, args, kwargs)
         if self._changes:
             if "channels_last" in self._changes:
-                module.to(memory_format=torch.channels_last)
+                module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's own stub forgets it
             module._compiled_call_impl = self._changed(module)
         if len(self._met) == self._num_expected:
             self._stop_searching()
@@ -108,7 +108,7 @@ def _learns(module: nn.Module) -> bool:
 
 
 def _device(module: nn.Module) -> str:
-    return next(module.parameters()).device.type
+    return str(next(module.parameters()).device.type)
 
 
 def _facts(module: nn.Module, args: Any, kwargs: Any) -> Model:
@@ -136,5 +136,5 @@ def _name_of(module: nn.Module, frame: FrameType | None) -> str:
         for prefix, scope in (("", frame.f_locals), ("self.", getattr(owner, "__dict__", {})), ("", frame.f_globals)):
             for name, value in list(scope.items()):
                 if value is module:
-                    return prefix + name
+                    return f"{prefix}{name}"
     return "model"

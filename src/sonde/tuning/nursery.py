@@ -12,6 +12,8 @@ import signal
 from contextlib import suppress
 from typing import Any
 
+import torch._dynamo  # noqa: F401 - the first optimizer of a process loads it, which takes a second or two each time
+
 from sonde.tuning.facts import Request
 from sonde.tuning.trial import die_with_parent, run_trial, take_streams
 

@@ -46,8 +46,7 @@ class Processes:
         """One trial to its end, or to its limit. `tick` is told how many steps it has made."""
         self._num += 1
         stem = self.folder / f"{self._num:02d}-{name}"
-        paths = {part: f"{stem}.{part}" for part in ("result", "progress", "log")}
-        request = replace(request, **paths)
+        request = replace(request, result=f"{stem}.result", progress=f"{stem}.progress", log=f"{stem}.log")
         Path(request.progress).touch()
         began = monotonic()
         running, late = self._start(request), False
@@ -60,6 +59,8 @@ class Processes:
                 tick(os.path.getsize(request.progress))
         except BaseException:
             running.kill()
+            while running.poll() is None:  # its last word must not be taken for that of the next one
+                sleep(LOOKED_AT_EVERY_S)
             raise
         trial = self._outcome(request, code, limit_s, late=late)
         return replace(trial, wall_s=monotonic() - began, log=request.log)

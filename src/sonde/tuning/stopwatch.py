@@ -17,7 +17,10 @@ PATIENCE = 5  # times the wanted seconds: then a slow training is measured by th
 
 
 class Stopwatch(Listener):
-    """After `warmup` steps it measures `num_steps` of them; where that is 0, as many as take `seconds`."""
+    """After `warmup` steps it measures `num_steps` of them; where that is 0, as many as take `seconds`.
+
+    Most moments leave it cold: it inherits them, and they do nothing.
+    """
 
     def __init__(self, *, warmup: int, num_steps: int, seconds: float) -> None:
         self._warmup, self._wanted, self._wanted_s = warmup, num_steps, seconds

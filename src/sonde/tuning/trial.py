@@ -40,7 +40,7 @@ def run_trial(request: Request) -> NoReturn:
     patch = Patch(**request.patch)
     loaders, optimizers = Loaders(patch.loaders), Optimizers(patch.optimizers)
     models = Models(patch.models, request.num_models)
-    watch = Stopwatch(warmup=request.warmup, num_steps=request.num_steps, seconds=request.seconds)
+    watch = Stopwatch(warmup=request.warmup, num_steps=request.num_steps, seconds=request.seconds)  # type: ignore[abstract]
     threads = Threads(patch.threads)
     progress = os.open(request.progress, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     owner = os.getpid()
@@ -105,10 +105,10 @@ class Threads:
             torch.set_num_threads(self._asked)
         original = torch.set_num_threads
 
-        def set_num_threads(number: int) -> None:
+        def set_num_threads(nthreads: int) -> None:
             self.place = place_here()
             if not self._asked:
-                original(number)
+                original(nthreads)
 
         torch.set_num_threads = set_num_threads
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from time import monotonic
 
 from sonde.tuning.bench import WARMUP, Bench, OutOfTime, Progress, name_of
 from sonde.tuning.facts import Request
-from sonde.tuning.processes import CAN_FORK, Processes
+from sonde.tuning.processes import Processes
 from sonde.tuning.proposals import Proposal, chosen_families, propose
 from sonde.tuning.rank import LEAST_GAIN
 from sonde.tuning.result import ORDER, Measured, Tuning
@@ -34,24 +35,24 @@ def tune(
     repeats: int = REPEATS,
     time_limit_s: float = TIME_LIMIT_S,
     progress: Progress = lambda *_: None,
-    fork: bool = CAN_FORK,
+    processes: Processes | None = None,
 ) -> Tuning:
     """Measure what would make `script` faster.
 
     The script's first steps run once per trial, in a process of its own, up to `steps` measured ones (0: two seconds of them). `only` names
-    families of changes, see `FAMILIES`. Nothing in the script is changed; what it prints is kept in the result's `folder`.
+    families of changes, see `FAMILIES`. Nothing in the script is changed; what it prints is kept in the result's `folder`. `processes` that
+    are handed over are used and left running.
     """
     families = chosen_families(only)
     began, load = monotonic(), os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    folder = Path(tempfile.mkdtemp(prefix="sonde-tune-"))
     request = Request(script, list(args), module, {}, 0, WARMUP, steps, SECONDS, "", "", "")
     tried: dict[str, tuple[Proposal, ...]] = {}
     together: list[tuple[Proposal, ...]] = []
-    with Processes(folder, fork=fork) as processes:
-        bench = Bench(processes, request, began + time_limit_s, progress)
+    with nullcontext(processes) if processes else Processes(Path(tempfile.mkdtemp(prefix="sonde-tune-"))) as running:
+        bench = Bench(running, request, began + time_limit_s, progress)
         bench.first()
         proposals, why_not = propose(bench.survey, families)
-        stages = (
+        stages: tuple[tuple[float, Callable[[], None]], ...] = (
             (FOR_SCREENING, lambda: _in_turn(bench, [(each,) for each in proposals], tried)),
             (FOR_REPEATING, lambda: _repeat(bench, tried, repeats)),
             (1.0, lambda: _combine(bench, [bench.result(each) for each in tried.values()], repeats, together)),
@@ -79,7 +80,7 @@ def tune(
             num_trials=bench.num_trials,
             elapsed_s=monotonic() - began,
             load_per_core=load / bench.survey.num_cores,
-            folder=folder,
+            folder=running.folder,
         )
 
 

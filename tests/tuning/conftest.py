@@ -1,0 +1,13 @@
+"""One nursery for all trials of these tests: importing torch takes longer than they do."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from sonde.tuning.processes import Processes
+
+
+@pytest.fixture(scope="session")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    with Processes(tmp_path_factory.mktemp("trials"), fork=True) as started:
+        yield started
