@@ -1,4 +1,4 @@
-"""Backward is called in a function that has returned by the time that an optimizer finds its gradients bad: it is looked back at all the same."""
+"""Backward is called in a function that has returned by the time that an optimizer finds its gradients bad: still it is looked back at."""
 
 import gc
 import weakref

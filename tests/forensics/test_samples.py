@@ -57,3 +57,26 @@ def test_parts_that_cannot_run_are_said_to():
 
 def test_a_batch_of_one_is_not_searched():
     assert culprits(1, lambda group: True).samples is None
+
+
+def test_of_many_bad_samples_in_every_part_of_a_batch_some_are_named():
+    bad = set(range(0, 128, 9))
+    told = culprits(128, lambda group: bool(bad & set(group)))
+    assert told.samples
+    assert set(told.samples) <= bad
+    assert "some of the samples" in told.note
+
+
+def test_six_of_eight_are_six_and_not_all():
+    bad = {0, 2, 3, 5, 6, 7}
+    assert culprits(8, lambda group: bool(bad & set(group))).samples == tuple(sorted(bad))
+
+
+def test_a_sample_that_does_it_only_among_others_is_found_in_good_company():
+    assert culprits(32, lambda group: 20 in group and len(group) > 1).samples == (20,)
+
+
+def test_a_sum_that_takes_many_samples_blames_no_single_one():
+    told = culprits(64, lambda group: len(group) >= 4)
+    assert told.samples == ()
+    assert "several" in told.note or "no part" in told.note

@@ -8,7 +8,7 @@ neither. Any other attempt to speak ends the second run with a reason, before a 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ def num_processes() -> int:
 
 @contextmanager
 def alone(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """What runs inside speaks to no other process. Raises `CannotReplay` where it would have to, at once or when it tries."""
+    """Inside, these modules can be run by this process alone. Raises `CannotReplay` where they cannot be."""
     if num_processes() == 1:
         yield
         return
@@ -48,8 +48,12 @@ def alone(modules: Iterable[nn.Module]) -> Iterator[None]:
             if isinstance(part, nn.parallel.DistributedDataParallel):
                 part.__dict__["forward"] = _Inner(part)
                 undo.callback(part.__dict__.pop, "forward", None)
-        undo.enter_context(_Silence())
         yield
+
+
+def silence() -> AbstractContextManager[Any]:
+    """Around what is run again, inside of whatever looks at it: whoever would speak to another process raises `CannotReplay` instead."""
+    return _Silence() if num_processes() > 1 else nullcontext()
 
 
 class _Inner:

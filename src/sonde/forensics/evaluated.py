@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sonde.capture.kept import Call
 from sonde.capture.tensors import tensors_in
+from sonde.forensics.company import silence
 from sonde.forensics.origin import Origin
 from sonde.forensics.slice import CannotReplay
 from sonde.forensics.tracer import Tracer, is_finite
@@ -46,5 +47,6 @@ def origin_of_evaluation(call: Call, models: Mapping[str, nn.Module]) -> Origin 
 def outputs_of(call: Call, pick: Callable[[Any, bool], Any] = lambda value, flat: value) -> list[Tensor]:
     """What the model puts out on these inputs, or on what `pick` makes of them."""
     torch.set_rng_state(call.rng)
-    output = call.module(*pick(call.args, True), **pick(dict(call.kwargs), True))
+    with silence():
+        output = call.module(*pick(call.args, True), **pick(dict(call.kwargs), True))
     return [tensor for _, tensor in tensors_in(output) if tensor.is_floating_point()]

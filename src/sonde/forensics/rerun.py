@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sonde.capture.kept import Call, Kept
 from sonde.capture.tensors import tensors_in
-from sonde.forensics.company import num_processes
+from sonde.forensics.company import num_processes, silence
 from sonde.forensics.scene import Part
 from sonde.forensics.slice import CALL, CannotReplay, Reader
 from sonde.forensics.tracer import is_finite
@@ -39,7 +39,7 @@ class Rerun:
             return module(*args, **kwargs) if pick is None else module(*pick(args, True), **pick(kwargs, True))
 
         made: Any = None
-        with torch.enable_grad(), _at_the_doors(self.kept), _without_loss_scale():
+        with torch.enable_grad(), silence(), _at_the_doors(self.kept), _without_loss_scale():
             for part in self.parts:
                 names = {**part.names, **dict(zip(part.binds, made))} if part.binds else part.names
                 made = part.slice.run(names, pick, **{CALL: call})
@@ -52,7 +52,7 @@ class Rerun:
         if not self.kept.calls:
             raise CannotReplay("no forward of the model was seen in this step")
         last = self.kept.calls[-1]
-        with torch.enable_grad(), _at_the_doors(self.kept):
+        with torch.enable_grad(), silence(), _at_the_doors(self.kept):
             return [tensor for _, tensor in tensors_in(last.module(*last.args, **last.kwargs)) if tensor.is_floating_point()]
 
     def _inputs(self, module: nn.Module) -> tuple[Any, Mapping[str, Any]]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ceil, log2
+from time import perf_counter
 
 EXHAUSTIVE = 16  # samples: so small a batch is tried sample by sample, even where every part of it fails
+MAX_S = 20.0  # seconds: a large model has been run often enough by then
 WIDESPREAD = 0.5  # of the batch: where more of it triggers the failure by itself, the samples are not what is wrong
 
 
@@ -20,10 +22,13 @@ class Culprits:
 class _Trial:
     fails: Callable[[Sequence[int]], bool]
     left: int  # trials
+    until: float  # when to stop, by perf_counter
     good: list[int] = field(default_factory=list)
 
     def __call__(self, group: Sequence[int]) -> bool:
         self.left -= 1
+        if perf_counter() > self.until:
+            self.left = 0
         try:
             failed = self.fails(group)
         except Exception:
@@ -42,17 +47,26 @@ class _Trial:
         return bool(company) and self.left > 0 and self([*group, *company])
 
 
+def _all_alone(trial: _Trial, groups: Sequence[Sequence[int]]) -> bool:
+    """Does one sample of each group do it alone? Then it is no matter of samples. Where one alone cannot be run, it is believed."""
+    try:
+        return all(trial(group[:1]) for group in groups)
+    except Exception:
+        return True
+
+
 def culprits(num: int, fails: Callable[[Sequence[int]], bool]) -> Culprits:
     """`fails` runs the step again on some of the samples. It is asked a few times more than the logarithm of the batch."""
     if num < 2:
         return Culprits(None)
-    trial = _Trial(fails, left=6 * ceil(log2(num)) + 8)
+    trial = _Trial(fails, left=6 * ceil(log2(num)) + 8, until=perf_counter() + MAX_S)
     groups: list[list[int]] = [list(range(num))]
     found: list[int] = []
     together = False
+    scattered = False  # every part of the batch fails, but not every sample: then some are found first, and not all of them
     try:
         while groups and trial.left > 1:
-            group = groups.pop(0)
+            group = groups.pop(0 if not scattered else min(range(len(groups)), key=lambda i: len(groups[i])))
             if len(group) == 1:
                 found += group
                 continue
@@ -60,16 +74,21 @@ def culprits(num: int, fails: Callable[[Sequence[int]], bool]) -> Culprits:
             halves = [half for half in both if trial(half)] or [half for half in both if trial.in_company(half, group)]
             together = together or not halves
             groups += halves
-            if len(groups) >= 4 and sum(map(len, groups)) == num > EXHAUSTIVE:
+            if not scattered and len(groups) >= 4 and sum(map(len, groups)) == num > EXHAUSTIVE:
+                scattered = not _all_alone(trial, groups)
+                if scattered:
+                    continue
                 return Culprits(None, "every part of the batch triggers it, so the samples are not to blame")
     except Exception as error:
         note = f"smaller parts of the batch could not be run ({type(error).__name__}: {error})"[:300]
         return Culprits(tuple(sorted(found)) or None, note)
     if groups:
         suspects = sum(map(len, groups)) + len(found)
-        if suspects > WIDESPREAD * num:
+        if suspects > WIDESPREAD * num and not scattered:
             return Culprits(None, "most of the batch triggers it, so the samples are not to blame")
         found += [sample for group in groups for sample in group if len(group) == 1]
+        if together and not found:
+            return Culprits((), "no sample triggers it by itself: it takes several")
         return Culprits(tuple(sorted(found)) or None, f"these are some of the samples that trigger it; {suspects} are suspected")
     if together and not found:
         return Culprits((), "no part of the batch triggers it by itself")

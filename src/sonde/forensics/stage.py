@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from sonde.capture import calls
 from sonde.capture.launch import run_file
 from sonde.capture.source import is_library
+from sonde.capture.tensors import tensors_in
 from sonde.errors import SondeError
 from sonde.forensics.capsule import Capsule
 from sonde.forensics.origin import Origin
@@ -136,9 +137,14 @@ class Stage:
 
     def _call(self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._stay_over()
-        if not self.is_set and self._fits(module):
-            args, kwargs = self._begin(module, args, kwargs)
-        return original(module, *args, **kwargs)
+        if self.is_set or not self._fits(module):
+            return original(module, *args, **kwargs)
+        args, kwargs = self._begin(module, args, kwargs)
+        output = original(module, *args, **kwargs)
+        if self._capsule.about.get("what") == "evaluation" and self._tracer is not None:  # nothing follows from it
+            self.origin = self._tracer.origin_of(tensor for _, tensor in tensors_in(output) if _is_bad(tensor))
+            self._end()
+        return output
 
     def _fits(self, module: nn.Module) -> bool:
         why = misfit(self._capsule, module)
