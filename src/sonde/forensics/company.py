@@ -45,7 +45,7 @@ def alone(modules: Iterable[nn.Module]) -> Iterator[None]:
             raise CannotReplay("the weights are spread over several processes, which would have to run the step again together")
     with ExitStack() as undo:
         for part in every:
-            if isinstance(part, nn.parallel.DistributedDataParallel):
+            if isinstance(part, nn.parallel.DistributedDataParallel) and "forward" not in part.__dict__:
                 part.__dict__["forward"] = _Inner(part)
                 undo.callback(part.__dict__.pop, "forward", None)
         yield

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import FrameType
 
 from torch import nn
 
 from sonde.capture.kept import Kept
+from sonde.forensics.company import alone
 from sonde.forensics.lookback import look_back
 from sonde.forensics.origin import Origin
 from sonde.forensics.rerun import Rerun, gradients, gradients_by_leaf, reader
@@ -30,8 +32,10 @@ def look_at_overflow(
 ) -> Overflow:
     """Where the gradients of this step, which a GradScaler of this scale refused, went bad. Everything is left as it was."""
     models = models or {call.model: call.module for call in kept.calls}
-    with as_before([*models.values(), *(call.module for call in kept.calls), *modules_in(frame)]):
+    modules = [*models.values(), *(call.module for call in kept.calls), *modules_in(frame)]
+    with as_before(modules), ExitStack() as stack:
         try:
+            stack.enter_context(alone(modules))
             rerun = Rerun(kept, parts_of(frame, "gradient", reader(kept)))
             loss = rerun()
             if not is_finite(loss) or not all(map(is_finite, gradients(loss))):
