@@ -19,11 +19,11 @@ import sonde
 from sonde.capture import process_memory
 from sonde.capture.kept import Kept
 from sonde.capture.source import is_library
-from sonde.capture.tensors import tensors_in
+from sonde.capture.tensors import storage_bytes, tensors_in
 
 MAX_CAUSES = 5  # exceptions below an exception that are looked at
 MAX_OPERANDS = 6
-SAFE = 0.9  # of the room that there seems to be: malloc needs some of it for itself
+SAFE = 0.8  # of the room that there seems to be: malloc loses some of it between blocks, and operations need scratch memory
 _UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _SAYS = re.compile(r"can't allocate memory|not enough memory|out of memory|bad_alloc|cannot allocate memory", re.IGNORECASE)
 _ASKED = re.compile(r"(?:allocate|buffer size:?) ([\d.]+) ?(bytes|[KMGT]i?B)", re.IGNORECASE)
@@ -43,9 +43,9 @@ def is_out_of_memory(error: BaseException | None) -> BaseException | None:
 
 
 def autopsy(
-    error: BaseException, models: Mapping[str, nn.Module], optimizers: Iterable[torch.optim.Optimizer], kept: Kept
+    error: BaseException, models: Mapping[str, nn.Module], optimizers: Iterable[torch.optim.Optimizer], kept: Kept, outside_bytes: int = 0
 ) -> dict[str, Any]:
-    """The data of an `out_of_memory` event."""
+    """The data of an `out_of_memory` event. `outside_bytes`: of the heap, what belongs to the program and to no training."""
     message = str(error)
     asked, shape = _ASKED.search(message), _SHAPE.search(message)
     requested = int(float(asked[1]) * _UNITS[asked[2].lower()]) if asked else None
@@ -54,6 +54,7 @@ def autopsy(
     found |= _filled(models, optimizers)
     found["batch_size"] = _batch_size(kept)
     room = found.pop("room")
+    room = max(0, room - outside_bytes) if room is not None else None
     if found["phase"] in ("forward", "backward") and room is not None and (requested is None or requested < room):
         found["batch_fits"] = _batch_that_fits(kept, room * SAFE)
     return found
@@ -100,7 +101,7 @@ def _filled(models: Mapping[str, nn.Module], optimizers: Iterable[torch.optim.Op
     parameters = [tensor for tensor in held if not nn.parameter.is_lazy(tensor)]
     gradients = [tensor.grad for tensor in parameters if tensor.is_leaf and tensor.grad is not None]
     states = [value for optimizer in optimizers for state in optimizer.state.values() for _, value in tensors_in(state)]
-    known = {"parameters": _bytes(parameters), "gradients": _bytes(gradients), "optimizer_state": _bytes(states)}
+    known = {"parameters": storage_bytes(parameters), "gradients": storage_bytes(gradients), "optimizer_state": storage_bytes(states)}
     device = next((tensor.device for tensor in parameters if tensor.device.type == "cuda"), None)
     if device is not None:  # not tried on a machine with one
         in_use = torch.cuda.memory_allocated(device)
@@ -116,17 +117,6 @@ def _filled(models: Mapping[str, nn.Module], optimizers: Iterable[torch.optim.Op
         **known, "rest": rest, "in_use": in_use, "room": room,
         "limit": limit.num_bytes if limit else None, "limit_by": limit.by if limit else "",
     }  # fmt: skip
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    storages = {}
-    for tensor in tensors:
-        try:
-            storage = tensor.untyped_storage()
-            storages[storage._cdata] = storage.nbytes()
-        except Exception:  # sparse, a stranger's class: no storage of its own
-            continue
-    return sum(storages.values())
 
 
 def _batch_size(kept: Kept) -> int:

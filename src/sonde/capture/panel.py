@@ -9,6 +9,7 @@ import torch
 
 from sonde.capture.far import Use
 from sonde.capture.probes import PROBES
+from sonde.capture.probes.memory import Memory
 from sonde.capture.probes.probe import Probe, Tools
 from sonde.capture.probes.weights import Weights
 
@@ -23,6 +24,7 @@ class Panel:
             moment: [each for each in probes if getattr(type(each), moment) is not getattr(Probe, moment)] for moment in _MOMENTS
         }
         self._weights = next(each for each in probes if isinstance(each, Weights))
+        self._memory = next(each for each in probes if isinstance(each, Memory))
 
     def each(self, moment: str, *args: Any, **kwargs: Any) -> None:
         """Tells every probe of a moment of the observed step. One that fails does not keep the others from it."""
@@ -45,3 +47,8 @@ class Panel:
     def guarded(self, optimizer: torch.optim.Optimizer) -> tuple[float, int] | None:
         """What the guard would find, where the gradients of this optimizer have just been read."""
         return self._weights.guarded(optimizer)
+
+    @property
+    def outside_bytes(self) -> int:
+        """Of the heap, what belonged to no model when the first forward began."""
+        return self._memory.outside_bytes

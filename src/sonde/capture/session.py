@@ -168,7 +168,7 @@ class DebugSession(Bench):
         if loop is None or error is None:
             return
         try:
-            found = autopsy(error, self._bodies(), [each for _, each in loop.ledger.optimizers()], loop.kept)
+            found = autopsy(error, self._bodies(), [each for _, each in loop.ledger.optimizers()], loop.kept, loop._panel.outside_bytes)
             self._journal.event("out_of_memory", loop.clock.number, **found)
         except Exception as failure:
             if self.strict:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -41,6 +41,18 @@ def _walk(value: Any, place: str, depth: int, left: list[int], seen: set[int]) -
     seen.add(id(value))  # containers may hold themselves
     for key, item in items:
         yield from _walk(item, f"{place}.{key}" if place else str(key), depth + 1, left, seen)
+
+
+def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Memory that these tensors keep alive; a storage that several of them share counts once."""
+    found: dict[int, int] = {}
+    for tensor in tensors:
+        try:
+            storage = tensor.untyped_storage()
+            found[storage._cdata] = storage.nbytes()
+        except Exception:  # sparse, a stranger's class: no storage of its own
+            continue
+    return sum(found.values())
 
 
 def read_number(value: Any) -> float | None:

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from sonde.capture.tensors import storage_bytes
 from sonde.forensics.graphs import MAX_NODES, largest, live_tensors
 from sonde.forensics.holders import Chain, holders, unheld
-from sonde.forensics.piles import EVEN, Kind, Pile, Suspect, kind_of, piles, still_alive, storage_bytes
+from sonde.forensics.piles import EVEN, Kind, Pile, Suspect, kind_of, piles, still_alive
 from sonde.units import size
 
 MIN_STEPS = 8  # fewer points are no trend

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from sonde.capture.tensors import storage_bytes
 from sonde.forensics.graphs import largest
 from sonde.forensics.holders import Chain, traced
 
@@ -56,18 +57,6 @@ def kind_of(tensor: Tensor) -> Kind:
 def still_alive(suspects: Iterable[Suspect]) -> list[Tensor]:
     """Their tensors, as far as there are any left. Whoever holds the list is a holder too: drop it before you ask for holders."""
     return [tensor for one in suspects if (tensor := one.ref()) is not None]
-
-
-def storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Memory that these tensors keep alive; a storage that several of them share counts once."""
-    found: dict[int, int] = {}
-    for tensor in tensors:
-        try:
-            storage = tensor.untyped_storage()
-            found[storage._cdata] = storage.nbytes()
-        except Exception:  # sparse, a stranger's class: no storage of its own
-            continue
-    return sum(found.values())
 
 
 def piles(suspects: Sequence[Suspect], num_steps: int, growth: Mapping[Kind, int] | None = None, *, name: str = "") -> list[Pile]:

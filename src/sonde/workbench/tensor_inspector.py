@@ -17,10 +17,11 @@ from typing import Any
 from torch import Tensor
 
 from sonde.capture import kernel
+from sonde.capture.tensors import storage_bytes
 from sonde.errors import SondeError
 from sonde.forensics.holders import Chain, holders
 from sonde.forensics.leaks import MIN_AGE, Leak, as_leaks
-from sonde.forensics.piles import Suspect, piles, storage_bytes
+from sonde.forensics.piles import Suspect, piles
 from sonde.report import strict
 from sonde.rules.words import number
 from sonde.units import size

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from sonde.capture import process_memory
 from sonde.capture.inquest import Inquest
 from sonde.capture.probes.probe import NOW_AND_THEN, Probe, Tools
-from sonde.capture.tensors import tensors_in
+from sonde.capture.tensors import storage_bytes, tensors_in
 from sonde.capture.watched import Watched
 from sonde.growth import Growth
 
@@ -41,9 +42,16 @@ class Memory(Probe):
         self._num_inquests = 0
         self._step = 0
         self._told = False
+        self.outside_bytes = 0  # of the heap when the first forward began: what belongs to no model
 
     def begin(self, step: int, *, with_exponents: bool) -> None:
         self._step = step
+
+    def entered(self, watched: Watched, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not self.outside_bytes:
+            heap = process_memory.heap()
+            parameters = storage_bytes(parameter for each in self._tools.models for _, parameter in each.parameters())
+            self.outside_bytes = max(1, heap.used - parameters) if heap is not None else 1
 
     def left(self, watched: Watched, output: Any) -> None:
         for _, tensor in tensors_in(output)[:1]:

@@ -25,7 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import DataLoader, dataloader
 
-from sonde.capture.launch import run_file
+from sonde.capture.launch import run_file, standing_in
 from sonde.capture.source import is_library
 from sonde.memory.data import MemoryReport
 from sonde.workbench.memory.tracker import Tracker
@@ -59,11 +59,9 @@ def follow(
             leave(report())
         raise _Enough
 
-    argv, path = sys.argv, list(sys.path)
-    sys.argv = [target, *args]
-    sys.path[0:1] = [os.getcwd() if module else str(Path(target).resolve().parent)]
     try:
         with ExitStack() as stack:
+            stack.enter_context(standing_in(target, args, module=module))
             if fake:
                 stack.enter_context(_fake_world())
             # Its hook comes after the tracker's: by then the state of the optimizer is in the book.
@@ -80,8 +78,6 @@ def follow(
         notes.append(f"the script left with {leaving.code!r} after {tracker.num_steps} optimizer steps")
     except Exception as error:
         raise Failed(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200] + _place(error)) from error
-    finally:
-        sys.argv, sys.path[:] = argv, path
     return report()
 
 

@@ -1,8 +1,4 @@
-import os
-
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 
@@ -20,19 +16,26 @@ class Recorder:
         return self.seen[-1].mean().item()
 
 
+class Autoencoder(nn.Module):
+    def __init__(self, width=384):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(48, width), nn.Tanh())
+        self.decoder = nn.Linear(width, 48)
+
+    def forward(self, x):
+        return self.decoder(self.encoder(x))
+
+
 def main():
     torch.manual_seed(1)
     torch.set_num_threads(1)
-    raw = np.load(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "data", "digits.npz"))
-    x = torch.from_numpy(raw["images"]).float().unsqueeze(1) / 16.0
-    y = torch.from_numpy(raw["labels"]).long()
-    conv = nn.Conv2d(1, 24, 3, padding=1)
-    model = nn.Sequential(conv, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(24 * 16, 10))
-    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    recorder = Recorder(conv)
+    basis = torch.randn(6, 48)
+    model = Autoencoder()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    recorder = Recorder(model.encoder)
     for step in range(220):
-        rows = torch.randint(0, len(x), (64,))
-        loss = F.cross_entropy(model(x[rows]), y[rows])
+        x = torch.randn(256, 6) @ basis
+        loss = nn.functional.mse_loss(model(x), x)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
