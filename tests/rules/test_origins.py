@@ -3,13 +3,15 @@
 from math import nan
 
 import pytest
-from synthetic import opening, training
+from synthetic import LAYERS, ask, opening, row, the_finding, training, why_not
 
 from sonde.record import Event
 from sonde.rules import RULES
 from sonde.rules.engine import Engine, in_order
+from sonde.rules.nonfinite_evaluation import NonfiniteEvaluation
+from sonde.rules.nonfinite_origin import NonfiniteOrigin
 from sonde.rules.origins import KEYS
-from sonde.rules.rule import NotEvaluated
+from sonde.rules.rule import Clear, NotEvaluated
 
 
 def origin(key="log-of-zero", **given):
@@ -54,3 +56,69 @@ def test_an_origin_that_could_not_be_found_is_not_evaluated_with_the_reason():
     answer = answers["nonfinite-origin"]
     assert isinstance(answer, NotEvaluated)
     assert "it reads from a stream" in answer.reason
+
+
+def sizes(step):
+    """The output of one layer doubles with every step."""
+    return {"activation": {path: row(min=-1.0, max=0.1 * 2.0**step if path == "net.6" else 1.5) for path in LAYERS}}
+
+
+def grown(**given):
+    happened = {9: [origin(after=["model.net.6", "model.net.4"], module="model.head", key="exp-overflow", **given)]}
+    return the_finding(NonfiniteOrigin, training(12, frames=sizes, events=happened))
+
+
+def test_the_history_of_what_the_operation_was_given_is_shown_with_its_steps():
+    assert grown().evidence["largest"] == "output of model.net.6: 1, 1, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2 at steps 2, 3, 4, 5, 6, 7, 8, 9"
+
+
+def test_a_number_that_grew_is_said_in_the_cause():
+    assert "the largest number in the output of model.net.6 went from 1 at step 2 to 51.2 at step 9" in grown().cause
+
+
+def test_a_layer_that_was_not_measured_has_no_history_and_the_next_behind_it_has():
+    happened = {9: [origin(after=["model.nobody", "model.net.4"], parameters=["model.head.weight"])]}
+    evidence = the_finding(NonfiniteOrigin, training(12, frames=sizes, events=happened)).evidence
+    assert evidence["largest"].startswith("output of model.net.4: 1.5, 1.5")
+    assert evidence["largest 2"].startswith("model.head.weight: 1.5, ")
+
+
+def test_bad_numbers_stay_in_the_history():
+    def frames(step):
+        return {"activation": {"head": row(min=0.0, max=0.0, nan=1000) if step == 8 else row(max=4.0, inf=step == 7)}}
+
+    happened = {9: [origin(module="model.head")]}
+    shown = the_finding(NonfiniteOrigin, training(12, frames=frames, events=happened)).evidence["largest"]
+    assert shown == "output of model.head: 4, 4, 4, 4, 4, 4 and Inf, NaN, 4 at steps 2, 3, 4, 5, 6, 7, 8, 9"
+
+
+def test_a_bad_gradient_is_shown_with_its_own_history():
+    happened = {9: [origin(what="gradient", bad="model.net.0.weight")]}
+    evidence = the_finding(NonfiniteOrigin, training(12, events=happened)).evidence
+    assert evidence["largest"].startswith("gradient of model.net.0.weight: 0.1, 0.1")
+
+
+# ---- in evaluation
+
+
+def evaluation(**given):
+    return Event("nonfinite", 20, {"what": "evaluation", "where": "", "num_elements": 64, "num_nan": 2, "num_inf": 0} | given)
+
+
+def test_a_bad_output_in_evaluation_is_an_error_of_its_own_and_explains_nothing():
+    events = {20: [evaluation(), origin(what="evaluation")]}
+    finding = the_finding(NonfiniteEvaluation, training(30, events=events))
+    assert (str(finding.severity), finding.step) == ("error", 20)
+    assert finding.cause.startswith("in evaluation, at step 20, log made the first Inf at train.py:41")
+    assert isinstance(ask(NonfiniteOrigin, training(30, events=events)), Clear)
+
+
+def test_a_bad_output_without_an_origin_is_told_with_the_reason():
+    events = {20: [evaluation(), Event("origin_unknown", 20, {"what": "evaluation", "reason": "it reads from a stream"})]}
+    finding = the_finding(NonfiniteEvaluation, training(30, events=events))
+    assert "put out 2 NaN among 64 numbers; where they were made could not be found: it reads from a stream" in finding.cause
+
+
+def test_evaluations_without_a_bad_number_are_clear_and_without_an_evaluation_nothing_is_said():
+    assert isinstance(ask(NonfiniteEvaluation, training(30, scalars=lambda step: {"eval_forwards": 1})), Clear)
+    assert "evaluation" in why_not(NonfiniteEvaluation, training(30))

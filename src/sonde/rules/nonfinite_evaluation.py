@@ -49,7 +49,7 @@ class NonfiniteEvaluation:
             return [self.origins.finding(self.name, Severity.ERROR)]
         if self.bad_step >= 0:
             return [self._without_origin()]
-        return Clear() if self.num_forwards else NotEvaluated("no forward in evaluation was seen")
+        return Clear() if self.num_forwards else NotEvaluated("no step with a forward in evaluation was recorded")
 
     def _without_origin(self) -> Finding:
         nan, infinite = float(self.first_bad.get("num_nan", 0)), float(self.first_bad.get("num_inf", 0))

@@ -133,7 +133,8 @@ class Origins:
 
 
 def _range(seen: Mapping[str, Any]) -> str:
-    bad = [f"{seen.get(name)} {name}" for name in ("zeros", "nan", "inf") if seen.get(name)]
+    bad = [f"{num:,} {what}" for name, what in (("zeros", "zero"), ("nan", "NaN"), ("inf", "Inf")) if (num := int(seen.get(name) or 0))]
+    bad = [f"{each}s" if each.endswith("zero") and each != "1 zero" else each for each in bad]
     shape = "x".join(map(str, seen.get("shape") or ())) or "scalar"
     return ", ".join([f"{shape} {seen.get('dtype', '')}, {float(seen.get('low', 0)):.4g} to {float(seen.get('high', 0)):.4g}", *bad])
 
