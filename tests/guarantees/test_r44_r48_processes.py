@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -177,6 +178,136 @@ def test_r46_a_session_that_is_never_closed_keeps_all_steps_and_is_silent_at_exi
     result = python(code, tmp_path)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
     assert sonde.Run(tmp_path / "run").last_step == 4
+
+
+LEAVING = """
+    import os, sys, time, torch
+    from torch import nn
+    import states
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if os.environ["WAY"] == "watch":
+        import sonde
+        session = sonde.watch(model, optimizer, to=os.environ["TO"], every=1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+    if os.environ["WAY"] != "bare":
+        states.put_writer_in(os.environ["STATE"])
+    with open(os.environ["TO"] + ".clock", "w") as file:
+        file.write(str(time.monotonic()))
+    exec(os.environ["ENDING"])
+"""
+STATES = """
+    import errno, os, shutil, threading
+    from sonde.run import writer
+
+    def put_writer_in(state):
+        ours = writer.Writer.newest
+        ours.event("log", 4, {"name": "last", "text": "words"})      # not flushed: it is to be there all the same
+        if state == "full":
+            writer._write = full
+        elif state == "short":
+            writer._write = lambda fd, chunk: os.write(fd, chunk[: len(chunk) // 2])
+        elif state == "closed":
+            os.closerange(3, 200)
+        elif state == "deleted":
+            shutil.rmtree(os.environ["TO"])
+        elif state == "stalled":
+            inside = threading.Event()
+            def stall(fd, chunk):
+                inside.set()
+                threading.Event().wait()
+            writer._write = stall
+            threading.Thread(target=ours.flush, daemon=True).start()
+            inside.wait()
+
+    def full(fd, chunk):
+        raise OSError(errno.ENOSPC, "No space left on device")
+"""
+# Forked from a process that has torch in memory. Each child ends as the interpreter does, up to where it takes torch apart, which is long
+# after Sonde has left and takes seconds.
+FAMILY = """
+    import atexit, json, os, runpy, signal, sys, threading, time
+    import torch, sonde
+    from sonde.capture.launch import run_script
+    from sonde.config import DebugConfig
+    from sonde.run.writer import Writer
+
+    def noted(self, *args, init=Writer.__init__, **kwargs):
+        init(self, *args, **kwargs)
+        Writer.newest = self
+
+    Writer.__init__ = noted
+    warm = torch.nn.Linear(1, 1)
+    torch.optim.SGD(warm.parameters(), lr=0.1).step()
+    rows = []
+    for number, (way, state, ending) in enumerate(json.loads(sys.argv[1])):
+        name = f"run{number}"
+        os.environ.update(WAY=way, STATE=state, ENDING=ending, TO=name)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)      # a child that hangs must not outlive the test
+            for target, suffix in ((1, "out"), (2, "err")):
+                os.dup2(os.open(f"{name}.{suffix}", os.O_CREAT | os.O_WRONLY), target)
+            code = 0
+            try:
+                if way == "sonde run":
+                    where = dict(to=name, name=None, strict=False, module=False)
+                    code = run_script("script.py", [], config=DebugConfig(every=1), **where).exit_code
+                else:
+                    runpy.run_path("script.py", run_name="__main__")
+            except SystemExit as leaving:
+                code = leaving.code
+            except BaseException as error:
+                sys.last_value, code = error, 1
+                sys.excepthook(type(error), error, error.__traceback__)
+            threading._shutdown()
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        _, status = os.waitpid(child, 0)
+        took_s = time.monotonic() - float(open(name + ".clock").read())
+        texts = [open(f"{name}.{suffix}").read() for suffix in ("out", "err")]
+        rows.append([way, state, ending, took_s, os.waitstatus_to_exitcode(status), *texts])
+    print(json.dumps(rows))
+"""
+WRITERS = ("sound", "full", "short", "closed", "deleted", "stalled")
+SAYS = {"full": 1, "short": 1, "closed": 1, "deleted": 1, "stalled": 1}  # lines on stderr: what could not be written is said once
+LEAVES = {"": 0, "sys.exit(3)": 3, "raise ValueError('mine')": 1}
+LIMIT_S = 2.0  # beyond what the same program takes to leave without Sonde
+
+
+def test_r46_a_process_leaves_within_two_seconds_whatever_state_the_writer_is_in(tmp_path: Path) -> None:
+    """Three ways to end, six states of the writer, under `sonde run` and with a session that nobody closes."""
+    write(STATES, tmp_path, "states.py")
+    write(LEAVING, tmp_path, "script.py")
+    bare = [("bare", "", ending) for ending in LEAVES]
+    states = [(way, state, "") for way in ("watch", "sonde run") for state in WRITERS]
+    others = [("sound", "sys.exit(3)"), ("sound", "raise ValueError('mine')"), ("stalled", "raise ValueError('mine')")]
+    endings = [(way, *other) for way in ("watch", "sonde run") for other in others]
+    result = python(FAMILY, tmp_path, json.dumps([*bare, *states, *endings]))
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(result.stdout)
+    alone = {ending: (took_s, stderr) for way, _, ending, took_s, _, _, stderr in rows if way == "bare"}
+    for number, (way, state, ending, took_s, code, stdout, stderr) in enumerate(rows):
+        what = f"{way}, {state}, {ending!r}: {took_s:.2f} s, {stderr}"
+        assert took_s < alone[ending][0] + LIMIT_S, what
+        assert (code, stdout) == (LEAVES[ending], ""), what
+        if way == "watch" and state == "sound":
+            assert stderr == alone[ending][1], what
+        else:
+            assert stderr.count("Traceback") == ("raise" in ending), what
+            assert state not in SAYS or "raise" in ending or len(stderr.splitlines()) <= SAYS[state], what
+        if way != "bare" and state != "deleted":
+            run = sonde.Run(tmp_path / f"run{number}")
+            assert (run.last_step, run.damage) == (4, []), what
+            if state == "sound":
+                assert [event.data["text"] for event in run.events("log")] == ["words"], what
+                how = "exception" if "raise" in ending else "finished" if way == "sonde run" and not ending else "exit"
+                assert run.ended.how == how, what
 
 
 # -- R47, R48 --------------------------------------------------------------------------------------

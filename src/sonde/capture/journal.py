@@ -113,6 +113,10 @@ class Journal:
     def close(self) -> None:
         self._writer.close()
 
+    def wait(self, seconds: float) -> bool:
+        """Can it still be written to? See `Writer.wait`."""
+        return self._writer.wait(seconds)
+
     def _scalar_site(self, name: str) -> Site:
         site = self._scalar_sites.get(name)
         if site is None:

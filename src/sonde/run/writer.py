@@ -162,6 +162,15 @@ class Writer:
             with self._lock:
                 self._flush()
 
+    def wait(self, seconds: float) -> bool:
+        """Before the end: can it still be written? Where another thread hangs in a write for so long, nothing is written any more,
+        so that whoever leaves need not wait for a disk that does not answer."""
+        if self._lock.acquire(timeout=seconds):
+            self._lock.release()
+            return True
+        self._pid = -1
+        return False
+
     def close(self) -> None:
         """Flush and let go of the file. Later calls do nothing."""
         if os.getpid() != self._pid:

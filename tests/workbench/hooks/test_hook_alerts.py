@@ -7,6 +7,7 @@ import logging
 import queue
 import socket
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -279,6 +280,27 @@ def test_the_last_alert_of_a_program_is_still_sent(tmp_path: Any) -> None:
         result = python(code, tmp_path, url, no_proxy="*")
         assert (result.returncode, result.stderr) == (3, "")
         assert json.loads(got.get(timeout=PATIENCE_S)[2]) == {"last": "words"}
+
+
+def test_r46_hosts_that_hang_are_waited_for_together_when_the_program_ends(
+    silent_host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhook_module, "LAST_WAIT_S", 0.2)
+    monkeypatch.setattr(webhook_module, "_leaving", [])
+    waits: list[float] = []
+    really = Webhook.wait
+
+    def noted(self: Webhook, seconds: float) -> bool:
+        waits.append(seconds)
+        return really(self, seconds)
+
+    monkeypatch.setattr(Webhook, "wait", noted)
+    webhooks = [Webhook(silent_host, timeout_s=PATIENCE_S) for _ in range(5)]
+    for webhook in webhooks:
+        webhook.send({"last": "words"})
+        webhook_module._wait_for(weakref.ref(webhook))
+    assert waits[0] <= 0.2
+    assert sum(waits) < 0.25  # the first had all of it
 
 
 @pytest.mark.parametrize(

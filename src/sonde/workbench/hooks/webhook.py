@@ -9,6 +9,7 @@ import logging
 import os
 import queue
 import threading
+import time
 import urllib.error
 import urllib.request
 import weakref
@@ -135,7 +136,11 @@ def _split(url: object) -> str | None:
         return None
 
 
+_leaving: list[float] = []  # when the program began to leave: all webhooks wait together, not one after the other
+
+
 def _wait_for(ref: weakref.ref[Webhook]) -> None:
     webhook = ref()
     if webhook is not None:
-        webhook.wait(LAST_WAIT_S)
+        _leaving.append(time.monotonic())
+        webhook.wait(max(0.0, _leaving[0] + LAST_WAIT_S - time.monotonic()))
