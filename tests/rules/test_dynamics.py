@@ -289,12 +289,26 @@ def test_a_bad_input_cannot_be_told_without_a_forward():
     assert "forward" in why_not(NanInput, training(scalars=lambda s: {"forwards": 0}))
 
 
-def test_a_loss_made_of_finite_outputs_blames_the_loss_function():
-    events = {40: [bad("loss", 40)]}
-    finding = the_finding(NonfiniteLoss, training(loss=lambda s: falling(s) if s < 40 else inf, events=events))
-    assert finding.step == 40
+def bad_from(step, **given):
+    return training(loss=lambda s: falling(s) if s < step else inf, events={step: [bad("loss", step)]}, **given)
+
+
+def test_a_loss_made_of_finite_outputs_blames_what_is_computed_from_them():
+    finding = the_finding(NonfiniteLoss, bad_from(45))
+    assert finding.step == 45
     assert finding.severity == Severity.CRITICAL
-    assert "the loss function or its targets" in finding.cause
+    assert "the outputs of all layers were finite" in finding.cause
+
+
+def test_a_loss_made_of_bad_outputs_blames_the_first_layer_that_put_one_out():
+    rows = {path: row(nan=12) if path in ("net.4", "head") else row() for path in LAYERS}
+    finding = the_finding(NonfiniteLoss, bad_from(45, frames=lambda s: {"activation": rows}))
+    assert finding.where == "model.net.4"
+    assert "the forward made it" in finding.cause
+
+
+def test_where_the_outputs_of_the_bad_step_were_not_measured_nobody_is_blamed():
+    assert "was not measured" in the_finding(NonfiniteLoss, bad_from(40)).cause
 
 
 def test_a_gradient_that_is_bad_before_the_loss_blames_the_backward():

@@ -5,8 +5,8 @@ What it finds    a loss that stops being a number by itself: a logarithm of zero
 Why it matters   with backward and an update the weights become NaN and stay so; without them, averages and early
                  stopping go wrong.
 How it knows     the loss of a step with a backward was not finite. It says what else was not finite by then: the
-                 output (the forward made it), a gradient before the loss (the backward made it), or neither (the loss
-                 function or its targets made it).
+                 output of a layer (the forward made it), a gradient before the loss (the backward made it), or
+                 neither (what is computed from the outputs made it, or the targets).
 Known problems   a GradScaler that skips a step has dealt with it (K09). Divergence and bad inputs have rules of their
                  own and come first.
 Fix              look at the place named as the first that was not finite; clamp, add an epsilon, or skip empty
@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from sonde.record import Finding, Severity, Step
+from sonde.record import Finding, Kind, Severity, Step
 from sonde.rules.activity import count
 from sonde.rules.learning import Learning
 from sonde.rules.rule import Answer, Clear, NotEvaluated
@@ -38,6 +38,7 @@ class NonfiniteLoss:
     sources: Sources = field(default_factory=Sources)
     first_bad: dict[str, tuple[int, dict[str, Any]]] = field(default_factory=dict)  # what -> step and event, up to the first bad loss
     last_good: float = float("nan")
+    outputs: list[tuple[str, float]] = field(default_factory=list)  # at the first bad loss, where it was observed: how many are not finite
 
     def see(self, step: Step) -> None:
         self.sources.see(step)
@@ -49,6 +50,8 @@ class NonfiniteLoss:
             for event in step.events:
                 if event.kind == "nonfinite":
                     self.first_bad.setdefault(str(event.data.get("what", "")), (step.number, dict(event.data)))
+        if self.learning.first_nonfinite_step == step.number:
+            self.outputs = [(site.name, float(row["nan"] + row["inf"])) for site, row in step.table(Kind.ACTIVATION)]
         if self.learning.first_nonfinite_step < 0 and self.learning.recent:
             self.last_good = self.learning.recent[-1]
 
@@ -83,13 +86,14 @@ class NonfiniteLoss:
 
     def _origin(self, bad: int) -> tuple[int, str, str]:
         """The first step and place that were not finite, and what that says."""
-        gradient, output = self.first_bad.get("gradient"), self.first_bad.get("output")
+        gradient = self.first_bad.get("gradient")
         if gradient is not None and gradient[0] < bad:
             place = str(gradient[1].get("where", ""))
             what = f"the gradient of {place or 'a parameter'} was not finite at step {gradient[0]}"
             return gradient[0], place, f"{what} although the loss was, so backward made it"
-        if output is not None and output[0] <= bad:
-            place = str(output[1].get("where", ""))
-            share = f" ({number(float(output[1].get('num_nan', 0)) + float(output[1].get('num_inf', 0)))} numbers)"
-            return output[0], place, f"the output of {place or 'the model'} was not finite already{share}, so the forward made it"
-        return bad, "", "the model's output was finite, so the loss function or its targets made it"
+        first = next(((place, num) for place, num in self.outputs if num), None)
+        if first is not None:
+            return bad, first[0], f"the output of {first[0]} was not finite already ({number(first[1])} numbers), so the forward made it"
+        if not self.outputs:
+            return bad, "", "what the model put out in that step was not measured"
+        return bad, "", "the outputs of all layers were finite, so what is computed from them made it, or the targets"

@@ -9,7 +9,7 @@ from sonde.record import Finding
 from sonde.views.chart import curve
 from sonde.views.facts import loss_series, notes, story
 from sonde.views.numbers import value
-from sonde.views.order import SOURCE, SOURCE_TEXT, families, numbers_of
+from sonde.views.order import SOURCE, SOURCE_TEXT, called, families, numbers_of
 from sonde.views.sheet import html_text, sheet
 from sonde.views.sparkline import is_log
 from sonde.views.statistics import COLUMNS, Table, last_statistics
@@ -83,7 +83,7 @@ def _head(finding: Finding, badge: str) -> str:
 
 
 def _evidence(finding: Finding) -> str:
-    return _definitions("evidence", {name.replace("_", " "): value(v) for name, v in numbers_of(finding).items()})
+    return _definitions("evidence", {called(name): value(v) for name, v in numbers_of(finding).items()})
 
 
 def _definitions(name: str, rows: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ from sonde.record import Finding
 from sonde.rules.words import number
 from sonde.views.facts import loss_series, notes, story
 from sonde.views.numbers import value
-from sonde.views.order import SOURCE, SOURCE_TEXT, families, numbers_of
+from sonde.views.order import SOURCE, SOURCE_TEXT, called, families, numbers_of
 from sonde.views.printable import printable
 from sonde.views.sparkline import sparkline
 
@@ -65,7 +65,7 @@ def _finding(finding: Finding) -> Iterator[str]:
         yield "| evidence | |"
         yield "|---|---|"
         for name, given in evidence.items():
-            yield f"| {cell(name.replace('_', ' '))} | {cell(value(given)) if isinstance(given, str) else value(given)} |"
+            yield f"| {cell(called(name))} | {cell(value(given)) if isinstance(given, str) else value(given)} |"
         yield ""
 
 

@@ -13,7 +13,7 @@ from sonde.rules.words import number
 from sonde.views.facts import loss_series, notes, story
 from sonde.views.lines import line, paragraph
 from sonde.views.numbers import value
-from sonde.views.order import SOURCE, SOURCE_TEXT, families, numbers_of
+from sonde.views.order import SOURCE, SOURCE_TEXT, families, with_phrases
 from sonde.views.sparkline import is_log, sparkline
 
 if TYPE_CHECKING:
@@ -79,13 +79,17 @@ def _finding(finding: Finding, options: ConsoleOptions) -> Iterator[Text]:
     width = options.max_width
     yield from paragraph(_sentence(finding.cause), width, label=("  cause", "dim"), indent=INDENT)
     if SOURCE in finding.evidence:
-        text = str(finding.evidence.get(SOURCE_TEXT, "")).strip()
-        yield line(("  line".ljust(INDENT), "dim"), (str(finding.evidence[SOURCE]), "cyan"), "   " if text else "", (text, "bold"))
+        source, text = str(finding.evidence[SOURCE]), str(finding.evidence.get(SOURCE_TEXT, "")).strip()
+        fits = INDENT + len(source) + 3 + len(text) <= width
+        yield line(("  line".ljust(INDENT), "dim"), (source, "cyan"), *(("   ", (text, "bold")) if fits and text else ()))
+        if not fits:
+            yield from paragraph(text, width, indent=INDENT, style="bold")
     yield from paragraph(_sentence(finding.fix), width, label=("  fix", "green"), indent=INDENT, style="green")
     separator = ", " if options.ascii_only else " · "
-    shown = separator.join(f"{name.replace('_', ' ')} {value(given)}" for name, given in numbers_of(finding).items())
-    if shown:
-        yield from paragraph(shown, width, label=("  evidence", "dim"), indent=INDENT, style="dim")
+    short, phrases = with_phrases(finding)
+    shown = separator.join(f"{name} {value(given)}" for name, given in short.items())
+    for word, text in [("evidence", shown), *phrases] if shown else phrases:
+        yield from paragraph(text, width, label=(f"  {word}", "dim"), indent=INDENT, style="dim")
 
 
 def _consequence(finding: Finding, options: ConsoleOptions) -> Iterator[Text]:
