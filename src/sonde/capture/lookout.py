@@ -47,9 +47,7 @@ class Lookout:
         frame = user_frame() if what == "loss" else self._kept.frame or user_frame()
         began = perf_counter_ns()
         try:
-            found = sonde.look_at_spike(
-                self._kept, frame=frame, what=what, value=leap.value, usual=leap.usual, models=self._bodies()
-            ).to_dict()  # fmt: skip
+            found = sonde.look_at_spike(self._kept, frame=frame, what=what, leap=leap, models=self._bodies()).to_dict()
         except Exception as error:  # the training must not suffer from what was meant to explain it
             found = {"samples": None, "how": "", "caveats": [f"looking back failed ({type(error).__name__}: {error})"[:1000]]}
         self._journal.event("spike", step, what=what, where=where, **leap._asdict(), **found, look_back_ms=_ms_since(began))

@@ -37,6 +37,7 @@ def look_at_overflow(
         try:
             stack.enter_context(alone(modules))
             rerun = Rerun(kept, parts_of(frame, "gradient", reader(kept)))
+            rerun.refuse_loans()
             loss = rerun()
             if not is_finite(loss) or not all(map(is_finite, gradients(loss))):
                 return Overflow("number", look_back(kept, frame=frame, loss=None, what="gradient", models=models))

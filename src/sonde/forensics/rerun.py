@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sonde.capture.kept import Call, Kept
 from sonde.capture.tensors import tensors_in
 from sonde.forensics.company import num_processes, silence
+from sonde.forensics.effects import MISSING, lookup
 from sonde.forensics.scene import Part
 from sonde.forensics.slice import CALL, CannotReplay, Reader
 from sonde.forensics.tracer import is_finite
@@ -46,6 +47,16 @@ class Rerun:
         if not isinstance(made, Tensor):
             raise CannotReplay(f"what is handed to backward is {type(made).__name__}, not a tensor")
         return made
+
+    def refuse_loans(self) -> None:
+        """Raises where a part of the loss was not made again but taken as it is, graph and all: that graph is the training's own, and a
+        backward through it would use it up."""
+        for part in self.parts:
+            for place in sorted(part.slice.uncovered - set(part.binds)):
+                value = lookup(part.names, place)
+                if value is not MISSING and any(tensor.grad_fn is not None for _, tensor in tensors_in(value)):
+                    notes = [note for note in part.slice.notes if "hands it out" not in note]
+                    raise CannotReplay("; ".join(notes[:3]) or f"{place} could not be made again")
 
     def outputs(self) -> list[Tensor]:
         """What the model puts out, where no more can be run than that."""

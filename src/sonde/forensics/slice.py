@@ -238,17 +238,20 @@ class _Picking(ast.NodeTransformer):
 
 def _from_kept(statement: ast.stmt, place: str, resolve: Callable[[str], Any], was_called: Callable[[Any], bool]) -> ast.stmt | None:
     """`out, h = model(x, h)` with the inputs that were kept; None where that does not rid it of the place."""
-
-    class Replace(ast.NodeTransformer):
-        def visit_Call(self, node: ast.Call) -> ast.AST:
-            callee = place_of(node.func)
-            if callee and place in effects_of(node).reads - effects_of(node.func).reads and was_called(resolve(callee)):
-                call = ast.Call(func=ast.Name(CALL, ast.Load()), args=[node.func], keywords=[])
-                return ast.copy_location(call, node)
-            return self.generic_visit(node)
-
-    changed = ast.fix_missing_locations(Replace().visit(copy.deepcopy(statement)))
+    changed = ast.fix_missing_locations(_FromKept(place, resolve, was_called).visit(copy.deepcopy(statement)))
     return changed if place not in effects_of(changed).reads else None
+
+
+class _FromKept(ast.NodeTransformer):
+    def __init__(self, place: str, resolve: Callable[[str], Any], was_called: Callable[[Any], bool]) -> None:
+        self.place, self.resolve, self.was_called = place, resolve, was_called
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        callee = place_of(node.func)
+        if callee and self.place in effects_of(node).reads - effects_of(node.func).reads and self.was_called(self.resolve(callee)):
+            call = ast.Call(func=ast.Name(CALL, ast.Load()), args=[node.func], keywords=[])
+            return ast.copy_location(call, node)
+        return self.generic_visit(node)
 
 
 # -- the needed part of a statement -------------------------------------------------------------------------------------------------------
@@ -288,23 +291,26 @@ def _needed(block: list[ast.stmt], needed: set[str]) -> list[ast.stmt]:
 
 def _with_known_contexts(body: list[ast.stmt], names: Mapping[str, Any]) -> list[ast.stmt]:
     """Contexts of libraries (autocast, no_grad) belong to the arithmetic; those of the user's own (a timer) are left out."""
-
-    class Drop(ast.NodeTransformer):
-        def visit_With(self, node: ast.With) -> Any:
-            self.generic_visit(node)
-            known = [item for item in node.items if _is_of_a_library(item.context_expr, names)]
-            if len(known) == len(node.items):
-                return node
-            if not known:
-                return node.body
-            node.items = known
-            return node
-
     flat: list[ast.stmt] = []
     for piece in body:
-        done = Drop().visit(piece)
+        done = _KnownContexts(names).visit(piece)
         flat += done if isinstance(done, list) else [done]
     return flat
+
+
+class _KnownContexts(ast.NodeTransformer):  # a class that is made in a function would keep the user's variables until it is collected
+    def __init__(self, names: Mapping[str, Any]) -> None:
+        self.names = names
+
+    def visit_With(self, node: ast.With) -> Any:
+        self.generic_visit(node)
+        known = [item for item in node.items if _is_of_a_library(item.context_expr, self.names)]
+        if len(known) == len(node.items):
+            return node
+        if not known:
+            return node.body
+        node.items = known
+        return node
 
 
 def _is_of_a_library(expression: ast.expr, names: Mapping[str, Any]) -> bool:

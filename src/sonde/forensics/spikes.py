@@ -31,12 +31,12 @@ from sonde.forensics.restore import as_before, modules_in
 from sonde.forensics.scene import Part, parts_of
 from sonde.forensics.slice import CannotReplay
 from sonde.forensics.telling import seen
+from sonde.spikes import Leap
 
 ODD = 10.0  # times the size of the other samples: rows of one dataset differ by less
 ODD_OUTPUT = 4.0  # the same for what a layer puts out: the layers before have evened it out
 SAME = 0.01  # relative: a second run that gives another number is not the same step
 ADDS_UP = 0.2  # of the excess: more than that is missing where two halves do not make up the whole
-STILL_ODD = 0.1  # of the excess: where so much is left without them, they are not the ones
 MAX_SAID = 64  # layers and parameters in an event
 
 
@@ -73,17 +73,18 @@ class Blame:
 
 
 def look_at_spike(
-    kept: Kept, *, frame: FrameType | None, what: str, value: float, usual: float, models: Mapping[str, nn.Module] | None = None
+    kept: Kept, *, frame: FrameType | None, what: str, leap: Leap, models: Mapping[str, nn.Module] | None = None
 ) -> Blame:
-    """Who carries this step's loss or gradient norm of `value`, where `usual` is the usual. Everything is left as it was."""
+    """Who carries the leap of this step's loss or gradient norm. Everything is left as it was."""
     models = models or {call.model: call.module for call in kept.calls}
     with as_before([*models.values(), *(call.module for call in kept.calls), *modules_in(frame)]), eagerly():
-        return _Look(kept, what, value, usual, models).blame(frame)
+        return _Look(kept, what, leap, models).blame(frame)
 
 
 class _Look:
-    def __init__(self, kept: Kept, what: str, value: float, usual: float, models: Mapping[str, nn.Module]) -> None:
-        self.kept, self.what, self.value, self.usual, self.models = kept, what, value, usual, models
+    def __init__(self, kept: Kept, what: str, leap: Leap, models: Mapping[str, nn.Module]) -> None:
+        self.kept, self.what, self.leap, self.models = kept, what, leap, models
+        self.value, self.usual = leap.value, leap.usual
         self.caveats: list[str] = []
         self.num = 0  # samples in the batch
         self.dim = 0  # of the inputs along which they lie
@@ -96,6 +97,7 @@ class _Look:
             return self._of_the_gradients("other processes train with this one, and would wait for a forward that they do not make")
         try:
             rerun = Rerun(self.kept, parts_of(frame, self.what, reader(self.kept)))
+            rerun.refuse_loans()
             return self._of_the_step(rerun)
         except Exception as error:  # the user's code, on a second run: whatever it raises is a reason not to trust it
             failed = f"running it again failed ({type(error).__name__}: {error})"[:500]
@@ -109,7 +111,7 @@ class _Look:
 
     def _of_the_step(self, rerun: Rerun) -> Blame:
         given = given_to(rerun)
-        self.num = given[0].shape[0] if given else 0
+        self.num, self.dim = _batch_of(given)
         with Layers(self.models, self.num) as layers:
             loss = rerun()
         found = gradients_by_leaf(loss)
@@ -146,16 +148,16 @@ class _Look:
     # -- samples --------------------------------------------------------------------------------------
 
     def _carriers(self, rerun: Rerun, whole: float, given: Sequence[Tensor]) -> Carriers:
-        told = self._carriers_along(rerun, whole, 0)
-        if told.samples is None and told.note and given and given[0].dim() > 2:  # the batch may come second, after time
+        told = self._carriers_along(rerun, whole)
+        if told.samples is None and told.note and self.dim == 0 and given and given[0].dim() > 2:  # the batch may come second, after time
             self.num, self.dim = given[0].shape[1], 1
-            other = self._carriers_along(rerun, whole, 1)
+            other = self._carriers_along(rerun, whole)
             if other.samples is not None:
                 return other
             self.num, self.dim = given[0].shape[0], 0
         return told
 
-    def _carriers_along(self, rerun: Rerun, whole: float, dim: int) -> Carriers:
+    def _carriers_along(self, rerun: Rerun, whole: float) -> Carriers:
         num, excess = self.num, whole - self.usual
         if num < 2:
             return Carriers(None, note="" if num else "no batch was found among what the step was given")
@@ -164,7 +166,7 @@ class _Look:
         def number(samples: Sequence[int]) -> float:
             key = tuple(samples)
             if key not in known:
-                known[key] = self._number(rerun, key, dim)
+                known[key] = self._number(rerun, key)
             return known[key]
 
         try:
@@ -182,30 +184,30 @@ class _Look:
 
         return carriers(num, excess, loses)
 
-    def _number(self, rerun: Rerun, samples: Sequence[int], dim: int) -> float:
+    def _number(self, rerun: Rerun, samples: Sequence[int]) -> float:
         """The loss of some samples; or their gradient, as far as it goes where that of the whole batch goes."""
-        loss = self._loss(rerun, samples, dim)
+        loss = self._loss(rerun, samples)
         if self.what == "loss":
             return float(loss.detach())
         found = gradients_by_leaf(loss)
         return sum(float((gradient * self.direction[id(leaf)]).sum()) for leaf, gradient in found if id(leaf) in self.direction)
 
-    def _loss(self, rerun: Rerun, samples: Sequence[int], dim: int) -> Tensor:
+    def _loss(self, rerun: Rerun, samples: Sequence[int]) -> Tensor:
         chosen = torch.tensor(samples)
-        return rerun(lambda value, flat: picked(value, chosen, self.num, dim, flat=flat))
+        return rerun(lambda value, flat: picked(value, chosen, self.num, self.dim, flat=flat))
 
     def _of_samples(
         self, answer: Blame, rerun: Rerun, layers: Sequence[Sizes], norms: Sequence[tuple[str, float]], given: Sequence[Tensor]
     ) -> Blame:
         samples = answer.samples or ()
         rest = sorted(set(range(self.num)) - set(samples))
-        loss = self._loss(rerun, rest, self.dim)
+        loss = self._loss(rerun, rest)
         layer, without = answer.layer, float(loss.detach())
         if self.what == "gradient":
             found = gradients_by_leaf(loss)
             layer, without = _most_changed(norms, dict(self._named(found))), _norm(gradient for _, gradient in found)
         answer = replace(answer, layer=layer, without=without, batch_size=self.num)
-        if len(samples) > 1 and without - self.usual > STILL_ODD * (self.value - self.usual):
+        if len(samples) > 1 and without > self.leap.bound:
             return replace(answer, samples=(), shares=(), blame="batch", without=None)  # these are only the worst of a bad batch
         answer = replace(answer, indices=indices_of(samples, given, self.num))
         for kind, name, tensor in self._things(rerun):
@@ -299,6 +301,18 @@ def _line(parts: Sequence[Part]) -> dict[str, str]:
             file = part.slice.code.co_filename
             return {"source": f"{Path(file).name}:{number}", "text": linecache.getline(file, number).strip()}
     return {}
+
+
+def _batch_of(given: Sequence[Tensor]) -> tuple[int, int]:
+    """The size of the batch, and along which dimension of the first input it lies: what most of the inputs have in common."""
+    if not given:
+        return 0, 0
+    first = given[0]
+    if first.dim() > 2:
+        agree = [sum(size in tensor.shape[:1] for tensor in given[1:]) for size in first.shape[:2]]
+        if agree[1] > agree[0]:
+            return first.shape[1], 1
+    return first.shape[0], 0
 
 
 def _in_company() -> bool:

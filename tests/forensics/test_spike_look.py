@@ -1,0 +1,372 @@
+"""A spike in a real training is explained by its samples, and the training goes on as if nobody had looked."""
+
+import hashlib
+import weakref
+
+import pytest
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+
+import sonde  # noqa: E402
+from sonde import Run  # noqa: E402
+
+SPIKE = 45  # the step that is odd; by then the usual is known
+
+
+def spikes(path):
+    return [event.data for event in Run(path).events("spike")]
+
+
+def regression(num=16):
+    x = torch.randn(num, 6)
+    return x, x[:, :1] * 2 + 0.1 * torch.randn(num, 1)
+
+
+def mlp(**more):
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1))
+
+
+@pytest.fixture
+def watched(tmp_path):
+    """`watched(model, step_of)` trains some steps under a session and answers with the spikes of its run."""
+
+    def train(model, step_of, *, steps=SPIKE + 3, lr=0.01, kind=torch.optim.SGD):
+        torch.manual_seed(1)
+        optimizer = kind(model.parameters(), lr=lr)
+        with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True):
+            for step in range(steps):
+                step_of(step, optimizer)
+        return spikes(tmp_path / "run")
+
+    return train
+
+
+def test_a_wrong_target_is_named_with_what_the_loss_would_be_without_it(watched):
+    model = mlp()
+
+    def step_of(step, optimizer):
+        x, y = regression()
+        if step == SPIKE:
+            y[5] = 900.0
+        loss = F.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    (found,) = watched(model, step_of)
+    assert (found["what"], found["samples"], found["blame"], found["odd"]["name"]) == ("loss", [5], "target", "y")
+    assert found["value"] > 1000
+    assert found["without"] < found["bound"] < found["value"]
+    assert found["text"] == "loss = F.mse_loss(model(x), y)"
+    assert found["how"] == "replayed"
+    assert {name for name, _ in found["gradients"]} == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def test_a_sum_over_the_samples_is_told_from_their_mean(watched):
+    model = mlp()
+
+    def step_of(step, optimizer):
+        x, y = regression()
+        if step == SPIKE:
+            y[3] = y[11] = 500.0
+        loss = (model(x) - y).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    (found,) = watched(model, step_of, lr=1e-3)
+    assert sorted(found["samples"]) == [3, 11]
+    assert sum(found["shares"]) == pytest.approx(1.0, abs=0.05)
+
+
+def test_an_odd_input_is_named_where_the_batch_comes_after_time(watched):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru = nn.GRU(3, 8)
+            self.out = nn.Linear(8, 1)
+
+        def forward(self, x):
+            return self.out(self.gru(x)[0][-1]).squeeze(1) + x.mean((0, 2))
+
+    model = Net()
+
+    def step_of(step, optimizer):
+        x = torch.randn(5, 12, 3)
+        y = x[-1, :, 0]
+        if step == SPIKE:
+            x[:, 7] *= 1e4
+        loss = (model(x) - y).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    (found,) = watched(model, step_of)
+    assert (found["samples"], found["blame"], found["batch_size"]) == ([7], "input", 12)
+
+
+def test_a_batch_norm_keeps_its_batch_and_its_statistics(watched):
+    model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
+
+    def step_of(step, optimizer):
+        x, y = regression()
+        if step == SPIKE:
+            y[9] = -700.0
+        loss = F.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    (found,) = watched(model, step_of)
+    assert found["samples"] == [9]
+
+
+def test_a_label_that_is_only_wrong_is_blamed_on_the_target_by_exclusion(watched):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    with torch.no_grad():
+        model.weight.copy_(40 * torch.eye(4)[:3])
+
+    def step_of(step, optimizer):
+        y = torch.randint(0, 3, (16,))
+        x = F.one_hot(y, 4).float() + 0.05 * torch.randn(16, 4)
+        if step == SPIKE:
+            y[2] = (y[2] + 1) % 3
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    (found,) = watched(model, step_of, lr=1e-4)
+    assert (found["samples"], found["blame"], found["odd"]) == ([2], "target", None)
+
+
+def test_a_batch_that_is_odd_as_a_whole_names_no_samples(watched):
+    model = mlp()
+
+    def step_of(step, optimizer):
+        x, y = regression()
+        if step == SPIKE:
+            x, y = x * 80, -y * 80
+        loss = F.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    found = watched(model, step_of)[0]
+    assert (found["samples"], found["blame"]) == ([], "batch")
+    assert found["inputs"][0]["high"] > 50
+
+
+def test_a_gradient_that_leaps_while_the_loss_falls_names_sample_and_layer(watched):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = nn.Linear(6, 8)
+            self.score = nn.Linear(8, 1)
+
+        def forward(self, x):
+            return self.score(torch.tanh(self.encoder(x))).squeeze(1)
+
+    model = Net()
+
+    def step_of(step, optimizer):
+        x, _ = regression()
+        gain = torch.rand(16)
+        if step == SPIKE:
+            gain[4] = 1e6 if model(x)[4] < 0 else -1e6  # the loss becomes very low
+        loss = (gain * model(x)).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    found = watched(model, step_of, lr=1e-4)[0]
+    assert (found["what"], found["samples"], found["odd"]["name"]) == ("gradient", [4], "gain")
+    assert found["layer"] in ("encoder", "score")
+    assert found["without"] < found["bound"]
+    assert found["gradients"][0][1] >= found["gradients"][-1][1]
+
+
+def test_the_place_in_the_dataset_is_told(watched):
+    torch.manual_seed(4)
+    x, y = regression(480)
+    y[77] = 800.0
+    batches = [iter(DataLoader(TensorDataset(x, y), batch_size=16, shuffle=True)) for _ in range(3)]
+    model = mlp()
+
+    def step_of(step, optimizer):
+        a, b = next(batches[step // 30])
+        loss = F.mse_loss(model(a), b)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    found = watched(model, step_of, steps=89)
+    assert [one["indices"] for one in found] == [[77]] * len(found)
+    assert found
+
+
+def test_contrastive_labels_are_places_in_the_batch_and_shrink_with_it(watched):
+    torch.manual_seed(2)
+    left, right = nn.Linear(6, 8), nn.Linear(6, 8)
+    model = nn.ModuleDict({"left": left, "right": right})
+
+    def step_of(step, optimizer):
+        x, _ = regression()
+        a, b = left(x), right(x)
+        scale = torch.ones(16, 1)
+        if step == SPIKE:
+            scale[6] = -4e3
+        loss = F.cross_entropy((a * scale) @ b.T, torch.arange(16))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    found = watched(model, step_of, lr=1e-3)
+    assert [one["samples"] for one in found[:1]] == [[6]]
+
+
+def test_a_step_that_cannot_be_run_again_says_why_and_looks_at_the_model(watched):
+    model = mlp()
+    stream = iter(range(10_000))
+
+    def step_of(step, optimizer):
+        x, y = regression()
+        if step == SPIKE:
+            x[3] *= 5e3
+        loss = F.mse_loss(model(x), y) + 0 * next(stream)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    found = watched(model, step_of)[0]
+    assert found["how"] == "model"
+    assert "next()" in found["caveats"][0]
+    assert (found["samples"], found["blame"]) == ([3], "input")
+
+
+def test_a_second_run_that_gives_another_number_is_not_believed(watched):
+    model = mlp()
+    state = {"weight": 1.0}
+
+    def weight():
+        return state["weight"]
+
+    def step_of(step, optimizer):
+        x, y = regression()
+        state["weight"] = 1e4 if step == SPIKE else 1.0
+        loss = F.mse_loss(model(x), y) * weight()
+        state["weight"] = 1.0
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    found = watched(model, step_of, lr=1e-5)[0]
+    assert found["samples"] is None
+    assert "was run again and its loss was" in found["caveats"][0]
+
+
+def test_activation_checkpointing_is_run_again_too(watched):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.out = nn.Linear(6, 16), nn.Linear(16, 1)
+
+        def forward(self, x):
+            return self.out(checkpoint(lambda x: torch.relu(self.body(x)), x, use_reentrant=False))
+
+    model = Net()
+
+    def step_of(step, optimizer):
+        x, y = regression()
+        if step == SPIKE:
+            y[8] = 600.0
+        loss = F.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    assert watched(model, step_of)[0]["samples"] == [8]
+
+
+class Traces(nn.Module):
+    """Everything in which a second run could leave a trace."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 8))
+        self.norm = nn.BatchNorm1d(8)
+        self.drop = nn.Dropout(0.3)
+        self.gru = nn.GRU(8, 8, batch_first=True)
+        self.head = nn.Linear(8, 1)
+        self.calls = []
+
+    def forward(self, x):
+        h = self.drop(torch.relu(self.norm(self.first(x))))
+        self.calls.append(len(x))
+        return self.head(self.gru(h[:, None])[0][:, 0])
+
+
+def outcome(model, optimizer):
+    """Trains with a spike of the loss and one of the gradient, and sums up everything that came of it."""
+    losses = []
+    for step in range(SPIKE + 20):
+        x, y = regression(12)
+        gain = torch.ones(12, 1)
+        if step == SPIKE:
+            y[4] = 3e3
+        if step == SPIKE + 17:
+            gain[5] = 1e-9
+            gain[5] += -1e7
+        loss = F.mse_loss(model(x), y) + (gain - 1).mul(model.head.weight.sum()).mean() * 1e-3
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_value_(model.parameters(), 1e6)
+        optimizer.step()
+        losses.append(loss.item())
+    numbers = [tensor.detach().numpy().tobytes() for tensor in model.state_dict().values()]
+    moments = [value.numpy().tobytes() for slot in optimizer.state.values() for value in slot.values() if isinstance(value, torch.Tensor)]
+    parts = (numbers, moments, torch.get_rng_state().numpy().tobytes(), repr(losses), model.calls)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def test_training_with_spikes_looked_back_at_is_bit_identical_to_training_without(tmp_path):
+    def trained(watched):
+        torch.manual_seed(11)
+        model = Traces()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        if not watched:
+            return outcome(model, optimizer)
+        with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True):
+            return outcome(model, optimizer)
+
+    assert trained(True) == trained(False)
+    assert {one["what"] for one in spikes(tmp_path / "run")} == {"loss", "gradient"}
+    assert all(one["how"] == "replayed" for one in spikes(tmp_path / "run"))
+
+
+def test_nothing_of_the_step_is_kept_alive(watched):
+    model = mlp()
+    ghosts = []
+
+    def step_of(step, optimizer):
+        x, y = regression()
+        if step == SPIKE:
+            y[5] = 900.0
+            ghosts.append(weakref.ref(x))
+        loss = F.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        del x, loss
+        assert all(ghost() is None for ghost in ghosts)
+
+    assert len(watched(model, step_of)) == 1
