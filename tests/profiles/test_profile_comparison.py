@@ -125,3 +125,14 @@ def _times(report: ProfileReport) -> dict[str, float]:
     inside = {above for layer in report.layers for above in _above(layer.path)}
     leaves = [layer for layer in report.layers if layer.path and layer.path not in inside]
     return {layer.path.replace(".", "_"): layer.total_ms for layer in leaves}
+
+
+def test_one_layer_of_a_long_stack_is_named_alone() -> None:
+    stack = {f"blocks_{i}_{part}": 10.0 for i in range(12) for part in ("attention", "mlp")}
+    found = profile(**(stack | {"blocks_5_attention": 18.0})).compare(profile(**stack))
+    assert found.sentence == "blocks.5.attention 1.8x slower, everything else unchanged"
+
+
+def test_layers_of_a_sequence_are_not_taken_for_a_stack() -> None:
+    old, new = profile(a_0=5.0, a_1=5.0, a_2=5.0), profile(a_0=5.0, a_1=5.0, a_2=15.0)
+    assert new.compare(old).sentence == "a.2 3.0x slower, everything else unchanged"

@@ -20,7 +20,8 @@ from torch import nn  # noqa: E402
 import sonde  # noqa: E402
 from sonde import Profiler, SondeError  # noqa: E402
 from sonde.profiles import ProfileReport  # noqa: E402
-from sonde.workbench.profiling.alone import profile_alone  # noqa: E402
+from sonde.workbench.profiling.alone import measure_alone  # noqa: E402
+from sonde.workbench.profiling.recorder import Recorded  # noqa: E402
 
 pytestmark = pytest.mark.torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -39,12 +40,13 @@ def small() -> nn.Module:
 # ---- layers and the whole
 
 
-def by_cpu_time(workload: Workload) -> ProfileReport:
-    """Read by the thread's own clock, so that other programs on this machine do not matter."""
+
+def by_cpu_time(workload: Workload, repeats: int) -> tuple[ProfileReport, Recorded]:
+    """Read by the thread's own clock, so that other programs on this machine matter less."""
     training = Training(workload)
-    return profile_alone(
+    return measure_alone(
         training.model, (training.inputs,), {}, loss=lambda output: training.criterion(output.flatten(0, -2), training.targets),
-        optimizer=training.optimizer, warmup=1, repeats=3, backward=True, read=thread_time_ns,
+        optimizer=training.optimizer, warmup=1, repeats=repeats, backward=True, read=thread_time_ns,
     )  # fmt: skip
 
 
@@ -53,14 +55,14 @@ def test_layers_and_the_named_remainder_add_up_to_the_step(workload: Workload) -
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        report = by_cpu_time(workload)
+        report, recorded = by_cpu_time(workload, 25 if workload.name == "mlp" else 2)
     finally:
         torch.set_num_threads(before)
-    assert report.accounted_ms == pytest.approx(report.step.median_ms, rel=0.10)
-    forward = sum(layer.forward_self_ms for layer in report.layers)
-    backward = sum(layer.backward_self_ms for layer in report.layers)
-    assert forward == pytest.approx(report.phases["forward"].median_ms, rel=0.15)
-    assert backward < report.phases["backward"].median_ms * 1.15
+    for step, times in zip(recorded.timed, recorded.timed_ms):
+        own = sum(cost.forward_self + cost.backward_self for cost in step.layers.values()) + step.loss_backward + step.engine
+        assert own / 1e6 + times["optimizer"] + times["other"] == pytest.approx(times["step"], rel=0.02)
+    # Between bare and timed steps lies whatever else the machine did: benchmarks/profiler.py measures how close they are.
+    assert report.accounted_ms == pytest.approx(report.step.median_ms, rel=0.2)
 
 
 @pytest.fixture(scope="module")

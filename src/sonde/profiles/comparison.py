@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from sonde.profiles.advice import template
-from sonde.profiles.data import LayerCost, ProfileReport, Spread
+from sonde.profiles.data import UNKNOWN, LayerCost, ProfileReport, Spread
+from sonde.rules.words import listing
 
-if TYPE_CHECKING:
-    from typing import Self
-
-CHANGED = 1.15  # a factor: between two runs of the same program on a machine that does other things, medians differ by a few per cent
+CHANGED = 1.2  # a factor: between two runs of the same program on a machine that does other things, medians differ by a few per cent
 SMALLEST = 0.005  # share of the slower step: what takes less is not worth a sentence, whatever its factor
 MOSTLY = 0.75  # of a module's change lies in one module inside: then that one is named
 ALIKE = 1.15  # a factor between the changes of parts that changed together
@@ -82,7 +79,7 @@ def compare(*, before: ProfileReport, after: ProfileReport) -> ProfileComparison
     layers = [_layer_change(path, old.get(path), new.get(path), whole_ms) for path in (*new, *(p for p in old if p not in new))]
     names = [phase for phase in after.phases if phase in before.phases]
     phases = [_change(f"({name})", "phase", before.phases[name], after.phases[name], whole_ms) for name in names]
-    sentence = _sentence(layers, phases)
+    sentence = _sentence(layers, phases, whole_ms)
     return ProfileComparison(before, after, step, tuple(layers), tuple(phases), sentence, tuple(_notes(before, after)))
 
 
@@ -93,11 +90,17 @@ def _layer_change(path: str, before: LayerCost | None, after: LayerCost | None, 
 
 
 def _both(layer: LayerCost | None) -> Spread:
-    """Forward and backward together. Quartiles are added too, which makes them wider than those of the sum: a verdict needs more."""
-    parts = [spread for spread in (layer.forward, layer.backward) if spread.is_known] if layer is not None else []
+    """Forward and backward together."""
+    return _added((layer.forward, layer.backward)) if layer is not None else UNKNOWN
+
+
+def _added(spreads: Iterable[Spread]) -> Spread:
+    """Quartiles are added too, which makes them wider than those of the sum: a verdict needs more."""
+    parts = [spread for spread in spreads if spread.is_known]
     if not parts:
-        return Spread()
-    return Spread(*(math.fsum(part[i] for part in parts) for i in range(3)), num=min(part.num for part in parts))
+        return UNKNOWN
+    median, low, high = (math.fsum(part[at] for part in parts) for at in range(3))
+    return Spread(median, low, high, min(part.num for part in parts))
 
 
 def _change(path: str, kind: str, before: Spread, after: Spread, whole_ms: float) -> LayerChange:
@@ -121,57 +124,78 @@ def _verdict(before: Spread, after: Spread, whole_ms: float) -> str:
 # -- one sentence ---------------------------------------------------------------------------------
 
 
-def _sentence(layers: Sequence[LayerChange], phases: Sequence[LayerChange]) -> str:
-    tree = _Tree.of(layers)
-    named = [one for root in tree.roots for one in tree.responsible(root)]
-    named += [one for one in phases if one.path not in ("(forward)", "(backward)") and one.verdict in ("slower", "faster")]
-    gone = [one for one in layers if one.verdict in ("new", "gone")]
+def _sentence(layers: Sequence[LayerChange], phases: Sequence[LayerChange], whole_ms: float) -> str:
     if not layers and not phases:
         return "nothing to compare: one of the two profiles has no layers"
-    if not named and not gone:
-        return "everything unchanged"
-    parts = [_words(group) for group in _alike(named)]
+    named = list(_named(layers, whole_ms))
+    named += [((one,), one.path) for one in phases if one.path not in ("(forward)", "(backward)") and one.verdict in ("slower", "faster")]
+    named.sort(key=lambda group: -abs(math.fsum(one.change_ms for one in group[0])))
+    parts = [_words(members, name) for members, name in named]
+    if len(named) == 1 and not named[0][1]:
+        parts = [parts[0].replace("the model", "everything", 1)]
     for verdict in ("new", "gone"):
-        if any(one.verdict == verdict for one in gone):
-            parts.append(f"{_names(tree.outermost(gone, verdict))} {verdict}")
-    if len(named) == 1 and not named[0].path and not gone:
-        return f"everything {parts[0].removeprefix('the model ')}"
-    return f"{', '.join(parts)}, everything else unchanged"
+        paths = [one.path for one in layers if one.verdict == verdict]
+        outermost = [path for path in paths if not any(above in paths for above in _above(path))]
+        if outermost:
+            parts.append(f"{listing(outermost)} {verdict}")
+    if not parts:
+        return "everything unchanged"
+    return parts[0] if parts[0].startswith("everything") and len(parts) == 1 else f"{', '.join(parts)}, everything else unchanged"
 
 
-class _Tree:
-    """Layers by the nearest layer around them, to find the innermost one that explains a change."""
+def _named(layers: Sequence[LayerChange], whole_ms: float) -> Iterator[tuple[tuple[LayerChange, ...], str]]:
+    """What explains the change: first the layers of a stack together, which are one thing to look at, then what is left, one by one."""
+    compared = [one for one in layers if one.verdict in ("slower", "faster", "unchanged")]
+    inside = {above for one in compared for above in _above(one.path)}
+    stacks: dict[str, list[LayerChange]] = {}
+    for one in compared:
+        stacks.setdefault(_stack(one.path, inside), []).append(one)
+    together = [
+        _change(name, "", _added(one.before for one in members), _added(one.after for one in members), whole_ms)
+        for name, members in stacks.items()
+    ]
+    told: set[str] = set()
+    for one in _responsible(together):
+        members = tuple(each for each in stacks[one.path] if each.verdict == one.verdict)
+        alike = len(members) == len(stacks[one.path])
+        for group, name in [(members, one.path)] if alike else [((each,), each.path) for each in members]:
+            told.update(each.path for each in group)
+            yield group, name
+    for one in _responsible(compared):
+        if not any(path == one.path or path in _above(one.path) or one.path in _above(path) for path in told):
+            yield (one,), one.path
 
-    def __init__(self, roots: list[LayerChange], inside: dict[str, list[LayerChange]]) -> None:
-        self.roots, self.inside = roots, inside
 
-    @classmethod
-    def of(cls, layers: Sequence[LayerChange]) -> Self:
-        paths = {one.path for one in layers}
-        roots: list[LayerChange] = []
-        inside: dict[str, list[LayerChange]] = {}
-        for one in layers:
-            above = next((path for path in _above(one.path) if path in paths), None)
-            (roots if above is None else inside.setdefault(above, [])).append(one)
-        return cls(roots, inside)
+def _stack(path: str, inside: Collection[str]) -> str:
+    """`blocks.3.attention` as `blocks.*.attention`. A number at the end stays, unless layers are in it: `mlp.0` is one of its kind."""
+    parts = path.split(".")
+    return ".".join("*" if part.isdigit() and ".".join(parts[: at + 1]) in inside else part for at, part in enumerate(parts))
 
-    def responsible(self, one: LayerChange) -> Iterator[LayerChange]:
-        """The change itself, or the changes inside that make it up."""
-        parts = [part for each in self.inside.get(one.path, ()) for part in self.responsible(each)]
+
+def _responsible(layers: Sequence[LayerChange]) -> Iterator[LayerChange]:
+    """The innermost layers that explain what changed."""
+    paths = {one.path for one in layers}
+    roots: list[LayerChange] = []
+    inside: dict[str, list[LayerChange]] = {}
+    for one in layers:
+        above = next((path for path in _above(one.path) if path in paths), None)
+        (roots if above is None else inside.setdefault(above, [])).append(one)
+
+    def explain(one: LayerChange) -> Iterator[LayerChange]:
+        parts = [part for each in inside.get(one.path, ()) for part in explain(each)]
         if one.verdict not in ("slower", "faster"):
             yield from parts  # one part slower, another faster: the whole is as before
             return
         explained = math.fsum(part.change_ms for part in parts if part.verdict == one.verdict)
         # Several parts that all changed by the factor of the whole: then the whole is what changed.
-        together = len(parts) > 1 and all(part.ratio < ALIKE * one.ratio and one.ratio < ALIKE * part.ratio for part in parts)
-        if parts and abs(explained) >= MOSTLY * abs(one.change_ms) and not together:
+        alike = len(parts) > 1 and all(part.ratio < ALIKE * one.ratio and one.ratio < ALIKE * part.ratio for part in parts)
+        if parts and abs(explained) >= MOSTLY * abs(one.change_ms) and not alike:
             yield from parts
         else:
             yield one
 
-    def outermost(self, found: Sequence[LayerChange], verdict: str) -> list[str]:
-        paths = {one.path for one in found if one.verdict == verdict}
-        return [path for path in paths if not any(above in paths for above in _above(path))]
+    for root in roots:
+        yield from explain(root)
 
 
 def _above(path: str) -> Iterator[str]:
@@ -180,23 +204,11 @@ def _above(path: str) -> Iterator[str]:
         yield path
 
 
-def _alike(named: Sequence[LayerChange]) -> list[list[LayerChange]]:
-    groups: dict[tuple[str, str], list[LayerChange]] = {}
-    for one in named:
-        groups.setdefault((template(one.path), one.verdict), []).append(one)
-    return sorted(groups.values(), key=lambda group: -abs(math.fsum(one.change_ms for one in group)))
-
-
-def _words(group: Sequence[LayerChange]) -> str:
-    before, after = (math.fsum(spread.median_ms for spread in side) for side in zip(*((one.before, one.after) for one in group)))
+def _words(group: Sequence[LayerChange], name: str) -> str:
+    before, after = (_added(spreads).median_ms for spreads in zip(*((one.before, one.after) for one in group)))
     slow, fast = max(before, after), min(before, after)
     factor = f"{slow / fast:.1f}x" if fast > 0 else "much"  # what took no time at all has no factor
-    return f"{_names([one.path for one in group])} {factor} {group[0].verdict}"
-
-
-def _names(paths: Sequence[str]) -> str:
-    names = sorted({template(path) if len(paths) > 1 else path for path in paths})
-    return ", ".join(name or "the model" for name in names)
+    return f"{name or 'the model'} {factor} {group[0].verdict}"
 
 
 def _notes(before: ProfileReport, after: ProfileReport) -> Iterator[str]:

@@ -17,7 +17,7 @@ from sonde.errors import SondeError
 from sonde.profiles import LayerCost, ProfileReport, Section, Span, Spread
 from sonde.rules.words import listing
 from sonde.workbench.following import batches
-from sonde.workbench.profiling.alone import Loss, profile_alone
+from sonde.workbench.profiling.alone import Loss, measure_alone
 
 KEPT = 1000  # durations of a section, for its spread; all are counted
 MAX_SPANS = 5000  # of sections, for a trace
@@ -162,7 +162,7 @@ class Profiler:
         if len(given) != 1:
             raise SondeError(f"profile takes one batch, not a list of {len(given)}: all steps must do the same to be compared.")
         (args, kwargs), = given  # fmt: skip
-        self._profile = profile_alone(
+        self._profile, _ = measure_alone(
             model, args, kwargs, loss=loss, optimizer=optimizer if backward else None, warmup=warmup, repeats=repeats, backward=backward
         )
         return self.report()

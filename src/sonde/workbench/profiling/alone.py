@@ -20,13 +20,13 @@ from sonde.forensics.restore import as_before
 from sonde.profiles import ProfileReport
 from sonde.workbench.profiling.assemble import assemble, dtype_and_device
 from sonde.workbench.profiling.doors import Doors
-from sonde.workbench.profiling.recorder import Kind, Recorder, plan
+from sonde.workbench.profiling.recorder import Kind, Recorded, Recorder, plan
 from sonde.workbench.profiling.tape import Read
 
 Loss = Callable[[Any], Tensor]
 
 
-def profile_alone(
+def measure_alone(
     model: nn.Module,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -37,8 +37,8 @@ def profile_alone(
     repeats: int,
     backward: bool,
     read: Read | None = None,
-) -> ProfileReport:
-    """`read` is the clock, where another than the wall's is wanted."""
+) -> tuple[ProfileReport, Recorded]:
+    """The report, and what it was made from. `read` is the clock, where another than the wall's is wanted."""
     compiled = any(is_compiled(module) for module in model.modules())
     body = getattr(model, "_orig_mod", model)
     dtype, device = dtype_and_device([*body.parameters(), *(tensor for _, tensor in tensors_in((args, kwargs)))])
@@ -56,7 +56,8 @@ def profile_alone(
             step.notes.append("the forward alone was timed, without gradients")
         if compiled:
             step.notes.append("compiled parts were run uncompiled: inside a compiled model there are no layers to time")
-        return assemble(recorder.recorded, doors, title=type(body).__name__, dtype=dtype, device=device, notes=step.notes)
+        report = assemble(recorder.recorded, doors, title=type(body).__name__, dtype=dtype, device=device, notes=step.notes)
+        return report, recorder.recorded
 
 
 def clock(device: torch.device) -> Callable[[], int]:
@@ -141,7 +142,8 @@ class _Step:
         if value is None or not value.requires_grad:
             self._note("nothing that the model puts out depends on a parameter that wants a gradient: there is no backward to time")
             return None
-        return value.reshape(())
+        scalar: Tensor = value.reshape(())
+        return scalar
 
     def _note(self, note: str) -> None:
         if note not in self.notes:

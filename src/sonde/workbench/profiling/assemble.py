@@ -11,27 +11,31 @@ import torch
 
 from sonde.profiles import LayerCost, ProfileReport, Spread
 from sonde.profiles.data import PHASES, UNKNOWN
+from sonde.workbench.profiling.correction import corrected
 from sonde.workbench.profiling.doors import Doors, Layer
 from sonde.workbench.profiling.figures import Cost, Figures
 from sonde.workbench.profiling.peak import peak_flops_per_s
 from sonde.workbench.profiling.recorder import Recorded
 
-_NOTHING = Cost(0, 0, 0, 0, 0)
+_NOTHING = Cost()
 
 
 def assemble(
     recorded: Recorded, doors: Doors, *, title: str, dtype: torch.dtype, device: torch.device, notes: Sequence[str] = ()
 ) -> ProfileReport:
+    timed = corrected(recorded)
     flops = recorded.flops or Figures()
     num_samples, num_tokens, batch = _batch(recorded)
-    order = dict.fromkeys(layer for step in recorded.timed for layer in step.layers)
-    backward = any(step.backward for step in recorded.timed)
+    order = dict.fromkeys(layer for step in timed for layer in step.layers)
+    backward = any(step.backward for step in timed)
     return ProfileReport(
         title=title,
-        layers=tuple(_layer(doors.layers[layer], layer, recorded, with_backward=backward) for layer in _outer_first(order, doors.layers)),
+        layers=tuple(
+            _layer(doors.layers[layer], layer, recorded, timed, with_backward=backward) for layer in _outer_first(order, doors.layers)
+        ),
         step=Spread.of([step["step"] for step in recorded.bare]),
         phases=_phases(recorded.bare),
-        remainder=_remainder(recorded),
+        remainder=_remainder(recorded, timed),
         num_samples=num_samples,
         num_tokens=num_tokens,
         flops_per_step=sum(cost.forward_self + cost.backward_self for cost in flops.layers.values()) + flops.loss_backward,
@@ -73,8 +77,8 @@ def _outer_first(called: dict[int, None], layers: Sequence[Layer]) -> list[int]:
     return list(walk("\0"))
 
 
-def _layer(layer: Layer, index: int, recorded: Recorded, *, with_backward: bool) -> LayerCost:
-    steps = [step.layers.get(index, _NOTHING) for step in recorded.timed]
+def _layer(layer: Layer, index: int, recorded: Recorded, timed: Sequence[Figures], *, with_backward: bool) -> LayerCost:
+    steps = [step.layers.get(index, _NOTHING) for step in timed]
 
     def spread(value: Callable[[Cost], int], known: bool = True) -> Spread:
         return Spread.of([value(step) / 1e6 for step in steps]) if known else UNKNOWN
@@ -104,14 +108,17 @@ def _phases(bare: Sequence[dict[str, float]]) -> dict[str, Spread]:
     return {name: Spread.of([step.get(name, 0.0) for step in bare]) for name in PHASES if any(step.get(name) for step in bare)}
 
 
-def _remainder(recorded: Recorded) -> dict[str, float]:
+def _remainder(recorded: Recorded, timed: Sequence[Figures]) -> dict[str, float]:
     """What is in no layer: loss and whatever else the loop does, optimizer, data, and autograd's own way."""
     phases = _phases(recorded.bare)
-    found = {name: phases[name].median_ms for name in ("data", "optimizer") if name in phases}
+    found: dict[str, float] = {name: phases[name].median_ms for name in ("data", "optimizer") if name in phases}
     if "other" in phases:
         found["loss and other code of the loop"] = phases["other"].median_ms
-    for name, value in (("loss, backward", lambda step: step.loss_backward), ("autograd, before the first node", lambda step: step.engine)):
-        ms = statistics.median(value(step) / 1e6 for step in recorded.timed) if recorded.timed else 0.0
+    for name, each in (
+        ("loss, backward", [step.loss_backward for step in timed]),
+        ("autograd, before the first node", [step.engine for step in timed]),
+    ):
+        ms = statistics.median(each) / 1e6 if each else 0.0
         if ms:
             found[name] = ms
     return found
@@ -128,7 +135,7 @@ def _batch(recorded: Recorded) -> tuple[int | None, int | None, str]:
 
 
 def _own_cost(recorded: Recorded) -> float:
-    pairs = [timed / bare["step"] for timed, bare in zip(recorded.timed_ms, recorded.bare) if bare["step"] > 0]
+    pairs = [timed["step"] / bare["step"] for timed, bare in zip(recorded.timed_ms, recorded.bare) if bare["step"] > 0]
     return statistics.median(pairs) if pairs else float("nan")
 
 

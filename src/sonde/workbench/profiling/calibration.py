@@ -4,33 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from time import perf_counter_ns
 
 import torch
 from torch import nn
 
 from sonde.workbench.profiling.doors import Doors
 from sonde.workbench.profiling.graph import Nodes
-from sonde.workbench.profiling.tape import Tape
+from sonde.workbench.profiling.tape import Read, Tape
 
 NUM = 64  # calls, and nodes of a graph
 REPEATS = 12
 
 
 @cache
-def door_ns() -> int:
-    """What one call through a door adds to whoever makes it."""
+def door_ns(read: Read) -> int:
+    """What one call through a door adds to whoever makes it, with two readings of this clock."""
     module, value = nn.Identity(), torch.empty(0, device="cpu")
     doors = Doors({"": module}, eager=True)
 
     def calls() -> int:
-        began = perf_counter_ns()
+        began = read()
         for _ in range(NUM):
             module(value)
-        return perf_counter_ns() - began
+        return read() - began
 
     def measured() -> int:
-        tape = Tape()
+        tape = Tape(read)
         tape.start()
         with doors.open(tape, roots_alone=False):
             return calls()
@@ -39,7 +38,7 @@ def door_ns() -> int:
 
 
 @cache
-def node_ns() -> int:
+def node_ns(read: Read) -> int:
     """What the mark of one node adds to it."""
     leaf = torch.zeros(1, requires_grad=True, device="cpu")
 
@@ -50,25 +49,25 @@ def node_ns() -> int:
         return value
 
     def bare() -> int:
-        return _backward(chain(), leaf)
+        return _backward(chain(), leaf, read)
 
     def measured() -> int:
         value = chain()
-        tape = Tape()
+        tape = Tape(read)
         tape.start()
         nodes = Nodes(tape)
         nodes.hook([value])
         tape.backward_begins()
-        return _backward(value, leaf)
+        return _backward(value, leaf, read)
 
     with torch.enable_grad():
         return _added(bare, measured)
 
 
-def _backward(value: torch.Tensor, leaf: torch.Tensor) -> int:
-    began = perf_counter_ns()
+def _backward(value: torch.Tensor, leaf: torch.Tensor, read: Read) -> int:
+    began = read()
     torch.autograd.grad(value, leaf)  # not backward(): sessions listen to that
-    return perf_counter_ns() - began
+    return read() - began
 
 
 def _added(bare: Callable[[], int], measured: Callable[[], int]) -> int:

@@ -12,13 +12,17 @@ from sonde.workbench.profiling.tape import ENGINE, LOSS, OURS, Call, Tape
 
 
 class Cost(NamedTuple):
-    """Of one layer in one step, in units of the tape's readings."""
+    """Of one layer in one step, in units of the tape's readings, with what the measuring added."""
 
-    calls: int
-    forward: int
-    forward_self: int
-    backward: int
-    backward_self: int
+    calls: int = 0
+    forward: int = 0
+    forward_self: int = 0
+    backward: int = 0
+    backward_self: int = 0
+    num_calls: int = 0  # within all of it: each added something to `forward`
+    num_calls_self: int = 0  # made by the layer itself: each added something to `forward_self`
+    num_nodes: int = 0  # the same for the backward
+    num_nodes_self: int = 0
 
 
 @dataclass(slots=True)
@@ -28,31 +32,34 @@ class Figures:
     engine: int = 0  # before the first node
     forward: int = 0  # all outermost calls
     backward: int = 0  # all backwards, from beginning to end
+    num_calls: int = 0  # but for the outermost
+    num_nodes: int = 0
+    num_nodes_loss: int = 0
 
 
-def figures(tape: Tape, *, door: int = 0, node: int = 0) -> Figures:
-    """`door` and `node` are what each call and each mark added, to be taken off."""
+def figures(tape: Tape) -> Figures:
     found = Figures()
     calls = [call for call in tape.calls if call.ended >= 0 or call.began < 0]
     _forward(calls)
-    _backward(tape, found, node)
+    _backward(tape, found)
     for call in reversed(calls):
         call.back_all += call.back
+        call.marks_all += call.marks
         if call.parent is not None:
             call.parent.back_all += call.back_all
+            call.parent.marks_all += call.marks_all
     rows: dict[int, list[int]] = {}
     for call in calls:
-        row = rows.setdefault(call.layer, [0, 0, 0, 0, 0])
+        row = rows.setdefault(call.layer, [0] * len(Cost._fields))
         took = call.ended - call.began
-        if call.ended >= 0:
-            row[0] += 1
-            row[2] += max(0, took - call.inside - door * call.num_inside)
-        row[4] += call.back
-        if not _within_itself(call):
-            row[1] += max(0, took - door * call.num_all)
-            row[3] += call.back_all
+        own = (int(call.ended >= 0), 0, took - call.inside, 0, call.back, 0, call.num_inside, 0, call.marks)
+        whole = (0, took, 0, call.back_all, 0, call.num_all, 0, call.marks_all, 0) if not _within_itself(call) else ()
+        for values in (own, whole):
+            for at, value in enumerate(values):
+                row[at] += value
         if call.parent is None:
-            found.forward += max(0, took)
+            found.forward += took
+            found.num_calls += call.num_all
     found.layers = {layer: Cost(*row) for layer, row in rows.items()}
     found.backward = sum(end - tape.marks[first][0] for first, _, end in tape.ends)
     return found
@@ -67,15 +74,18 @@ def _forward(calls: list[Call]) -> None:
             parent.num_all += call.num_all + 1
 
 
-def _backward(tape: Tape, found: Figures, node: int) -> None:
+def _backward(tape: Tape, found: Figures) -> None:
     for reading, until, owner in intervals(tape):
-        took = max(0, until - reading - node)
+        took = until - reading
+        found.num_nodes += 1
         if owner is ENGINE:
             found.engine += took
         elif owner is LOSS:
             found.loss_backward += took
+            found.num_nodes_loss += 1
         elif owner is not OURS:
             owner.back += took
+            owner.marks += 1
 
 
 def intervals(tape: Tape) -> Iterator[tuple[int, int, Call]]:

@@ -1,9 +1,8 @@
 """Counting arithmetic: multiplications and additions of matrix products, convolutions and attention, as torch knows them by shape.
 
-torch's own counter has no formula for attention on the CPU, for LSTMs there and for the fused layers of inference, and one that is wrong
-for convolutions in groups; ours are here. Its mode also
-follows modules by hooks of its own; this one only counts, and the tape says whose it was. Fused attention computes its scores a second
-time in the backward, so its backward is five products where the forward has two.
+torch's own counter has no formula for attention on the CPU, for LSTMs there and for the fused layers of inference, and a wrong one for
+convolutions in groups: ours are here. Its mode also follows modules, by hooks of its own; this one only counts, and the tape says whose
+it was. Fused attention computes its scores a second time in the backward: five products, where the forward has two.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ class FlopCounter:
             yield
 
 
-class _Counting(TorchDispatchMode):
+class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, counter: FlopCounter) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._counter, self._formulas = counter, formulas()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -71,13 +70,13 @@ def formulas() -> dict[Any, Callable[..., int]]:
 def _attention(query: Any, key: Any, value: Any, *rest: Any, out_val: Any = None, **more: Any) -> int:
     """Scores, and what they weight: (B, H, L, E) x (B, H, S, E) and (B, H, L, S) x (B, H, S, V)."""
     *batch, length, width = query.shape
-    return _product(batch) * 2 * length * key.shape[-2] * (width + value.shape[-1])
+    return int(_product(batch) * 2 * length * key.shape[-2] * (width + value.shape[-1]))
 
 
 def _attention_backward(grad: Any, query: Any, key: Any, value: Any, *rest: Any, out_val: Any = None, **more: Any) -> int:
     """The scores again, then gradients of value, of the scores, of query and of key."""
     *batch, length, width = query.shape
-    return _product(batch) * 2 * length * key.shape[-2] * (3 * width + 2 * value.shape[-1])
+    return int(_product(batch) * 2 * length * key.shape[-2] * (3 * width + 2 * value.shape[-1]))
 
 
 def _fast_attention(query: Any, key: Any, value: Any, width: int, *rest: Any, out_val: Any = None, **more: Any) -> int:
@@ -106,7 +105,7 @@ def _convolution_backward(grad: Any, source: Any, weight: Any, *rest: Any, out_v
 
 def _lstm(source: Any, weights: Any, recurrent: Any, *rest: Any, out_val: Any = None, **more: Any) -> int:
     """One direction of one layer: for each element of the sequence, the products with both matrices."""
-    return 2 * _product(source.shape[:2]) * (weights.numel() + recurrent.numel())
+    return int(2 * _product(source.shape[:2]) * (weights.numel() + recurrent.numel()))
 
 
 def _lstm_backward(source: Any, weights: Any, recurrent: Any, *rest: Any, out_val: Any = None, **more: Any) -> int:

@@ -51,13 +51,15 @@ class Recorded:
 
     bare: list[dict[str, float]] = field(default_factory=list)  # milliseconds by phase, and "step"
     timed: list[Figures] = field(default_factory=list)
-    timed_ms: list[float] = field(default_factory=list)  # whole steps
+    timed_ms: list[dict[str, float]] = field(default_factory=list)  # as for bare ones; what the profiler does itself is in "other"
     flops: Figures | None = None
     kept: Figures | None = None
     batches: dict[int, list[Batch]] = field(default_factory=dict)  # by layer, of one step
     spans: list[Span] = field(default_factory=list)
     uncounted: set[str] = field(default_factory=set)  # operations without a formula
     utilisation: Utilisation = field(default_factory=Utilisation)
+    door_ns: int = 0  # what a call and a node of a timed step cost, as measured on their own
+    node_ns: int = 0
 
 
 class Recorder:
@@ -77,7 +79,7 @@ class Recorder:
         self._zero: int | None = None  # when the first timed step began
         self._counter: FlopCounter | None = None
         self._batches: list[tuple[int, Batch]] = []  # with the place that the call has on the tape
-        self._door_ns, self._node_ns = door_ns(), node_ns()
+        self.recorded.door_ns, self.recorded.node_ns = door_ns(read), node_ns(read)
 
     @property
     def is_open(self) -> bool:
@@ -165,17 +167,14 @@ class Recorder:
     def _keep(self, tape: Tape, ended: int) -> None:
         recorded = self.recorded
         if self._kind == "bare":
-            found = figures(tape)
-            phases = {**self._phases, "forward": found.forward, "backward": found.backward}
-            step = ended - self._began
-            phases["other"] = max(0, step - sum(phases.values()))
-            recorded.bare.append({name: ns / 1e6 for name, ns in (*phases.items(), ("step", step))})
+            recorded.bare.append(self._times(figures(tape), ended))
         elif self._kind == "timed":
             self._zero = self._began if self._zero is None else self._zero
             if len(recorded.spans) < MAX_SPANS:
                 self._trace_step(tape, ended)
-            recorded.timed.append(figures(tape, door=self._door_ns, node=self._node_ns))
-            recorded.timed_ms.append((ended - self._began) / 1e6)
+            found = figures(tape)
+            recorded.timed.append(found)
+            recorded.timed_ms.append(self._times(found, ended))
         elif self._kind == "flops":
             recorded.flops = figures(tape)
             for place, batch in self._batches:
@@ -186,6 +185,12 @@ class Recorder:
             recorded.kept = figures(tape)
         elif tape.calls:  # warming up: which modules are called from outside is known now
             self._doors.keep_roots(call.layer for call in tape.calls if call.parent is None)
+
+    def _times(self, found: Figures, ended: int) -> dict[str, float]:
+        step = ended - self._began
+        phases = {**self._phases, "forward": found.forward, "backward": found.backward}
+        phases["other"] = max(0, step - sum(phases.values()))
+        return {name: ns / 1e6 for name, ns in (*phases.items(), ("step", step))}
 
     # -- for a trace -------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ Around = Callable[[Any, Any], AbstractContextManager[Any]]  # of the arguments o
 class Call:
     """One call of a module's forward."""
 
-    __slots__ = ("back", "back_all", "began", "ended", "inside", "layer", "num_all", "num_inside", "parent")
+    __slots__ = ("back", "back_all", "began", "ended", "inside", "layer", "marks", "marks_all", "num_all", "num_inside", "parent")
 
     def __init__(self, layer: int, parent: Call | None) -> None:
         self.layer, self.parent = layer, parent
@@ -32,6 +32,7 @@ class Call:
         # What follows is added up when the tape is read.
         self.inside = self.num_inside = self.num_all = 0  # reading and number of the calls inside; number of all within
         self.back = self.back_all = 0  # reading of its nodes, and of those of all within
+        self.marks = self.marks_all = 0  # number of these nodes
 
 
 ENGINE = Call(-1, None)  # owns what autograd does before the first node

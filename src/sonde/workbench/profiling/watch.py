@@ -65,9 +65,7 @@ def _contained(method: Callable[Concatenate[StepWatcher, P], None]) -> Callable[
             self.failure = f"{type(error).__name__}: {error}"
             _log.warning("sonde: profiling ended early: %s", self.failure)
             self.close()
-        if self.done and self._on_done is not None:
-            tell, self._on_done = self._on_done, None
-            tell()
+        self._tell()
 
     return cast("Callable[Concatenate[StepWatcher, P], None]", guarded)
 
@@ -132,6 +130,11 @@ class StepWatcher:
             if self._recorder is not None:
                 last.callback(self._recorder.end_step, keep=False)
 
+    def _tell(self) -> None:
+        if self.done and self._on_done is not None:
+            tell, self._on_done = self._on_done, None
+            tell()
+
     # -- steps -------------------------------------------------------------------------------------
 
     def _end_step(self) -> None:
@@ -183,10 +186,9 @@ class StepWatcher:
     def fetch_ended(self, batch: Any) -> None:
         self._end("data")
 
-    @_contained
     def phase_begins(self, phase: str, call: str, **about: Any) -> None:
         if phase == "data":
-            self._begin(phase)
+            self._begin_contained(phase)
 
     @_contained
     def phase_ended(self, phase: str) -> None:
@@ -262,6 +264,10 @@ class StepWatcher:
     def scaled(self, scaler: Any) -> None: ...
 
     # -- inside ------------------------------------------------------------------------------------
+
+    @_contained
+    def _begin_contained(self, phase: str) -> None:
+        self._begin(phase)
 
     def _begin(self, phase: str) -> None:
         if self._recorder is not None:
