@@ -140,11 +140,13 @@ class MemoryProfiler:
         sequence_length: int | None = None,
         loss: Callable[[Any], Any] | None = None,
         optimizer: Optimizer | None = None,
+        check: bool = True,
     ) -> Forecast:
         """The peak of a training step at another batch size or sequence length, without taking that memory.
 
         `inputs` is what forward takes (a tensor, a tuple of arguments, a dict of keyword arguments) at any size that you have; their first
         dimension is the batch, their second the sequence. `loss` makes the loss of the model's output; without it the sum is taken.
+        `check` runs a copy of the model for real at a quarter of the size, to say how far fake tensors are from the truth.
         """
         if model is None:
             model = next(iter(self._models.values()), None)
@@ -157,7 +159,8 @@ class MemoryProfiler:
             peak = max((one.peak() for one in self._measured.book.accounts.values()), key=lambda one: one.usage.total, default=None)
             measured = Measured(peak.usage.total, self._measured.batch_size) if peak is not None else None
         return forecast(
-            model, inputs, batch_size=batch_size, sequence_length=sequence_length, loss=loss, optimizer=optimizer, measured=measured
+            model, inputs, batch_size=batch_size, sequence_length=sequence_length, loss=loss, optimizer=optimizer, measured=measured,
+            check=check,
         )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from sonde.memory.data import Forecast, Usage
 from sonde.workbench.memory.tracker import Tracker
 
 NUM_STEPS = 2  # the first makes the optimizer's state, the second has it from the beginning
+TOLERATED = 0.1  # share by which a fake step may miss a real one before it is not believed
 SMALL = (1 / 4, 1 / 2, 1.0)  # of the size that was given: measured for real where fake tensors cannot be used
 
 
@@ -70,6 +71,7 @@ def forecast(
     loss: Callable[[Any], Any] | None,
     optimizer: Optimizer | None,
     measured: Measured | None = None,
+    check: bool = True,
 ) -> Forecast:
     """See MemoryProfiler.forecast. `measured`: a real peak without a known loss, by which the forecast is scaled."""
     if (batch_size is None) == (sequence_length is None):
@@ -85,17 +87,26 @@ def forecast(
     with unheard():
         try:
             here, there = fake_step(case, size), fake_step(case, wanted)
+            error_share = _missed_by(case) if check else None
         except Exception as error:  # whatever the model does that fake tensors cannot
             return _fitted(case, wanted, what, f"{type(error).__name__}: {error}".splitlines()[0][:160])
+        if error_share is not None and error_share > TOLERATED:
+            return _fitted(case, wanted, what, f"a small step really takes {error_share:.0%} more or less than its fake")
     how = f"from a step with fake tensors at that {what}"
     fixed = sum(there.by_category()[name] for name in ("parameters", "gradients", "optimizer state")) if measured is not None else 0
     if measured is None or what != "batch size" or measured.batch_size != size or here.total <= fixed:
-        return Forecast(there.total, what, wanted, size, here.total, how, usage=there)
+        return Forecast(there.total, what, wanted, size, here.total, how, error_share, there)
     # The loss is not known here, but what it takes was measured: what grows with the batch is scaled by it.
     scale = max(0.0, measured.num_bytes - fixed) / (here.total - fixed)
     peak = round(fixed + scale * (there.total - fixed))
-    error_share = abs(here.total - measured.num_bytes) / max(1, measured.num_bytes)
     return Forecast(peak, what, wanted, size, measured.num_bytes, f"{how}, scaled to the measured peak", error_share, there)
+
+
+def _missed_by(case: _Case) -> float:
+    """How far fake tensors are from a real step at the smallest size."""
+    small = max(1, round(case.size * SMALL[0]))
+    real = _real_step(case, small)
+    return abs(fake_step(case, small).total - real) / max(1, real)
 
 
 def fake_step(case: _Case, size: int) -> Usage:
@@ -152,10 +163,8 @@ def _run(model: nn.Module, inputs: Any, loss: Callable[[Any], Any] | None, optim
             else:
                 output = model(inputs)
             value = loss(output) if loss is not None else _sum(output)
-            del output
             if isinstance(value, Tensor) and value.requires_grad:
-                value.backward()
-            del value
+                value.backward()  # the output stays in its variable meanwhile, as in most loops
             if optimizer is not None:
                 optimizer.step()
 

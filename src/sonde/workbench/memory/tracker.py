@@ -24,6 +24,7 @@ from sonde.capture.tensors import tensors_in
 from sonde.forensics.places import Places
 from sonde.memory.data import Peak, Usage
 from sonde.workbench.memory.book import OUTSIDE, Book, Place, census, tensors_of
+from sonde.workbench.memory.workspaces import with_workspace
 
 ROOT = "(the model itself)"
 NUM_TO_RETIRE = 3  # errors of ours before the book is closed
@@ -107,6 +108,8 @@ class Tracker(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         self._look_at(None, func, args)
         result = func(*args, **(kwargs or {}))
+        if self.is_fake:
+            result = with_workspace(func, args, result)
         self._look_at(result, func, args)
         self._args = ()
         return result
