@@ -1,0 +1,194 @@
+"""When a spike or a skipped update is looked back at, how often, and what that costs a healthy step."""
+
+import pytest
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+import sonde  # noqa: E402
+from sonde import Run  # noqa: E402
+from sonde.capture.lookout import MAX_LOOKS, MAX_SKIPS  # noqa: E402
+from sonde.capture.spikes import MAX_OPTIMIZERS, Spikes  # noqa: E402
+
+
+def train(path, *, odd=(), steps=50, kind=torch.optim.SGD, lr=0.01, scaler=None, bad=()):
+    """A regression whose targets are odd in some steps and whose gradients are bad in others; answers with the events of the run."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = kind(model.parameters(), lr=lr)
+    with sonde.watch(model, optimizer, to=path, strict=True):
+        for step in range(steps):
+            x = torch.randn(8, 4)
+            y = x[:, :1] + (1e3 if step in odd else 0.0) * F.one_hot(torch.tensor(2), 8)[:, None]
+            loss = F.mse_loss(model(x), y)
+            if step in bad:
+                loss = loss + (model[0].weight * 0).square().sum().sqrt()  # a root at zero: its slope is not finite
+            optimizer.zero_grad()
+            if scaler is None:
+                loss.backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                optimizer.step()
+            else:
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+    return list(Run(path).events())
+
+
+def of(events, kind):
+    return [event for event in events if event.kind == kind]
+
+
+def test_a_few_spikes_are_looked_back_at_and_the_rest_is_left_to_the_rules(tmp_path):
+    odd = [60, 90, 120, 150, 180]
+    found = of(train(tmp_path / "run", odd=odd, steps=190), "spike")
+    assert [event.step for event in found] == odd[:MAX_LOOKS]
+    assert all(event.data["samples"] == [2] for event in found)
+    (finding,) = [one for one in sonde.judge(tmp_path / "run").findings if one.rule == "loss-spike"]
+    assert finding.evidence["num_leaps"] == len(odd)
+
+
+def test_the_first_steps_are_never_looked_back_at(tmp_path):
+    assert not of(train(tmp_path / "run", odd=[1, 5, 12, 25], steps=30), "spike")
+
+
+def test_a_loss_and_a_gradient_that_leap_in_the_same_step_are_one_look(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True):
+        for step in range(42):
+            x = torch.randn(8, 4)
+            loss = (model(x) - (1e4 if step == 40 else 1.0)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    (found,) = Run(tmp_path / "run").events("spike")
+    assert found.data["what"] == "loss"
+
+
+def test_a_new_optimizer_begins_anew():
+    told = []
+    spikes = Spikes(lambda what, where, leap: told.append(what))
+    for step in range(60):
+        spikes.loss("loss", 1.0 + 0.01 * (step % 5))
+        spikes.gradient(0, 1.0 + 0.01 * (step % 5))
+    spikes.begin_anew()
+    spikes.loss("loss", 1e6)
+    spikes.gradient(0, 1e12)
+    assert told == []
+
+
+def test_numbers_that_are_not_there_or_not_finite_are_no_spikes_and_spoil_nothing():
+    told = []
+    spikes = Spikes(lambda what, where, leap: told.append((what, leap.value)))
+    for step in range(60):
+        for number in (float("nan"), float("inf"), float("-inf")):
+            spikes.loss("loss", number)
+            spikes.gradient(1, number)
+        spikes.gradient(1, 0.0)
+        spikes.loss("loss", 1.0 + 0.01 * (step % 5))
+        spikes.gradient(1, 4.0 + 0.01 * (step % 5))
+    assert told == []
+    spikes.loss("loss", 1e6)
+    spikes.gradient(1, 1e12)
+    assert told == [("loss", 1e6), ("gradient", pytest.approx(1e6))]
+
+
+def test_optimizers_without_end_take_no_more_memory():
+    spikes = Spikes(lambda what, where, leap: None)
+    for index in range(500):
+        spikes.gradient(index, 1.0)
+    assert len(spikes._norms) == MAX_OPTIMIZERS
+
+
+def test_a_healthy_step_costs_no_operation_of_torch():
+    class Counting(TorchDispatchMode):
+        num = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            Counting.num += 1
+            return func(*args, **(kwargs or {}))
+
+    spikes = Spikes(lambda what, where, leap: None)
+    with Counting():
+        for step in range(200):
+            spikes.loss("loss", 1.0 + 0.1 * (step % 7))
+            spikes.gradient(0, 1.0 + 0.1 * (step % 7))
+    assert Counting.num == 0
+
+
+# -- GradScaler ---------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, lambda p, lr: torch.optim.Adam(p, lr=lr, fused=True)], ids=["plain", "fused"])
+def test_a_skipped_update_tells_who_overflowed_and_the_scale_before_and_after(kind, tmp_path):
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    (found,) = of(train(tmp_path / "run", steps=6, kind=kind, scaler=scaler, bad=[3]), "overflow")
+    assert found.step == 3
+    assert (found.data["where"], found.data["num_bad"], found.data["num_parameters"]) == ("0.weight", 1, 4)
+    assert (found.data["scale"], found.data["scale_after"]) == (2.0**16, 2.0**15)
+    assert scaler.get_scale() == 2.0**15
+
+
+def test_gradients_that_are_bad_without_a_scale_are_told_from_those_that_overflow(tmp_path):
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14)
+    found = of(train(tmp_path / "run", steps=30, scaler=scaler, bad=range(4, 30)), "overflow")
+    assert len(found) <= MAX_SKIPS + 2
+    (first, *_) = [event.data for event in found if "by" in event.data]
+    assert first["by"] == "number"
+    assert (first["origin"]["operation"], first["origin"]["phase"]) == ("sqrt", "backward")
+    assert "sqrt()" in first["origin"]["text"]
+
+
+def test_a_number_that_only_the_scale_makes_overflow_is_traced_in_half_precision(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    x = torch.randn(16, 8)
+    with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True):
+        for _ in range(3):
+            with torch.autocast("cpu", dtype=torch.float16):
+                out = model(x)
+            loss = 4e3 * out.float().sum()
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    found = [event.data for event in Run(tmp_path / "run").events("overflow")]
+    assert found[0]["by"] == "scale"
+    assert found[0]["origin"]["key"] == "fp16-overflow"
+
+
+def test_training_with_skipped_updates_looked_back_at_is_bit_identical(tmp_path):
+    def trained(watched):
+        torch.manual_seed(5)
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 1))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
+
+        def steps():
+            for step in range(20):
+                loss = F.mse_loss(model(torch.randn(8, 4)), torch.zeros(8, 1))
+                if 4 <= step < 12:
+                    loss = loss + (model[0].weight * 0).square().sum().sqrt()
+                optimizer.zero_grad()
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+
+        if watched:
+            with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True):
+                steps()
+        else:
+            steps()
+        return [*(tensor.tolist() for tensor in model.state_dict().values()), torch.get_rng_state().tolist(), scaler.state_dict()]
+
+    assert trained(True) == trained(False)
+    assert any("by" in event.data for event in Run(tmp_path / "run").events("overflow"))
