@@ -24,8 +24,8 @@ MAY_IMPORT = {
     "report": GROUND | {"run", "rules"},
     "comparison": GROUND | {"run", "rules", "report"},
     "views": GROUND | {"run", "rules", "report", "comparison"},
-    "profiles": GROUND | {"rules", "report", "views"},  # views know its types alone
-    "export": GROUND | {"run", "rules", "report", "views", "profiles"},
+    "profiles": GROUND | {"rules", "report", "views", "export"},  # these know its types alone
+    "export": GROUND | {"run", "rules", "report", "views"},
     "cli": GROUND
     | {"run", "rules", "report", "comparison", "views", "profiles", "memory", "export", "tuning", "capture", "forensics", "workbench"},
     "capture": GROUND | {"run"},

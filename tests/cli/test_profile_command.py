@@ -139,7 +139,7 @@ def test_a_script_that_never_trains_keeps_its_exit_code_and_gets_a_letter(folder
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["-o", "x.pdf", "train.py"], "x.pdf ends in none of .html, .json"),
+        (["-o", "x.pdf", "train.py"], "x.pdf ends in none of .json, .html"),
         (["-o", "train.json", "train.py"], "train.json exists already"),
         (["-o", "nowhere/x.html", "train.py"], "there is no directory nowhere"),
         (["trian.py"], "Nearest: train.py"),

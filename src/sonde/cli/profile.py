@@ -18,9 +18,6 @@ from sonde.views.printable import printable
 if TYPE_CHECKING:
     from sonde.profiles import ProfileComparison, ProfileReport
 
-TRACES = (".json.gz", ".trace.json")
-FORMATS = (".html", ".json", *TRACES)
-
 
 # Whatever follows the script belongs to the script, options too.
 @click.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS]")
@@ -63,10 +60,10 @@ def profile(
     Exit code: that of the script where it fails; 1 where --against finds the step slower; 2 where nothing could be profiled.
     """
     refuse_impossible("profile", script, module=module)
+    from sonde.profiles import load, save
+
     for output in outputs:
         _refuse(output, force)
-    from sonde.profiles import load
-
     before = load(against) if against is not None else None
     from sonde.workbench.profiling.script import profile_script
 
@@ -78,7 +75,7 @@ def profile(
         if os.environ.get("RANK", "0") == "0":  # of the processes that torchrun starts, one speaks for all
             compared.extend([report.compare(before)] if before is not None else [])
             for output in outputs:
-                _write(report, compared[0] if compared else None, output, force)
+                save(report, output, replace=force, comparison=compared[0] if compared else None)
             _print(report, compared[0] if compared else None, outputs, stdout)
 
     stdout = _stdout_for_us() if as_json else None
@@ -110,26 +107,11 @@ def _print(report: ProfileReport, comparison: ProfileComparison | None, outputs:
         click.echo(printable(output), err=True)
 
 
-def _write(report: ProfileReport, comparison: ProfileComparison | None, output: Path, force: bool) -> None:
-    from sonde.views.file import write_new
-
-    if output.name.lower().endswith(TRACES):
-        from sonde.export.profile_trace import trace_of_profile
-        from sonde.export.trace import compressed
-
-        write_new(output, compressed(trace_of_profile(report), output), replace=force)
-    elif output.suffix.lower() == ".html":
-        from sonde.views.flame import page
-
-        write_new(output, page(report, comparison), replace=force)
-    else:
-        report.save(output, replace=force)
-
-
 def _refuse(output: Path, force: bool) -> None:
     """Before the script runs: nobody wants to wait for a profile that cannot be written."""
-    if not output.name.lower().endswith(FORMATS):
-        raise SondeError(f"{output} ends in none of {', '.join(FORMATS)}: Sonde tells the format by it.")
+    from sonde.profiles.file import refuse_format
+
+    refuse_format(output)
     if output.exists() and not force:
         raise SondeError(f"{output} exists already. Give another name, or --force to replace it.")
     if not output.parent.is_dir():

@@ -199,7 +199,7 @@ class ProfileReport:
         return to_dict(self)
 
     def save(self, path: str | Path, *, replace: bool = False) -> Path:
-        """As strict JSON; `ProfileReport.load(path)` reads it again."""
+        """`.json`: all of it, which `load` reads again; `.html`: a page of flames; `.json.gz`, `.trace.json`: a trace for Perfetto."""
         from sonde.profiles.file import save
 
         return save(self, path, replace=replace)

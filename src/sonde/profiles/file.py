@@ -6,13 +6,18 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sonde.errors import SondeError
 from sonde.profiles.data import LayerCost, ProfileReport, Section, Span, Spread
 from sonde.report import strict
 from sonde.views.file import write_new
 
+if TYPE_CHECKING:
+    from sonde.profiles.comparison import ProfileComparison
+
+TRACES = (".json.gz", ".trace.json")  # for Perfetto
+FORMATS = (".json", ".html", *TRACES)
 FORMAT = "sonde-profile"
 SCHEMA = 1
 
@@ -48,10 +53,31 @@ def from_dict(document: Mapping[str, Any]) -> ProfileReport:
         raise SondeError(f"this profile is damaged and cannot be read: {error}.\nProfile again to make a new one.") from error
 
 
-def save(report: ProfileReport, path: str | Path, *, replace: bool = False) -> Path:
+def save(report: ProfileReport, path: str | Path, *, replace: bool = False, comparison: ProfileComparison | None = None) -> Path:
+    """In the format that the name ends in; a page shows a comparison too, where there is one."""
     where = Path(path)
-    write_new(where, json.dumps(to_dict(report), indent=1, allow_nan=False, ensure_ascii=True) + "\n", replace=replace)
+    write_new(where, _content(report, where, comparison), replace=replace)
     return where
+
+
+def refuse_format(path: Path) -> None:
+    if not path.name.lower().endswith(FORMATS):
+        raise SondeError(f"{path} ends in none of {', '.join(FORMATS)}: Sonde tells the format by it.")
+
+
+def _content(report: ProfileReport, where: Path, comparison: ProfileComparison | None) -> str | bytes:
+    refuse_format(where)
+    name = where.name.lower()
+    if name.endswith(TRACES):
+        from sonde.export.profile_trace import trace_of_profile
+        from sonde.export.trace import compressed
+
+        return compressed(trace_of_profile(report), where)
+    if name.endswith(".html"):
+        from sonde.views.flame import page
+
+        return page(report, comparison)
+    return json.dumps(to_dict(report), indent=1, allow_nan=False, ensure_ascii=True) + "\n"
 
 
 def load(path: str | Path) -> ProfileReport:

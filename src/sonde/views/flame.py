@@ -110,7 +110,7 @@ def _said(report: ProfileReport, node: Node) -> list[str]:
         f"itself {milliseconds(node.self_ms)} ms",
         f"{whole_percent(report.share(node.total_ms))} of the step",
     ]
-    if node.total_ms > 0 and node.wobble_ms > 0:
+    if 0 < node.wobble_ms < node.total_ms:
         said.append(f"±{whole_percent(node.wobble_ms / node.total_ms)}")
     if node.flops:
         said.append(large(node.flops, "FLOP"))

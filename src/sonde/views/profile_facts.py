@@ -12,6 +12,8 @@ from sonde.views.quantities import large, milliseconds, whole_percent
 if TYPE_CHECKING:
     from sonde.profiles import ProfileReport, Spread
 
+TOLD = ("torch", "device", "dtype")  # of the environment: what a time depends on most; the rest is in the file
+IDLE = 0.2  # cores: some program is always running
 CHEAP = 1.005  # a profiled step over a bare one: below it there is nothing to say
 
 
@@ -29,8 +31,8 @@ def facts(report: ProfileReport) -> list[tuple[str, str]]:
 
 
 def headline(report: ProfileReport) -> str:
-    """`Net, batch float32 [32, 64], torch 2.13.0, 2 threads`."""
-    environment = [f"{name} {value}" for name, value in report.environment.items()]
+    """`Net, batch float32 [32, 64], torch 2.13.0, device cpu`."""
+    environment = [f"{name} {report.environment[name]}" for name in TOLD if name in report.environment]
     parts = [report.title or "a profile", f"batch {report.batch}" if report.batch else "", *environment]
     return ", ".join(part for part in parts if part)
 
@@ -84,8 +86,22 @@ def _arithmetic(report: ProfileReport) -> str:
 
 
 def _utilisation(report: ProfileReport) -> list[str]:
-    parts = []
-    for name, value in report.utilisation.items():
-        shown = value if isinstance(value, str) else whole_percent(value) if name.endswith("_share") else number(value)
-        parts.append(f"{name.removesuffix('_share').removeprefix('num_').replace('_', ' ')} {shown}")
-    return [", ".join(parts)] if parts else []
+    """How busy the machine was. A file may say it with other names than these: those are shown as they are."""
+    left = dict(report.utilisation)
+    words = []
+    busy, cores = left.pop("busy_cores", None), left.pop("num_cores", None)
+    left.pop("cpu_share", None) if busy is not None else None
+    if busy is not None and cores is not None:
+        words.append(f"{_shown(busy)} of {_shown(cores)} cores busy")
+    if (threads := left.pop("num_threads", None)) is not None:
+        words.append(f"{_shown(threads)} thread" if threads == 1 else f"{_shown(threads)} threads")
+    if (others := left.pop("others_busy_cores", None)) is not None and not (isinstance(others, float) and others < IDLE):
+        words.append(f"other programs kept {_shown(others)} busy, so times vary")
+    for name, value in left.items():
+        share = isinstance(value, float) and name.endswith("_share")
+        words.append(f"{name.removesuffix('_share').replace('_', ' ')} {whole_percent(float(value)) if share else _shown(value)}")
+    return [", ".join(words)] if words else []
+
+
+def _shown(value: float | str) -> str:
+    return value if isinstance(value, str) else number(round(value, 1))

@@ -162,7 +162,7 @@ def _columns(report: ProfileReport, options: ConsoleOptions, longest: int) -> tu
         Column("forward", 8, lambda node: milliseconds(node.forward_ms), 0),
         Column("backward", 8, lambda node: milliseconds(node.backward_ms), 0 if backward else -1),
         Column("self", 7, lambda node: milliseconds(node.self_ms), 0),
-        Column("±", 5, lambda node: whole_percent(node.wobble_ms / node.total_ms) if node.total_ms > 0 else NOTHING, 3),
+        Column("±", 5, _wobble, 3),
         Column("share", 6, lambda node: whole_percent(report.share(node.total_ms)), 0),
         Column("", BAR_WIDTH, lambda node: _bar(report.share(node.total_ms), BAR_WIDTH, ascii_only), 2),
         Column("FLOP", 7, lambda node: large(node.flops) if node.flops else NOTHING, 4 if flops else -1),
@@ -180,6 +180,12 @@ def _columns(report: ProfileReport, options: ConsoleOptions, longest: int) -> tu
     columns.sort(key=every.index)
     room = options.max_width - sum(column.width + 1 for column in columns)
     return columns, max(min(name_width, room), 8)
+
+
+def _wobble(node: Node) -> str:
+    """Half of the width of the middle half of the times, as a share; above one, nothing can be said about the layer but that."""
+    share = node.wobble_ms / node.total_ms if node.total_ms > 0 else math.nan
+    return ">100%" if share > 1 else whole_percent(share)
 
 
 def _of_peak(node: Node, peak: float) -> str:

@@ -81,7 +81,7 @@ def profile_operations(
             f"the loader gave {num_seen} batches; {WAIT + WARMUP} are needed to warm up before the first that is measured.\n"
             "Give a loader that can be iterated again (not an iterator), or one with more batches."
         )
-    reading = read(profiler.profiler.kineto_results, {id(module): path for path, module in model.named_modules()})  # type: ignore[union-attr]
+    reading = read(profiler.profiler.kineto_results, {id(module): path for path, module in model.named_modules()})
     notes = list(step.notes)
     if num_profiled < num_batches:
         notes.append(f"the loader ended after {num_profiled} of the {num_batches} batches that were asked for")
@@ -122,7 +122,7 @@ class _Step:
 
     @staticmethod
     def run_backward(loss: Tensor) -> None:
-        loss.backward()
+        torch.autograd.backward(loss)
 
     @staticmethod
     def run_update(optimizer: torch.optim.Optimizer) -> None:
