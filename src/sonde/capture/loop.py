@@ -6,10 +6,8 @@ and the guard against non-finite loss, input and gradients, which never lapses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from threading import get_ident
-from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -24,15 +22,17 @@ from sonde.capture.faults import Faults
 from sonde.capture.governor import Governor
 from sonde.capture.guard import Guard, skipped_by_scaler
 from sonde.capture.journal import Journal
-from sonde.capture.kept import Call, Kept
+from sonde.capture.kept import Kept
 from sonde.capture.ledger import Account, Ledger, parameters_of
 from sonde.capture.losses import Losses
 from sonde.capture.models import Models
+from sonde.capture.oddities import Oddities
 from sonde.capture.panel import Panel
 from sonde.capture.phases import Phases
 from sonde.capture.probes.probe import Tools
 from sonde.capture.rates import Rates, tell_of
 from sonde.capture.source import Lines, user_frame
+from sonde.capture.spikes import Spikes
 from sonde.capture.standins import Desk
 from sonde.capture.watched import Watched
 from sonde.config import DebugConfig
@@ -62,8 +62,10 @@ class Loop:
         self._losses = Losses(journal, self._far)
         self._rates = Rates(journal)
         self.kept = Kept()
-        self._evaluations = Evaluations(journal, self._bad_evaluation)
-        self._guard = Guard(journal, models, self.ledger, self._far, self._bad_number)
+        odd = self._odd = Oddities(self)
+        self._evaluations = Evaluations(journal, odd.bad_evaluation)
+        self._guard = Guard(journal, models, self.ledger, self._far, odd.bad_number)
+        self._spikes = Spikes(odd.spike)
         self._phases = Phases(journal, self._desk)
         self._depth = 0  # doors entered and not left
         self._thread = 0  # the one that entered them
@@ -174,6 +176,8 @@ class Loop:
             series = self._lines.loss(self.clock.number)
             if not self._losses.take(series, tensors):
                 self._guard.bad_number("loss", series, self.clock.number, tensors)
+            else:
+                self._spikes.loss(series, self._losses.last)
         self._phases.begin("backward")
 
     @contained
@@ -252,6 +256,7 @@ class Loop:
         if self.clock.optimizer_begins(id(optimizer)):
             self._end_step()
         self._journal.scalars["skipped_steps"] += 1
+        self._odd.skip(parameters_of(optimizer))
         self._rates.take(optimizer, self.clock.num_stepped)
         if self.clock.optimizer_ended(id(optimizer)):
             self._end_step()
@@ -275,27 +280,13 @@ class Loop:
 
     def _look_at_gradients(self, account: Account, optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]) -> None:
         known = self._panel.guarded(optimizer) if self.observing else None
-        self._guard.gradients(account, optimizer, parameters, self.clock.number, known)
+        square = self._guard.gradients(account, optimizer, parameters, self.clock.number, known)
+        if square - square == 0:
+            if not self._closure:  # else they have been used already
+                self._spikes.gradient(account.index, square)
+        elif skipped_by_scaler(optimizer):
+            self._odd.skip(parameters)
         self.kept.frame = None
-
-    def _bad_number(self, what: str, where: str, tensor: torch.Tensor) -> None:
-        """The loss or a gradient is bad, and nothing has used it yet: the moment to look back."""
-        with self._unheard():
-            self.kept.tell(what, where, tensor, step=self.clock.number, scaled=self._losses.is_scaled)
-
-    def _bad_evaluation(self, call: Call, step: int, only_inf: bool) -> bool:
-        with self._unheard():
-            return self.kept.on_bad_evaluation(call, step, only_inf)
-
-    @contextmanager
-    def _unheard(self) -> Iterator[None]:
-        """Looking back costs the bad step alone, and none of it is heard."""
-        began, self.deaf = perf_counter_ns(), True
-        try:
-            yield
-        finally:
-            self.deaf = False
-            self._phases.leave_out(perf_counter_ns() - began)
 
     def _touch(self) -> None:
         if not self.clock.active:
@@ -320,6 +311,7 @@ class Loop:
             self.clock.known_optimizers = sum(1 for _ in self.ledger.optimizers())  # one may have been replaced, and be gone
         if self.ledger.num_opened > num:
             tell_of(optimizer, account.index, self._journal, self.clock.number)
+            self._spikes.begin_anew()
         return account
 
     # -- the end of a step -------------------------------------------------------------------------
