@@ -47,11 +47,14 @@ STEP_SCALARS = (
     "root_in_eval",  # forwards whose root model had training=False
     "mode_modules",  # modules that behave differently in eval (dropout, batch norm) in the models that ran
     "mode_modules_in_eval",  # of these, how many had training=False
-    # milliseconds, by a monotonic clock
-    "data_ms",
-    "forward_ms",
+    # milliseconds, by a monotonic clock; every moment belongs to the innermost phase, so these and sonde_ms add up to step_ms
+    "data_ms",  # waiting for a batch of a DataLoader, and for its workers to start
+    "transfer_ms",  # bringing tensors from the CPU to a device; 0 where there is none
+    "forward_ms",  # of root models with gradients on
     "backward_ms",
     "optimizer_ms",
+    "validation_ms",  # from the first forward without gradients, before any with, to the next call that trains
+    "checkpoint_ms",  # torch.save
     "other_ms",
     "step_ms",
     "sonde_ms",  # Sonde's own, included in step_ms

@@ -80,7 +80,8 @@ def test_the_run_says_what_was_trained(pair: Any, tmp_path: Path) -> None:
     assert event.data["num_parameters"] == sum(p.numel() for p in model.parameters())
     (event,) = run.events("optimizer")
     assert event.data["class"] == "SGD"
-    assert event.data["groups"] == [{"lr": 0.1, "num_parameters": 6}]
+    about = {"fused": None, "foreach": None, "momentum": 0.0, "device": "cpu"}
+    assert event.data["groups"] == [{"lr": 0.1, "num_parameters": 6} | about]
     assert run.scalar("loss")[1] == pytest.approx(losses)
     assert run.scalar("lr")[1].tolist() == [0.1] * 3
     calls = {event.data["call"]: event.data for event in run.events("source")}

@@ -63,6 +63,23 @@ def opening(**membership: Any) -> list[Event]:
     ]
 
 
+def xray(step: int, **given: Any) -> Event:
+    """A look at one step in which nothing stands out."""
+    lines = [
+        {"line": "train.py:19", "text": "out = model(x)", "function": "main", "num": 1, "ms": 3.0},
+        {"line": "train.py:20", "text": "loss.backward()", "function": "main", "num": 1, "ms": 5.0},
+        {"line": "train.py:21", "text": "optimizer.step()", "function": "main", "num": 1, "ms": 0.5},
+    ]
+    layers = [
+        {"path": path, "type": "Linear", "dtype": "float32", "num": 1, "forward_ms": 0.6, "backward_ms": 0.9, "multiplications": 2e7,
+         "elements": 1e5}
+        for path in LAYERS
+    ]  # fmt: skip
+    machine = {"threads": 1, "cores": 2.0, "load": 0.5, "cpu_share": 1.0, "pushed_off_per_s": 3.0}
+    about = {"why": "", "lines": lines, "waits": [], "layers": layers, "machine": machine, "fetch_ms": 0.4, "fetch_cpu_ms": 0.4}
+    return Event("xray", step, about | given)
+
+
 def parameter_rows(step: int, **given: float) -> dict[str, dict[str, float]]:
     """Weights that move a little from step to step."""
     return {path: row(mean=0.01 + 1e-5 * step, l2=8.0 + 1e-4 * step) | given for path in PARAMETER_IDS}
@@ -87,6 +104,8 @@ def training(
             "eval_forwards": 0, "zero_grads": 1, "clips": 0, "optimizer_steps": 1, "skipped_steps": 0, "manual_updates": 0,
             "scheduler_steps": 0, "stale_updates": 0, "empty_updates": 0, "cleared_updates": 0, "root_in_eval": 0, "mode_modules": 2,
             "mode_modules_in_eval": 0, "step_ms": 10.0, "sonde_ms": 0.1, "observed": float(observed(number)),
+            "data_ms": 0.4, "transfer_ms": 0.0, "forward_ms": 3.0, "backward_ms": 5.0, "optimizer_ms": 0.5, "validation_ms": 0.0,
+            "checkpoint_ms": 0.0, "other_ms": 1.0,
         } | dict(scalars(number))  # fmt: skip
         tables: dict[str, Rows] = {}
         if observed(number):
@@ -98,6 +117,7 @@ def training(
                 Kind.UPDATE: {path: row(l2=0.05) for path in PARAMETER_IDS},
             } | dict(frames(number))
         happened = list(opening() if start is None else start) if number == 0 else []
+        happened += [xray(number)] if number in (20, 60) else []
         happened += (events or {}).get(number, ())
         if not isfinite(values["loss"]) and values["backwards"] and not any(event.data.get("what") == "loss" for event in happened):
             happened.append(Event("nonfinite", number, {"what": "loss", "where": "loss", "num_elements": 1}))

@@ -7,10 +7,11 @@ forked child nobody listens.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -35,6 +36,8 @@ class Listener(Protocol):
     def scaler_step_ended(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None: ...
     def fetch_begins(self) -> None: ...
     def fetch_ended(self, batch: Any) -> None: ...
+    def phase_begins(self, phase: str, call: str, **about: Any) -> None: ...
+    def phase_ended(self, phase: str) -> None: ...
     def compiling(self, target: Any) -> None: ...
 
 
@@ -97,6 +100,12 @@ def _install() -> None:
     _patch(torch.amp.GradScaler, "scale", _scale)
     _patch(torch.amp.GradScaler, "step", _scaler_step)
     _patch(dataloader._BaseDataLoaderIter, "__next__", _next_batch)
+    _patch(dataloader.DataLoader, "__iter__", _start_loader)
+    for module in (torch, torch.serialization):
+        _patch(module, "save", _save)
+    if torch.accelerator.is_available():  # without a device nothing is brought to one, and nothing is patched
+        for name in ("to", "cuda"):
+            _patch_tensor(name)
     _patch(torch, "compile", _compile)
     _patch(torch.nn.Module, "compile", _compile)
 
@@ -212,6 +221,62 @@ def _next_batch(original: Any) -> Any:
                 listener.fetch_ended(batch)
 
     return __next__
+
+
+def _start_loader(original: Any) -> Any:
+    def __iter__(self: Any) -> Any:
+        about = {
+            "num_workers": getattr(self, "num_workers", 0), "batch_size": getattr(self, "batch_size", None) or 0,
+            "pin_memory": bool(getattr(self, "pin_memory", False)), "persistent_workers": bool(getattr(self, "persistent_workers", False)),
+            "dataset": type(getattr(self, "dataset", None)).__name__,
+        }  # fmt: skip
+        with _phase("data", "loader", **about):
+            return original(self)
+
+    return __iter__
+
+
+def _save(original: Any) -> Any:
+    def save(*args: Any, **kwargs: Any) -> Any:
+        with _phase("checkpoint", "checkpoint"):
+            return original(*args, **kwargs)
+
+    return save
+
+
+def _transfer(original: Any) -> Any:
+    def transfer(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # Only what leaves the memory of the CPU: between devices and within one nothing is waited for.
+        if not _listeners or torch.compiler.is_compiling() or self.device.type != "cpu":
+            return original(self, *args, **kwargs)
+        with _phase("transfer", "transfer"):
+            return original(self, *args, **kwargs)
+
+    return transfer
+
+
+@contextlib.contextmanager
+def _phase(phase: str, call: str, **about: Any) -> Iterator[None]:
+    listeners = _listeners
+    for listener in listeners:
+        listener.phase_begins(phase, call, **about)
+    try:
+        yield
+    finally:
+        for listener in listeners:
+            listener.phase_ended(phase)
+
+
+def _patch_tensor(name: str) -> None:
+    """Methods of a tensor are inherited from a class of C, which cannot be patched."""
+    wrapper = functools.wraps(getattr(torch.Tensor, name))(_transfer(getattr(torch.Tensor, name)))
+    setattr(torch.Tensor, name, wrapper)
+
+    def undo() -> None:
+        if torch.Tensor.__dict__.get(name) is wrapper:
+            delattr(torch.Tensor, name)
+
+    _installed.append(undo)
 
 
 def _compile(original: Any) -> Any:

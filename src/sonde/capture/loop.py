@@ -29,12 +29,13 @@ from sonde.capture.models import Models
 from sonde.capture.oddities import Oddities
 from sonde.capture.panel import Panel
 from sonde.capture.phases import Phases
-from sonde.capture.probes.probe import Tools
+from sonde.capture.probes.probe import NOW_AND_THEN, Tools
 from sonde.capture.rates import Rates, tell_of
 from sonde.capture.source import Lines, user_frame
 from sonde.capture.spikes import Spikes
 from sonde.capture.standins import Desk
 from sonde.capture.watched import Watched
+from sonde.capture.xray import Xray
 from sonde.config import DebugConfig
 
 EXPONENTS_FIRST = (0, 4, 16)  # observed steps on which histograms are taken
@@ -67,6 +68,7 @@ class Loop:
         self._guard = Guard(journal, models, self.ledger, self._far, odd.bad_number)
         self._spikes = Spikes(odd.spike)
         self._phases = Phases(journal, self._desk)
+        self.xray = Xray(journal, models, self._desk, self._phases, faults)
         self._depth = 0  # doors entered and not left
         self._thread = 0  # the one that entered them
         self._entered: Watched | None = None  # the model whose forward is being observed
@@ -84,6 +86,8 @@ class Loop:
         self._open(optimizer)
 
     def pause(self) -> None:
+        self.xray.give_up()
+        self._panel.each("rest")
         self._leave_doors()
         self.deaf = True
 
@@ -109,6 +113,15 @@ class Loop:
         if self.observing:
             self._panel.each("fetched", batch)
 
+    @contained
+    def phase_begins(self, phase: str, call: str, **about: Any) -> None:
+        self._lines.learn(call, self.clock.number, **about)
+        self._phases.begin(phase)
+
+    @contained
+    def phase_ended(self, phase: str) -> None:
+        self._phases.finish(phase)
+
     # -- the model's door --------------------------------------------------------------------------
 
     @contained
@@ -119,6 +132,9 @@ class Loop:
         watched.ever_entered = True
         if not torch.is_grad_enabled():
             self._journal.scalars["eval_forwards"] += 1
+            if not self._journal.scalars["forwards"]:
+                self._phases.validate()
+                self._lines.learn("eval_forward", self.clock.number)
             self._evaluations.begins(watched.name, module, args, kwargs, self._phases.entered_ns)
             return
         if self._depth and self._thread != get_ident():
@@ -273,6 +289,7 @@ class Loop:
 
     @contained
     def compiling(self, target: Any) -> None:
+        self.xray.compiles = True
         self.on_compile(target)
         self._models.compiling(target, self.clock.number)
 
@@ -318,11 +335,14 @@ class Loop:
 
     def _end_step(self) -> None:
         journal, step = self._journal, self.clock.number
+        self.xray.step_ends(step)
         self._leave_doors()
         if step & (step - 1) == 0:  # 0, 1, 2, 4, 8 …: models and optimizers change rarely
             self._update_membership(step)
         self._losses.write(step)
         self._guard.write()
+        if step % NOW_AND_THEN == 0:
+            self._panel.each("now_and_then", step)
         if self.observing:
             journal.scalars["observed"] = 1.0
             self._far.fetch(self._panel.pending())
@@ -335,6 +355,7 @@ class Loop:
         journal.end_step(step, waits=bool(self._far.waiting))
         self._governor.step_ended(step_ns=step_ns, own_ns=own_ns, observed=self.observing)
         self._begin_step()
+        self.xray.step_begins(step + 1, step_ns - own_ns, self.observing and self._governor.every != 1)
         self.on_step_end(step, unseen)
 
     def _begin_step(self) -> None:

@@ -35,7 +35,13 @@ def tell_of(optimizer: torch.optim.Optimizer, index: int, journal: Journal, step
         return
     frame = user_frame()
     line, text = line_of(frame) if frame else ("", "")
-    groups = [{"lr": rate_of(group), "num_parameters": len(group["params"])} for group in optimizer.param_groups[:64]]
+    groups = [
+        {
+            "lr": rate_of(group), "num_parameters": len(group["params"]), "fused": group.get("fused"), "foreach": group.get("foreach"),
+            "momentum": read_number(group.get("momentum") or 0), "device": group["params"][0].device.type if group["params"] else "",
+        }
+        for group in optimizer.param_groups[:64]
+    ]  # fmt: skip
     journal.event("optimizer", step, **{"class": type(optimizer).__name__}, optimizer=index, groups=groups, source=line, text=text)
 
 

@@ -7,16 +7,22 @@ to thresholds. K01, K02 … in the pages name the healthy programs in tests/faul
 from __future__ import annotations
 
 from sonde.rules.all_targets_ignored import AllTargetsIgnored
+from sonde.rules.checkpoint_stall import CheckpointStall
+from sonde.rules.cpu_oversubscribed import CpuOversubscribed
 from sonde.rules.dead_relu import DeadRelu
 from sonde.rules.exploding_gradient import ExplodingGradient
 from sonde.rules.fp16_overflow import Fp16Overflow
 from sonde.rules.gradient_spike import GradientSpike
 from sonde.rules.grads_cleared_before_step import GradsClearedBeforeStep
+from sonde.rules.graph_leak import GraphLeak
+from sonde.rules.host_sync import HostSync
+from sonde.rules.input_bound import InputBound
 from sonde.rules.loss_plateau import LossPlateau
 from sonde.rules.loss_scale_collapse import LossScaleCollapse
 from sonde.rules.loss_spike import LossSpike
 from sonde.rules.lr_divergence import LrDivergence
 from sonde.rules.lr_zero import LrZero
+from sonde.rules.memory_growth import MemoryGrowth
 from sonde.rules.missing_backward import MissingBackward
 from sonde.rules.missing_optimizer_step import MissingOptimizerStep
 from sonde.rules.missing_zero_grad import MissingZeroGrad
@@ -26,12 +32,18 @@ from sonde.rules.nan_input import NanInput
 from sonde.rules.nonfinite_evaluation import NonfiniteEvaluation
 from sonde.rules.nonfinite_loss import NonfiniteLoss
 from sonde.rules.nonfinite_origin import NonfiniteOrigin
+from sonde.rules.out_of_memory import OutOfMemory
 from sonde.rules.params_not_in_optimizer import ParamsNotInOptimizer
+from sonde.rules.python_bound import PythonBound
 from sonde.rules.rule import Answer, Clear, NotEvaluated, Rule
+from sonde.rules.slow_layer import SlowLayer
+from sonde.rules.slow_step_outliers import SlowStepOutliers
 from sonde.rules.stale_optimizer_params import StaleOptimizerParams
 from sonde.rules.train_in_eval_mode import TrainInEvalMode
 from sonde.rules.unchanged_parameter import UnchangedParameter
+from sonde.rules.unfused_optimizer import UnfusedOptimizer
 from sonde.rules.unstable_softmax import UnstableSoftmax
+from sonde.rules.validation_dominates import ValidationDominates
 from sonde.rules.vanishing_gradient import VanishingGradient
 
 RULES: tuple[type[Rule], ...] = (
@@ -44,6 +56,9 @@ RULES: tuple[type[Rule], ...] = (
     LrZero,
     TrainInEvalMode,
     UnchangedParameter,
+    GraphLeak,
+    MemoryGrowth,
+    OutOfMemory,
     NanInput,
     UnstableSoftmax,
     NanGradSqrtZero,
@@ -61,6 +76,15 @@ RULES: tuple[type[Rule], ...] = (
     NonfiniteLoss,
     NonfiniteEvaluation,
     LossPlateau,
+    CpuOversubscribed,
+    InputBound,
+    ValidationDominates,
+    CheckpointStall,
+    HostSync,
+    UnfusedOptimizer,
+    PythonBound,
+    SlowLayer,
+    SlowStepOutliers,
 )
 
 __all__ = ["RULES", "Answer", "Clear", "NotEvaluated", "Rule"]

@@ -1,0 +1,60 @@
+"""How many cores this process may use, how many threads it wants, and how often it was pushed off a core."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+
+try:
+    import resource
+except ImportError:  # not a Unix: then nothing is known of switches
+    resource = None  # type: ignore[assignment]
+
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # "200000 100000": two cores' worth of time
+
+
+@cache
+def num_cores() -> float:
+    """Cores that this process may run on, or fewer where a container has a quota."""
+    try:
+        cores = float(len(os.sched_getaffinity(0)))
+    except (AttributeError, OSError):
+        cores = float(os.cpu_count() or 1)
+    try:
+        quota, period = _QUOTA.read_text(encoding="ascii").split()
+        return min(cores, max(float(quota) / float(period), 0.1))
+    except (OSError, ValueError):
+        return cores  # no quota: "max", or no such file
+
+
+class Machine:
+    """What the operating system says of this process since it was last asked."""
+
+    def __init__(self) -> None:
+        self._last = self._usage()
+
+    def since(self) -> dict[str, Any]:
+        now, then = self._usage(), self._last
+        self._last = now
+        wall_s = max(now[0] - then[0], 1e-9)
+        try:
+            load = os.getloadavg()[0]
+        except (AttributeError, OSError):
+            load = 0.0
+        return {
+            "threads": torch.get_num_threads(), "cores": num_cores(), "load": round(load, 2),
+            "cpu_share": round((now[1] - then[1]) / wall_s, 3), "pushed_off_per_s": round((now[2] - then[2]) / wall_s, 1),
+        }  # fmt: skip
+
+    @staticmethod
+    def _usage() -> tuple[float, float, float]:
+        if resource is None:
+            times = os.times()
+            return monotonic(), times.user + times.system, 0.0
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        return monotonic(), used.ru_utime + used.ru_stime, float(used.ru_nivcsw)

@@ -1,0 +1,140 @@
+"""The x-ray: now and then one step is looked at closely, to see which lines and layers its time goes to.
+
+It may cost as much as the step itself, so it is rare: the first after 0.4 s of training (20 s where steps are tiny), the next ones after
+twice the time each, or later where the last one was expensive. Where slow steps come at equal distances, the next of them is looked at as
+well. What it found is one event. Its own time is part of what Sonde is said to cost.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from time import perf_counter_ns, thread_time_ns
+from typing import Any
+
+from sonde.capture.faults import Faults
+from sonde.capture.journal import Journal
+from sonde.capture.layertimes import LayerTimes
+from sonde.capture.linetimes import LineTimes
+from sonde.capture.machine import Machine
+from sonde.capture.models import Models
+from sonde.capture.phases import Phases
+from sonde.capture.standins import Desk
+from sonde.capture.waits import Waits
+
+FIRST_NS = 400_000_000  # of training: what is over sooner is not worth making faster
+LIGHT_NS = 4_000_000  # a step that is shorter: of so small a model only …
+LONG_NS = 20_000_000_000  # … a run that is longer than this is worth it
+SHARE = 0.01  # of the time trained since the last one that it may cost
+SETTLED = 8  # steps: before that caches fill and memory is first asked for
+SLOW = 2.5  # times the usual step: noise of a busy machine is mostly below
+SLOW_NS = 2_000_000  # and so much longer: less cannot be seen by anybody
+MEMORY = 0.9  # of the running average of the usual step
+MAX_SLOW = 3  # slow steps that are looked at in one run: they are alike
+
+_PLACE = ("xray", "")
+
+
+class Xray:
+    def __init__(self, journal: Journal, models: Models, desk: Desk, phases: Phases, faults: Faults) -> None:
+        self._journal, self._models, self._desk, self._phases, self._faults = journal, models, desk, phases, faults
+        self._lines, self._waits, self._layers, self._machine = LineTimes(desk), Waits(), LayerTimes(desk), Machine()
+        self.active = False
+        self.compiles = False  # torch.compile guards on what is patched here, and would compile again
+        self.due_ns, self.long_ns = FIRST_NS, LONG_NS  # after so much training
+        self._trained_ns = 0
+        self._usual_ns: float = 0.0
+        self._slow: deque[int] = deque(maxlen=3)  # steps
+        self._num_slow = 0
+        self._why = ""
+        self._fetch_ns = self._fetch_cpu_ns = 0
+
+    # -- when --------------------------------------------------------------------------------------
+
+    def step_begins(self, step: int, last_ns: int, observed: bool) -> None:
+        """On every step: how long the one before took, without what was Sonde's, and whether this one is busy being observed."""
+        self._trained_ns += last_ns
+        if step <= SETTLED:
+            self._usual_ns = last_ns
+            return
+        if last_ns > SLOW * self._usual_ns + SLOW_NS:
+            self._slow.append(step - 1)
+        else:
+            self._usual_ns += (1 - MEMORY) * (last_ns - self._usual_ns)
+        if self._trained_ns >= self.due_ns:
+            if not observed and (self._usual_ns >= LIGHT_NS or self._trained_ns >= self.long_ns):
+                self._begin("")
+        elif self._slow and step == self._next_slow() and self._num_slow < MAX_SLOW and self._trained_ns > FIRST_NS:
+            self._num_slow += 1
+            self._begin("slow")
+
+    def _next_slow(self) -> int:
+        """The step after equal distances, -1 where they are not."""
+        if len(self._slow) < 3:
+            return -1
+        first, second, third = self._slow
+        return third + third - second if second - first == third - second > 1 else -1
+
+    # -- one step ----------------------------------------------------------------------------------
+
+    def _begin(self, why: str) -> None:
+        self.due_ns = 2 * self._trained_ns
+        if self.compiles or _PLACE in self._faults.retired or any(watched.compiled for watched in self._models):
+            return
+        self._why = why
+        self._fetch_ns = self._fetch_cpu_ns = 0
+        self.active = True
+        try:
+            self._phases.on_change = self._phase_changes
+            self._waits.start()
+            for watched in self._models:
+                self._layers.put_on(watched)
+            self._lines.start()
+        except Exception as error:
+            self._failed(error)
+
+    def _phase_changes(self, phase: str, begins: bool) -> None:
+        if begins:
+            self._lines.go_on()
+        if phase == "data":  # does it compute, or wait for a disk or another process?
+            sign = -1 if begins else 1
+            self._fetch_ns += sign * perf_counter_ns()
+            self._fetch_cpu_ns += sign * thread_time_ns()
+
+    def step_ends(self, step: int) -> None:
+        """Writes what was seen, where there was something."""
+        if not self.active:
+            return
+        try:
+            own_ns = self._desk.own_ns
+            lines, waits, layers = self._lines.stop(), self._waits.stop(), self._layers.stop()
+            self._leave()
+            self._journal.event(
+                "xray", step, why=self._why, lines=[_rounded(line._asdict()) for line in lines if line.ms >= 0.001],
+                waits=[_rounded(wait._asdict()) for wait in waits], layers=[_rounded(layer._asdict()) for layer in layers],
+                machine=self._machine.since(), fetch_ms=round(self._fetch_ns / 1e6, 3), fetch_cpu_ms=round(self._fetch_cpu_ns / 1e6, 3),
+            )  # fmt: skip
+            self.due_ns = max(self.due_ns, self._trained_ns + int(own_ns / SHARE))
+        except Exception as error:
+            self._failed(error)
+
+    def give_up(self) -> None:
+        """Nothing of it stays, whatever became of the step."""
+        if self.active:
+            try:
+                self._lines.stop()
+                self._waits.stop()
+                self._layers.stop()
+            finally:
+                self._leave()
+
+    def _leave(self) -> None:
+        self.active = False
+        self._phases.on_change = None
+
+    def _failed(self, error: Exception) -> None:
+        self.give_up()
+        self._faults.caught(*_PLACE, error)
+
+
+def _rounded(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in values.items()}

@@ -1,0 +1,31 @@
+"""A small conv net; the gradients are printed to see whether they are sane."""
+import sys
+
+import torch
+from torch import nn
+
+CHUNK, WARM = 10, 2
+
+
+def training():
+    torch.manual_seed(0)
+    y = torch.randint(2, (2000,))
+    x = torch.randn(2000, 3, 16, 16) + 0.5 * y.view(-1, 1, 1, 1)
+    net = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(4096, 2))
+    opt = torch.optim.SGD(net.parameters(), lr=0.02)
+    out = open("/dev/null", "w") if __name__ != "__main__" else sys.stdout
+    for step in range(10_000):
+        rows = torch.randint(len(x), (16,))
+        loss = nn.functional.cross_entropy(net(x[rows]), y[rows])
+        opt.zero_grad()
+        loss.backward()
+        print(step, [p.grad for p in net.parameters()], file=out)
+        opt.step()
+        yield loss
+
+
+if __name__ == "__main__":
+    for step, loss in enumerate(training()):
+        if step == 130:
+            break
+    print(f"loss {loss.item():.3f}")

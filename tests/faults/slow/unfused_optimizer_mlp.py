@@ -1,0 +1,27 @@
+"""A wide net, small batches, Adam."""
+import torch
+from torch import nn
+
+CHUNK, WARM = 8, 2
+
+
+def training():
+    torch.manual_seed(0)
+    x = torch.randn(2048, 256)
+    y = x[:, :10].argmax(1)
+    net = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
+    opt = torch.optim.Adam(net.parameters(), lr=1e-3)
+    for step in range(10_000):
+        rows = torch.randint(len(x), (32,))
+        loss = nn.functional.cross_entropy(net(x[rows]), y[rows])
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        yield loss
+
+
+if __name__ == "__main__":
+    for step, loss in enumerate(training()):
+        if step == 90:
+            break
+    print(f"loss {loss.item():.3f}")

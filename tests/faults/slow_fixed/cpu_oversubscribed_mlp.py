@@ -1,0 +1,28 @@
+"""A net on a thread."""
+import torch
+from torch import nn
+
+CHUNK, WARM = 6, 2
+
+
+def training():
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    x = torch.randn(2048, 256)
+    y = x[:, :10].argmax(1)
+    net = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10))
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(10_000):
+        rows = torch.randint(len(x), (512,))
+        loss = nn.functional.cross_entropy(net(x[rows]), y[rows])
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        yield loss
+
+
+if __name__ == "__main__":
+    for step, loss in enumerate(training()):
+        if step == 45:
+            break
+    print(f"loss {loss.item():.3f}")

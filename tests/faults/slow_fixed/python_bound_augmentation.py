@@ -1,0 +1,34 @@
+"""Signals that are shifted by chance."""
+import torch
+from torch import nn
+
+CHUNK, WARM = 10, 2
+
+
+def shifted(x):
+    places = (torch.arange(64) - torch.randint(64, (len(x), 1))) % 64
+    return x.gather(1, places)
+
+
+def training():
+    torch.manual_seed(0)
+    t = torch.linspace(0, 6.28, 64)
+    y = torch.randint(1, 6, (4096,))
+    x = torch.sin(y.view(-1, 1) * t) + 0.2 * torch.randn(4096, 64)
+    net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 6))
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(10_000):
+        rows = torch.randint(len(x), (384,))
+        batch = shifted(x[rows])
+        loss = nn.functional.cross_entropy(net(batch), y[rows])
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        yield loss
+
+
+if __name__ == "__main__":
+    for step, loss in enumerate(training()):
+        if step == 160:
+            break
+    print(f"loss {loss.item():.3f}")
