@@ -22,7 +22,7 @@ def export(run: str | None, target: str, output: Path | None, force: bool) -> No
     """Write a run in the format of another tool.
 
     \b
-    perfetto   steps, phases, events and curves over time; drop the file into https://ui.perfetto.dev or chrome://tracing
+    perfetto   steps, phases, events and curves over time, for ui.perfetto.dev
     parquet    every number by column, beside the log (the same as "sonde compact")
 
     \b

@@ -18,8 +18,9 @@ from sonde.run import format as f
 from sonde.run.reader import Process, Run
 from sonde.views.file import write_new
 
-ORDER = ("data", "host_to_device", "h2d", "forward", "backward", "optimizer")  # then what is neither here nor there, then
-LAST = ("validation", "checkpoint", "checkpointing", "other", "sonde")
+# A validation is counted to the step that follows it. Then the order of the loop, then what this version does not know, then the rest.
+ORDER = ("validation", "checkpoint", "data", "transfer", "forward", "backward", "optimizer")
+LAST = ("other", "sonde")
 CURVES = ("loss", "grad_norm", "lr", "loss_scale")  # and what starts with one of them and a colon, and whatever measures memory
 MEMORY = ("_bytes", "_mb", "_gb", "memory", "rss")
 MAX_STEPS = 50_000  # of one process, the last ones: a viewer takes a million events, and each step has about ten
