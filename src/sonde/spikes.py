@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 WINDOW = 64  # values that make the usual: a hundred would remember a level that the training has long left
 ENOUGH = 32  # values before anything is a spike: the first steps leap for good reasons (warm-up, batch norm, a fresh Adam)
-RENEWED = 8  # values between two looks at the window: sorting it at every step would be most of the cost
+RENEWED = 16  # values between two looks at the window: sorting it at every step would be most of the cost
 CALM = 16  # values below the bound before the next spike counts as another one
 TAIL = 20  # one value in so many may be as odd as it likes without moving the bound: an earlier spike does not hide the next
 NUM_FIRST = 5  # values that make the level at which the training began
@@ -50,27 +50,24 @@ class Recent:
     def see(self, value: float) -> Leap | None:
         """Takes the next value, which is finite; answers where it is a spike that has just begun."""
         self.num += 1
-        if value > self.bound:
-            self._renew()  # the bound may be a few values old
-            if value > self.bound:
-                begins = self.num > self.quiet_until
-                self.quiet_until = self.num + CALM
-                leap = Leap(value, self.median, self.low, self.high, self.bound) if begins else None
-                self._take(value)
-                return leap
-        self._take(value)
-        return None
-
-    def _take(self, value: float) -> None:
+        leap = self._leap(value) if value > self.bound else None
         values, place = self._values, self._place
         if place == len(values):
             values.append(value)
         else:
             values[place] = value
-        place += 1
-        self._place = place if place < WINDOW else 0
+        self._place = place = (place + 1) % WINDOW
         if not place % RENEWED:
             self._renew()
+        return leap
+
+    def _leap(self, value: float) -> Leap | None:
+        self._renew()  # the bound may be a few values old
+        if value <= self.bound:
+            return None
+        begins = self.num > self.quiet_until
+        self.quiet_until = self.num + CALM
+        return Leap(value, self.median, self.low, self.high, self.bound) if begins else None
 
     def _renew(self) -> None:
         ordered = sorted(self._values)
