@@ -208,14 +208,18 @@ def _fitted(case: _Case, wanted: int, what: str, why: str) -> Forecast:
 
 
 def fit(sizes: Sequence[int], peaks: Sequence[float], wanted: int, *, degree: int) -> tuple[int, float | None]:
-    """The value at `wanted` of the polynomial through the points, and how far one without the last point misses that."""
-    degree = min(degree, len(sizes) - 1)
-    curve = np.polynomial.Polynomial.fit(sizes, peaks, degree)
+    """The value at `wanted` of the polynomial through the last points, and how far one through those before misses the last.
+
+    The last, since a peak is the highest of several moments: at small sizes it may be one that hardly grows (an optimizer's step).
+    """
+    num = min(degree + 1, len(sizes))
+    value = np.polyval(np.polyfit(sizes[-num:], peaks[-num:], num - 1), wanted)
     error = None
     if len(sizes) > 2:
-        without = np.polynomial.Polynomial.fit(sizes[:-1], peaks[:-1], min(degree, len(sizes) - 2))
-        error = abs(float(without(sizes[-1])) - peaks[-1]) / max(1.0, float(peaks[-1]))
-    return max(0, round(float(curve(wanted)))), error
+        before = min(num, len(sizes) - 1)
+        guess = np.polyval(np.polyfit(sizes[-1 - before : -1], peaks[-1 - before : -1], before - 1), sizes[-1])
+        error = abs(float(guess) - peaks[-1]) / max(1.0, float(peaks[-1]))
+    return max(0, round(float(value))), error
 
 
 def _shapes(inputs: Any) -> str:
