@@ -31,6 +31,7 @@ FORBIDDEN = {
 MAX_DEPTH = 4  # functions that call functions
 
 Resolve = Callable[[str], Any]  # the value at a place, or MISSING
+Allowed = Callable[[str], bool]
 MISSING = object()
 
 
@@ -185,9 +186,13 @@ def _changed(node: ast.AST) -> Iterator[str]:
 # -- may it be run again? -----------------------------------------------------------------------------------------------------------------
 
 
-def objection(node: ast.AST, resolve: Resolve, harmless: Callable[[Any], bool], depth: int = 0) -> str:
+def _nothing(place: str) -> bool:
+    return False
+
+
+def objection(node: ast.AST, resolve: Resolve, harmless: Callable[[Any], bool], depth: int = 0, allowed: Allowed = _nothing) -> str:
     """Why this must not be run again, as the end of a sentence; "" where nothing speaks against it. `harmless`: objects whose state is
-    put back afterwards, so that their methods may do as they please."""
+    put back afterwards, so that their methods may do as they please; `allowed`: places that functions may change for the same reason."""
     for part in ast.walk(node):
         if isinstance(part, (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith)):
             return f"line {part.lineno} hands over to other code"
@@ -198,13 +203,25 @@ def objection(node: ast.AST, resolve: Resolve, harmless: Callable[[Any], bool], 
             if name in FORBIDDEN:
                 return f"line {part.lineno} calls {name}(), which {FORBIDDEN[name]}"
             place = place_of(part.func)
-            found = objection_to(resolve(place), harmless, depth + 1) if place else ""
+            found = objection_to(resolve(place), harmless, depth + 1, allowed) if place else ""
             if found:
                 return found
     return ""
 
 
-def objection_to(function: Any, harmless: Callable[[Any], bool], depth: int) -> str:
+def source_of(function: FunctionType) -> ast.FunctionDef | None:
+    """The function as it is written, with the lines of its file; None where that cannot be read: a lambda in the middle of a line."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    except (OSError, SyntaxError, TypeError, IndexError):
+        return None
+    if not isinstance(tree, ast.FunctionDef):
+        return None
+    ast.increment_lineno(tree, function.__code__.co_firstlineno - 1)
+    return tree
+
+
+def objection_to(function: Any, harmless: Callable[[Any], bool], depth: int, allowed: Allowed = _nothing) -> str:
     """The same for a function of the user's, by its source. Functions of libraries are trusted."""
     owner: Any = None
     if isinstance(function, MethodType):
@@ -214,14 +231,9 @@ def objection_to(function: Any, harmless: Callable[[Any], bool], depth: int) -> 
         function = getattr(type(function), "forward" if harmless(function) else "__call__", MISSING)
     if not isinstance(function, FunctionType) or is_library(function.__code__.co_filename) or depth > MAX_DEPTH:
         return ""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
-    except (OSError, SyntaxError, TypeError, IndexError):
-        return ""  # a lambda in the middle of a line, code without source: nothing can be read, and little can be wrong
-    if not isinstance(tree, ast.FunctionDef):
-        return ""
-    code = function.__code__
-    ast.increment_lineno(tree, code.co_firstlineno - 1)
+    tree = source_of(function)
+    if tree is None:
+        return ""  # nothing can be read, and little can be wrong
     arguments = [arg.arg for arg in (*tree.args.posonlyargs, *tree.args.args)]
     own = arguments[0] if owner is not None and harmless(owner) and arguments else ""
     fresh = effects_of_all(tree.body).writes | effects_of_all(tree.body).maybe
@@ -233,18 +245,20 @@ def objection_to(function: Any, harmless: Callable[[Any], bool], depth: int) -> 
             root = place.partition(".")[0]
             attribute_of_other = "." in place and root not in fresh
             changed_other = root not in fresh and place in effects_of(statement).changes
-            if (attribute_of_other or changed_other) and root != own:
+            if (attribute_of_other or changed_other) and root != own and not allowed(place):
                 return f"{function.__name__}() changes {place}, which it was given (line {statement.lineno})"
-    return _within(tree, function, owner, arguments, harmless, depth)
+    return _within(tree, function, owner, arguments, harmless, depth, allowed)
 
 
-def _within(tree: ast.FunctionDef, function: FunctionType, owner: Any, arguments: list[str], harmless: Any, depth: int) -> str:
+def _within(
+    tree: ast.FunctionDef, function: FunctionType, owner: Any, arguments: list[str], harmless: Any, depth: int, allowed: Allowed
+) -> str:
     closure = inspect.getclosurevars(function)
     known = {**closure.globals, **closure.nonlocals}
     if owner is not None and arguments:
         known[arguments[0]] = owner
     for statement in tree.body:
-        found = objection(statement, partial(lookup, known), harmless, depth)
+        found = objection(statement, partial(lookup, known), harmless, depth, allowed)
         if found:
             return f"{function.__name__}() cannot be run twice: {found}"
     return ""

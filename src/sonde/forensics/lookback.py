@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from sonde.capture.kept import Kept
 from sonde.capture.tensors import tensors_in
 from sonde.forensics import company
+from sonde.forensics.afterwards import made_afterwards
 from sonde.forensics.batch import given_to, picked
 from sonde.forensics.capsule import save_capsule
 from sonde.forensics.dataset import indices_of
@@ -37,6 +38,8 @@ from sonde.forensics.slice import CannotReplay
 from sonde.forensics.tracer import Tracer, is_finite
 
 BLAMELESS = ("parameter", "buffer")  # phases in which no sample can be at fault
+
+AFTERWARDS = "the gradients were good when backward had made them: it was made where your code changes them before the update"
 
 Pick = Callable[[Any, bool], Any]  # (a value, may it be a flattened batch): some samples of it
 
@@ -94,6 +97,8 @@ class _Look:
         if parts:
             found = self._of_the_step(rerun)
             if found is not None:
+                if AFTERWARDS in found.caveats:
+                    return found
                 return _with_samples(found, given_to(rerun), partial(self._fails, found, rerun))
             if not self.reason:
                 return None
@@ -128,12 +133,25 @@ class _Look:
         if found is None:
             if self.what == "loss" and self.kept.scaled and is_finite(loss):
                 return None  # only the scaled loss overflowed: the scaler lowers its scale and goes on
+            found, refused = self._afterwards(rerun)
+            if found is not None:
+                return replace(found, how="replayed", caveats=(*found.caveats, AFTERWARDS))
             notes = [note for part in rerun.parts for note in part.slice.notes if "hands it out" not in note]
+            notes = [refused, *notes] if refused else notes
             else_made = ": it went bad after that backward, or in an earlier one of this step" if self.what == "gradient" else ""
             else_made += ", or in another process" if else_made and company.num_processes() > 1 else ""
             self.reason = f"the step was run again and its {self.what} was finite{else_made}" + "".join(f"; {note}" for note in notes[:3])
             return None
         return replace(found, how="replayed", caveats=(*found.caveats, *self._remarks(rerun, found)))
+
+    def _afterwards(self, rerun: Rerun) -> tuple[Origin | None, str]:
+        """What the user's code did to the gradients after backward."""
+        if self.what != "gradient" or self.frame is None or self.kept.scaled:  # unscaling belongs to the scaler
+            return None, ""
+        try:
+            return made_afterwards(self.frame, rerun, self.models)
+        except Exception as error:  # the user's code, on a second run
+            return None, f"what was done to the gradients after backward could not be run again ({type(error).__name__}: {error})"[:300]
 
     def _remarks(self, rerun: Rerun, found: Origin) -> Iterator[str]:
         if found.phase not in ("forward", "backward"):

@@ -11,12 +11,12 @@ import linecache
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from types import CodeType, FrameType
 from typing import Any
 
-from sonde.capture.source import is_library
+from sonde.capture.source import is_library, user_frame
 from sonde.forensics.effects import effects_of, effects_of_all, lookup, place_of
 from sonde.forensics.frames import local_ids
 from sonde.forensics.slice import CannotReplay, Reader, Slice, slice_of
@@ -65,6 +65,34 @@ def parts_of(frame: FrameType | None, what: str, reader: Reader) -> list[Part]:
     return parts
 
 
+def since_backward(frame: FrameType) -> list[tuple[FrameType, list[ast.stmt]]]:
+    """What the user's code did between the call of backward in this function and now: statements, by the function that they stand in."""
+    found: list[tuple[FrameType, list[ast.stmt]]] = []
+    at, is_wanted = frame, _is_backward
+    while True:
+        body = _body(at.f_code)
+        call, path = _call_under_way(at, body)
+        if call is None or not is_wanted(call):
+            call, _, between = _last_call(body, path, is_wanted)
+            if call is None:
+                raise CannotReplay(f"what {at.f_code.co_name} did after backward cannot be read")
+            found.append((at, between))
+        caller = at.f_back
+        if _is_running(at):
+            break
+        if caller is None or is_library(caller.f_code.co_filename):
+            return found
+        is_wanted, at = partial(_calls, at.f_code.co_name), caller
+    inner: list[tuple[FrameType, list[ast.stmt]]] = []
+    below = user_frame()
+    while below is not None and below is not at:
+        if not is_library(below.f_code.co_filename):
+            _, path = _call_under_way(below, _body(below.f_code))
+            inner.append((below, [statement for block, index in path for statement in block[:index]]))
+        below = below.f_back
+    return [*found, *reversed(inner)]
+
+
 def names_of(frame: FrameType) -> dict[str, Any]:
     """The variables that a function sees; asking leaves nothing behind in its frame."""
     names = {**frame.f_globals, **frame.f_locals}
@@ -76,7 +104,7 @@ def _caller(caller: FrameType, callee: FrameType, missing: list[str], reader: Re
     body, after = _body(caller.f_code), list[ast.stmt]()
     call, path = _call_under_way(caller, body)
     if not _is_running(callee):
-        call, path, after = _last_call(body, path, lambda node: _name_called(node) == callee.f_code.co_name)
+        call, path, after = _last_call(body, path, partial(_calls, callee.f_code.co_name))
         after = [path[-1][0][path[-1][1]], *after] if path else after  # that statement is over too, and has made what it makes
     if call is None or any(isinstance(arg, ast.Starred) for arg in call.args):
         raise CannotReplay("how it was called cannot be read")
@@ -209,8 +237,8 @@ def _last_call(body: list[ast.stmt], path: Path, is_wanted: Callable[[ast.Call],
     return None, path, between
 
 
-def _name_called(call: ast.Call) -> str:
-    return call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
+def _calls(name: str, call: ast.Call) -> bool:
+    return name == (call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else "")
 
 
 def _is_running(frame: FrameType) -> bool:

@@ -90,7 +90,7 @@ class NonfiniteLoss:
         if gradient is not None and gradient[0] < bad:
             place = str(gradient[1].get("where", ""))
             what = f"the gradient of {place or 'a parameter'} was not finite at step {gradient[0]}"
-            return gradient[0], place, f"{what} although the loss was, so backward made it"
+            return gradient[0], place, f"{what} although the loss was, so backward or what came after it made it"
         first = next(((place, num) for place, num in self.outputs if num), None)
         if first is not None:
             return bad, first[0], f"the output of {first[0]} was not finite already ({number(first[1])} numbers), so the forward made it"

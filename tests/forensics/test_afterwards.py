@@ -1,0 +1,124 @@
+"""Gradients that were good after backward and are bad at the update: the code in between is looked at, and nothing is done twice."""
+
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+
+import sonde  # noqa: E402
+from sonde import Origin, Run  # noqa: E402
+
+NOTES = []
+
+
+def normalise(parameters):
+    for p in parameters:
+        p.grad.div_(p.grad.norm())
+
+
+def of_all(model):
+    normalise(model.parameters())
+
+
+def loudly(model):
+    sys.stdout.write("normalising")
+    normalise(model.parameters())
+
+
+def with_a_note(model):
+    NOTES.append("normalised")
+    normalise(model.parameters())
+
+
+def scale(p):
+    p.grad *= 1 / p.grad.abs().max()
+
+
+def one_by_one(model):
+    for p in model.parameters():
+        scale(p)
+
+
+def by_hand(model):
+    gradients = [p.grad for p in model.parameters()]
+    for g in gradients:
+        g.div_(g.norm())
+
+
+def assigned(model):
+    for p in model.parameters():
+        p.grad = p.grad / p.grad.norm()
+
+
+def trained(tmp_path, change, *, steps=1):
+    """A model whose gradients are exactly 0, and something done to them before the update."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True):
+        for _ in range(steps):
+            loss = (model(torch.randn(4, 3)) * 0).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            change(model)
+            optimizer.step()
+    return tmp_path / "run"
+
+
+CHANGES = {
+    "in a function": (of_all, "p.grad.div_(p.grad.norm())"),
+    "through other names": (by_hand, "g.div_(g.norm())"),
+    "by assignment": (assigned, "p.grad = p.grad / p.grad.norm()"),
+    "one by one": (one_by_one, "p.grad *= 1 / p.grad.abs().max()"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_gradient_that_is_spoilt_after_backward_is_traced_to_the_line_that_spoils_it(name, tmp_path):
+    change, text = CHANGES[name]
+    (event,) = Run(trained(tmp_path, change)).events("origin")
+    found = Origin.from_dict(event.data)
+    assert found.text == text
+    assert any("before the update" in caveat for caveat in found.caveats)
+
+
+def test_statements_in_the_loop_itself_are_looked_at(tmp_path):
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen = []
+    with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True):
+        (model(torch.randn(4, 3)) * 0).sum().backward()
+        seen.append("once")
+        for p in model.parameters():
+            p.grad.data.mul_(1 / p.grad.norm())
+        optimizer.step()
+    (event,) = Run(tmp_path / "run").events("origin")
+    assert event.data["operation"] in ("div", "reciprocal")
+    assert "p.grad.data.mul_" in event.data["text"]
+    assert seen == ["once"]
+
+
+def test_the_gradients_that_the_optimizer_uses_are_not_touched(tmp_path):
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True):
+        (model(torch.randn(4, 3)) * 0).sum().backward()
+        normalise(model.parameters())
+        mine = model.weight.grad
+        optimizer.step()
+        assert model.weight.grad is mine
+        assert mine.isnan().all()
+
+
+@pytest.mark.parametrize("change", [loudly, with_a_note])
+def test_what_does_something_else_besides_is_not_run_again_and_said_to_be(change, tmp_path, capsys):
+    NOTES.clear()
+    run = trained(tmp_path, change)
+    assert [*NOTES, capsys.readouterr().out] in ([""], ["normalised", ""], ["normalising"])
+    assert not list(Run(run).events("origin"))
+    (event,) = Run(run).events("origin_unknown")
+    assert "changes gradients and was not run again: " in event.data["reason"]
