@@ -98,11 +98,11 @@ class Bench:
             loss = max(checks, key=lambda check: check.difference)
         else:
             loss = LossCheck("unknown")
-        step_s = median(trial.seconds / trial.num_steps for trial in trials)
+        step_s = 1 / median(trial.steps_per_s for trial in trials)
         measured = Measured(proposals, gain, loss, step_ms=1e3 * step_s)
         if any(proposal.slow_start for proposal in proposals):
             start_s = max(median(t.warmup_s for t in trials) - median(t.warmup_s for t in unchanged), 0.0)
-            saved_s = (1 - 1 / gain.factor) * median(t.seconds / t.num_steps for t in unchanged)
+            saved_s = (1 - 1 / gain.factor) / median(t.steps_per_s for t in unchanged)
             return replace(measured, start_s=start_s, pays_off_after=round(start_s / saved_s) if saved_s > 0 else 0)
         return measured
 
@@ -118,7 +118,7 @@ class Bench:
     def summary(self) -> Baseline:
         trials = self._trials[BASELINE]
         return Baseline(
-            step_ms=1e3 * median(t.seconds / t.num_steps for t in trials),
+            step_ms=1e3 / median(t.steps_per_s for t in trials),
             steps_per_s=median(t.steps_per_s for t in trials),
             samples_per_s=median(t.samples_per_s for t in trials),
             waiting_share=median(t.waited_s / t.seconds for t in trials),

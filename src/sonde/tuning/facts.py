@@ -85,6 +85,7 @@ class Trial:
     seconds: float = 0.0  # that they took
     num_samples: int = 0  # that came from the loaders in that time
     waited_s: float = 0.0  # for them
+    stock_share: float = 0.0  # of the batches: ready before the measured steps began, and used up in them
     warmup_s: float = 0.0  # from the first call of a training to the first measured step: compiling is in here
     total_steps: int = 0  # with the warm-up
     losses: tuple[float, ...] = ()  # of every step, from the first
@@ -94,15 +95,15 @@ class Trial:
 
     @property
     def is_usable(self) -> bool:
-        return self.outcome in ("measured", "ended") and self.num_steps >= FEWEST_STEPS and self.seconds > 0
+        return self.outcome in ("measured", "ended") and self.num_steps >= FEWEST_STEPS and self.seconds > 0 and self.stock_share < 1
 
     @property
     def steps_per_s(self) -> float:
-        return self.num_steps / self.seconds
+        return self.num_steps * (1 - self.stock_share) / self.seconds
 
     @property
     def samples_per_s(self) -> float:
-        return self.num_samples / self.seconds
+        return self.num_samples * (1 - self.stock_share) / self.seconds
 
 
 @dataclass(frozen=True, slots=True)

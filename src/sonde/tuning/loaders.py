@@ -30,7 +30,10 @@ class Seen:
     num_epochs: int = 0
     fed: bool = False  # the step under way
     num_fed: int = 0  # steps
-    num_samples: int = 0  # since the last mark
+    iterator: weakref.ref[Any] | None = None  # the newest
+    num_ready: int = 0  # batches that lay ready at the mark
+    num_batches: int = 0  # fetched since
+    num_samples: int = 0
     waited_s: float = 0.0
 
 
@@ -64,6 +67,7 @@ class Loaders:
             if key is not None:
                 self._sources[iterator] = key
                 self._seen[key].num_epochs += 1
+                self._seen[key].iterator = weakref.ref(iterator)
             return iterator
 
         @functools.wraps(fetch)
@@ -73,6 +77,7 @@ class Loaders:
             seen = self._seen.get(self._sources.get(iterator, ""))
             if seen is not None:
                 seen.waited_s += perf_counter() - began
+                seen.num_batches += 1
                 seen.num_samples += num_samples(batch)
                 seen.fed = True
             return batch
@@ -83,7 +88,8 @@ class Loaders:
     def mark(self) -> None:
         """From here on it counts."""
         for seen in self._seen.values():
-            seen.num_samples, seen.waited_s = 0, 0.0
+            seen.num_batches, seen.num_samples, seen.waited_s = 0, 0, 0.0
+            seen.num_ready = num_ready(seen.iterator)
 
     def step_ended(self) -> None:
         self._num_steps += 1
@@ -91,10 +97,14 @@ class Loaders:
             seen.num_fed += seen.fed
             seen.fed = False
 
-    def totals(self) -> tuple[int, float]:
-        """Samples and seconds of waiting since the mark, of the loaders that feed the training."""
+    def totals(self) -> tuple[int, float, float]:
+        """Samples and seconds of waiting since the mark, of the loaders that feed the training, and the share of batches from stock.
+
+        Workers lay in a stock while a script starts. Living on it is quick, and over when it is used up: it must not count as their pace.
+        """
         feeding = [seen for seen in self._seen.values() if 2 * seen.num_fed >= self._num_steps]
-        return sum(seen.num_samples for seen in feeding), sum(seen.waited_s for seen in feeding)
+        shares = [max(seen.num_ready - num_ready(seen.iterator), 0) / seen.num_batches for seen in feeding if seen.num_batches]
+        return sum(seen.num_samples for seen in feeding), sum(seen.waited_s for seen in feeding), min(max(shares, default=0.0), 1.0)
 
     def facts(self) -> tuple[Loader, ...]:
         num_steps = max(self._num_steps, 1)
@@ -113,6 +123,19 @@ class Loaders:
                 place, loader.num_workers, loader.batch_size, loader.pin_memory,
                 isinstance(loader.dataset, IterableDataset), loader.persistent_workers,
             )  # fmt: skip
+
+
+def num_ready(reference: weakref.ref[Any] | None) -> int:
+    """Batches that workers have made and nobody has fetched."""
+    iterator = reference() if reference is not None else None
+    queue = getattr(iterator, "_data_queue", None)
+    if queue is None:
+        return 0
+    early = sum(len(task) > 1 for task in iterator._task_info.values())  # those that came before their turn
+    try:
+        return early + int(queue.qsize())
+    except NotImplementedError:  # macOS cannot count
+        return early
 
 
 def num_samples(batch: Any) -> int:

@@ -54,9 +54,8 @@ def run_trial(request: Request) -> NoReturn:
         survey = Survey(
             loaders.facts(), optimizers.facts(), models.facts(), threads.number, threads.place, num_cores(), has_compiler(), _world_size()
         )  # fmt: skip
-        num_samples, waited_s = loaders.totals()
         trial = Trial(
-            outcome, error, watch.num_steps, watch.seconds, num_samples, waited_s, watch.warmup_s, watch.total_steps, watch.losses(), survey
+            outcome, error, watch.num_steps, watch.seconds, *loaders.totals(), watch.warmup_s, watch.total_steps, watch.losses(), survey
         )  # fmt: skip
         unfinished = Path(request.result + ".part")
         unfinished.write_text(json.dumps(dataclasses.asdict(trial)), encoding="utf-8")

@@ -16,7 +16,7 @@ from sonde.tuning.proposals import Proposal, chosen_families, propose
 from sonde.tuning.rank import LEAST_GAIN
 from sonde.tuning.result import ORDER, Measured, Tuning
 
-SECONDS = 2.0  # that one trial measures, if nobody says how many steps
+SECONDS = 3.0  # that one trial measures, if nobody says how many steps
 REPEATS = 3  # of what looks good: three in a row are hardly luck
 TIME_LIMIT_S = 600.0
 MORE_REPEATS = 4  # of what may be faster or not: a noisy machine needs more of them
@@ -39,9 +39,9 @@ def tune(
 ) -> Tuning:
     """Measure what would make `script` faster.
 
-    The script's first steps run once per trial, in a process of its own, up to `steps` measured ones (0: two seconds of them). `only` names
-    families of changes, see `FAMILIES`. Nothing in the script is changed; what it prints is kept in the result's `folder`. `processes` that
-    are handed over are used and left running.
+    The script's first steps run once per trial, in a process of its own, up to `steps` measured ones (0: three seconds of them). `only`
+    names families of changes, see `FAMILIES`. Nothing in the script is changed; what it prints is kept in the result's `folder`. Where
+    `processes` are handed over, they are used and left running.
     """
     families = chosen_families(only)
     began, load = monotonic(), os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0

@@ -15,7 +15,6 @@ from sonde.views.lines import Part, line, paragraph
 from sonde.views.numbers import counted, percent
 
 if TYPE_CHECKING:
-    from sonde.tuning.rank import LossCheck
     from sonde.tuning.result import Measured, Tuning
 
 INDENT = 12
@@ -63,8 +62,8 @@ class Plan:
         for name, what in self.families.items():
             yield from paragraph(what, options.max_width, label=(f"  {name}", "bold"), indent=18)
         text = (
-            "The script is started once as it is, to see what it is made of and which of these apply; then once per change, several times for "
-            f"what looks good, and as it is in between: at most {self.limit_s:.0f} s in all. Each start makes its first steps and stops there."
+            "The script is started once as it is, to see what it is made of and which of these apply; then once per change, several times "
+            f"for what looks good, and as it is in between: {self.limit_s:.0f} s in all. Each start makes its first steps and stops there."
         )
         yield from paragraph(text, options.max_width, style="dim")
 
@@ -100,7 +99,7 @@ def _facts(measured: Measured) -> str:
     gain = measured.gain
     runs = f"{gain.low:.2f} to {gain.high:.2f} in {gain.num_runs} runs" if gain.num_runs > 1 else "measured once"
     words = {"noise": "within the noise", "slower": "slower"}.get(measured.standing, "")
-    facts = [words, runs, _loss(measured.loss) if measured.same_training else "by samples per second; another training"]
+    facts = [words, runs, _loss(measured) if measured.same_training else "by samples per second; another training"]
     if measured.start_s >= 1:
         paid = f", paid back after {counted(measured.pays_off_after, 'step')}" if measured.pays_off_after else ""
         facts.append(f"{number(measured.start_s)} s to compile{paid}")
@@ -109,13 +108,15 @@ def _facts(measured: Measured) -> str:
     return ", ".join(fact for fact in facts if fact)
 
 
-def _loss(check: LossCheck) -> str:
+def _loss(measured: Measured) -> str:
+    check = measured.loss
     if check.kind == "same":
         return "loss the same bit for bit"
     if check.kind == "close":
         return f"loss within {percent(check.difference)}"
     if check.kind == "departs":
-        return f"THE LOSS DEPARTS from step {check.step} on, by up to {percent(check.difference)}"
+        words = "THE LOSS DEPARTS" if measured.standing == "departs" else "the loss departs"
+        return f"{words} from step {check.step} on, by up to {percent(check.difference)}"
     return "loss not compared"
 
 
