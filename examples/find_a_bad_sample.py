@@ -36,7 +36,7 @@ optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
 loader = DataLoader(TensorDataset(recordings, following), batch_size=20, shuffle=True)
 
 with sonde.watch(model, optimizer, to="find_a_bad_sample_run") as session:
-    for epoch in range(5):
+    for _ in range(5):
         for x, y in loader:
             loss = (model(x) - y).square().mean()
             optimizer.zero_grad()

@@ -21,8 +21,9 @@ def overflow(step, by="number", **given):
     return {step: [Event("overflow", step, {"where": "head.weight", "scale": 64.0, "by": by, "origin": ORIGIN, "reason": "", **given})]}
 
 
-def test_without_a_scaler_there_is_nothing_to_judge():
-    assert "no GradScaler" in why_not(LossScaleCollapse, training(50))
+def test_without_a_scaler_nothing_can_collapse():
+    assert ask(LossScaleCollapse, training(50)) == Clear()
+    assert "no backward" in why_not(LossScaleCollapse, training(0))
 
 
 def test_the_search_for_a_level_is_how_it_works():

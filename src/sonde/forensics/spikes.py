@@ -122,8 +122,8 @@ class _Look:
         if self.what == "gradient":
             self.direction = {id(leaf): gradient / again for leaf, gradient in found}
         del loss, found
-        answer = Blame(gradients=norms[:MAX_SAID], inputs=self._seen(rerun), batch_size=self.num)
-        answer = replace(answer, **_line(rerun.parts))
+        source, text = _line(rerun.parts)
+        answer = Blame(gradients=norms[:MAX_SAID], inputs=self._seen(rerun), batch_size=self.num, source=source, text=text)
         told = self._carriers(rerun, again, given)
         if told.note:
             self.caveats.append(told.note)
@@ -292,15 +292,15 @@ def _owner(parameter: str) -> str:
     return parameter.rpartition(".")[0]
 
 
-def _line(parts: Sequence[Part]) -> dict[str, str]:
+def _line(parts: Sequence[Part]) -> tuple[str, str]:
     """The line that makes the loss: the last that was taken before it is handed to backward."""
     for part in reversed(parts):
         *before, last = part.slice.lines
         number = before[-1] if before else last
         if before or part is parts[0]:
             file = part.slice.code.co_filename
-            return {"source": f"{Path(file).name}:{number}", "text": linecache.getline(file, number).strip()}
-    return {}
+            return f"{Path(file).name}:{number}", linecache.getline(file, number).strip()
+    return "", ""
 
 
 def _batch_of(given: Sequence[Tensor]) -> tuple[int, int]:

@@ -98,8 +98,8 @@ class Leaps:
                 looked.setdefault(series, {})
                 self._add(step, series, leap, loss_bound, looked.pop(series))
         for series, data in looked.items():
-            told = [data.get(name) for name in Leap._fields]
-            if all(isinstance(each, (int, float)) for each in told):
+            told = [float(each) for name in Leap._fields if isinstance(each := data.get(name), (int, float))]
+            if len(told) == len(Leap._fields):
                 self._add(step, series, Leap(*told), loss_bound, data)
 
     def _is_mine(self, kind: str, data: Mapping[str, Any]) -> bool:

@@ -37,7 +37,8 @@ class LossScaleCollapse:
     name: ClassVar[str] = "loss-scale-collapse"
     explains: ClassVar[tuple[str, ...]] = ("unchanged-parameter", "loss-plateau", "vanishing-gradient", "dead-relu")
 
-    num_scaled: int = 0
+    num_backwards: int = 0
+    num_scaled: int = 0  # steps with a GradScaler
     num_made: int = 0
     num_skipped: int = 0
     in_a_row: int = 0
@@ -53,6 +54,7 @@ class LossScaleCollapse:
         for event in step.events:
             if event.kind == "overflow" and (event.data.get("by") or not self.told.get("by")):
                 self.told = dict(event.data)
+        self.num_backwards += count(step, "backwards")
         scale, skipped = step.scalar("loss_scale"), count(step, "skipped_steps")
         if not isfinite(scale):
             return
@@ -78,8 +80,8 @@ class LossScaleCollapse:
         return self.num_below >= NUM_BELOW or hopeless or self.settled >= FELL * scale
 
     def answer(self) -> Answer:
-        if not self.num_scaled:
-            return NotEvaluated("no GradScaler was used")
+        if not self.num_backwards:
+            return NotEvaluated("no backward was seen")
         if self.collapsed_step < 0:
             return Clear()
         by, origin = str(self.told.get("by", "")), self.told.get("origin") or {}
