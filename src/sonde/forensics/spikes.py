@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from sonde.capture import kernel
 from sonde.capture.kept import Kept
 from sonde.capture.tensors import tensors_in
+from sonde.forensics import company
 from sonde.forensics.batch import given_to, picked
 from sonde.forensics.carriers import Carriers, carriers
 from sonde.forensics.dataset import indices_of
@@ -77,8 +78,14 @@ def look_at_spike(
 ) -> Blame:
     """Who carries the leap of this step's loss or gradient norm. Everything is left as it was."""
     models = models or {call.model: call.module for call in kept.calls}
-    with as_before([*models.values(), *(call.module for call in kept.calls), *modules_in(frame)]), eagerly():
-        return _Look(kept, what, leap, models).blame(frame)
+    modules = [*models.values(), *(call.module for call in kept.calls), *modules_in(frame)]
+    look, num = _Look(kept, what, leap, models), company.num_processes()
+    try:
+        with as_before(modules), company.alone(modules), eagerly(), company.silence():
+            found = look.blame(frame)
+    except CannotReplay as error:
+        found = look.of_the_gradients(str(error))
+    return replace(found, caveats=(*found.caveats, company.CAVEAT.format(num=num))) if num > 1 else found
 
 
 class _Look:
@@ -93,8 +100,6 @@ class _Look:
         self.names = {id(p): _joined(name, path) for name, model in models.items() for path, p in model.named_parameters()}
 
     def blame(self, frame: FrameType | None) -> Blame:
-        if _in_company():
-            return self._of_the_gradients("other processes train with this one, and would wait for a forward that they do not make")
         try:
             rerun = Rerun(self.kept, parts_of(frame, self.what, reader(self.kept)))
             rerun.refuse_loans()
@@ -105,7 +110,7 @@ class _Look:
         try:
             return self._of_the_model(Rerun(self.kept, ()), reason)
         except Exception:
-            return self._of_the_gradients(reason)
+            return self.of_the_gradients(reason)
 
     # -- the step as a whole --------------------------------------------------------------------------
 
@@ -228,7 +233,7 @@ class _Look:
         self.num = things[0][1].shape[0] if things else 0
         with Layers(self.models, self.num) as layers:
             rerun.outputs()
-        answer = replace(self._of_the_gradients(reason), how="model", inputs=self._seen(rerun))
+        answer = replace(self.of_the_gradients(reason), how="model", inputs=self._seen(rerun))
         if self.num < 2:
             return answer
         measured = [*(sizes_of(name, tensor, self.num) for name, tensor in things), *layers.outputs]
@@ -243,7 +248,7 @@ class _Look:
                 )  # fmt: skip
         return answer
 
-    def _of_the_gradients(self, reason: str) -> Blame:
+    def of_the_gradients(self, reason: str) -> Blame:
         """What is there without running anything."""
         found = [(p, p.grad) for model in self.models.values() for p in model.parameters() if p.grad is not None]
         norms = self._named(found) if self.what == "gradient" else ()
@@ -313,10 +318,6 @@ def _batch_of(given: Sequence[Tensor]) -> tuple[int, int]:
         if agree[1] > agree[0]:
             return first.shape[1], 1
     return first.shape[0], 0
-
-
-def _in_company() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
 
 
 def _joined(name: str, path: str) -> str:
