@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
+import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 

@@ -24,9 +24,9 @@ from sonde.capture.tensors import storage_bytes, tensors_in
 MAX_CAUSES = 5  # exceptions below an exception that are looked at
 MAX_OPERANDS = 6
 SAFE = 0.8  # of the room that there seems to be: malloc loses some of it between blocks, and operations need scratch memory
-_UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+_UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "pib": 2**50, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _SAYS = re.compile(r"can't allocate memory|not enough memory|out of memory|bad_alloc|cannot allocate memory", re.IGNORECASE)
-_ASKED = re.compile(r"(?:allocate|buffer size:?) ([\d.]+) ?(bytes|[KMGT]i?B)", re.IGNORECASE)
+_ASKED = re.compile(r"(?:allocate|buffer size:?) ([\d.]+) ?(bytes|[KMGTP]i?B)", re.IGNORECASE)
 _SHAPE = re.compile(r"with shape (\([^)]*\)) and data type (\w+)")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 

@@ -55,7 +55,7 @@ class Memory(Probe):
 
     def left(self, watched: Watched, output: Any) -> None:
         for _, tensor in tensors_in(output)[:1]:
-            node = tensor.grad_fn
+            node: Any = tensor.grad_fn
             if node is not None and (not self._graphs or self._graphs[-1][0] != self._step):
                 token = node.metadata["sonde"] = _Token()
                 self._graphs.append((self._step, weakref.ref(token)))
@@ -84,7 +84,7 @@ class Memory(Probe):
         if resident is not None:
             self._journal.scalars["rss_mb"] = resident / MB
             self._growth.see(step, resident / MB)
-        if torch.cuda.is_initialized():  # not tried on a machine with one; no synchronisation is needed
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # not tried on a machine with one; no synchronisation is needed
             self._journal.scalars["cuda_mb"] = torch.cuda.memory_allocated() / MB
 
     def _ask(self, step: int, kept: Sequence[int]) -> None:

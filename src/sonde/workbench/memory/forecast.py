@@ -164,7 +164,7 @@ def _run(model: nn.Module, inputs: Any, loss: Callable[[Any], Any] | None, optim
                 output = model(inputs)
             value = loss(output) if loss is not None else _sum(output)
             if isinstance(value, Tensor) and value.requires_grad:
-                value.backward()  # the output stays in its variable meanwhile, as in most loops
+                torch.autograd.backward(value)  # the output stays in its variable meanwhile, as in most loops
             if optimizer is not None:
                 optimizer.step()
 

@@ -50,13 +50,15 @@ def follow(
     tracker = Tracker({}, [], fake=fake)
     base = Base.of(tracker)
     notes: list[str] = []
+    found: list[MemoryReport] = []
 
     def report() -> MemoryReport:
         return report_of(tracker, base=base, notes=tuple(notes))
 
     def enough() -> None:
+        found.append(report())  # now, while everything is alive
         if leave is not None:
-            leave(report())
+            leave(found[0])
         raise _Enough
 
     try:
@@ -78,7 +80,7 @@ def follow(
         notes.append(f"the script left with {leaving.code!r} after {tracker.num_steps} optimizer steps")
     except Exception as error:
         raise Failed(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200] + _place(error)) from error
-    return report()
+    return found[0] if found else report()
 
 
 @contextmanager
@@ -133,7 +135,7 @@ def _fake_world() -> Iterator[None]:
 
     DataLoader.__iter__ = __iter__  # type: ignore[method-assign]
     dataloader._BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign]
-    torch.amp.GradScaler._maybe_opt_step = _maybe_opt_step  # type: ignore[method-assign]
+    torch.amp.GradScaler._maybe_opt_step = _maybe_opt_step  # type: ignore[assignment, method-assign]
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
             yield

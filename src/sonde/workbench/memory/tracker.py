@@ -23,7 +23,8 @@ from sonde.capture.ledger import parameters_of
 from sonde.capture.tensors import tensors_in
 from sonde.forensics.places import Places
 from sonde.memory.data import Peak, Usage
-from sonde.workbench.memory.book import OUTSIDE, Book, Place, census, tensors_of
+from sonde.workbench.memory.account import Place
+from sonde.workbench.memory.book import OUTSIDE, Book, census, tensors_of
 from sonde.workbench.memory.workspaces import with_workspace
 
 ROOT = "(the model itself)"
@@ -33,13 +34,13 @@ _log = logging.getLogger("sonde")
 _READ = torch.ops.aten._local_scalar_dense.default
 
 
-class Tracker(TorchDispatchMode):
+class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Enter and leave it as a context. `on_step` is called whenever an optimizer has stepped."""
 
     def __init__(
         self, models: Mapping[str, nn.Module], optimizers: list[Optimizer], *, fake: bool = False, on_step: Callable[[], None] | None = None
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.book = Book(self._where)
         self.batch_size = 0
         self.num_steps = 0
@@ -74,7 +75,7 @@ class Tracker(TorchDispatchMode):
             register_optimizer_step_post_hook(self._optimizer_ended),
         ]
         self._places.__enter__()
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         self._entered = True
         for ref in self._parameters.values():
             parameter = ref()
@@ -93,7 +94,7 @@ class Tracker(TorchDispatchMode):
             self.notes.append("a compiled model was called: what its compiled parts hold inside is not seen")
         self._places.release()
         if _get_current_dispatch_mode() is self:
-            super().__exit__(kind, error, trace)
+            super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         else:
             # Somebody has entered a mode since and not left it: taking out the topmost would take out theirs.
             self.notes.append("another torch mode was entered meanwhile; stop the profiler outside of it")
@@ -189,7 +190,7 @@ class Tracker(TorchDispatchMode):
 
     def _hook(self, parameter: Tensor) -> None:
         if parameter.requires_grad and parameter.is_leaf:
-            self._handles.append(parameter.register_post_accumulate_grad_hook(self._accumulated))
+            self._handles.append(parameter.register_post_accumulate_grad_hook(self._accumulated))  # type: ignore[no-untyped-call]
 
     def _accumulated(self, parameter: Tensor) -> None:
         if torch.compiler.is_compiling():

@@ -1,0 +1,117 @@
+"""`sonde memory`: what a script needs, by fake tensors, or by its first steps where these cannot be used."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch.utils.data import DataLoader
+
+from sonde.workbench.memory.script import Failed, follow
+
+pytestmark = pytest.mark.torch
+
+SCRIPT = """
+import sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+size, numpy = int(sys.argv[1]), "numpy" in sys.argv
+data = TensorDataset(torch.randn(256, 64), torch.randint(0, 4, (256,)))
+loader = DataLoader(data, batch_size=size, shuffle=True, num_workers=2)
+model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 4))
+optimizer = torch.optim.Adam(model.parameters())
+best = float("inf")
+for epoch in range(1000):
+    for x, y in loader:
+        output = model(x)
+        loss = nn.functional.cross_entropy(output, y)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if numpy:
+            output.detach().numpy()
+        best = min(best, loss.item())
+        print(f"epoch {epoch}: {loss.item():.3f}, {output.argmax(1).tolist()[:2]}")
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_a_script_is_followed_with_fake_tensors_to_its_second_step(script, capsys):
+    before, argv = DataLoader.__iter__, list(sys.argv)
+    report = follow(str(script), ["32"])
+    assert (report.is_fake, report.num_steps, report.batch_size) == (True, 2, 32)
+    parameters = 4 * (64 * 512 + 512 + 512 * 512 + 512 + 512 * 4 + 4)
+    assert report.by_category()["parameters"] == parameters
+    assert report.by_category()["optimizer state"] >= 2 * parameters
+    assert "epoch 0: 1.000" in capsys.readouterr().out  # what it reads is a stand-in
+    assert (DataLoader.__iter__, sys.argv) == (before, argv)
+    assert type(torch.zeros(1)) is torch.Tensor
+
+
+def test_fake_tensors_tell_what_real_ones_take(script):
+    fake, real = follow(str(script), ["64"]), follow(str(script), ["64"], fake=False)
+    assert real.num_steps == 2
+    assert fake.on("cpu").peak.batch_bytes == pytest.approx(real.on("cpu").peak.batch_bytes, rel=0.05, abs=1 << 16)
+    for category in ("parameters", "gradients", "optimizer state"):
+        assert fake.on("cpu").now.by_category()[category] == real.on("cpu").now.by_category()[category]
+
+
+def test_both_optimizers_of_a_gan_step_twice(tmp_path):
+    path = tmp_path / "gan.py"
+    path.write_text(
+        "import torch\nfrom torch import nn\n"
+        "g, d = nn.Linear(8, 16), nn.Linear(16, 1)\n"
+        "og, od = torch.optim.Adam(g.parameters()), torch.optim.SGD(d.parameters(), lr=0.1, momentum=0.9)\n"
+        "while True:\n"
+        "    od.zero_grad(); d(g(torch.randn(4, 8)).detach()).mean().backward(); od.step()\n"
+        "    og.zero_grad(); d(g(torch.randn(4, 8))).mean().backward(); og.step()\n"
+    )
+    report = follow(str(path))
+    assert report.num_steps == 4
+    assert report.on().now.by_category()["optimizer state"] == 2 * 4 * (8 * 16 + 16) + 2 * 4 + 4 * 17
+
+
+def test_a_script_that_fake_tensors_cannot_follow_fails_with_its_line(script):
+    with pytest.raises(Failed, match=r"numpy.* at train\.py:22"):
+        follow(str(script), ["8", "numpy"])
+
+
+def test_a_script_that_trains_by_hand_is_followed_for_a_while(tmp_path):
+    path = tmp_path / "by_hand.py"
+    path.write_text("import torch\nw = torch.zeros(4, requires_grad=True)\nwhile True:\n    w.grad = None\n    (w * w).sum().backward()\n")
+    assert follow(str(path)).num_steps == 0
+
+
+def test_the_command_falls_back_to_real_steps_says_so_and_answers_with_one_document(script, sonde):
+    done = sonde("memory", "--json", "--batch-size", "64", "train.py", "16", "numpy")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)  # what the script prints is not in it
+    assert "epoch 0" in done.stderr
+    assert "fake tensors could not be used (RuntimeError: .numpy()" in document["notes"][0]
+    assert (document["is_fake"], document["batch_size"], document["forecast"]["batch_size"]) == (False, 16, 64)
+    assert document["forecast"]["peak_bytes"] > document["devices"]["cpu"]["peak"]["usage"]["total"]
+
+
+def test_a_script_that_leaves_early_is_told_of(tmp_path):
+    (tmp_path / "tiny.py").write_text("import sys\nsys.exit(3)\n")
+    assert "left with 3" in follow(str(tmp_path / "tiny.py")).notes[0]
+
+
+def test_a_script_that_is_not_there_gets_a_letter(sonde):
+    done = sonde("memory", "tran.py")
+    assert done.returncode == 2
+    assert done.stderr.startswith("sonde: no file tran.py here.")
