@@ -129,7 +129,7 @@ class LossScaleCollapse:
         if origin:
             found |= {"operation": str(origin.get("operation", "")), "key": str(origin.get("key", ""))}
         if by:
-            found["not finite because of"] = "the scale" if by == "scale" else "the numbers themselves"
+            found["made_by"] = "the scale" if by == "scale" else "the numbers themselves"
         if self.told.get("where"):
             found["first_gradient"] = str(self.told["where"])
         if self.told.get("reason"):
