@@ -22,15 +22,18 @@ def given_to(rerun: Rerun) -> list[Tensor]:
     return [tensor for tensor in seen.values() if tensor.dim() and not tensor.requires_grad]
 
 
-def picked(value: Any, samples: Tensor, num: int, dim: int, *, flat: bool) -> Any:
-    """Some samples of whatever has the size of the batch; flattened sequences have a multiple of it."""
+def picked(value: Any, samples: Tensor, num: int, dim: int, *, flat: Any) -> Any:
+    """Some samples of whatever has the size of the batch; flattened sequences have a multiple of it. `flat` may be what the value is an
+    index of, in place of True."""
     if isinstance(value, Tensor):
         if dim and value.dim() > dim and value.shape[dim] == num and not value.requires_grad:
             return value.index_select(dim, samples.to(value.device))
         if not value.dim() or value.requires_grad or value.shape[0] < num or value.shape[0] % num:
             return value
-        if _counts(value, num):
+        places = isinstance(flat, Tensor) and flat.dim() > 0 and len(flat) not in (num, len(samples))  # in a dataset, not in the batch
+        if not places and _counts(value, num):
             return value[: len(samples)]
+        flat = flat is not False
         per_sample = value.shape[0] // num
         if per_sample > 1 and (not flat or value.dim() > 1):
             return value

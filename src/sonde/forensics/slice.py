@@ -19,7 +19,7 @@ from sonde.errors import SondeError
 from sonde.forensics.effects import MISSING, Effects, covers, effects_of, effects_of_all, lookup, objection, overlaps, place_of
 
 RESULT = "_sonde_result"
-PICK = "_sonde_pick"  # (value, whether it may be a flattened batch): that value for some of the samples
+PICK = "_sonde_pick"  # (value, whether it may be a flattened batch, or what it is an index of): that value for some of the samples
 CALL = "_sonde_call"  # calls a model as it was called in the step: (its number in `Reader.modules`)
 MAX_ROUNDS = 200
 
@@ -206,8 +206,11 @@ class _Rename(ast.NodeTransformer):
 class _Picking(ast.NodeTransformer):
     """Sends what is used through PICK: `x`, `batch.x`, `y[i : i + 16]`. Functions that are called are left as they are."""
 
+    indexed: ast.expr | None = None  # in x[places]: x
+
     def _wrap(self, node: Any, *, flat: bool) -> ast.expr:
-        call = ast.Call(func=ast.Name(PICK, ast.Load()), args=[node, ast.Constant(flat)], keywords=[])
+        how = copy.deepcopy(self.indexed) if flat and self.indexed is not None else ast.Constant(flat)
+        call = ast.Call(func=ast.Name(PICK, ast.Load()), args=[node, how], keywords=[])
         return ast.copy_location(call, node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
@@ -231,8 +234,10 @@ class _Picking(ast.NodeTransformer):
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         if not isinstance(node.ctx, ast.Load):
             return node
-        node.value = self._wrap(node.value, flat=False) if place_of(node.value) else self.visit(node.value)
+        outer, self.indexed = self.indexed, node.value if place_of(node.value) else None
         node.slice = self.visit(node.slice)
+        self.indexed = outer
+        node.value = self._wrap(node.value, flat=False) if place_of(node.value) else self.visit(node.value)
         return self._wrap(node, flat=False)
 
 
