@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from sonde.profiles.advice import template
 from sonde.profiles.data import UNKNOWN, LayerCost, ProfileReport, Spread
 from sonde.rules.words import listing
 
@@ -48,6 +49,14 @@ class ProfileComparison:
     @property
     def changed(self) -> tuple[LayerChange, ...]:
         return tuple(one for one in self.layers if one.verdict not in ("unchanged", "could not tell"))
+
+    @property
+    def grouped(self) -> tuple[LayerChange, ...]:
+        """The layers, those of a stack that have one class and one verdict as one: its times are their sums."""
+        groups: dict[tuple[str, str, str], list[LayerChange]] = {}
+        for one in self.layers:
+            groups.setdefault((template(one.path), one.kind, one.verdict), []).append(one)
+        return tuple(_joined(group) for group in groups.values())
 
     def summary(self, *, width: int = 80) -> str:
         """As text for a terminal."""
@@ -101,6 +110,13 @@ def _added(spreads: Iterable[Spread]) -> Spread:
         return UNKNOWN
     median, low, high = (math.fsum(part[at] for part in parts) for at in range(3))
     return Spread(median, low, high, min(part.num for part in parts))
+
+
+def _joined(group: Sequence[LayerChange]) -> LayerChange:
+    if len(group) == 1:
+        return group[0]
+    path, kind = template(group[0].path), f"{group[0].kind} ×{len(group)}"
+    return LayerChange(path, kind, _added(one.before for one in group), _added(one.after for one in group), group[0].verdict)
 
 
 def _change(path: str, kind: str, before: Spread, after: Spread, whole_ms: float) -> LayerChange:

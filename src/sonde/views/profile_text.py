@@ -90,17 +90,14 @@ def comparison_text(comparison: ProfileComparison, *, width: int = 80) -> str:
 
 def told_changes(comparison: ProfileComparison, limit: int) -> tuple[list[LayerChange], str]:
     """The layers to show: those that changed, and, where few did, the most expensive of the others; and what is left out, in words."""
-    changed = list(comparison.changed)
-    others = [one for one in comparison.layers if one not in changed]
-    others.sort(key=lambda one: -_known(one.after))
-    told = (changed + others[: max(limit // 2 - len(changed), 0)])[:limit]
-    order = {id(one): place for place, one in enumerate(comparison.layers)}
-    told.sort(key=lambda one: order[id(one)])
-    hidden = [one for one in comparison.layers if not any(one is other for other in told)]
-    num_changed = sum(one in changed for one in hidden)
-    if not hidden:
-        return told, ""
-    return told, f"{counted(len(hidden), 'more layer')}, {num_changed or 'none'} of them changed"
+    every = comparison.grouped
+    by_cost = sorted(every, key=lambda one: (one.verdict in ("unchanged", "could not tell"), -_known(one.after)))
+    num_changed = sum(one.verdict not in ("unchanged", "could not tell") for one in every)
+    shown = {id(one) for one in by_cost[: min(max(num_changed, limit // 2), limit)]}
+    hidden = [one for one in every if id(one) not in shown]
+    changed = sum(one.verdict not in ("unchanged", "could not tell") for one in hidden)
+    left_out = f"{counted(len(hidden), 'more row')}, {changed or 'none'} of them changed" if hidden else ""
+    return [one for one in every if id(one) in shown], left_out
 
 
 def _plain(renderable: object, width: int) -> str:
@@ -265,7 +262,7 @@ def _table(head: Sequence[str], body: Sequence[Sequence[str]], options: ConsoleO
 def _changes(changes: Sequence[LayerChange], options: ConsoleOptions, what: str) -> Iterator[Text]:
     fixed = 8 + 16 + 8 + 16 + 7 + 12
     compact = options.max_width < NAME_WIDTH[0] + fixed
-    names = [one.path or "(the model)" for one in changes]
+    names = [f"{one.path or '(the model)'} {_times(one.kind)}".rstrip() for one in changes]
     widest = max([cell_len(printable(name)) for name in names] + [len(what)])
     room = options.max_width - (fixed - 32 if compact else fixed)
     width = max(min(widest, room), 8)
@@ -279,6 +276,11 @@ def _changes(changes: Sequence[LayerChange], options: ConsoleOptions, what: str)
                 cells.append((f" {_range(side):<15}", "dim"))
         cells += [f"{factor(one.ratio):>7}", ("  " + one.verdict, VERDICTS.get(one.verdict, "dim"))]
         yield line(*cells)
+
+
+def _times(kind: str) -> str:
+    """`×4` of `Linear ×4`: a row that stands for several."""
+    return f"×{kind.rpartition(' ×')[2]}" if " ×" in kind else ""
 
 
 def _fitted_end(text: str, width: int) -> str:
