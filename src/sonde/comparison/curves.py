@@ -82,14 +82,15 @@ def _compare(series: str, a: Columns, b: Columns) -> LossComparison:
     common, in_a, in_b = np.intersect1d(steps_a, steps_b, assume_unique=True, return_indices=True)
     side, left = _where_b_ends(common, losses_a[in_a], losses_b[in_b])
     curves = windows(steps_a, losses_a), windows(steps_b, losses_b)
+    ends = level_of(steps_a, losses_a), level_of(steps_b, losses_b)
     until_s = min(a.total_s, b.total_s)
     return LossComparison(
         series=series,
         num_common=len(common),
-        final_a=level_of(steps_a, losses_a),
-        final_b=level_of(steps_b, losses_b),
-        best_a=_best(curves[0]),
-        best_b=_best(curves[1]),
+        final_a=ends[0],
+        final_b=ends[1],
+        best_a=_best(curves[0], ends[0]),
+        best_b=_best(curves[1], ends[1]),
         equal_step_a=level_of(common, losses_a[in_a]),
         equal_step_b=level_of(common, losses_b[in_b]),
         equal_time_s=until_s,
@@ -170,12 +171,10 @@ def _level_at(columns: Columns, steps: Steps, losses: Floats, until_s: float) ->
     return level_of(steps[:num], losses[:num])
 
 
-def _best(curve: tuple[Window, ...]) -> Level:
-    finite = [window for window in curve if np.isfinite(window.median)]
-    if not finite:
-        return Level(-1, float("nan"))
-    best = min(finite, key=lambda window: window.median)
-    return Level(best.last, best.median)
+def _best(curve: tuple[Window, ...], end: Level) -> Level:
+    """The end is a window of its own, and often the best."""
+    levels = [Level(window.last, window.median) for window in curve] + [end]
+    return min((level for level in levels if np.isfinite(level.value)), key=lambda level: level.value, default=Level(-1, float("nan")))
 
 
 def _first_bad(steps: Steps, losses: Floats) -> int:
