@@ -8,6 +8,10 @@ def size(num_bytes: float) -> str:
     sign, num_bytes = ("-", -num_bytes) if num_bytes < 0 else ("", num_bytes)
     for unit in ("bytes", "KiB", "MiB"):
         if num_bytes < 1024:
-            return sign + (f"{num_bytes:.3g} {unit}" if unit != "bytes" else f"{num_bytes:.0f} bytes")
+            return f"{sign}{_short(num_bytes) if unit != 'bytes' else round(num_bytes)} {unit}"
         num_bytes /= 1024
-    return f"{sign}{num_bytes:.3g} GiB"
+    return f"{sign}{_short(num_bytes)} GiB"
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"

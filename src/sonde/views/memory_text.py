@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from sonde.units import size
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 MAX_MODULES = 10
 MAX_LEAKS = 5
 BAR = 20  # characters
+WIDTH, INDENT = 80, " " * 12
 LONGEST_PATH = 34  # characters: with five columns of numbers, 80 are not exceeded
 WORDS = {"forward": "in the forward", "backward": "in the backward", "optimizer": "in the optimizer's step"}
 SHORT = {"parameters": "params", "gradients": "grads", "optimizer state": "optimizer", "activations": "activations", "other": "other"}
@@ -31,7 +33,7 @@ def memory_text(report: MemoryReport) -> str:
         if modules:
             parts.append(text_table(("module", *SHORT.values()), modules, left=1))
             parts[-1] += f"\n{more}" if more else ""
-    lines = [printable(line) for line in _lines(report)]
+    lines = [row for line in _lines(report) for row in wrap(printable(line), WIDTH, subsequent_indent=INDENT)]
     return "\n\n".join([*parts, "\n".join(lines)] if lines else parts)
 
 

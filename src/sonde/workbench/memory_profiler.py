@@ -33,6 +33,7 @@ class MemoryProfiler:
         self._measured: Tracker | None = None  # that ran last
         self._leaks: LeakWatch | None = None
         self._kept: tuple[Kept, ...] = ()
+        self._looked_at = -1  # after how many steps leaks were last looked for
         self._snapshots: list[Snapshot] = []
         self._base = Base()
         self._began = perf_counter()
@@ -56,7 +57,7 @@ class MemoryProfiler:
         """Begin to see every operation. It costs some tens of microseconds for each."""
         if self._tracker is not None:
             raise SondeError("this memory profiler runs already. Call stop() first, or take a snapshot().")
-        self._leaks, self._kept = LeakWatch(), ()
+        self._leaks, self._kept, self._looked_at = LeakWatch(), (), -1
         self._snapshots.clear()
         tracker = Tracker(self._models, self._optimizers, on_step=self._leaks.step)
         self._began, self._base = tracker.book.began, Base.of(tracker)
@@ -87,6 +88,7 @@ class MemoryProfiler:
     def step(self) -> None:
         """A step of the training has ended: only needed where no torch optimizer steps, so that leaks can be told from the rest."""
         if self._leaks is not None:
+            self._looked_at = -1
             self._leaks.step()
 
     def snapshot(self, label: str) -> Snapshot:
@@ -125,7 +127,9 @@ class MemoryProfiler:
         )  # fmt: skip
 
     def _look_for_leaks(self) -> None:
-        if self._leaks is not None:
+        steps = self._tracker.num_steps if self._tracker is not None else 0
+        if self._leaks is not None and steps != self._looked_at:  # asking takes a second, and nothing has changed since
+            self._looked_at = steps
             self._kept = tuple(
                 Kept(one.holder, one.num_bytes, one.num_tensors, one.num_nodes, one.per_step_bytes, one.cause, one.fix)
                 for one in self._leaks.leaks()
