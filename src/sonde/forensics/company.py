@@ -53,7 +53,7 @@ def alone(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 def silence() -> AbstractContextManager[Any]:
     """Around what is run again, inside of whatever looks at it: whoever would speak to another process raises `CannotReplay` instead."""
-    return _Silence() if num_processes() > 1 else nullcontext()
+    return _Silence() if num_processes() > 1 else nullcontext()  # type: ignore[no-untyped-call]
 
 
 class _Inner:

@@ -65,8 +65,8 @@ class Origins:
         others = [(Kind.ACTIVATION, str(data.get("module", ""))), *((Kind.PARAMETER, name) for name in _strings(data.get("parameters")))]
         if data.get("what") == "gradient":
             others.insert(0, (Kind.GRADIENT, str(data.get("bad", ""))))
-        found = [given, *(course(kind, name) for kind, name in others if name)]
-        return list({one.name: one for one in found if one is not None}.values())[:MAX_COURSES]
+        shown = [given, *(course(kind, name) for kind, name in others if name)]
+        return list({one.name: one for one in shown if one is not None}.values())[:MAX_COURSES]
 
     def answer(self, rule: str, keys: Collection[str] | None = None) -> Answer:
         """A finding where the origin is one of these defects; without keys, where it is none that has a rule of its own."""
