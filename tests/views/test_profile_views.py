@@ -138,6 +138,12 @@ def test_sections_stand_under_the_section_around_them():
     assert re.search(r"^tokenise +10 +12\.0 +1\.20\n  pad +10 +4\.00 +0\.40$", text, re.MULTILINE)
 
 
+def test_what_is_in_no_layer_is_named_and_the_sum_is_said():
+    report = sample_profile(4)
+    text = " ".join(profile_text(report, width=80).split())
+    assert "in no layer optimizer 1.50 ms; data 0.50 ms. Layers and these add up to 100 % of the step" in text
+
+
 # ---- two profiles
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sonde.report import strict
 from sonde.views.printable import printable
-from sonde.views.profile_facts import facts, headline, phases, sections
+from sonde.views.profile_facts import facts, headline, outside, phases, sections
 from sonde.views.profile_text import profile_text, told_changes
 from sonde.views.profile_tree import Node, forest
 from sonde.views.quantities import NOTHING, factor, large, milliseconds, whole_percent
@@ -142,6 +142,7 @@ def _flames(report: ProfileReport) -> str:
     legend = "".join(
         f'<span class="tone{tone}"><i></i>{html_text(kind)}</span>' for tone, kind in enumerate(_kinds(report)[:NUM_TONES])
     )
+    beside = f'<p class="story">In no layer: {html_text(text)}.</p>' if (text := outside(report)) else ""
     fallback = "\n".join(html_text(row) for row in profile_text(report, width=100).split("\n"))
     return (
         '<h2>Layers</h2><div id="flames"><div class="tools"><input id="find" type="search" placeholder="find a layer or class" '
@@ -149,7 +150,7 @@ def _flames(report: ProfileReport) -> str:
         '<span class="keys">click or Enter zooms in, Esc out, arrows walk</span></div>'
         '<output id="said" aria-live="polite">A box is a layer. What lies below, it calls; what is bare, it does itself.</output>'
         f'<div class="panels" tabindex="0" role="application" aria-label="time of layers, forward and backward">{"".join(panels)}</div>'
-        f'<div class="legend">{legend}</div></div><noscript><pre>{fallback}</pre></noscript>'
+        f'<div class="legend">{legend}</div>{beside}</div><noscript><pre>{fallback}</pre></noscript>'
         f'<script type="application/json" id="profile">{encoded}</script>'
     )
 

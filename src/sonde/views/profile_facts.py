@@ -42,6 +42,15 @@ def phases(report: ProfileReport) -> list[tuple[str, Spread, float]]:
     return [(name, spread, report.share(spread.median_ms)) for name, spread in report.phases.items() if spread.is_known]
 
 
+def outside(report: ProfileReport) -> str:
+    """What the step does in no layer, and how much of it is accounted for; empty where that is not known."""
+    parts = sorted(((ms, name) for name, ms in report.remainder.items() if ms > 0), reverse=True)
+    if not parts or not report.step.is_known:
+        return ""
+    named = "; ".join(f"{name} {milliseconds(ms)} ms" for ms, name in parts)
+    return f"{named}. Layers and these add up to {whole_percent(report.share(report.accounted_ms))} of the step"
+
+
 def sections(report: ProfileReport) -> list[tuple[str, str, str, str]]:
     """Rows of sections, those inside others indented: name, calls, total, one call."""
     inside: dict[str, list[int]] = {}

@@ -15,7 +15,7 @@ from rich.text import Text
 from sonde.views.lines import Part, line, paragraph
 from sonde.views.numbers import counted
 from sonde.views.printable import printable
-from sonde.views.profile_facts import facts, phases, sections
+from sonde.views.profile_facts import facts, outside, phases, sections
 from sonde.views.profile_tree import Node, rows
 from sonde.views.quantities import NOTHING, factor, large, milliseconds, whole_percent
 
@@ -47,6 +47,9 @@ class Profile:
         if report.layers:
             yield line()
             yield from _tree(report, options, self.max_rows)
+            if text := outside(report):
+                yield line()
+                yield from paragraph(text, width, label=("in no layer", "dim"), indent=INDENT, style="dim")
         if report.sections:
             yield line()
             yield from _table(("section", "calls", "total ms", "one call ms"), sections(report), options)
