@@ -63,7 +63,7 @@ def test_what_helped_is_measured_together(tuning):
     assert {each.family for each in together.proposals} == {"workers", "optimizer"}
     assert together.gain.num_runs == 2
     assert together.loss.kind in ("same", "close")
-    assert result.recommended.gain.factor == max(each.gain.factor for each in (*result.results, together) if each.standing == "recommended")
+    assert result.recommended.gain.low == max(each.gain.low for each in (*result.results, together) if each.standing == "recommended")
 
 
 def test_the_speed_up_is_real_when_the_changes_are_made_by_hand(tuning, folder, processes):

@@ -61,6 +61,12 @@ def test_a_combination_that_is_worse_than_one_of_its_parts_is_not_recommended():
     assert replace(TUNING, together=(together,)).recommended.name == "workers=2"
 
 
+def test_of_two_that_help_the_surer_one_is_recommended():
+    lucky = Measured((WORKERS,), Gain(2.2, 1.2, 2.4, 3, "faster"), SAME)
+    sure = Measured((WORKERS, FUSED), Gain(1.9, 1.8, 2.0, 3, "faster"), SAME)
+    assert replace(TUNING, results=(lucky,), together=(sure,)).recommended is sure
+
+
 def test_a_faster_training_that_is_not_the_same_is_never_recommended():
     departs = Measured((FUSED,), FASTER, LossCheck("departs", 0.31, 4, 20))
     other = Measured((BATCH,), FASTER, LossCheck("unknown"))

@@ -90,9 +90,12 @@ class Tuning:
 
     @property
     def recommended(self) -> Measured | None:
-        """The fastest that keeps the training as it is: a combination or a single change; None where nothing helps."""
+        """The surest of those that keep the training as it is: a combination or a single change; None where nothing helps.
+
+        The one whose worst comparison is the best: on a noisy machine, the best median is a matter of luck.
+        """
         good = [each for each in (*self.results, *self.together) if each.standing == "recommended"]
-        return max(good, key=lambda each: each.gain.factor if each.gain else 0.0, default=None)
+        return max(good, key=lambda each: each.gain.low if each.gain else 0.0, default=None)
 
     def to_dict(self) -> dict[str, Any]:
         best = self.recommended

@@ -129,7 +129,7 @@ def _best_of_families(results: Iterable[Measured]) -> list[Measured]:
 
 
 def _combine(bench: Bench, results: Sequence[Measured], repeats: int, together: list[tuple[Proposal, ...]]) -> None:
-    """All that helped at once. Changes may be in each other's way: while one alone is better, the weakest is left out."""
+    """All that helped at once. Changes may be in each other's way: while one alone is clearly better, the weakest is left out."""
     helpful = _best_of_families(results)
     while len(helpful) > 1:
         proposals = tuple(proposal for each in helpful for proposal in each.proposals)
@@ -141,7 +141,8 @@ def _combine(bench: Bench, results: Sequence[Measured], repeats: int, together: 
             if bench.has_failed(name_of(proposals)):
                 break
             bench.baseline()
-        if _factor(bench.result(proposals)) >= _factor(helpful[0]):
+        alone = helpful[0].gain
+        if alone is None or _factor(bench.result(proposals)) >= alone.low:
             return
         helpful = helpful[:-1]
 
