@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from time import perf_counter_ns
+from time import perf_counter, perf_counter_ns
 from typing import Any
 
 import torch
@@ -20,8 +20,11 @@ from sonde.forensics.restore import as_before
 from sonde.profiles import ProfileReport
 from sonde.workbench.profiling.assemble import assemble, dtype_and_device
 from sonde.workbench.profiling.doors import Doors
+from sonde.workbench.profiling.quiet import num_quiet
 from sonde.workbench.profiling.recorder import Kind, Recorded, Recorder, plan
 from sonde.workbench.profiling.tape import Read
+
+PATIENCE_S = 1.0  # at most, and as long again at most, for more steps where other programs disturbed some
 
 Loss = Callable[[Any], Tensor]
 
@@ -50,8 +53,13 @@ def measure_alone(
         doors = Doors({"": body}, eager=True)
         recorder = Recorder(doors, left_out=[*body.parameters(), *body.buffers()], read=read or clock(device))
         step = _Step(body, args, kwargs, loss, optimizer, recorder, backward)
+        began = perf_counter()
         for kind in plan(warmup, repeats):
             step.run(kind)
+        until = perf_counter() + min(perf_counter() - began, PATIENCE_S)
+        while num_quiet(recorder.recorded) < repeats and perf_counter() < until:
+            step.run("bare")
+            step.run("timed")
         if not backward:
             step.notes.append("the forward alone was timed, without gradients")
         if compiled:

@@ -5,30 +5,35 @@ from __future__ import annotations
 import platform
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from sonde.profiles import LayerCost, ProfileReport, Spread
 from sonde.profiles.data import PHASES, UNKNOWN
+from sonde.rules.words import number
 from sonde.workbench.profiling.correction import corrected
 from sonde.workbench.profiling.doors import Doors, Layer
 from sonde.workbench.profiling.figures import Cost, Figures
 from sonde.workbench.profiling.peak import peak_flops_per_s
+from sonde.workbench.profiling.quiet import least_disturbed
 from sonde.workbench.profiling.recorder import Recorded
 
+DISTURBED = 1.15  # a factor between the step and the sum of its parts: they agree within a few per cent on a quiet machine
 _NOTHING = Cost()
 
 
 def assemble(
     recorded: Recorded, doors: Doors, *, title: str, dtype: torch.dtype, device: torch.device, notes: Sequence[str] = ()
 ) -> ProfileReport:
+    recorded = least_disturbed(recorded)
     timed = corrected(recorded)
     flops = recorded.flops or Figures()
     num_samples, num_tokens, batch = _batch(recorded)
     order = dict.fromkeys(layer for step in timed for layer in step.layers)
     backward = any(step.backward for step in timed)
-    return ProfileReport(
+    report = ProfileReport(
         title=title,
         layers=tuple(
             _layer(doors.layers[layer], layer, recorded, timed, with_backward=backward) for layer in _outer_first(order, doors.layers)
@@ -47,6 +52,18 @@ def assemble(
         own_cost=_own_cost(recorded),
         spans=tuple(sorted(recorded.spans, key=lambda span: (span.step, span.start_ms, -span.duration_ms))),
     )
+    return replace(report, notes=(*report.notes, *_disturbed(report)))
+
+
+def _disturbed(report: ProfileReport) -> Iterator[str]:
+    """A step is long when anything in it was disturbed, a layer when it was itself: on a busy machine the two no longer agree."""
+    share = report.accounted_ms / report.step.median_ms if report.step.median_ms > 0 else 1.0
+    if not 1 / DISTURBED < share < DISTURBED:
+        busy = report.utilisation.get("busy_cores", float("nan"))
+        yield (
+            f"layers and remainder add up to {share:.0%} of the step: other programs disturbed it (this one kept {number(float(busy))} "
+            "cores busy). Profile again when the machine is quieter, or with more repeats"
+        )
 
 
 def environment(dtype: torch.dtype, device: torch.device) -> dict[str, str]:
@@ -135,8 +152,8 @@ def _batch(recorded: Recorded) -> tuple[int | None, int | None, str]:
 
 
 def _own_cost(recorded: Recorded) -> float:
-    pairs = [timed["step"] / bare["step"] for timed, bare in zip(recorded.timed_ms, recorded.bare) if bare["step"] > 0]
-    return statistics.median(pairs) if pairs else float("nan")
+    bare, timed = (statistics.median([step["step"] for step in steps] or [0.0]) for steps in (recorded.bare, recorded.timed_ms))
+    return timed / bare if bare > 0 else float("nan")
 
 
 def _notes(recorded: Recorded, doors: Doors, device: torch.device) -> Iterator[str]:

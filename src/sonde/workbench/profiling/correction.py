@@ -24,12 +24,12 @@ def corrected(recorded: Recorded) -> list[Figures]:
 
 
 def _each(recorded: Recorded, phase: str, alone: int, took: Callable[[Figures], int], num: Callable[[Figures], int]) -> float:
-    pairs = [
-        (took(timed) - bare.get(phase, 0.0) * 1e6) / num(timed)
-        for timed, bare in zip(recorded.timed, recorded.bare)
-        if num(timed)
-    ]
-    return min(max(statistics.median(pairs), LEAST * alone), MOST * alone) if pairs else 0.0
+    steps = [step for step in recorded.timed if num(step)]
+    if not steps or not recorded.bare:
+        return 0.0
+    bare_ms = statistics.median(step.get(phase, 0.0) for step in recorded.bare)
+    added = statistics.median(map(took, steps)) - bare_ms * 1e6
+    return min(max(added / statistics.median(map(num, steps)), LEAST * alone), MOST * alone)
 
 
 def _step(step: Figures, door: float, node: float) -> Figures:

@@ -26,7 +26,7 @@ from sonde.workbench.profiling.flops import FlopCounter
 from sonde.workbench.profiling.graph import Nodes
 from sonde.workbench.profiling.kept import KeptBytes
 from sonde.workbench.profiling.tape import Around, Read, Tape
-from sonde.workbench.profiling.utilisation import Utilisation
+from sonde.workbench.profiling.utilisation import Utilisation, switches
 
 Kind = Literal["warmup", "bare", "timed", "flops", "memory"]
 MAX_SPANS = 20_000  # a trace of the first steps: more is slow to open and says the same
@@ -52,6 +52,8 @@ class Recorded:
     bare: list[dict[str, float]] = field(default_factory=list)  # milliseconds by phase, and "step"
     timed: list[Figures] = field(default_factory=list)
     timed_ms: list[dict[str, float]] = field(default_factory=list)  # as for bare ones; what the profiler does itself is in "other"
+    bare_switches: list[int] = field(default_factory=list)  # how often others took the processor away, by step
+    timed_switches: list[int] = field(default_factory=list)
     flops: Figures | None = None
     kept: Figures | None = None
     batches: dict[int, list[Batch]] = field(default_factory=dict)  # by layer, of one step
@@ -75,7 +77,7 @@ class Recorder:
         self._around = ExitStack()  # of the backward that is under way
         self._phases: dict[str, int] = {}
         self._open: dict[str, int] = {}
-        self._began = 0
+        self._began = self._switches = 0
         self._zero: int | None = None  # when the first timed step began
         self._counter: FlopCounter | None = None
         self._batches: list[tuple[int, Batch]] = []  # with the place that the call has on the tape
@@ -94,6 +96,7 @@ class Recorder:
         tape.start()
         if kind == "bare":
             self.recorded.utilisation.begin()
+        self._switches = switches()
         self._began = self._read()
 
     def _tape_for(self, kind: Kind) -> Tape:
@@ -150,6 +153,7 @@ class Recorder:
     def end_step(self, *, keep: bool = True) -> None:
         """`keep` is False where the step failed: nothing of it is kept."""
         ended = self._read()
+        num_switches = switches() - self._switches
         tape, self._tape = self._tape, None
         if tape is None:
             return
@@ -162,12 +166,13 @@ class Recorder:
         if self._kind == "bare":
             self.recorded.utilisation.pause()
         if keep:
-            self._keep(tape, ended)
+            self._keep(tape, ended, num_switches)
 
-    def _keep(self, tape: Tape, ended: int) -> None:
+    def _keep(self, tape: Tape, ended: int, num_switches: int) -> None:
         recorded = self.recorded
         if self._kind == "bare":
             recorded.bare.append(self._times(figures(tape), ended))
+            recorded.bare_switches.append(num_switches)
         elif self._kind == "timed":
             self._zero = self._began if self._zero is None else self._zero
             if len(recorded.spans) < MAX_SPANS:
@@ -175,6 +180,7 @@ class Recorder:
             found = figures(tape)
             recorded.timed.append(found)
             recorded.timed_ms.append(self._times(found, ended))
+            recorded.timed_switches.append(num_switches)
         elif self._kind == "flops":
             recorded.flops = figures(tape)
             for place, batch in self._batches:

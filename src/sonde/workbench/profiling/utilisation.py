@@ -8,6 +8,11 @@ from typing import Any
 
 import torch
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
 
 class Utilisation:
     """Measures over the steps between `begin` and `pause`, which may alternate."""
@@ -45,6 +50,11 @@ class Utilisation:
 
 def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def switches() -> int:
+    """How often the system took the processor from this process for another; 0 where it does not say."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource is not None else 0
 
 
 def other_load(own: float) -> float | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from typing import Any, Concatenate, ParamSpec, cast
@@ -186,7 +186,7 @@ class StepWatcher:
     def fetch_ended(self, batch: Any) -> None:
         self._end("data")
 
-    def phase_begins(self, phase: str, call: str, **about: Any) -> None:
+    def phase_begins(self, phase: str, call: str, about: Mapping[str, Any]) -> None:
         if phase == "data":
             self._begin_contained(phase)
 
