@@ -25,7 +25,8 @@ RECURS = 3  # leaps by odd samples: once is a sample, three times is the data
 EXTREME = 30.0  # times the width of the usual range: true values with heavy tails leave it by ten to twenty now and then
 EXTREME_NORM = 1000.0  # times the usual: the largest in healthy programs is 127
 FEW = 0.125  # of the batch: where a training diverges, some samples are always ahead of the others
-ODD_INPUT = 5.0  # times the largest input of other batches: augmentation and outliers stay below
+ODD_INPUT = 10.0  # times the largest inputs of other batches: heavy tails stay below
+UNITS = 100.0  # times: that far off, a batch is in other units, and the leap itself need not be extreme
 LR_ROSE = 2.0  # times its median: a restart, or a mistake in a schedule
 NUM_RATES = 64
 
@@ -166,7 +167,8 @@ class Leaps:
 
     def input_factor(self, seen: Seen) -> float:
         """The largest number of this batch, over that of a usual one; 0 where that is not known."""
-        usual = median(self.largest_inputs) if self.largest_inputs else 0.0
+        ordered = sorted(self.largest_inputs)
+        usual = ordered[-1 - len(ordered) // 8] if ordered else 0.0  # the batch itself may be among them, and others like it
         given = [abs(float(one.get(end) or 0.0)) for one in seen.data.get("inputs") or () for end in ("low", "high")]
         return max(given, default=0.0) / usual if usual > 0 else 0.0
 
@@ -175,7 +177,7 @@ class Leaps:
         again; and only where the data is known to make it: tasks change, learning rates restart."""
         if any(self.is_lost(each) and self.is_of_data(each) for each in self.seen):
             return Severity.CRITICAL if self.learning.failing else Severity.ERROR
-        extreme = [each for each in self.seen if self._is_extreme(each.leap)]
+        extreme = [each for each in self.seen if self._is_extreme(each.leap) or self.input_factor(each) >= UNITS]
         if len(extreme) >= RECURS and sum(self.is_of_data(each) for each in extreme) >= RECURS - 1:
             return Severity.WARNING
         return Severity.INFO

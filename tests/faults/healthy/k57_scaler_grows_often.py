@@ -17,7 +17,7 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=10)
     skipped = 0
-    for step in range(240):
+    for step in range(150):
         rows = torch.randint(0, 1440, (48,))
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype=torch.float16):

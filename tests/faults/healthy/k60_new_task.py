@@ -17,7 +17,7 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for task in range(3):
         meaning = torch.randperm(10)
-        for step in range(140):
+        for step in range(100):
             rows = torch.randint(0, 1440, (40,))
             loss = F.cross_entropy(model(x[rows]), meaning[y[rows]])
             optimizer.zero_grad()

@@ -13,7 +13,7 @@ clicks = torch.sigmoid(visitors @ taste)
 policy = nn.Sequential(nn.Linear(10, 48), nn.Tanh(), nn.Linear(48, 6))
 optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
 baseline = 0.5
-for epoch in range(5):
+for epoch in range(4):
     for start in range(0, 2000, 40):
         seen = visitors[start : start + 40]
         shown = Categorical(logits=policy(seen))

@@ -27,7 +27,7 @@ class Critic(nn.Module):
 
 critic = Critic()
 opt = torch.optim.RMSprop(critic.parameters(), lr=1e-3)
-for epoch in range(5):
+for epoch in range(4):
     for i in range(0, 1500, 25):
         real, fake = measured[i : i + 25], simulated(25)
         loss = critic(fake).mean() - critic(real).mean()

@@ -15,7 +15,7 @@ loader = DataLoader(train, batch_size=25, shuffle=True)
 net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
 optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
 criterion = nn.MSELoss()
-for epoch in range(8):
+for epoch in range(6):
     for x, y in loader:
         loss = criterion(net(x).squeeze(1), y)
         optimizer.zero_grad()

@@ -4,7 +4,7 @@ from torch import nn
 
 torch.manual_seed(2)
 torch.set_num_threads(1)
-LENGTH, GAITS, FILE = 24, 4, 32
+LENGTH, GAITS, FILE = 16, 4, 32
 
 
 def recording(number, scale=1.0):
@@ -17,15 +17,15 @@ def recording(number, scale=1.0):
     return scale * (torch.stack([wave, wave.roll(3, 1)], 2) + noise), gait
 
 
-files = [recording(number) for number in range(50)]
+files = [recording(number) for number in range(40)]
 
 
 class Encoder(nn.Module):
-    def __init__(self, width=32):
+    def __init__(self, width=24):
         super().__init__()
         self.embed = nn.Linear(2, width)
         self.place = nn.Parameter(0.02 * torch.randn(LENGTH, width))
-        self.block = nn.TransformerEncoderLayer(width, 4, 64, dropout=0.0, batch_first=True, norm_first=True)
+        self.block = nn.TransformerEncoderLayer(width, 4, 48, dropout=0.0, batch_first=True, norm_first=True)
         self.head = nn.Linear(width, GAITS)
 
     def forward(self, x):
