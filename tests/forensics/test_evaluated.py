@@ -163,6 +163,34 @@ def test_nan_that_the_training_puts_out_too_and_does_not_use_is_silent(tmp_path)
     assert not [*events(tmp_path / "run", "origin"), *events(tmp_path / "run", "nonfinite")]
 
 
+class Ratio(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.fc(x) / (x[:, :1] > 0.5)
+
+
+@pytest.mark.parametrize("in_training", [False, True])
+def test_a_division_by_zero_is_bad_unless_the_training_puts_it_out_too(in_training, tmp_path):
+    model = Ratio()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True):
+        for _ in range(3):
+            x = torch.rand(64, 4) if in_training else torch.rand(64, 4) / 2 + 0.5
+            optimizer.zero_grad()
+            out = model(x)[x[:, 0] > 0.5]
+            F.cross_entropy(out, (x[x[:, 0] > 0.5, 1] > 0.7).long()).backward()
+            for p in model.parameters():
+                p.grad.nan_to_num_()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            model(torch.rand(64, 4))
+    assert [data["key"] for data in events(tmp_path / "run", "origin")] == ([] if in_training else ["division-by-zero"])
+
+
 def test_raise_stops_at_the_model_that_was_called(tmp_path):
     with pytest.raises(sonde.NonFiniteError, match="put out in evaluation") as caught:
         trained(Then(lambda out: out / 0 * 0), tmp_path, lambda model: model(torch.randn(8, 4)), anomaly_detection_mode="raise")
@@ -212,3 +240,48 @@ def test_a_capsule_of_an_evaluation_replays(tmp_path):
     assert not capsule.is_grad_enabled
     assert capsule.about == {"what": "evaluation", "bad": ""}
     assert is_same(capsule.origin, replay(capsule, Scaled()))
+
+
+SCRIPT = '''
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.fc(x) / x.norm(dim=1, keepdim=True)
+
+
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(2):
+    optimizer.zero_grad()
+    model(torch.ones(3, 4)).mean().backward()
+    optimizer.step()
+model.eval()
+with torch.no_grad():
+    out = model(torch.{rows}(3, 4))
+print("never in a replay")
+'''
+
+
+def test_a_capsule_of_an_evaluation_replays_in_a_script_and_ends_with_the_models_call(tmp_path, capsys):
+    pytest.importorskip("safetensors")
+    from sonde.forensics.capsule import load_capsule
+    from sonde.forensics.replay import is_same
+    from sonde.forensics.stage import replay_script
+
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.replace("{rows}", "zeros"), encoding="utf-8")
+    with sonde.DebugSession(DebugConfig(save_debug_info=True), to=tmp_path / "run", strict=True):
+        exec(compile(script.read_text(encoding="utf-8"), str(script), "exec"), {"__name__": "__main__"})
+    (data,) = events(tmp_path / "run", "origin")
+    capsys.readouterr()
+    script.write_text(SCRIPT.replace("{rows}", "ones"), encoding="utf-8")  # other data, as on another machine
+    capsule = load_capsule(tmp_path / "run" / data["capsule"])
+    assert is_same(capsule.origin, replay_script(capsule, str(script)).origin)
+    assert "never" not in capsys.readouterr().out

@@ -2,7 +2,7 @@
 
 A forward without gradients, or of a model in evaluation mode, ends in no loss that the guard would see. So what the model puts out is
 looked at, as often as a small share of the evaluation's own time allows. Here NaN is bad, and Inf may be: logits are masked with -Inf, and
-the logarithm of a probability of 0 is -Inf. Whether an Inf is meant is asked once per run.
+the logarithm of a probability of 0 is -Inf. Whether an Inf is meant is asked once per run; what the training puts out too is.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class Evaluations:
         """A forward of the training, on an observed step. Rows of padding may be NaN, and nobody uses them: not in evaluation either."""
         if not self._nan_is_usual:
             bad = _bad_numbers(output)
-            self._nan_is_usual = bad is not None and bad[1] > 0
+            if bad is not None:
+                self._nan_is_usual = bad[1] > 0
+                self._inf_is_meant = self._inf_is_meant or bad[2] > 0
 
     def _tell(self, call: Call, step: int, num: int, num_nan: int, num_inf: int) -> None:
         only_inf = num_nan == 0

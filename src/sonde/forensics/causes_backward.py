@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from sonde.forensics.case import HALF, Case, Told, among, count, largest, remedy_of_log
+from sonde.forensics.case import Case, Told, among, count, largest, remedy_of_log
 
 
 def explain_backward(case: Case, operation: str) -> Told | None:

@@ -1,8 +1,8 @@
 """A forward in evaluation that put out a bad number, run again to see who made it and for which samples.
 
 Nothing follows from such an output, so the model is all there is to run: on the same inputs, in the same modes, with the same random
-numbers. NaN is never meant. Inf is, unless a number outgrew its type: logits are masked with -Inf, and the logarithm of a probability of
-0 is -Inf.
+numbers. NaN is never meant. Inf may be, unless a number outgrew its type or was divided by 0: logits are masked with -Inf, and the
+logarithm of a probability of 0 is -Inf.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from sonde.forensics.origin import Origin
 from sonde.forensics.slice import CannotReplay
 from sonde.forensics.tracer import Tracer, is_finite
 
-OUTGROWN = frozenset({"overflow", "fp16-overflow", "exp-overflow", "unstable-softmax"})  # keys of defects
+# Defects by their keys: an Inf that they make is never meant. That of a logarithm may be: the probability of what cannot be is 0.
+NEVER_MEANT = frozenset({"overflow", "fp16-overflow", "exp-overflow", "unstable-softmax", "division-by-zero"})
 
 
 def origin_of_evaluation(call: Call, models: Mapping[str, nn.Module]) -> Origin | None:
@@ -37,7 +38,7 @@ def origin_of_evaluation(call: Call, models: Mapping[str, nn.Module]) -> Origin 
         raise CannotReplay(f"the model could not be run again ({type(error).__name__}: {error})"[:500]) from error
     if not bad:
         raise CannotReplay("the model was run again and its output was finite: it depends on something outside of the model")
-    if not is_nan and (found is None or not (found.key in OUTGROWN or found.phase == "parameter")):
+    if not is_nan and (found is None or not (found.key in NEVER_MEANT or found.phase == "parameter")):
         return None
     if found is None:
         raise CannotReplay("the model was run again and its output was bad, but no operation was seen to make it so")

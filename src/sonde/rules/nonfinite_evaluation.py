@@ -1,4 +1,4 @@
-"""A model puts out NaN, or a number that outgrew its type, when it is evaluated.
+"""A model puts out NaN, or an Inf that cannot be meant, when it is evaluated.
 
 What it finds    outputs of a model that are not finite in a forward without gradients, or in evaluation mode: a variance of one sample, a
                  division by an empty count, running statistics that were never filled, half precision that overflows.
@@ -6,10 +6,10 @@ Why it matters   no loss goes bad, so training looks fine. Averages over the eva
 How it knows     what the model puts out in evaluation is looked at, as often as 2 % of the evaluation's own time allows. A bad output is
                  made again with every operation looked at, on the same inputs and with the same random numbers; parts of the batch are
                  run to find the samples that trigger it.
-Known problems   -Inf in logits or log-probabilities is meant, and silent; an Inf counts only where a number outgrew its type (overflow), or
-                 a weight is Inf. NaN is silent where the training puts it out too and nothing comes of it: rows of padding that nobody
-                 uses. Where the training went bad before, the evaluation follows from that. Not every forward of a fast model is looked
-                 at, and outputs that are on a device are not looked at.
+Known problems   -Inf in logits or log-probabilities is meant, and silent; an Inf counts only where a number outgrew its type (overflow) or
+                 was divided by 0, or where a weight is Inf. What the training puts out too is silent, if nothing comes of it there: rows
+                 of padding that nobody uses. Where the training went bad before, the evaluation follows from that. Not every forward of
+                 a fast model is looked at, and outputs that are on a device are not looked at.
 Fix              what the finding says: it knows the operation and its inputs.
 """
 
