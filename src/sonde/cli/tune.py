@@ -87,12 +87,13 @@ def _with_progress(
 
         def show(what: str, trial: int, num_trials: int, step: int, num_steps: int) -> None:
             share = step / num_steps if num_steps else 0.0
+            known = num_trials > 1  # how many there will be is known when the script has run once
             bar.update(
                 task,
-                description=printable(f"trial {trial} of about {num_trials}: {what}"),
+                description=printable(f"trial {trial} of about {num_trials}: {what}" if known else f"trial {trial}: {what}"),
                 steps=f"step {step} of {num_steps}" if num_steps else f"step {step}",
                 completed=trial - 1 + min(share, 1.0),
-                total=num_trials,
+                total=num_trials if known else None,
             )
 
         return measure(
