@@ -192,7 +192,7 @@ class Loop:
             series = self._lines.loss(self.clock.number)
             if not self._losses.take(series, tensors):
                 self._guard.bad_number("loss", series, self.clock.number, tensors)
-            else:
+            elif self._in_step is None:  # a closure may try points that are far off
                 self._spikes.loss(series, self._losses.last)
         self._phases.begin("backward")
 
