@@ -297,6 +297,97 @@ def test_activation_checkpointing_is_run_again_too(watched):
     assert watched(model, step_of)[0]["samples"] == [8]
 
 
+def test_a_part_of_an_accumulated_batch_is_looked_at_by_itself(watched):
+    model = mlp()
+
+    def step_of(step, optimizer):
+        optimizer.zero_grad()
+        for part in range(4):
+            x, y = regression(8)
+            if step == SPIKE and part == 2:
+                y[1] = 900.0
+            loss = F.mse_loss(model(x), y) / 4
+            loss.backward()
+        optimizer.step()
+
+    found = watched(model, step_of)[0]
+    assert (found["samples"], found["batch_size"], found["how"]) == ([1], 8, "replayed")
+
+
+def test_the_second_of_two_losses_is_looked_at_by_its_own_line(watched):
+    model = nn.ModuleDict({"made": nn.Linear(6, 1), "judge": nn.Linear(6, 1)})
+
+    def step_of(step, optimizer):
+        x, y = regression()
+        optimizer.zero_grad()
+        first = F.mse_loss(model["made"](x), y)
+        first.backward()
+        z = y.clone()
+        if step == SPIKE:
+            z[9] = 900.0
+        second = F.mse_loss(model["judge"](x), z)
+        second.backward()
+        optimizer.step()
+
+    found = watched(model, step_of)[0]
+    assert (found["where"], found["samples"], found["odd"]["name"]) == ("loss:2", [9], "z")
+    assert found["text"] == 'second = F.mse_loss(model["judge"](x), z)'
+
+
+def test_a_compiled_model_is_run_without_compiling(watched):
+    model = mlp()
+    compiled = torch.compile(model, backend="eager")
+
+    def step_of(step, optimizer):
+        x, y = regression()
+        if step == SPIKE:
+            y[5] = 900.0
+        loss = F.mse_loss(compiled(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    found = watched(compiled, step_of)[0]
+    assert (found["samples"], found["how"]) == ([5], "replayed")
+
+
+def test_points_that_a_closure_tries_are_not_looked_at(watched):
+    model = mlp()
+
+    def step_of(step, optimizer):
+        x, y = regression()
+
+        def closure():
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y) * (1e6 if step == SPIKE else 1)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    assert watched(model, step_of, kind=torch.optim.SGD, lr=1e-9) == []
+
+
+def test_a_scaled_loss_is_judged_without_its_scale(watched):
+    model = mlp()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=20)
+
+    def step_of(step, optimizer):
+        x, y = regression()
+        if step == SPIKE:
+            y[5] = 900.0
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = F.mse_loss(model(x).float(), y)
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    found = watched(model, step_of)
+    assert [one["samples"] for one in found] == [[5]]
+    assert found[0]["value"] < 1e5
+
+
 class Traces(nn.Module):
     """Everything in which a second run could leave a trace."""
 
