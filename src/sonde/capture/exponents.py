@@ -19,13 +19,22 @@ class Exponents:
 
     def __init__(self) -> None:
         self._taken: dict[str, list[tuple[int, bytes]]] = {}  # by kind: sites and their pairs
+        self._num_missed = 0
+        self._is_told = False
 
     def take(self, kind: str, site_id: int, tensor: torch.Tensor) -> None:
-        pairs = kernel.exponent_pairs(tensor, MOST_ELEMENTS) if not is_far(tensor) else None  # on a device it would have to be waited for
+        if is_far(tensor):  # it would have to be waited for
+            return
+        pairs = kernel.exponent_pairs(tensor, MOST_ELEMENTS)
+        self._num_missed += pairs is None
         if pairs:
             self._taken.setdefault(kind, []).append((site_id, pairs))
 
     def write(self, journal: Journal, step: int) -> None:
+        if self._num_missed and not self._is_told:
+            self._is_told = True
+            reason = f"no histogram could be taken of {self._num_missed} tensors"
+            journal.event("unobserved", step, probe="exponents", where="", reason=reason)
         for kind, taken in self._taken.items():
             sites = np.repeat([site_id for site_id, _ in taken], [len(pairs) // PAIR_BYTES for _, pairs in taken])
             plan = journal.plan(kind + Kind.EXPONENTS, EXPONENT_FIELDS, sites)
@@ -33,3 +42,4 @@ class Exponents:
 
     def clear(self) -> None:
         self._taken.clear()
+        self._num_missed = 0

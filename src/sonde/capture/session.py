@@ -143,8 +143,6 @@ class DebugSession(Bench):
         if loop is None:
             return
         atexit.unregister(self._left_open)
-        if not self._journal.wait(STALLED_S):
-            _log.warning("sonde: the disk does not answer; the end of the run in %s is not written.", self.run)
         try:
             # Each of these is tried, whatever becomes of those before it: a hook that stays is worse than a run without its last word.
             with contextlib.ExitStack() as last:
@@ -156,6 +154,8 @@ class DebugSession(Bench):
                 last.callback(self._discovery.stop)
                 last.callback(calls.unlisten, loop)
                 last.callback(loop.pause)
+                if not self._journal.wait(STALLED_S):
+                    _log.warning("sonde: the disk does not answer; the end of the run in %s is not written.", self.run)
                 loop.finish()
         except Exception as error:
             if self.strict:
