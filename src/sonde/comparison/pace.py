@@ -17,7 +17,7 @@ from sonde.record import Frame, Kind
 from sonde.run.format import FRAME
 from sonde.run.reader import Process
 
-Direction = Literal["same", "more", "less", "only in A", "only in B", "unknown"]
+Direction = Literal["same", "more", "less", "unclear", "only in A", "only in B", "unknown"]
 
 BLOCKS = 8
 ENOUGH = 2 * BLOCKS  # steps: fewer are too few to tell
@@ -113,7 +113,7 @@ def _direction(a: Spread | None, b: Spread | None, least_share: float, least: fl
         return "only in B" if a.high == 0 else "more"
     if b.high < a.low - clear:
         return "only in A" if b.high == 0 else "less"
-    return "same"
+    return "unclear"
 
 
 def _own_step(columns: Columns) -> Floats:

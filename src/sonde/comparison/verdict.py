@@ -184,7 +184,7 @@ def _where(pace: Pace, step: Change) -> str:
     """The phases that went the same way, those that make most of it first."""
     ways = {"more": ("more", "only in B"), "less": ("less", "only in A")}[step.direction]
     moved = [change for change in pace.times if change is not step and change.direction in ways]
-    if len(moved) > 1 and all(change in moved or change.direction == "unknown" for change in pace.times if change is not step):
+    if len(moved) > 1 and all(change in moved or change.direction in ("unknown", "unclear") for change in pace.times if change is not step):
         return ", in every phase: which another machine, its load or its threads would do as well"
     moved.sort(key=lambda change: -abs((change.b.median if change.b else 0.0) - (change.a.median if change.a else 0.0)))
     return f", in {listing([change.name for change in moved])}" if moved else ""

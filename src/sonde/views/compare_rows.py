@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sonde.comparison.words import apart, times
 from sonde.rules.words import listing, number
-from sonde.views.facts import ending, subject
+from sonde.views.facts import ending
 from sonde.views.numbers import counted
 from sonde.views.quantities import NOTHING, large, milliseconds
 
@@ -29,7 +29,7 @@ SIDES = {
     "finite": "A is not finite",
     "unknown": TOO_FEW,
 }
-UNCHANGED = {"same": "unchanged", "unknown": TOO_FEW}
+UNCHANGED = {"same": "unchanged", "unclear": "within the spread", "unknown": TOO_FEW}
 MAX_LISTED = 6  # layers that only one run has: more are counted
 
 
@@ -65,8 +65,6 @@ def _made(title: str, rows: list[tuple[str, str, str, str]], loud: tuple[str, ..
 def _runs(comparison: RunComparison) -> Iterator[tuple[str, str, str, str]]:
     a, b = comparison.a, comparison.b
     yield "run", a.run.name, b.run.name, ""
-    if subject(a) != subject(b):
-        yield "trained", subject(a) or NOTHING, subject(b) or NOTHING, ""
     yield "steps", f"{a.run.num_steps:,}", f"{b.run.num_steps:,}", ""
     yield "ended", ending(a), ending(b), ""
     yield "verdict", a.verdict, b.verdict, ""
@@ -111,7 +109,7 @@ def _times(comparison: RunComparison) -> Iterator[tuple[str, str, str, str]]:
         return
     for change in pace.times:
         yield _change(change, "slower", "faster")
-    for name, pair in (("steps per second", pace.steps_per_s), ("samples per second", pace.samples_per_s)):
+    for name, pair in (("steps/s", pace.steps_per_s), ("samples/s", pace.samples_per_s)):
         if any(rate == rate for rate in pair):
             yield name, _rate(pair[0]), _rate(pair[1]), ""
 
@@ -135,12 +133,12 @@ def _change(change: Change, more: str, less: str) -> tuple[str, str, str, str]:
 
 
 def _spread(spread: Spread | None, unit: str) -> str:
-    """`12.3 ms (11.9 to 12.8)`"""
+    """`12.3 ms (11.9-12.8)`"""
     if spread is None:
         return NOTHING
     if unit == "ms":
-        return f"{milliseconds(spread.median)} ms ({milliseconds(spread.low)} to {milliseconds(spread.high)})"
-    return f"{large(spread.median, 'B')} ({large(spread.low, 'B')} to {large(spread.high, 'B')})"
+        return f"{milliseconds(spread.median)} ms ({milliseconds(spread.low)}-{milliseconds(spread.high)})"
+    return f"{large(spread.median, 'B')} ({large(spread.low, 'B')} - {large(spread.high, 'B')})"
 
 
 def _findings(findings: FindingComparison) -> Iterator[tuple[str, str, str, str]]:
