@@ -72,6 +72,13 @@ def test_the_history_of_what_the_operation_was_given_is_shown_with_its_steps():
     assert grown().evidence["largest"] == "output of model.net.6: 1, 1, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2 at steps 2, 3, 4, 5, 6, 7, 8, 9"
 
 
+def test_the_bad_step_itself_ends_the_history_although_it_was_not_observed():
+    events = {23: [Event("origin", 23, dict(origin(module="model.head", sizes=[["model.head", 812.5]]).data))]}
+    finding = the_finding(NonfiniteOrigin, training(30, events=events))
+    assert finding.evidence["largest"].endswith("1.5, 812 at steps 6, 7, 8, 9, 10, 11, 15, 23")
+    assert "went from 1.5 at step 6 to 812 at step 23" in finding.cause
+
+
 def test_a_number_that_grew_is_said_in_the_cause():
     assert "the largest number in the output of model.net.6 went from 1 at step 2 to 51.2 at step 9" in grown().cause
 

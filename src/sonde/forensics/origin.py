@@ -64,6 +64,7 @@ class Origin:
     indices: tuple[int, ...] | None = None  # the same in the dataset, where the sampler allows
     how: str = "traced"  # "traced" | "replayed" | "graph"
     after: tuple[str, ...] = ()  # modules that made what the operation was given, the nearest first
+    sizes: tuple[tuple[str, float], ...] = ()  # the largest number that these modules, and the one under way, put out in that step
     caveats: tuple[str, ...] = ()  # what could not be known, one sentence each
 
     @property
@@ -109,6 +110,7 @@ class Origin:
         for name in ("parameters", "samples", "indices", "after", "caveats"):
             if given.get(name) is not None:
                 given[name] = tuple(given[name])
+        given["sizes"] = tuple((str(path), float(size)) for path, size in given.get("sizes", ()))
         given["inputs"] = tuple(Seen.from_dict(seen) for seen in given.get("inputs", ()))
         given["output"] = Seen.from_dict(given["output"]) if given.get("output") else None
         return cls(**given)

@@ -14,13 +14,16 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from sonde.capture import kernel
 from sonde.capture.source import line_of, user_frame
 from sonde.capture.tensors import tensors_in
+from sonde.record import STATISTICS
 
 _log = logging.getLogger("sonde")
 _TORCH = Path(torch.__file__).parent
 _FUNCTIONAL = {str(_TORCH / "nn" / "functional.py"), str(_TORCH / "functional.py")}
 _ENGINE = str(_TORCH / "autograd" / "graph.py")  # it calls the engine; the line that called backward is above it
+_RANGE = STATISTICS.index("min"), STATISTICS.index("max")
 _CHECKPOINT = str(_TORCH / "utils" / "checkpoint.py")
 
 
@@ -45,6 +48,7 @@ class Places:
         self._lines: dict[tuple[str, int], tuple[str, str]] = {}
         self._handles: list[Any] = []
         self._entrances: dict[int, tuple[str, str, str, str]] = {}  # by storage, what the model under way was given
+        self.sizes: dict[str, float] = {}  # by path of a module, the largest finite number that it put out, in absolute value
         self._thread = 0
         self._are_given = bool(models)
         self.compiled = False  # a compiled model was called
@@ -158,7 +162,10 @@ class Places:
             return
         for i in range(len(self._under_way) - 1, -1, -1):
             if self._under_way[i][0] == id(module):
+                path = self._under_way[i][1]
                 del self._under_way[i:]
+                if path:
+                    self.sizes[path] = max((_largest(tensor) for _, tensor in tensors_in(output)), default=0.0)
                 return
 
 
@@ -176,6 +183,15 @@ def storage_of(tensor: torch.Tensor) -> int:
         return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):  # sparse, or of a kind without memory
         return 0
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    if not tensor.is_floating_point():
+        return 0.0
+    rows = kernel.Rows(1)
+    rows.measure_one(0, tensor.detach())
+    rows.settle()
+    return max(abs(float(rows.values[0, field])) for field in _RANGE)
 
 
 def _joined(name: str, path: str) -> str:

@@ -90,7 +90,11 @@ class Tracer:
         return self._said(in_view_of_what_follows(*found)) if found else None
 
     def _said(self, origin: Origin | None) -> Origin | None:
-        return replace(origin, caveats=(*origin.caveats, *self.caveats)) if origin and self.caveats else origin
+        if origin is None:
+            return None
+        sizes = self._places.sizes
+        near = tuple((path, sizes[path]) for path in dict.fromkeys((*origin.after, origin.module)) if path in sizes)
+        return replace(origin, sizes=near, caveats=(*origin.caveats, *self.caveats))
 
     # ---- what the mode asks, before and after each operation
 

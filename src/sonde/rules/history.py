@@ -67,10 +67,13 @@ class History:
             if frame is not None:
                 kept.append(frame)
 
-    def course(self, kind: str, name: str) -> Course | None:
-        """How large the tensor of that name was; None where it was not measured. A module that is called several times is one."""
+    def course(self, kind: str, name: str, *, now: Mapping[str, float], at: int) -> Course | None:
+        """How large the tensor of that name was; None where it was not measured. A module that is called several times is one. Of some
+        outputs it is known how large they are `now`, `at` a step that may not have been observed."""
         wanted = [number for number, site in self.sites.items() if site.name == name]
         points = [point for frame in self.frames[kind] if (point := _point(frame, wanted)) is not None]
+        if kind == Kind.ACTIVATION and name in now and not (points and points[-1].step >= at):
+            points = [*points, Point(at, now[name], "")][-KEPT:]
         return Course(_CALLED[kind].format(name), points) if points else None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 from sonde.record import Finding, Kind, Severity, Step
@@ -60,7 +61,9 @@ class Origins:
 
     def _courses(self) -> list[Course]:
         """Of what the operation was given, as far as it was measured; of what it put out; of the weights, and of a bad gradient."""
-        data, course = self.data, self.history.course
+        data = self.data
+        now = {str(path): float(size) for path, size in data.get("sizes") or ()}
+        course = partial(self.history.course, now=now, at=self.step)
         given = next((found for name in _strings(data.get("after")) if (found := course(Kind.ACTIVATION, name)) is not None), None)
         others = [(Kind.ACTIVATION, str(data.get("module", ""))), *((Kind.PARAMETER, name) for name in _strings(data.get("parameters")))]
         if data.get("what") == "gradient":
