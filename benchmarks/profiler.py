@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from time import thread_time_ns
 from typing import Any
 
 import torch
@@ -20,8 +21,8 @@ from overhead import BARE, Row, row, show, table, take_turns
 from peers import Watcher
 from workloads import WORKLOADS, Training, Workload
 
-import sonde
 from sonde.capture import calls
+from sonde.workbench.profiling.alone import measure_alone
 from sonde.workbench.profiling.watch import StepWatcher
 
 SONDE = "Sonde, every layer, every step"
@@ -82,11 +83,11 @@ def rows(workload: Workload, num_rounds: int) -> list[Row]:
 
 
 def accounted(workload: Workload, repeats: int) -> str:
-    """How much of the bare step, by the wall's clock, the layers and the named remainder add up to."""
+    """How much of the bare step, by the clock of the training thread, the layers and the named remainder add up to."""
     training = Training(workload)
-    report = sonde.Profiler().profile(
-        training.model, training.inputs, loss=lambda output: training.criterion(output.flatten(0, -2), training.targets),
-        optimizer=training.optimizer, repeats=repeats,
+    report, _ = measure_alone(
+        training.model, (training.inputs,), {}, loss=lambda output: training.criterion(output.flatten(0, -2), training.targets),
+        optimizer=training.optimizer, warmup=2, repeats=repeats, backward=True, read=thread_time_ns,
     )  # fmt: skip
     share = report.accounted_ms / report.step.median_ms
     return f"{workload.name:12} layers and remainder add up to {share:.1%} of the step of {report.step.median_ms:.2f} ms"
@@ -109,7 +110,7 @@ def main() -> int:
     print("\n" + table(found) + "\n")
     for workload in WORKLOADS:
         if not arguments.only or workload.name in arguments.only:
-            print(accounted(workload, 5 if arguments.quick else 15), flush=True)
+            print(accounted(workload, workload.chunk), flush=True)
     ours = {each.workload: each.ratio for each in found if each.variant == SONDE}
     dearer = [each for each in found if each.variant.startswith("torch.profiler, same") and each.ratio < ours[each.workload]]
     print(f"\ncheaper than Sonde: {', '.join(f'{e.variant} ({e.workload})' for e in dearer)}" if dearer else "\nSonde costs least")

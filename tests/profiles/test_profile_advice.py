@@ -15,7 +15,7 @@ def layer(path: str, forward: float, *, flops: int = 0, calls: float = 1.0) -> L
 
 def test_layers_of_a_stack_are_one_bottleneck_with_its_speed() -> None:
     layers = tuple(layer(f"layers.{i}.linear", 10.0, flops=10**9) for i in range(4))
-    report = ProfileReport(layers=layers, step=ms(50.0), peak_flops_per_s=1e12)
+    report = ProfileReport(layers=layers, step=ms(50.0), remainder={"optimizer": 10.0}, peak_flops_per_s=1e12)
     (found,) = report.bottlenecks()
     assert (found.where, found.ms, found.share) == ("layers.*.linear", 40.0, 0.8)
     assert "100 GFLOP/s, 10% of this machine's peak" in found.why
@@ -55,3 +55,9 @@ def test_a_balanced_profile_gets_no_recommendation() -> None:
 def test_nothing_measured_is_nothing_said() -> None:
     assert ProfileReport().bottlenecks() == ()
     assert ProfileReport().recommendations() == ()
+
+
+def test_shares_are_of_the_sum_where_other_programs_made_the_step_longer() -> None:
+    layers = (layer("a", 30.0), layer("b", 10.0))
+    assert ProfileReport(layers=layers, step=ms(42.0)).share(30.0) == 30 / 42
+    assert ProfileReport(layers=layers, step=ms(400.0)).share(30.0) == 30 / 40

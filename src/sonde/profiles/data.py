@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sonde.profiles.comparison import ProfileComparison
 
 PHASES = ("data", "forward", "backward", "optimizer", "other")
+DISTURBED = 1.15  # a factor between the step and the sum of its parts: they agree within a few per cent on a quiet machine
 
 
 class Spread(NamedTuple):
@@ -161,8 +162,10 @@ class ProfileReport:
         return next((layer for layer in self.layers if layer.path == path), None) or _missing(path)
 
     def share(self, ms: float) -> float:
-        """Of the whole step, or, where that is not known, of what was measured."""
-        whole = self.step.median_ms if self.step.is_known else self.accounted_ms
+        """Of the whole step; of the sum of its parts where other programs made the step longer than that, or it is not known."""
+        whole, parts = self.step.median_ms, self.accounted_ms
+        if not self.step.is_known or (self.layers and whole > DISTURBED * parts > 0):
+            whole = parts
         return ms / whole if whole > 0 else math.nan
 
     def bottlenecks(self) -> tuple[Bottleneck, ...]:

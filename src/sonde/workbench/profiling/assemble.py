@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from sonde.profiles import LayerCost, ProfileReport, Spread
-from sonde.profiles.data import PHASES, UNKNOWN
+from sonde.profiles.data import DISTURBED, PHASES, UNKNOWN
 from sonde.rules.words import number
 from sonde.workbench.profiling.correction import corrected
 from sonde.workbench.profiling.doors import Doors, Layer
@@ -20,7 +20,6 @@ from sonde.workbench.profiling.peak import peak_flops_per_s
 from sonde.workbench.profiling.quiet import least_disturbed
 from sonde.workbench.profiling.recorder import Recorded
 
-DISTURBED = 1.15  # a factor between the step and the sum of its parts: they agree within a few per cent on a quiet machine
 _NOTHING = Cost()
 
 
@@ -44,10 +43,10 @@ def assemble(
         num_samples=num_samples,
         num_tokens=num_tokens,
         flops_per_step=sum(cost.forward_self + cost.backward_self for cost in flops.layers.values()) + flops.loss_backward,
-        peak_flops_per_s=peak_flops_per_s(dtype, device),
+        peak_flops_per_s=peak_flops_per_s(recorded.autocast or dtype, device),
         utilisation=recorded.utilisation.result(),
         batch=batch,
-        environment=environment(dtype, device),
+        environment=environment(dtype, device, recorded.autocast),
         notes=(*notes, *_notes(recorded, doors, device)),
         own_cost=_own_cost(recorded),
         spans=tuple(sorted(recorded.spans, key=lambda span: (span.step, span.start_ms, -span.duration_ms))),
@@ -66,10 +65,11 @@ def _disturbed(report: ProfileReport) -> Iterator[str]:
         )
 
 
-def environment(dtype: torch.dtype, device: torch.device) -> dict[str, str]:
+def environment(dtype: torch.dtype, device: torch.device, autocast: torch.dtype | None) -> dict[str, str]:
+    computes = str(dtype) if autocast is None else f"{dtype} with autocast to {autocast}"
     return {
         "torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine(), "system": platform.system(),
-        "device": str(device), "dtype": str(dtype).removeprefix("torch."), "threads": str(torch.get_num_threads()),
+        "device": str(device), "dtype": computes.replace("torch.", ""), "threads": str(torch.get_num_threads()),
     }  # fmt: skip
 
 
@@ -157,6 +157,8 @@ def _own_cost(recorded: Recorded) -> float:
 
 
 def _notes(recorded: Recorded, doors: Doors, device: torch.device) -> Iterator[str]:
+    if recorded.failures:
+        yield f"{len(recorded.failures)} steps could not be measured, by a mistake of the profiler: {recorded.failures[0]}"
     for path in doors.hidden[:5]:
         yield f"{path or 'the model'} is compiled, scripted or runs as copies: what is inside of it was not seen"
     if recorded.uncounted:

@@ -59,13 +59,20 @@ class Door(StandIn):
         return self._measured(tape, forward, args, kwargs)
 
     def _measured(self, tape: Tape, forward: Any, args: Any, kwargs: Any) -> Any:
-        call = tape.enter(self.layer)
+        try:
+            call = tape.enter(self.layer)
+        except Exception as error:  # ours must not become the model's
+            tape.broke(error)
+            return forward(*args, **kwargs)
         output = None
         try:
             output = forward(*args, **kwargs)
             return output
         finally:
-            tape.leave(call, output)
+            try:
+                tape.leave(call, output)
+            except Exception as error:
+                tape.broke(error)
 
 
 class Doors:

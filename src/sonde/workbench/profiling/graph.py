@@ -61,6 +61,8 @@ class Nodes:
             append, read = tape.marks.append, tape.read
 
             def hook(gradients: Any) -> None:
+                if torch.compiler.is_compiling():
+                    return
                 if tape.thread:
                     append((read(), owner))
 

@@ -57,8 +57,10 @@ class Recorded:
     flops: Figures | None = None
     kept: Figures | None = None
     batches: dict[int, list[Batch]] = field(default_factory=dict)  # by layer, of one step
+    autocast: torch.dtype | None = None  # in which the products of the model are computed, where that is not its own dtype
     spans: list[Span] = field(default_factory=list)
     uncounted: set[str] = field(default_factory=set)  # operations without a formula
+    failures: list[str] = field(default_factory=list)  # of the profiler itself; the steps are not kept
     utilisation: Utilisation = field(default_factory=Utilisation)
     door_ns: int = 0  # what a call and a node of a timed step cost, as measured on their own
     node_ns: int = 0
@@ -112,6 +114,8 @@ class Recorder:
         """Where FLOPs are counted, the shapes of the batch are noted too."""
 
         def counted(args: Any, kwargs: Any) -> AbstractContextManager[None]:
+            if args or kwargs:
+                self.recorded.autocast = _autocast()
             batch = batch_of(args, kwargs)
             if batch is not None and self._tape is not None:
                 self._batches.append((len(self._tape.calls), batch))
@@ -165,7 +169,9 @@ class Recorder:
             self._nodes = None
         if self._kind == "bare":
             self.recorded.utilisation.pause()
-        if keep:
+        if tape.failure:
+            self.recorded.failures.append(tape.failure)
+        elif keep:
             self._keep(tape, ended, num_switches)
 
     def _keep(self, tape: Tape, ended: int, num_switches: int) -> None:
@@ -218,6 +224,11 @@ class Recorder:
             self._trace("backward", tape.marks[first][0], end)
         self._trace("step", self._began, ended)
         self.recorded.spans += found[:MAX_SPANS]
+
+
+def _autocast() -> torch.dtype | None:
+    device = "cuda" if torch.is_autocast_enabled("cuda") else "cpu"
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 def batch_of(args: Any, kwargs: Any) -> Batch | None:

@@ -51,6 +51,7 @@ class Tape:
         self.ends: list[tuple[int, int, int]] = []  # of each backward: its first mark, the mark after its last, its last reading
         self.in_backward = False
         self.trains = False  # calls from outside that are not differentiated are none of its business
+        self.failure = ""
         self.on_repeat: Callable[[Any, int], None] | None = None  # a module was called again in the backward: output, first number
         self._top: Call | None = None
         self._numbers: list[int] = []  # of nodes: from each of these on …
@@ -66,6 +67,11 @@ class Tape:
         self._top = None
         if self.in_backward:
             self.backward_ended()
+
+    def broke(self, error: Exception) -> None:
+        """The profiler itself failed: this step is not kept, and the model runs on."""
+        self.failure = f"{type(error).__name__}: {error}"
+        self.thread = 0
 
     @property
     def is_outside(self) -> bool:

@@ -57,6 +57,8 @@ def _contained(method: Callable[Concatenate[StepWatcher, P], None]) -> Callable[
 
     @functools.wraps(method)
     def guarded(self: StepWatcher, *args: P.args, **kwargs: P.kwargs) -> None:
+        if torch.compiler.is_compiling():
+            return
         if self.done or self.failure or (self._thread and self._thread != get_ident()):
             return
         try:
@@ -112,6 +114,8 @@ class StepWatcher:
     def _why_nothing(self) -> str:
         if self.failure:
             return f"profiling ended early: {self.failure}."
+        if not self.num_seen and self._uses_functions:
+            return "no training step was seen: the script compiles its step, and inside of that nothing is heard. Profile it uncompiled."
         if not self.num_seen:
             return (
                 "no training step was seen: no optimizer stepped. Does the script train, and in this process?\n"
