@@ -29,7 +29,7 @@ unit: $(STAMP)
 	$(VENV)/bin/python -m pytest -n 2
 
 # The reading half must work where torch is not installed: prove it from the built package, in an environment that has none.
-READING_TESTS := $(wildcard tests/run tests/rules tests/views tests/cli tests/comparison tests/profiles tests/test_report.py)
+READING_TESTS := $(wildcard tests/run tests/rules tests/comparison tests/profiles tests/views tests/export tests/cli tests/test_report.py tests/test_spikes.py)
 reading: $(READING_STAMP)
 	@rm -rf build
 	$(READING)/bin/python $(PIP) --no-deps --force-reinstall .
