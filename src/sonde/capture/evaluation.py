@@ -50,9 +50,11 @@ class Evaluations:
         """The forward is over; without an output where it failed."""
         if not self._under_way or self._thread != get_ident():
             return
-        place = next((i for i in reversed(range(len(self._under_way))) if self._under_way[i][0] is module), None)
-        if place is None:
-            return
+        place = len(self._under_way) - 1
+        while self._under_way[place][0] is not module:
+            place -= 1
+            if place < 0:
+                return
         _, call, began_ns = self._under_way[place]
         del self._under_way[place:]  # and those inside that were interrupted
         if place > 0:
