@@ -167,7 +167,10 @@ def patched_functions() -> dict[str, Any]:
         "StepLR.step": torch.optim.lr_scheduler.StepLR.step,
         "GradScaler": (torch.amp.GradScaler.scale, torch.amp.GradScaler.step),
         "compile": (torch.compile, nn.Module.compile),
-        "loader": torch.utils.data.dataloader._BaseDataLoaderIter.__next__,
+        "loader": (torch.utils.data.dataloader._BaseDataLoaderIter.__next__, torch.utils.data.DataLoader.__iter__),
+        "save": (torch.save, torch.serialization.save),
+        "tensor": [torch.Tensor.__dict__.get(name) for name in ("item", "tolist", "cpu", "numpy", "to", "__bool__", "__repr__")],
+        "trace": sys.gettrace(),
         "global hooks": [len(hooks) for hooks in (nn.modules.module._global_forward_hooks, nn.modules.module._global_forward_pre_hooks)],
         "optimizer hooks": (len(_global_optimizer_pre_hooks), len(_global_optimizer_post_hooks)),
     }

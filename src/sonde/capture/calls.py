@@ -11,7 +11,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -36,7 +36,7 @@ class Listener(Protocol):
     def scaler_step_ended(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None: ...
     def fetch_begins(self) -> None: ...
     def fetch_ended(self, batch: Any) -> None: ...
-    def phase_begins(self, phase: str, call: str, **about: Any) -> None: ...
+    def phase_begins(self, phase: str, call: str, about: Mapping[str, Any]) -> None: ...
     def phase_ended(self, phase: str) -> None: ...
     def compiling(self, target: Any) -> None: ...
 
@@ -259,7 +259,7 @@ def _transfer(original: Any) -> Any:
 def _phase(phase: str, call: str, **about: Any) -> Iterator[None]:
     listeners = _listeners
     for listener in listeners:
-        listener.phase_begins(phase, call, **about)
+        listener.phase_begins(phase, call, about)
     try:
         yield
     finally:

@@ -49,9 +49,10 @@ class LineTimes:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self.active = False
+        self.active = self._paused = False
         self._times: dict[Key, list[float]] = {}  # nanoseconds, number
         self._functions: dict[Key, str] = {}
+        self._current: Key | None = None  # the line that is charged
         self._traced: list[FrameType] = []
         self._global: Trace = self._called  # bound once, so that they can be recognised
         self._local: Trace = self._happened
@@ -62,21 +63,23 @@ class LineTimes:
             return False
         self._num_events = self._num_library = self._num_pauses = 0
         self._paused = False
-        self._current: Key | None = None
         self._thread = get_ident()
-        frame: FrameType | None = sys._getframe(1)
+        self.active = True
+        _running.add(self)
+        self._follow()
+        return True
+
+    def _follow(self) -> None:
+        """From now on; also the functions that are under way."""
+        frame: FrameType | None = sys._getframe(2)
+        self._current = self._key(frame)
         while frame is not None:
             if not is_library(frame.f_code.co_filename) and frame.f_trace is None:
                 frame.f_trace = self._local
                 self._traced.append(frame)
-                if self._current is None:
-                    self._current = self._key(frame)
             frame = frame.f_back
-        self.active = True
-        _running.add(self)
         self._last_ns, self._last_own_ns = perf_counter_ns(), self._desk.own_ns
         sys.settrace(self._global)
-        return True
 
     def stop(self) -> list[LineTime]:
         """The lines that took longest, the longest first."""
@@ -99,8 +102,7 @@ class LineTimes:
             self._current = None
             if self._num_pauses < MAX_PAUSES and sys.gettrace() is None:
                 self._paused, self._num_events = False, 0
-                self._last_ns, self._last_own_ns = perf_counter_ns(), self._desk.own_ns
-                sys.settrace(self._global)
+                self._follow()
 
     def leave(self) -> None:
         self.active = False

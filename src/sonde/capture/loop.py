@@ -6,7 +6,7 @@ and the guard against non-finite loss, input and gradients, which never lapses.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from threading import get_ident
 from typing import Any
 
@@ -114,7 +114,7 @@ class Loop:
             self._panel.each("fetched", batch)
 
     @contained
-    def phase_begins(self, phase: str, call: str, **about: Any) -> None:
+    def phase_begins(self, phase: str, call: str, about: Mapping[str, Any]) -> None:
         self._lines.learn(call, self.clock.number, **about)
         self._phases.begin(phase)
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
+resource: Any
 try:
     import resource
 except ImportError:  # not a Unix: then nothing is known of switches
-    resource = None  # type: ignore[assignment]
+    resource = None
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")  # "200000 100000": two cores' worth of time
 

@@ -55,7 +55,7 @@ class Waits:
     def stop(self) -> list[Wait]:
         while self._undo:
             self._undo.pop()()
-        found = [Wait(*where, call, num, ns / 1e6) for (_, _, call), (ns, num, where) in self._places.items()]
+        found = [Wait(line, text, call, num, ns / 1e6) for (_, _, call), (ns, num, (line, text)) in self._places.items()]
         self._places = {}
         return sorted(found, key=lambda wait: -wait.ms)
 

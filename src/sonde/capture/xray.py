@@ -29,7 +29,7 @@ SETTLED = 8  # steps: before that caches fill and memory is first asked for
 SLOW = 2.5  # times the usual step: noise of a busy machine is mostly below
 SLOW_NS = 2_000_000  # and so much longer: less cannot be seen by anybody
 MEMORY = 0.9  # of the running average of the usual step
-MAX_SLOW = 3  # slow steps that are looked at in one run: they are alike
+MAX_SLOW = 6  # slow steps that are looked at in one run: they are alike
 
 _PLACE = ("xray", "")
 
@@ -43,7 +43,8 @@ class Xray:
         self.due_ns, self.long_ns = FIRST_NS, LONG_NS  # after so much training
         self._trained_ns = 0
         self._usual_ns: float = 0.0
-        self._slow: deque[int] = deque(maxlen=3)  # steps
+        self._slow: deque[int] = deque(maxlen=16)  # the last steps that were
+        self._expected = -1
         self._num_slow = 0
         self._why = ""
         self._fetch_ns = self._fetch_cpu_ns = 0
@@ -57,22 +58,23 @@ class Xray:
             self._usual_ns = last_ns
             return
         if last_ns > SLOW * self._usual_ns + SLOW_NS:
-            self._slow.append(step - 1)
+            self._expect(step - 1)
         else:
             self._usual_ns += (1 - MEMORY) * (last_ns - self._usual_ns)
         if self._trained_ns >= self.due_ns:
             if not observed and (self._usual_ns >= LIGHT_NS or self._trained_ns >= self.long_ns):
                 self._begin("")
-        elif self._slow and step == self._next_slow() and self._num_slow < MAX_SLOW and self._trained_ns > FIRST_NS:
+        elif step == self._expected and self._num_slow < MAX_SLOW and self._trained_ns > FIRST_NS:
             self._num_slow += 1
             self._begin("slow")
 
-    def _next_slow(self) -> int:
-        """The step after equal distances, -1 where they are not."""
-        if len(self._slow) < 3:
-            return -1
-        first, second, third = self._slow
-        return third + third - second if second - first == third - second > 1 else -1
+    def _expect(self, slow: int) -> None:
+        """Three slow steps at equal distances, whatever comes between them: the fourth is expected."""
+        for earlier in reversed(self._slow):
+            if slow - earlier > 1 and 2 * earlier - slow in self._slow:
+                self._expected = 2 * slow - earlier
+                break
+        self._slow.append(slow)
 
     # -- one step ----------------------------------------------------------------------------------
 

@@ -57,7 +57,8 @@ class InputBound:
         share = timing.share("data")
         usual = timing.usual_ms("data")
         rest = max(timing.usual_ms() - usual, 1e-6)
-        if workers and usual * timing.num < (1 - RESTARTS) * timing.totals["data"]:
+        restarts = workers and not self.loader.get("persistent_workers")
+        if restarts and usual * timing.num < (1 - RESTARTS) * timing.totals["data"]:
             gain, advice = OVERLAP * share, "keep the workers from epoch to epoch: DataLoader(..., persistent_workers=True)"
             wanted = workers
         else:
@@ -104,6 +105,6 @@ class InputBound:
         loading = workers * (usual + rest) if workers else usual
         cores = int(amount(self.xrays.machine, "cores")) or 1
         # Those that compute need cores, and the training needs one; those that wait do not, but torch warns of more than there are cores.
-        most = max(cores - 1, 1) if workers or self._computes else max(cores, FEWEST_WORKERS)
+        most = cores - 1 if workers or self._computes else max(cores, FEWEST_WORKERS)
         wanted = min(max(ceil(1.25 * loading / rest), FEWEST_WORKERS), most)
         return (wanted, max(rest, loading / wanted)) if wanted > workers else (workers, usual + rest)

@@ -4,7 +4,7 @@ What it finds    slow steps that come at equal distances: something is done ever
 Why it matters   the average step is what counts, and nobody sees it in a progress bar.
 How it knows     a step is slow that took 2.5 times the median. Slow steps make a verdict only where they come regularly, so that a
                  machine that is busy at times makes none: of the steps at equal distances, four in five must be slow, of the others
-                 hardly any, and there must be five of them. What they took beyond a usual step, beside the whole run, is the share.
+                 hardly any, and there must be six of them. What they took beyond a usual step, beside the whole run, is the share.
                  Where it went is told by the phase that grew most, and by a look at one such step, line by line.
 Known problems   validations and checkpoints are slow on purpose and have rules of their own; their time is left out here. A first step
                  of an epoch that waits for new workers is a matter of input-bound.
@@ -14,7 +14,7 @@ Fix              do it less often, or make it cheaper.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -26,7 +26,7 @@ from sonde.rules.words import number
 
 SLOW = 2.5  # times the usual step: on a busy machine single steps are slower too, but not at equal distances
 SLOW_MS = 2.0  # and so much longer
-FEWEST = 5  # slow steps at equal distances
+FEWEST = 6  # slow steps at equal distances
 NEAREST = 4  # steps between them: what happens more often is a part of the usual step
 REGULAR = 0.8  # share of the steps at that distance that must be slow …
 CHANCE = 0.1  # … and of the others that may be
@@ -80,7 +80,7 @@ class SlowStepOutliers:
         if not timing.worth(gain):
             return Clear()
         phase = max(excess, key=lambda one: excess[one])
-        line = self._line()
+        line = self._line({step for step, _ in regular})
         at = str(line.get("line", ""))
         doing = {"other": "outside of forward, backward and update", "data": "waiting for data"}.get(phase, f"in the {phase}")
         return [
@@ -115,14 +115,18 @@ class SlowStepOutliers:
                 best = (period, [(step, row) for step, row in self.slow if step % period == residue])
         return best
 
-    def _line(self) -> Mapping[str, Any]:
-        """Of a slow step, the line that took the most beyond what it takes in others."""
-        if not self.xrays.slow:
-            return {}
-        others = [{str(line.get("line")): amount(line, "ms") for line in lines_of(xray)[0]} for xray in self.xrays.regular]
+    def _line(self, regular: Collection[int]) -> Mapping[str, Any]:
+        """Of the slow steps that were looked at, the line that took the most beyond what it takes in others."""
+        others = [
+            {str(line.get("line")): amount(line, "ms") for line in lines_of(xray)[0]}
+            for xray in (*self.xrays.regular, *self.xrays.slow)
+            if xray["step"] not in regular
+        ]
         extra: dict[str, float] = {}
         known: dict[str, Mapping[str, Any]] = {}
-        for xray in self.xrays.slow:
+        for xray in (*self.xrays.slow, *self.xrays.regular):
+            if xray["step"] not in regular:
+                continue
             for line in lines_of(xray)[0]:
                 name = str(line.get("line"))
                 usual = min((other.get(name, 0.0) for other in others), default=0.0)

@@ -21,7 +21,8 @@ MAX_KEPT = 512  # steps that medians are taken over; when they are full, every o
 LEAST_GAIN = 0.1  # of the whole time: less is not worth a change, and hard to tell from noise
 BIG_GAIN = 0.2  # from here on it is a warning
 WORTH_S = 0.3  # saved in this run
-HEAVY_MS = 4.0  # a usual step that is shorter belongs to a model so small that torch's own work is most of it …
+HEAVY_MS = 4.0  # a step that is shorter belongs to a model so small that torch's own work is most of it …
+PUSHED_OFF = 20  # times a second that others took its core away: an idle machine has a few, and there the clock can be trusted
 LONG_S = 60.0  # … and is worth a word only in a run that takes longer than this
 MAX_XRAYS = 16
 
@@ -36,10 +37,14 @@ class Timing:
     stride: int = 1
     first_step: int = 0
     unknown: bool = True  # no times were recorded
+    crowds: list[float] = field(default_factory=list)  # share of the time in which the process had a core, where others took it away
 
     def see(self, step: Step) -> bool:
         """False where the step does not count."""
         scalars = step.scalars
+        for event in step.events:
+            if event.kind == "xray":
+                self._see_machine(event.data.get("machine"))
         if "other_ms" not in scalars or "step_ms" not in scalars:
             return False
         self.unknown = False
@@ -57,6 +62,11 @@ class Timing:
             self.kept.append(row)
         self.num += 1
         return True
+
+    def _see_machine(self, machine: object) -> None:
+        if isinstance(machine, Mapping) and len(self.crowds) < MAX_XRAYS:
+            crowded = amount(machine, "pushed_off_per_s") >= PUSHED_OFF
+            self.crowds.append(min(1.0, amount(machine, "cpu_share")) if crowded else 1.0)
 
     @property
     def total_ms(self) -> float:
@@ -86,8 +96,10 @@ class Timing:
 
     def worth(self, gain: float) -> bool:
         """Would anybody change a line for it?"""
-        heavy = self.usual_ms() >= HEAVY_MS or self.total_ms >= 1e3 * LONG_S
-        return heavy and gain >= LEAST_GAIN and gain * self.total_ms >= 1e3 * WORTH_S
+        if gain < LEAST_GAIN or gain * self.total_ms < 1e3 * WORTH_S:
+            return False
+        alone_ms = self.usual_ms() * (median(self.crowds) if self.crowds else 1.0)  # what a step takes where nobody else computes
+        return alone_ms >= HEAVY_MS or alone_ms * self.num >= 1e3 * LONG_S
 
 
 _TRAINING = tuple(phase for phase in PHASES if phase not in ("validation", "checkpoint"))
@@ -113,7 +125,7 @@ class Xrays:
                     self.first_step = event.step
                 if len(kept) >= MAX_XRAYS:
                     del kept[1::2]  # the first, and ever fewer of those after it
-                kept.append(event.data)
+                kept.append({**event.data, "step": event.step})
 
     @property
     def machine(self) -> Mapping[str, Any]:

@@ -40,6 +40,6 @@ def training():
 
 if __name__ == "__main__":
     for step, loss in enumerate(training()):
-        if step == 90:
+        if step == 60:
             break
     print(f"loss {loss.item():.3f}")

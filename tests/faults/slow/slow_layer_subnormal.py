@@ -23,7 +23,7 @@ def training():
     )
     opt = torch.optim.SGD(net.parameters(), lr=0.5)
     for step in range(10_000):
-        rows = torch.randint(len(x), (256,))
+        rows = torch.randint(len(x), (384,))
         loss = nn.functional.cross_entropy(net(x[rows]), y[rows])
         opt.zero_grad()
         loss.backward()

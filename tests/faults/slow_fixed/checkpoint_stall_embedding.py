@@ -5,8 +5,8 @@ import tempfile
 import torch
 from torch import nn
 
-CHUNK, WARM = 48, 2
-EVERY = 48
+CHUNK, WARM = 40, 2
+EVERY = 40
 
 
 def training():
@@ -29,6 +29,6 @@ def training():
 
 if __name__ == "__main__":
     for step, loss in enumerate(training()):
-        if step == 90:
+        if step == 70:
             break
     print(f"loss {loss.item():.3f}")

@@ -13,7 +13,7 @@ def training():
     opt = torch.optim.SGD(net.parameters(), lr=0.1)
     table = torch.zeros(5, 5, dtype=torch.long)
     for step in range(10_000):
-        rows = torch.randint(len(x), (512,))
+        rows = torch.randint(len(x), (1024,))
         out = net(x[rows])
         loss = nn.functional.cross_entropy(out, y[rows])
         opt.zero_grad()
@@ -26,6 +26,6 @@ def training():
 
 if __name__ == "__main__":
     for step, loss in enumerate(training()):
-        if step == 130:
+        if step == 75:
             break
     print(f"loss {loss.item():.3f}")

@@ -15,7 +15,7 @@ def training():
     opt = torch.optim.SGD(net.parameters(), lr=0.02)
     out = open("/dev/null", "w") if __name__ != "__main__" else sys.stdout
     for step in range(10_000):
-        rows = torch.randint(len(x), (16,))
+        rows = torch.randint(len(x), (32,))
         loss = nn.functional.cross_entropy(net(x[rows]), y[rows])
         opt.zero_grad()
         loss.backward()
@@ -27,6 +27,6 @@ def training():
 
 if __name__ == "__main__":
     for step, loss in enumerate(training()):
-        if step == 130:
+        if step == 80:
             break
     print(f"loss {loss.item():.3f}")

@@ -18,7 +18,7 @@ def training():
     net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 6))
     opt = torch.optim.SGD(net.parameters(), lr=0.1)
     for step in range(10_000):
-        rows = torch.randint(len(x), (384,))
+        rows = torch.randint(len(x), (768,))
         batch = shifted(x[rows])
         loss = nn.functional.cross_entropy(net(batch), y[rows])
         opt.zero_grad()
@@ -29,6 +29,6 @@ def training():
 
 if __name__ == "__main__":
     for step, loss in enumerate(training()):
-        if step == 160:
+        if step == 85:
             break
     print(f"loss {loss.item():.3f}")

@@ -28,10 +28,10 @@ def training():
         labels.append(label)
         texts.append("".join(draw.choice(habits[label] + ALPHABET) for _ in range(120)))
     y, encoded = torch.tensor(labels), encode(texts)
-    net = nn.Sequential(nn.EmbeddingBag(27, 64), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 4))
+    net = nn.Sequential(nn.EmbeddingBag(27, 64), nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 4))
     opt = torch.optim.SGD(net.parameters(), lr=0.2)
     for step in range(10_000):
-        rows = torch.randint(len(texts), (128,))
+        rows = torch.randint(len(texts), (256,))
         batch = encoded[rows]
         loss = nn.functional.cross_entropy(net(batch), y[rows])
         opt.zero_grad()
@@ -42,6 +42,6 @@ def training():
 
 if __name__ == "__main__":
     for step, loss in enumerate(training()):
-        if step == 260:
+        if step == 120:
             break
     print(f"loss {loss.item():.3f}")

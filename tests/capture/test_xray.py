@@ -1,0 +1,291 @@
+"""The x-ray of a step: which lines and layers it spends its time in. It changes nothing and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import sonde
+from guarantees.harness import patched_functions
+
+NUM_STEPS = 14
+LOOKED_AT = 11  # the step that is looked at
+NAP_S = 0.01
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
+class Training:
+    def __init__(self, model: nn.Module | None = None) -> None:
+        torch.manual_seed(0)
+        self.model = model if model is not None else Net()
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.losses: list[float] = []
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        loss = self.model(torch.arange(8.0).view(2, 4)).square().sum()
+        loss.backward()
+        self.optimizer.step()
+        self.losses.append(loss.item())
+
+    def own(self, step: int) -> None:
+        """What a test adds to a step."""
+
+    def run(self, session: Any = None) -> None:
+        for step in range(NUM_STEPS):
+            if session is not None:
+                due(session, step == LOOKED_AT - 1)
+            self.step()
+            self.own(step)
+
+
+def due(session: Any, now: bool) -> None:
+    """The next step is to be looked at, or certainly not."""
+    session._loop.xray.long_ns = 0
+    session._loop.xray.due_ns = 0 if now else 1 << 62
+
+
+def looked_at(training: Training, tmp_path: Path, *, every: int = 1000) -> list[sonde.Event]:
+    with sonde.watch(training.model, training.optimizer, to=tmp_path / "run", every=every, strict=True) as session:
+        training.run(session)
+    return list(sonde.Run(tmp_path / "run").events("xray"))
+
+
+def line_with(event: Any, text: str) -> dict[str, Any]:
+    (line,) = [line for line in event.data["lines"] if text in line["text"]]
+    return line
+
+
+def test_one_step_is_looked_at_and_no_other(tmp_path):
+    (event,) = looked_at(Training(), tmp_path)
+    assert event.step == LOOKED_AT
+
+
+def test_a_line_is_charged_with_what_runs_below_it_and_counted(tmp_path):
+    class Napping(Training):
+        def own(self, step):
+            for _ in range(7):
+                time.sleep(NAP_S)
+
+    (event,) = looked_at(Napping(), tmp_path)
+    line = line_with(event, "time.sleep(NAP_S)")
+    assert line["num"] == 7
+    assert line["ms"] >= 7e3 * NAP_S
+    assert line["function"] == "own"
+    assert event.data["lines"][0] == line
+    assert line_with(event, "loss.backward()")["num"] == 1
+
+
+def test_the_lines_of_a_step_add_up_to_it(tmp_path):
+    class Napping(Training):
+        def own(self, step):
+            time.sleep(5 * NAP_S)
+
+    (event,) = looked_at(Napping(), tmp_path)
+    run = sonde.Run(tmp_path / "run")
+    steps, whole = run.scalar("step_ms")
+    own = run.scalar("sonde_ms")[1]
+    training_ms = (whole - own)[steps.tolist().index(LOOKED_AT)]
+    assert sum(line["ms"] for line in event.data["lines"]) == pytest.approx(training_ms, rel=0.1)
+
+
+def test_more_lines_than_can_be_followed_are_charged_to_the_loop_they_are_in(tmp_path):
+    from sonde.capture.linetimes import MAX_EVENTS
+
+    class Counting(Training):
+        def step(self):
+            total = 0
+            for number in range(20 * MAX_EVENTS):
+                total += number
+            super().step()
+
+    (event,) = looked_at(Counting(), tmp_path)
+    loop = [line for line in event.data["lines"] if line["function"] == "step" and line["num"] > 1000]
+    whole = sum(line["ms"] for line in event.data["lines"])
+    assert sum(line["ms"] for line in loop) > 0.5 * whole
+    assert max(line["num"] for line in loop) <= MAX_EVENTS
+    assert line_with(event, "loss.backward()")["num"] == 1  # taken up again with the forward
+
+
+@pytest.mark.parametrize(
+    ("ask", "call"),
+    [
+        (lambda t: t.item(), ".item()"), (lambda t: float(t), "float()"), (lambda t: t.tolist(), ".tolist()"),
+        (lambda t: t.detach().numpy(), ".numpy()"), (lambda t: bool(t > 0), "bool()"), (lambda t: f"{t}", "print"), (repr, "print"),
+        (lambda t: t.cpu(), ".cpu()"),
+    ],
+    ids=["item", "float", "tolist", "numpy", "bool", "format", "repr", "cpu"],
+)  # fmt: skip
+def test_who_asks_a_tensor_for_its_numbers_is_found_with_the_line(tmp_path, ask, call):
+    class Asking(Training):
+        def own(self, step):
+            for _ in range(3):
+                ask(torch.ones(()))
+
+    (event,) = looked_at(Asking(), tmp_path)
+    found = [wait for wait in event.data["waits"] if wait["call"] == call and wait["num"] == 3]
+    assert len(found) == 1
+    assert found[0]["line"].startswith("test_xray.py:")
+    assert found[0]["ms"] > 0
+
+
+def test_what_torch_asks_for_itself_is_not_the_users(tmp_path):
+    (event,) = looked_at(Training(), tmp_path)  # Adam reads its counters
+    assert [(wait["call"], wait["text"]) for wait in event.data["waits"]] == [(".item()", "self.losses.append(loss.item())")]
+
+
+def test_layers_are_timed_and_their_work_is_known(tmp_path):
+    class Twice(Training):
+        def run(self, session=None):
+            for step in range(NUM_STEPS):
+                due(session, step in (LOOKED_AT - 3, LOOKED_AT - 1))  # the backward is timed from the second time on
+                self.step()
+
+    first, second = looked_at(Twice(), tmp_path)
+    layers = {layer["path"]: layer for layer in second.data["layers"]}
+    assert {path: layer["multiplications"] for path, layer in layers.items()} == {"first": 2 * 4 * 8, "second": 2 * 8 * 2}
+    assert layers["first"]["elements"] == 2 * 4 + 2 * 8 + 4 * 8 + 8
+    assert all(layer["forward_ms"] > 0 and layer["backward_ms"] > 0 for layer in layers.values())
+    assert all(layer["backward_ms"] != layer["backward_ms"] for layer in first.data["layers"])
+
+
+def test_the_machine_is_told(tmp_path):
+    (event,) = looked_at(Training(), tmp_path)
+    machine = event.data["machine"]
+    assert machine["threads"] == torch.get_num_threads()
+    assert 0 < machine["cores"] <= (os.cpu_count() or 1)
+
+
+@pytest.mark.parametrize("every", [1000, 1], ids=["plain", "observed too"])
+def test_r01_training_is_bit_identical_with_it(tmp_path, every):
+    bare, watched = Training(), Training()
+    bare.run()
+    generator = torch.get_rng_state()
+    assert looked_at(watched, tmp_path, every=every)
+    assert watched.losses == bare.losses
+    assert torch.equal(torch.get_rng_state(), generator)
+    for one, other in zip(bare.model.parameters(), watched.model.parameters()):
+        assert torch.equal(one, other)
+
+
+def test_r07_nothing_of_it_stays_after_the_step(tmp_path):
+    after: list[Any] = []
+
+    class Looking(Training):
+        def own(self, step):
+            if step in (LOOKED_AT - 2, LOOKED_AT + 1):
+                hooks = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in self.model.children()]
+                weights = [len(p._post_accumulate_grad_hooks or ()) for p in self.model.parameters()]
+                after.append((hooks, weights, patched_functions(), sys._getframe(0).f_trace, sys._getframe(1).f_trace))
+
+    assert looked_at(Looking(), tmp_path)
+    assert after[0] == after[1]
+
+
+def test_r08_an_exception_in_the_middle_of_it_leaves_nothing_behind(tmp_path):
+    class Failing(Training):
+        def own(self, step):
+            if step == LOOKED_AT - 1:
+                raise RuntimeError("no")
+
+    before = patched_functions()
+    training = Failing()
+    with pytest.raises(RuntimeError, match="no"):
+        looked_at(training, tmp_path)
+    assert patched_functions() == before
+    assert all(not module._forward_hooks for module in training.model.modules())
+
+
+def test_a_debugger_that_traces_already_keeps_its_tracer_and_gets_every_event(tmp_path):
+    seen = []
+
+    def tracer(frame, event, arg):
+        if frame.f_code.co_name == "step" and event == "call":
+            seen.append(frame.f_code.co_name)
+        return tracer
+
+    training = Training()
+    with sonde.watch(training.model, training.optimizer, to=tmp_path / "run", strict=True) as session:
+        sys.settrace(tracer)
+        try:
+            for _ in range(NUM_STEPS):
+                due(session, True)
+                training.step()
+            assert sys.gettrace() is tracer
+        finally:
+            sys.settrace(None)
+    assert len(seen) >= NUM_STEPS
+    assert all(event.data["lines"] == [] for event in sonde.Run(tmp_path / "run").events("xray"))
+
+
+def test_a_child_that_is_forked_in_the_middle_of_it_is_not_traced(tmp_path):
+    statuses = []
+
+    class Forking(Training):
+        def own(self, step):
+            if step == LOOKED_AT - 1:
+                child = os.fork()
+                if child == 0:
+                    os._exit(0 if sys.gettrace() is None else 1)
+                statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    assert looked_at(Forking(), tmp_path)
+    assert statuses == [0]
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_compiled_models_are_not_looked_at(tmp_path):
+    assert looked_at(Training(torch.compile(Net(), backend="eager")), tmp_path) == []
+
+
+def test_where_slow_steps_come_at_equal_distances_the_next_is_looked_at(tmp_path):
+    training = Training()
+    looked: list[int] = []
+    with sonde.watch(training.model, training.optimizer, to=tmp_path / "run", strict=True) as session:
+        xray = session._loop.xray
+        for step in range(1, 80):
+            xray.due_ns = 1 << 62
+            slow = (step - 1) % 12 == 10 or step - 1 in (15, 41)  # these two are the machine's own doing
+            took_ms = 300 if slow else 10
+            xray.step_begins(step, took_ms * 1_000_000, False)
+            if xray.active:
+                looked.append(step)
+                xray.give_up()
+    assert looked == [46, 58, 70]
+
+
+def test_a_short_run_of_small_steps_is_never_looked_at(tmp_path):
+    training = Training()
+    with sonde.watch(training.model, training.optimizer, to=tmp_path / "run", strict=True):
+        for _ in range(60):
+            training.step()
+    assert list(sonde.Run(tmp_path / "run").events("xray")) == []
+
+
+def test_an_error_inside_of_it_is_contained_and_said(tmp_path, caplog):
+    training = Training()
+    with sonde.watch(training.model, training.optimizer, to=tmp_path / "run") as session:
+        xray = session._loop.xray
+        xray._machine.since = lambda: 1 / 0
+        for _ in range(40):
+            due(session, True)
+            training.step()
+        assert not xray.active
+    (retired,) = sonde.Run(tmp_path / "run").events("retired")
+    assert retired.data["probe"] == "xray"
+    assert len(training.losses) == 40
