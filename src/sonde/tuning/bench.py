@@ -101,7 +101,8 @@ class Bench:
         step_s = 1 / median(trial.steps_per_s for trial in trials)
         measured = Measured(proposals, gain, loss, step_ms=1e3 * step_s)
         if any(proposal.slow_start for proposal in proposals):
-            start_s = max(median(t.warmup_s for t in trials) - median(t.warmup_s for t in unchanged), 0.0)
+            # The first time counts: after that, what was compiled lies in torch's cache.
+            start_s = max(trials[0].warmup_s - median(t.warmup_s for t in unchanged), 0.0)
             saved_s = (1 - 1 / gain.factor) / median(t.steps_per_s for t in unchanged)
             return replace(measured, start_s=start_s, pays_off_after=round(start_s / saved_s) if saved_s > 0 else 0)
         return measured

@@ -80,13 +80,16 @@ class Models:
         images, half, compiles = (name in self._changes for name in ("channels_last", "autocast", "compile"))
         compiled: Callable[..., Any] | None = None
 
+        def inner(*args: Any, **kwargs: Any) -> Any:
+            return plain(*args, **kwargs)  # torch leaves its own files uncompiled, and `plain` of a Sequential is in one of them
+
         def call(*args: Any, **kwargs: Any) -> Any:
             nonlocal compiled
             if images:
                 args, kwargs = pytree.tree_map_only(torch.Tensor, _as_channels_last, (args, kwargs))
             # The compiler must not meet a Module.__call__ of ours: it begins once the search is over.
             if compiles and compiled is None and not self.is_searching:
-                compiled = torch.compile(plain)
+                compiled = torch.compile(inner)
             with torch.autocast(device, torch.bfloat16, enabled=half or torch.is_autocast_enabled(device)):
                 output = (compiled or plain)(*args, **kwargs)
             return pytree.tree_map_only(torch.Tensor, _as_float32, output) if half else output

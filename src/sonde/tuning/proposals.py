@@ -151,8 +151,9 @@ def compile_model(survey: Survey) -> Answer:
     if survey.is_on_cpu and not survey.has_compiler:
         return "torch.compile needs a C++ compiler, and none is installed"
     model = survey.models[0]
-    note = f"after {model.name} is made; it takes its time once, at the first steps"
-    return [Proposal("compile", "compile", f"{model.name}.compile()", model.place, Patch(models=("compile",)), slow_start=True, note=note)]
+    words = f"{model.name} = torch.compile({model.name})"
+    note = "after it is made; the keys of its state_dict then begin with _orig_mod."
+    return [Proposal("compile", "compile", words, model.place, Patch(models=("compile",)), slow_start=True, note=note)]
 
 
 def batch_size(survey: Survey) -> Answer:
