@@ -386,6 +386,7 @@ def test_a_scaled_loss_is_judged_without_its_scale(watched):
     found = watched(model, step_of)
     assert [one["samples"] for one in found] == [[5]]
     assert found[0]["value"] < 1e5
+    assert found[0]["text"] == "loss = F.mse_loss(model(x).float(), y)"
 
 
 class Traces(nn.Module):

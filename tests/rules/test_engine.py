@@ -87,6 +87,12 @@ def test_what_only_one_rank_shows_is_found_with_its_rank():
     assert finding.evidence["rank"] == 1
 
 
+def test_what_is_only_mentioned_explains_no_fault():
+    mention = Finding("loss-spike", Severity.INFO, "", 3, "it leapt", "look at it")
+    fault = Finding("lr-divergence", Severity.CRITICAL, "", 40, "it climbs", "lower it")
+    assert in_order([mention, fault], {"loss-spike": ("lr-divergence",)}) == [fault, mention]
+
+
 def test_a_resumed_attempt_is_judged_by_itself():
     engine = Engine(RULES)
     for step in (*training(loss=stuck, scalars=lambda s: {"lr": 0.0}), *training()):

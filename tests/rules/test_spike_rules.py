@@ -105,8 +105,10 @@ def test_what_one_sample_undid_is_told_as_its_consequence():
 
 
 def test_a_training_that_diverges_by_itself_is_not_blamed_on_its_samples():
-    steps = training(200, loss=lambda step: falling(step) if step < 80 else 0.2 * 1.3 ** (step - 80))
-    assert ask(LossSpike, steps) == Clear()
+    climbing = training(200, loss=lambda step: falling(step) if step < 80 else 0.2 * 1.3 ** (step - 80))
+    assert ask(LossSpike, climbing) == Clear()
+    leaping_away = looked(80, loss=lambda step: falling(step) if step < 80 else 30.0 * 3.0 ** min(step - 80, 50), samples=[], blame="batch")
+    assert the_finding(LossSpike, leaping_away).severity is Severity.INFO
 
 
 def test_many_samples_of_a_batch_are_not_taken_for_bad_data():

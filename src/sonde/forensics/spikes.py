@@ -298,14 +298,21 @@ def _owner(parameter: str) -> str:
 
 
 def _line(parts: Sequence[Part]) -> tuple[str, str]:
-    """The line that makes the loss: the last that was taken before it is handed to backward."""
+    """The line that makes the loss: the last plain one that was taken before it is handed to backward."""
     for part in reversed(parts):
-        *before, last = part.slice.lines
-        number = before[-1] if before else last
-        if before or part is parts[0]:
-            file = part.slice.code.co_filename
-            return f"{Path(file).name}:{number}", linecache.getline(file, number).strip()
-    return "", ""
+        file = part.slice.code.co_filename
+        below = part.slice.lines[-1]
+        every = [line for *_, line in part.slice.code.co_lines() if line]
+        for number in reversed(part.slice.lines[:-1]):
+            text = linecache.getline(file, number).strip()
+            if text.startswith(("with ", "async with ")):
+                number = max(line for line in every if number <= line < below)
+                text = linecache.getline(file, number).strip()
+            if not text.startswith(("if ", "for ", "while ", "try:")):  # whether that was run is not known
+                return f"{Path(file).name}:{number}", text
+            below = number
+    first = parts[0].slice
+    return f"{Path(first.code.co_filename).name}:{first.lines[-1]}", linecache.getline(first.code.co_filename, first.lines[-1]).strip()
 
 
 def _batch_of(given: Sequence[Tensor]) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sonde.record import Finding, Step
+from sonde.record import Finding, Severity, Step
 from sonde.rules.rule import Answer, NotEvaluated, Rule
 
 
@@ -110,6 +110,8 @@ def _cause(finding: Finding, findings: Sequence[Finding], explains: Mapping[str,
 def _explains(cause: Finding, effect: Finding, explains: Mapping[str, Sequence[str]]) -> bool:
     if effect.rule not in explains.get(cause.rule, ()):
         return False
+    if cause.severity is Severity.INFO and effect.severity is not Severity.INFO:
+        return False  # what is only mentioned is not what is wrong
     if cause.rule not in explains.get(effect.rule, ()):
         return True
     # Each could explain the other: what came first is the cause.

@@ -8,8 +8,7 @@ How it knows     a loss is a spike if it leaves the range of the last 64 by ten 
                  which the loss is usual are named, and the input, target or layer in which they depart from the others.
 Known problems   a spike that passes is only mentioned. It is a warning where samples of the data make it three times or more, and an error
                  where they made it and the loss never came back. Where a task changes or a learning rate restarts, no sample is to
-                 blame, and it stays a mention; beside a training that fails for another reason, not even that. Losses on a device are
-                 only known later: then nobody can look back.
+                 blame, and it stays a mention. Losses on a device are only known later: then nobody can look back.
 Fix              look at the samples that are named; clip gradients, so that one batch cannot undo the training.
 """
 

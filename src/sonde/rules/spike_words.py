@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from sonde.record import Finding, Severity, Step
+from sonde.record import Finding, Step
 from sonde.rules.leaps import LR_ROSE, ODD_INPUT, RETURNS, Leaps, Seen
 from sonde.rules.origins import BAD_NUMBERS
 from sonde.rules.rule import Answer, Clear, NotEvaluated
@@ -16,7 +16,7 @@ MAX_SAID = 5  # samples in a sentence
 UNDONE = (
     "lr-divergence", "exploding-gradient", *BAD_NUMBERS, "loss-plateau", "dead-relu", "vanishing-gradient", "unchanged-parameter",
 )  # fmt: skip
-"""What a training looks like that one batch has undone. A spike that did not undo it is not spoken of beside these."""
+"""What a training looks like that one batch has undone."""
 
 
 @dataclass(slots=True)
@@ -39,9 +39,6 @@ class OfLeaps:
         leaps = self.leaps
         if not leaps.seen:
             return NotEvaluated(leaps.reason_not_evaluated) if leaps.reason_not_evaluated else Clear()
-        severity = leaps.severity()
-        if severity is Severity.INFO and leaps.learning.failing:
-            return Clear()  # the training fails for another reason, and leaps on its way
         worst = leaps.worst()
         layer = leaps.layer(worst)
         at = f" at {worst.data['source']}" if worst.data.get("source") else ""
@@ -50,7 +47,7 @@ class OfLeaps:
         return [
             Finding(
                 rule=self.name,
-                severity=severity,
+                severity=leaps.severity(),
                 where=layer,
                 step=worst.step,
                 cause="; ".join(part for part in (told, most, carried(leaps, worst), aftermath(leaps, worst)) if part),
