@@ -129,7 +129,7 @@ def num_ready(reference: weakref.ref[Any] | None) -> int:
     """Batches that workers have made and nobody has fetched."""
     iterator = reference() if reference is not None else None
     queue = getattr(iterator, "_data_queue", None)
-    if queue is None:
+    if iterator is None or queue is None:
         return 0
     early = sum(len(task) > 1 for task in iterator._task_info.values())  # those that came before their turn
     try:

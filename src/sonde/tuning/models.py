@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from types import FrameType
 from typing import Any
 
@@ -90,7 +91,7 @@ class Models:
             # The compiler must not meet a Module.__call__ of ours: it begins once the search is over.
             if compiles and compiled is None and not self.is_searching:
                 compiled = torch.compile(inner)
-            with torch.autocast(device, torch.bfloat16, enabled=half or torch.is_autocast_enabled(device)):
+            with torch.autocast(device, torch.bfloat16) if half else nullcontext():
                 output = (compiled or plain)(*args, **kwargs)
             return pytree.tree_map_only(torch.Tensor, _as_float32, output) if half else output
 
