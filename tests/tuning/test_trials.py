@@ -9,7 +9,7 @@ import pytest
 from tuning_scripts import SMALL
 
 from sonde.errors import SondeError
-from sonde.tuning.bench import WARMUP, Bench
+from sonde.tuning.bench import WARMUP, Bench, OutOfTime
 from sonde.tuning.facts import Request
 from sonde.tuning.processes import Processes
 from sonde.tuning.proposals import Patch
@@ -240,6 +240,18 @@ def test_a_script_that_cannot_be_tuned_gets_a_letter(processes, tmp_path, text, 
     request = Request(str(script), [], False, {}, 0, WARMUP, NUM_STEPS, 0.5, "", "", "")
     with pytest.raises(SondeError, match=words):
         Bench(processes, request, time.monotonic() + 60, lambda *_: None).first()
+
+
+def test_no_trial_is_begun_for_which_there_is_no_time(processes, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SMALL)
+    request = Request(str(script), [], False, {}, 0, WARMUP, NUM_STEPS, 0.5, "", "", "")
+    bench = Bench(processes, request, time.monotonic() + 60, lambda *_: None)
+    bench.first()
+    bench.deadline = time.monotonic()
+    with pytest.raises(OutOfTime):
+        bench.baseline()
+    assert bench.num_trials == bench.summary().num_runs == 1
 
 
 def test_a_script_that_can_run_only_once_gets_a_letter(processes, tmp_path):
