@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from sonde import MemoryProfiler, SondeError
+from sonde import MemoryProfiler, Run, SondeError, watch
 from sonde.capture import process_memory
 from sonde.memory import CATEGORIES, MemoryReport, from_dict
 
@@ -176,6 +176,25 @@ def test_checkpointed_activations_are_not_counted_as_kept():
     assert peaks[True] < 0.6 * peaks[False]
 
 
+def test_a_part_that_is_called_alone_keeps_its_name():
+    from torch.utils.checkpoint import checkpoint
+
+    class Whole(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.block = nn.Linear(16, 16), nn.Sequential(nn.Linear(16, 64), nn.Tanh())
+
+        def forward(self, x):
+            return checkpoint(self.block, self.stem(x), use_reentrant=False)
+
+    model = Whole()
+    with MemoryProfiler() as profiler:
+        model(torch.randn(4, 16)).sum().backward()
+        model.block(torch.randn(4, 16)).sum().backward()
+        now = profiler.report().on().now.by_module()
+    assert now["block.0"]["gradients"] == now["block.0"]["parameters"] == 4 * (16 * 64 + 64)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_forecast_is_close_to_the_truth_at_four_times_the_batch(case):
     make, batch = CASES[case]
@@ -299,6 +318,23 @@ def test_the_timeline_is_bounded_and_reaches_the_peak():
     assert max(point.total for point in timeline) == profiler.report().on().peak.usage.total
 
 
+def test_a_session_holds_one_that_ends_with_it_and_hears_nothing_of_its_forecasts(tmp_path):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x = torch.randn(8, 256)
+    with watch(model, optimizer, to=tmp_path / "run", strict=True) as session:
+        session.memory_profiler.start()
+        train(model, optimizer, x, 3)
+        forecast = session.memory_profiler.forecast(inputs=x, batch_size=16)
+        train(model, optimizer, x, 2)
+        tool = session.memory_profiler
+    assert forecast.size == 16
+    assert tool.report().num_steps == 5
+    assert "0" in tool.report().by_module()
+    assert Run(tmp_path / "run").last_step == 4
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+
+
 @pytest.fixture(scope="module")
 def report() -> MemoryReport:
     model = conv()
@@ -317,6 +353,15 @@ def test_a_report_survives_json(report):
         from_dict({**document, "devices": {"cpu": {}}})
     with pytest.raises(SondeError, match="not a memory report"):
         from_dict({"format": "something"})
+
+
+def test_the_timeline_is_drawn_and_its_numbers_can_be_had(report, tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = report.plot()
+    assert picture.save(tmp_path / "memory.png").stat().st_size > 5000
+    assert set(picture.data["bytes"]) == set(CATEGORIES)
+    assert len(picture.data["time_s"]) == len(report.timeline())
+    assert report.plot("cpu").data["snapshots"].keys() == {"trained"}
 
 
 def test_a_summary_fits_into_eighty_columns_where_paths_are_long(report):

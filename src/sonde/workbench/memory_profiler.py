@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from types import TracebackType
@@ -162,10 +163,23 @@ class MemoryProfiler:
         if self._measured is not None and loss is None:
             peak = max((one.peak() for one in self._measured.book.accounts.values()), key=lambda one: one.usage.total, default=None)
             measured = Measured(peak.usage.total, self._measured.batch_size) if peak is not None else None
-        return forecast(
-            model, inputs, batch_size=batch_size, sequence_length=sequence_length, loss=loss, optimizer=optimizer, measured=measured,
-            check=check,
-        )  # fmt: skip
+        with self._deaf():
+            return forecast(
+                model, inputs, batch_size=batch_size, sequence_length=sequence_length, loss=loss, optimizer=optimizer, measured=measured,
+                check=check,
+            )  # fmt: skip
+
+    @contextmanager
+    def _deaf(self) -> Iterator[None]:
+        """What is run inside is no part of what is measured."""
+        tracker = self._tracker
+        if tracker is not None:
+            tracker.is_deaf = True
+        try:
+            yield
+        finally:
+            if tracker is not None:
+                tracker.is_deaf = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._on_step = on_step
         self._places = Places(models)
         self._models: list[tuple[str, weakref.ref[nn.Module]]] = []
+        self._parts: set[int] = set()  # ids of all of their modules: a part may be called alone, by the user or by a checkpoint
         self._are_given = bool(models)
         self._names: dict[int, str] = {}  # by id of a parameter, the module that it is in
         self._shapes: set[tuple[int, ...]] = set()  # of parameters
@@ -59,6 +60,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._in_optimizer = False
         self._num_errors = 0
         self._entered = False
+        self.is_deaf = False  # for a while: what runs then is not the training
         for name, model in models.items():
             self._learn(name, model)
         for optimizer in optimizers:
@@ -105,7 +107,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.is_fake and func is _READ:
             return _stand_in(args[0])
-        if not self._entered:
+        if not self._entered or self.is_deaf:
             return func(*args, **(kwargs or {}))
         self._look_at(None, func, args)
         result = func(*args, **(kwargs or {}))
@@ -155,12 +157,12 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # -- whose is it -------------------------------------------------------------------------------
 
     def _entering(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or self.is_deaf:
             return
         try:
             if not self.batch_size and torch.is_grad_enabled():
                 self.batch_size = next((int(tensor.shape[0]) for _, tensor in tensors_in(args) if tensor.dim()), 0)
-            if not self._places.module_type and not self._are_given and not any(ref() is module for _, ref in self._models):
+            if not self._places.module_type and not self._are_given and id(module) not in self._parts:
                 self._learn(type(module).__name__ if self._models else "", module)  # named as `Places` does
         except Exception as error:
             _log.warning("sonde: the memory of a %s is not named: %s: %s", type(module).__name__, type(error).__name__, error)
@@ -169,6 +171,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not any(ref() is model for _, ref in self._models):
             self._models.append((name, weakref.ref(model)))
         for path, module in model.named_modules():
+            self._parts.add(id(module))
             where = ".".join(part for part in (name, path.removeprefix("_orig_mod").removeprefix(".")) if part) or ROOT
             for tensor in (*module._parameters.values(), *module._buffers.values()):
                 if tensor is not None and not nn.parameter.is_lazy(tensor):
@@ -212,6 +215,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _optimizer_ended(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._in_optimizer = False
+        if self.is_deaf:
+            return
         try:
             for name, ref in self._models if self.num_steps == 0 else ():  # lazy parameters are known by now
                 model = ref()
