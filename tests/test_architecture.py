@@ -30,13 +30,14 @@ MAY_IMPORT = {
     | {"run", "rules", "report", "comparison", "views", "profiles", "memory", "export", "tuning", "capture", "forensics", "workbench"},
     "capture": GROUND | {"run"},
     "forensics": GROUND | {"run", "capture"},
-    "workbench": GROUND | {"run", "rules", "report", "views", "profiles", "memory", "capture", "forensics"},
+    "workbench": GROUND | {"run", "rules", "report", "views", "profiles", "memory", "diagnostics", "capture", "forensics"},
     "tuning": GROUND | {"capture"},
     "conditions": {"errors"},
     "spikes": set(),
     "units": set(),
     "growth": set(),
     "memory": GROUND | {"report", "views"},  # views know its types alone
+    "diagnostics": GROUND | {"run", "rules", "report", "views"},  # views know its types alone
     "__init__": set(),  # all of its names are lazy
     "__main__": {"cli"},
 }

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from sonde.comparison.compare import RunComparison as RunComparison
     from sonde.comparison.compare import compare as compare
     from sonde.config import DebugConfig as DebugConfig
+    from sonde.diagnostics.data import ModelArchitectureInfo as ModelArchitectureInfo
+    from sonde.diagnostics.data import ModelPerformanceMetrics as ModelPerformanceMetrics
+    from sonde.diagnostics.report import DiagnosticsReport as DiagnosticsReport
     from sonde.errors import NonFiniteError as NonFiniteError
     from sonde.errors import SondeError as SondeError
     from sonde.forensics.find import find_origin as find_origin
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from sonde.workbench.hooks import HookTrigger as HookTrigger
     from sonde.workbench.hooks import TrainingStopped as TrainingStopped
     from sonde.workbench.memory_profiler import MemoryProfiler as MemoryProfiler
+    from sonde.workbench.model_diagnostics import ModelDiagnostics as ModelDiagnostics
     from sonde.workbench.operations import profile_operations as profile_operations
     from sonde.workbench.profiler import Profiler as Profiler
     from sonde.workbench.stability_checker import StabilityChecker as StabilityChecker
@@ -79,6 +83,10 @@ _HOMES = {
     "GradientAnalyzer": "sonde.workbench.gradient_debugger",
     "WeightAnalyzer": "sonde.workbench.weight_analyzer",
     "MemoryProfiler": "sonde.workbench.memory_profiler",
+    "ModelDiagnostics": "sonde.workbench.model_diagnostics",
+    "ModelArchitectureInfo": "sonde.diagnostics.data",
+    "ModelPerformanceMetrics": "sonde.diagnostics.data",
+    "DiagnosticsReport": "sonde.diagnostics.report",
     "ActivationVisualizer": "sonde.workbench.activation_visualizer",
     "DebugVisualizer": "sonde.workbench.visualizer",
     "VisualizationConfig": "sonde.workbench.visualizer",

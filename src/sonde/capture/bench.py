@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sonde.workbench.gradient_debugger import GradientDebugger
     from sonde.workbench.hooks import Hooks
     from sonde.workbench.memory_profiler import MemoryProfiler
+    from sonde.workbench.model_diagnostics import ModelDiagnostics
     from sonde.workbench.operation_report import OperationsReport
     from sonde.workbench.profiler import Profiler
     from sonde.workbench.stability_checker import StabilityChecker
@@ -85,6 +86,15 @@ class Bench:
         tool = cast("MemoryProfiler", self._tool("memory_profiler", sonde.MemoryProfiler))
         for model, optimizer in self._newcomers("memory_profiler"):
             tool.attach(model, optimizer)
+        return tool
+
+    @property
+    def model_diagnostics(self) -> ModelDiagnostics:
+        """What the first model is, how its training goes, and a health score; read from the run when it is asked."""
+        tool = cast("ModelDiagnostics", self._tool("model_diagnostics", lambda: sonde.ModelDiagnostics(self._directory)))
+        for model, _ in self._newcomers("model_diagnostics"):
+            if len([1 for joined, _ in self._joined if joined == "model_diagnostics"]) == 1:
+                tool.inspect(model)
         return tool
 
     @property

@@ -63,10 +63,10 @@ def _draw(figure: Figure, name: str, steps: Floats, names: list[str], matrix: Fl
     x, heights = across.place(steps), up.place(matrix)
     if len(names) <= MOST_LINES:
         for row, colour in zip(range(len(names)), ink.LINES):
-            _line(axes, x, heights[row], colour, names[row])
+            line(axes, x, heights[row], colour, names[row])
     else:
         _bands(axes, x, heights, names)
-    _marks(axes, x, matrix)
+    marks(axes, x, matrix)
     if names != [""]:
         handles, labels = axes.get_legend_handles_labels()
         legend = axes.legend(handles, labels, loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=7, borderaxespad=0)
@@ -74,7 +74,8 @@ def _draw(figure: Figure, name: str, steps: Floats, names: list[str], matrix: Fl
             text.set_parse_math(False)
 
 
-def _line(axes: Axes, x: Floats, heights: Floats, colour: str, name: str) -> None:
+def line(axes: Axes, x: Floats, heights: Floats, colour: str, name: str) -> None:
+    """One curve; what stands alone, between two bad numbers or among few, is a dot."""
     alone = np.isfinite(heights) & ~np.isfinite(np.r_[np.nan, heights[:-1]]) & ~np.isfinite(np.r_[heights[1:], np.nan])
     dots = np.isfinite(heights) if x.size <= DOTS_UP_TO else alone  # a value between two bad ones has no line to be seen by
     axes.plot(x, heights, color=colour, linewidth=1.2, label=ink.safe(name, 34), solid_joinstyle="round")
@@ -93,7 +94,7 @@ def _bands(axes: Axes, x: Floats, heights: Floats, names: list[str]) -> None:
     ranked = [index for index in np.argsort(last, kind="stable").tolist() if math.isfinite(last[index])]
     shown = dict.fromkeys([*ranked[:-3:-1], *ranked[:2]])
     for index, colour in zip(shown, (ink.VERMILION, ink.ORANGE, ink.GREEN, ink.PURPLE)):
-        _line(axes, x, heights[index], colour, names[index])
+        line(axes, x, heights[index], colour, names[index])
 
 
 def _last(row: Floats) -> float:
@@ -101,7 +102,7 @@ def _last(row: Floats) -> float:
     return float(finite[-1]) if finite.size else math.nan
 
 
-def _marks(axes: Axes, x: Floats, matrix: Floats) -> None:
+def marks(axes: Axes, x: Floats, matrix: Floats) -> None:
     """A red band over each step with a bad number; above and below the lines what it is: a cross, an arrow up, an arrow down."""
     bad_steps = ~np.isfinite(matrix).all(axis=0)
     for start, end in _stretches(bad_steps):

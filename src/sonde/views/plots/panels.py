@@ -1,0 +1,93 @@
+"""Several small pictures of one training in one frame, each with its own axes: a person sees at once what moves together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sonde.views.axis import Axis, curve_axis, linear_axis
+from sonde.views.plots import ink
+from sonde.views.plots.flow import line, marks
+from sonde.views.plots.plot import Plot
+from sonde.views.plots.values import Floats, bad_text, non_finite
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLUMNS = 2
+MOST_LINES = len(ink.LINES)
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Some series over one axis; each has its own steps. `flagged` steps get a mark at the bottom, and `flag` says what it means."""
+
+    title: str
+    label: str  # of the vertical axis, with the unit
+    series: Mapping[str, tuple[Sequence[float], Sequence[float]]] = field(default_factory=dict)
+    flagged: Sequence[float] = ()
+    flag: str = ""
+    empty: str = "nothing recorded"
+
+    @property
+    def data(self) -> dict[str, Any]:
+        series = {name: {"steps": list(steps), "values": list(values)} for name, (steps, values) in self.series.items()}
+        return {"label": self.label, "series": series, "flagged": list(self.flagged)}
+
+
+def panels(name: str, each: Sequence[Panel], *, notes: str = "") -> Plot:
+    """Two beside each other, in as many rows as it takes."""
+    rows = -(-max(len(each), 1) // COLUMNS)
+    data = {"kind": "panels", "panels": {panel.title: panel.data for panel in each}}
+    return Plot(name, lambda figure: _draw(figure, name, each, rows, notes), data=data, size=(8.4, 0.9 + 2.4 * rows))
+
+
+def _draw(figure: Figure, name: str, each: Sequence[Panel], rows: int, notes: str) -> None:
+    bad = {panel.title: counts for panel in each if (counts := non_finite(_values(panel)))}
+    warning = "; ".join(f"{title}: {bad_text(counts)}" for title, counts in bad.items())
+    ink.heading(figure, name, notes, warning)
+    grid = figure.subplots(rows, min(COLUMNS, max(len(each), 1)), squeeze=False).ravel()
+    for axes, panel in zip(grid, each):
+        draw_panel(axes, panel)
+    for axes in grid[len(each) :]:
+        axes.set_axis_off()
+
+
+def draw_panel(axes: Axes, panel: Panel, *, also: Sequence[tuple[float, float]] = ()) -> tuple[Axis, Axis] | None:
+    """Draws one; answers with its axes, for what is drawn on top. They have room for the points in `also`."""
+    axes.set_title(ink.safe(panel.title, 60), fontsize=ink.SMALL, loc="left", color=ink.INK, fontweight="bold", parse_math=False)
+    every = _values(panel)
+    if not every.size:
+        ink.say(axes, panel.empty)
+        return None
+    places = np.concatenate([np.asarray(steps, np.float64) for steps, _ in panel.series.values()] + [np.array([x for x, _ in also])])
+    across = linear_axis(float(places.min()), float(places.max()))
+    up = curve_axis(np.concatenate([every, np.array([y for _, y in also])]))
+    ink.grid(axes)
+    ink.draw_axis(axes, "x", across, "step", limit=6)
+    ink.draw_axis(axes, "y", up, panel.label + ("" if up.scale == "linear" else f" ({up.scale})"), limit=5)
+    for (label, (steps, values)), colour in zip(panel.series.items(), ink.LINES):
+        row = np.asarray(values, np.float64)
+        x = across.place(np.asarray(steps, np.float64))
+        line(axes, x, up.place(row), colour, label)
+        marks(axes, x, row[None, :])
+    if len(panel.flagged):
+        x = across.place(np.asarray(panel.flagged, np.float64))
+        bottom, said = np.zeros(len(x)), ink.safe(panel.flag)
+        axes.plot(x, bottom, linestyle="none", marker="|", markersize=7, color=ink.VERMILION, label=said, clip_on=False)
+    handles, labels = axes.get_legend_handles_labels()
+    if len(labels) > 1:
+        shown = dict(zip(labels, handles))  # one sign for a kind of bad number, however many series have it
+        legend = axes.legend(list(shown.values()), list(shown), loc="best", frameon=False, fontsize=ink.TINY)
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+    return across, up
+
+
+def _values(panel: Panel) -> Floats:
+    rows = [np.asarray(values, np.float64) for _, values in panel.series.values()]
+    return np.concatenate(rows) if rows else np.zeros(0)
