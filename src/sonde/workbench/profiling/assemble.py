@@ -163,10 +163,6 @@ def _notes(recorded: Recorded, doors: Doors, device: torch.device) -> Iterator[s
         yield f"{path or 'the model'} is compiled, scripted or runs as copies: what is inside of it was not seen"
     if recorded.uncounted:
         yield f"FLOPs of {', '.join(sorted(recorded.uncounted))} are not counted: torch has no formula for it"
-    if recorded.flops is None:
-        yield "FLOPs were not counted: the script ended before that"
-    if recorded.kept is None:
-        yield "memory of layers was not counted: the script ended before that"
     if device.type != "cpu":
         yield f"times on {device.type} wait for the device at every layer, which hides what would overlap; not tested on real devices"
 

@@ -9,7 +9,7 @@ Two more steps count FLOPs and bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any, Literal, NamedTuple
@@ -25,16 +25,19 @@ from sonde.workbench.profiling.figures import Figures, figures, spans
 from sonde.workbench.profiling.flops import FlopCounter
 from sonde.workbench.profiling.graph import Nodes
 from sonde.workbench.profiling.kept import KeptBytes
-from sonde.workbench.profiling.tape import Around, Read, Tape
+from sonde.workbench.profiling.tape import Read, Tape
 from sonde.workbench.profiling.utilisation import Utilisation, switches
 
 Kind = Literal["warmup", "bare", "timed", "flops", "memory"]
 MAX_SPANS = 20_000  # a trace of the first steps: more is slow to open and says the same
 
 
-def plan(warmup: int, repeats: int) -> list[Kind]:
+def plan(warmup: int, repeats: int, *, counts: bool = True) -> list[Kind]:
     """The kinds of steps, in order. What is counted comes first: a script may end early."""
-    return [*["warmup"] * max(1, warmup), "flops", "memory", *["bare", "timed"] * repeats]  # type: ignore[list-item]
+    counted: list[Kind] = ["flops", "memory"] if counts else []
+    measured: list[Kind] = ["bare", "timed"]
+    warm: list[Kind] = ["warmup"]
+    return warm * max(1, warmup) + counted + measured * repeats
 
 
 class Batch(NamedTuple):
@@ -104,24 +107,22 @@ class Recorder:
     def _tape_for(self, kind: Kind) -> Tape:
         if kind == "flops":
             self._counter = FlopCounter()
-            return Tape(self._counter.read, self._counting(self._counter.around))
+            return Tape(self._counter.read, self._counter.around)
         if kind == "memory":
             counter = KeptBytes(self._left_out)
             return Tape(counter.read, counter.around)
+        if kind == "warmup":
+            self._batches.clear()
+            return Tape(self._read, self._noting)
         return Tape(self._read)
 
-    def _counting(self, around: Around) -> Around:
-        """Where FLOPs are counted, the shapes of the batch are noted too."""
-
-        def counted(args: Any, kwargs: Any) -> AbstractContextManager[None]:
-            if args or kwargs:
-                self.recorded.autocast = _autocast()
-            batch = batch_of(args, kwargs)
-            if batch is not None and self._tape is not None:
-                self._batches.append((len(self._tape.calls), batch))
-            return around(args, kwargs)
-
-        return counted
+    def _noting(self, args: Any, kwargs: Any) -> AbstractContextManager[Any]:
+        """What goes into the outermost modules."""
+        batch = batch_of(args, kwargs)
+        if batch is not None and self._tape is not None:
+            self._batches.append((len(self._tape.calls), batch))
+            self.recorded.autocast = _autocast()
+        return nullcontext()
 
     # -- phases ------------------------------------------------------------------------------------
 
@@ -189,14 +190,15 @@ class Recorder:
             recorded.timed_switches.append(num_switches)
         elif self._kind == "flops":
             recorded.flops = figures(tape)
-            for place, batch in self._batches:
-                if place < len(tape.calls):
-                    recorded.batches.setdefault(tape.calls[place].layer, []).append(batch)
             recorded.uncounted = self._counter.uncounted if self._counter is not None else set()
         elif self._kind == "memory":
             recorded.kept = figures(tape)
-        elif tape.calls:  # warming up: which modules are called from outside is known now
+        elif tape.calls:  # warming up: which modules are called from outside, and with what, is known now
             self._doors.keep_roots(call.layer for call in tape.calls if call.parent is None)
+            recorded.batches.clear()
+            for place, batch in self._batches:
+                if place < len(tape.calls):
+                    recorded.batches.setdefault(tape.calls[place].layer, []).append(batch)
 
     def _times(self, found: Figures, ended: int) -> dict[str, float]:
         step = ended - self._began

@@ -108,7 +108,7 @@ class StepWatcher:
         if not any(step.backward for step in recorder.recorded.timed):
             notes.append("no call of backward() was seen: times of the backward are not known")
         if self._compiled:
-            notes.append("the script compiles: compiled parts are timed as a whole, without the layers inside")
+            notes.append("the script compiles: compiled parts are timed as a whole; FLOPs and memory are not counted")
         return assemble(recorder.recorded, doors, title=title, dtype=self._dtype, device=self._device, notes=notes)
 
     def _why_nothing(self) -> str:
@@ -165,6 +165,9 @@ class StepWatcher:
             models = {}
         self._finder.stop()
         self._first = self.num_seen
+        if self._compiled:
+            # What counts is called from inside of compiled code: the compiler would compile that too, or give up on the model.
+            self._plan = plan(1, self._num_steps, counts=False)
         self._doors = Doors({} if self._uses_functions else models, eager=False)
         tensors = [tensor for model in models.values() for tensor in (*model.parameters(), *model.buffers())]
         self._dtype, self._device = dtype_and_device(tensors)
