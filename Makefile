@@ -34,7 +34,7 @@ reading: $(READING_STAMP)
 	@rm -rf build
 	$(READING)/bin/python $(PIP) --no-deps --force-reinstall .
 	@rm -rf build
-	$(READING)/bin/python -m pytest $(READING_TESTS) -m "not torch" -p no:cacheprovider
+	$(READING)/bin/python -m pytest $(READING_TESTS) -n 2 -m "not torch" -p no:cacheprovider
 
 # Each exits with 1 where a budget is not kept; the second is worth seeing all the same.
 bench: $(STAMP)
@@ -51,7 +51,7 @@ $(STAMP): $(SOURCES)
 
 $(READING_STAMP): pyproject.toml
 	@test -x $(READING)/bin/python || $(PYTHON) -m venv $(READING)
-	$(READING)/bin/python $(PIP) numpy click rich pyarrow matplotlib pytest pytest-timeout hypothesis
+	$(READING)/bin/python $(PIP) numpy click rich pyarrow matplotlib pytest pytest-timeout pytest-xdist hypothesis
 	@touch $@
 
 clean:

@@ -27,7 +27,7 @@ def write(path, steps, *, end="finished", late=(), rank=0, world_size=1):
     path.mkdir(exist_ok=True)
     write_run_json(path, {"script": "train.py"})
     writer = Writer(path, rank=rank, world_size=world_size, manifest={})
-    names = [*STEP_SCALARS, "lr:2"]
+    names = [*STEP_SCALARS, "lr:2", "rss_mb", "kept_graphs"]
     scalars = {name: 1000 + index for index, name in enumerate(names)}
     writer.sites([Site(number, "scalar", name) for name, number in scalars.items()])
     if steps:
