@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from sonde.record import Finding, Step
-from sonde.rules.python_bound import SMALL_MS, XRAYS
+from sonde.rules.python_bound import XRAYS, is_small
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.timing import Timing, Xrays, amount, lines_of, rows_of, severity, typical
 from sonde.rules.words import number
@@ -54,7 +54,7 @@ class HostSync:
             for wait in self._waits(xray):
                 place = str(wait.get("line"))
                 ms, line = amount(wait, "ms"), by_line.get(place, {})
-                if amount(wait, "num") >= MANY and amount(line, "ms") <= SMALL_MS * amount(line, "num"):
+                if amount(wait, "num") >= MANY and is_small(line, xray):
                     ms = max(ms, amount(line, "ms"))
                 shares[-1][place] = ms / (whole or 1.0)
                 known[place] = wait

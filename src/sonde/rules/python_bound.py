@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 from sonde.record import Finding, Step
 from sonde.rules.rule import Answer, Clear, NotEvaluated
-from sonde.rules.timing import Timing, Xrays, amount, lines_of, rows_of, severity, typical
+from sonde.rules.timing import Timing, Xrays, amount, lines_of, rows_of, severity, share_of_core, typical
 from sonde.rules.words import number
 
 MANY = 32  # times in one step: loops over layers, heads and micro-batches are shorter
@@ -32,10 +32,9 @@ SAVED = 0.7  # of their time is promised: one call instead of 32 or more leaves 
 XRAYS = 2  # steps that were looked at: a machine that is busy with something else would not be so twice in the same line
 
 
-def is_loop(line: Mapping[str, Any]) -> bool:
-    """Does it run many times, for a little each?"""
-    num = amount(line, "num")
-    return num >= MANY and amount(line, "ms") / num <= SMALL_MS
+def is_small(line: Mapping[str, Any], xray: Mapping[str, Any]) -> bool:
+    """Does it take little each time?"""
+    return share_of_core(xray) * amount(line, "ms") <= SMALL_MS * amount(line, "num")
 
 
 @dataclass(slots=True)
@@ -63,7 +62,9 @@ class PythonBound:
             found: dict[str, float] = {}
             read: dict[str, float] = {}  # by lines that take numbers out of tensors, which is a matter of host-sync
             reading = {str(wait.get("line")) for wait in rows_of(xray, "waits")}
-            for line in filter(is_loop, lines):
+            for line in lines:
+                if amount(line, "num") < MANY or not is_small(line, xray):
+                    continue
                 place = f"{str(line.get('line')).rpartition(':')[0]}:{line.get('function')}"
                 found[place] = found.get(place, 0.0) + amount(line, "ms")
                 read[place] = read.get(place, 0.0) + (amount(line, "ms") if line.get("line") in reading else 0.0)

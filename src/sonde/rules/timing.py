@@ -43,8 +43,8 @@ class Timing:
         """False where the step does not count."""
         scalars = step.scalars
         for event in step.events:
-            if event.kind == "xray":
-                self._see_machine(event.data.get("machine"))
+            if event.kind == "xray" and len(self.crowds) < MAX_XRAYS:
+                self.crowds.append(share_of_core(event.data))
         if "other_ms" not in scalars or "step_ms" not in scalars:
             return False
         self.unknown = False
@@ -62,11 +62,6 @@ class Timing:
             self.kept.append(row)
         self.num += 1
         return True
-
-    def _see_machine(self, machine: object) -> None:
-        if isinstance(machine, Mapping) and len(self.crowds) < MAX_XRAYS:
-            crowded = amount(machine, "pushed_off_per_s") >= PUSHED_OFF
-            self.crowds.append(min(1.0, amount(machine, "cpu_share")) if crowded else 1.0)
 
     @property
     def total_ms(self) -> float:
@@ -138,6 +133,15 @@ def rows_of(xray: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     """The lines, the waits or the layers of a step that was looked at."""
     rows = xray.get(name)
     return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
+
+
+def share_of_core(xray: Mapping[str, Any]) -> float:
+    """Of the time before that step, the part in which the process had a core; 1 where nobody took it away. A line or a step takes so
+    much less where nobody else computes."""
+    machine = xray.get("machine")
+    if not isinstance(machine, Mapping) or amount(machine, "pushed_off_per_s") < PUSHED_OFF:
+        return 1.0
+    return min(1.0, amount(machine, "cpu_share"))
 
 
 def lines_of(xray: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], float]:
