@@ -49,7 +49,7 @@ def test_changes_that_do_nothing_are_seldom_sold_as_a_gain():
         sequence = [("" if number % 2 == 0 else "idle", dice.gauss(100, 8)) for number in range(7)]
         noise = noise_of([speed for name, speed in sequence if name == ""])
         num_sold += gain_of(ratios(sequence, "idle"), noise).verdict == "faster"
-    assert num_sold < 20
+    assert num_sold < 35
 
 
 def test_a_real_gain_is_found_on_the_same_machine():

@@ -15,7 +15,7 @@ from statistics import median
 from sonde.tuning.facts import Trial
 
 LEAST_GAIN = 0.03  # a change that saves less is not worth a line of code
-SURE = 5.0  # times the noise, over the root of the number of runs: three standard deviations of the median, for many changes are tried
+SURE = 4.0  # times the noise, over the root of the number of runs: well over two standard deviations, for many changes are tried
 TOLERANCE = 0.02  # of the loss: bfloat16 alone rounds at 0.4 %, and a few steps amplify that
 
 
