@@ -21,11 +21,11 @@ F = nn.functional
 
 
 class Attention(nn.Module):
-    def __init__(self, vocabulary: int = 500, width: int = 64) -> None:
+    def __init__(self, vocabulary: int = 500, width: int = 32) -> None:
         super().__init__()
         self.embed = nn.Embedding(vocabulary, width)
         layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.1, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
         self.head = nn.Linear(width, vocabulary)
 
     def forward(self, tokens):
@@ -55,9 +55,9 @@ def conv() -> nn.Module:
 
 CASES = {
     "mlp": (mlp, lambda n: torch.randn(n, 256)),
-    "conv": (conv, lambda n: torch.randn(n, 3, 32, 32)),
-    "attention": (Attention, lambda n: torch.randint(0, 500, (n, 48))),
-    "lstm": (Recurrent, lambda n: torch.randn(n, 40, 32)),
+    "conv": (conv, lambda n: torch.randn(n, 3, 16, 16)),
+    "attention": (Attention, lambda n: torch.randint(0, 500, (n, 32))),
+    "lstm": (Recurrent, lambda n: torch.randn(n, 24, 32)),
 }
 
 
@@ -122,7 +122,7 @@ def allocations(event):
 
 @pytest.mark.skipif(process_memory.heap() is None, reason="this malloc does not count")
 def test_what_is_alive_adds_up_to_what_malloc_counts():
-    model, x = mlp(), torch.randn(4096, 256)
+    model, x = mlp(), torch.randn(1024, 256)
     optimizer = torch.optim.Adam(model.parameters())
     train(model, optimizer, x, 1)  # torch loads what it needs with the first step
     kept = []
@@ -254,7 +254,7 @@ def test_forecasting_changes_neither_the_model_nor_the_random_state():
     model = Attention()
     tokens = torch.randint(0, 500, (4, 16))
     before, state = {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
-    MemoryProfiler().forecast(model, tokens, batch_size=32)
+    MemoryProfiler().forecast(model, tokens, batch_size=8)
     assert torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -312,7 +312,7 @@ def test_the_timeline_is_bounded_and_reaches_the_peak():
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with MemoryProfiler(model, optimizer) as profiler:
-        train(model, optimizer, torch.randn(8, 256), 30)
+        train(model, optimizer, torch.randn(8, 256), 16)
     timeline = profiler.report().timeline()
     assert 100 < len(timeline) <= 1024
     assert max(point.total for point in timeline) == profiler.report().on().peak.usage.total

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ MAX_TOKENS = 32  # graphs that are remembered; beyond, every second is forgotten
 KEPT_GRAPHS = 8  # of different steps: a variable or two keep the last one or two
 KEPT_STEPS = 40  # over which these are spread
 GROWN_MB = 24.0  # a growth worth an inquest
-ASKED_EVERY = 32  # steps: whether memory grows takes some tens of microseconds to say
+ASKED_EVERY = 64  # steps: whether memory grows takes a hundred microseconds to say
 MAX_INQUESTS = 2  # in one run: a fraction of a second each
 
 
@@ -64,8 +63,8 @@ class Memory(Probe):
 
     def now_and_then(self, step: int) -> None:
         self._look(step)
-        if step % ASKED_EVERY == 0:
-            self._ask(step, [])
+        if step % ASKED_EVERY == 0 and self._may_ask and self._growth.trend(GROWN_MB) is not None:
+            self._ask(step)
 
     def write(self, step: int) -> None:
         if not self._told:
@@ -77,7 +76,8 @@ class Memory(Probe):
         self._graphs = [one for one in self._graphs if one[1]() is not None]
         kept = [born for born, _ in self._graphs if born < step - 1]
         scalars["kept_graphs"] = float(len(kept))
-        self._ask(step, kept)
+        if len(kept) >= KEPT_GRAPHS and step - kept[0] >= KEPT_STEPS and self._may_ask:
+            self._ask(step)
 
     def _look(self, step: int) -> None:
         resident = process_memory.rss()
@@ -87,13 +87,13 @@ class Memory(Probe):
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # not tried on a machine with one; no synchronisation is needed
             self._journal.scalars["cuda_mb"] = torch.cuda.memory_allocated() / MB
 
-    def _ask(self, step: int, kept: Sequence[int]) -> None:
-        """Begins an inquest where something grows. `kept`: steps whose graphs are still alive."""
-        if self._num_inquests < MAX_INQUESTS and self._inquest is None:
-            graphs = len(kept) >= KEPT_GRAPHS and step - kept[0] >= KEPT_STEPS
-            if graphs or self._growth.trend(GROWN_MB) is not None:
-                self._num_inquests += 1
-                self._inquest = Inquest(self._journal, self._tools.desk, self._tools.faults, self._closed, step)
+    @property
+    def _may_ask(self) -> bool:
+        return self._inquest is None and self._num_inquests < MAX_INQUESTS
+
+    def _ask(self, step: int) -> None:
+        self._num_inquests += 1
+        self._inquest = Inquest(self._journal, self._tools.desk, self._tools.faults, self._closed, step)
 
     def _closed(self, found: bool) -> None:
         self._inquest = None
