@@ -125,4 +125,4 @@ def test_the_document_for_programs_is_strict_json():
 def test_a_plan_names_everything_that_would_be_tried():
     text = drawn(Plan("train.py", {"workers": "Batches made by other processes.", "compile": "The model compiled."}, 600))
     assert "workers" in text
-    assert "600 s in all" in " ".join(text.split())
+    assert "for 600 s at most" in " ".join(text.split())

@@ -63,7 +63,7 @@ class Plan:
             yield from paragraph(what, options.max_width, label=(f"  {name}", "bold"), indent=18)
         text = (
             "The script is started once as it is, to see what it is made of and which of these apply; then once per change, several times "
-            f"for what looks good, and as it is in between: {self.limit_s:.0f} s in all. Each start makes its first steps and stops there."
+            f"for what looks good, and as it is in between, for {self.limit_s:.0f} s at most. Each time it makes its first steps and is stopped."
         )
         yield from paragraph(text, options.max_width, style="dim")
 
