@@ -269,12 +269,16 @@ def test_where_slow_steps_come_at_equal_distances_the_next_is_looked_at(tmp_path
     assert looked == [46, 58, 70]
 
 
-def test_a_short_run_of_small_steps_is_never_looked_at(tmp_path):
+@pytest.mark.parametrize(("step_ms", "first_look_s"), [(1, 20.0), (10, 0.4)], ids=["small steps", "larger ones"])
+def test_the_first_look_comes_late_where_steps_are_small(tmp_path, step_ms, first_look_s):
     training = Training()
-    with sonde.watch(training.model, training.optimizer, to=tmp_path / "run", strict=True):
-        for _ in range(60):
-            training.step()
-    assert list(sonde.Run(tmp_path / "run").events("xray")) == []
+    with sonde.watch(training.model, training.optimizer, to=tmp_path / "run", strict=True) as session:
+        xray, step = session._loop.xray, 0
+        while not xray.active:
+            step += 1
+            xray.step_begins(step, step_ms * 1_000_000, False)
+        xray.give_up()
+    assert step * step_ms == pytest.approx(1000 * first_look_s, abs=step_ms)
 
 
 def test_an_error_inside_of_it_is_contained_and_said(tmp_path, caplog):
