@@ -176,7 +176,8 @@ def stepping(event: Event, ms: float = 12.0) -> list[Step]:
 @pytest.mark.parametrize("kind", ["Adam", "AdamW", "Adagrad"])
 def test_a_plain_optimizer_that_takes_half_of_the_time_is_to_be_fused(kind):
     finding = the_finding(UnfusedOptimizer, stepping(optimizer(kind)))
-    assert finding.fix == f"pass fused=True: torch.optim.{kind}(..., fused=True)"
+    gain = f"{100 * finding.evidence['gain']:.0f} %"
+    assert finding.fix == f"pass fused=True: torch.optim.{kind}(..., fused=True); that should save about {gain} of the time"
     assert finding.evidence["source"] == "train.py:9"
     assert finding.evidence["gain"] > 0.2
 

@@ -17,7 +17,7 @@ from typing import ClassVar
 from sonde.record import Finding, Step
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.source import Sources
-from sonde.rules.timing import Timing, severity
+from sonde.rules.timing import Timing, severity, with_gain
 from sonde.rules.words import number
 
 FINE = 0.02  # share of the time that nobody minds: the proposal aims at it
@@ -56,7 +56,7 @@ class CheckpointStall:
                 cause=f"{100 * share:.0f} % of the time is torch.save{self.sources.at('checkpoint')}: it comes every "
                 f"{number(round(every, 1))} steps and takes {number(timing.totals['checkpoint'] / self.num)} ms, a training step "
                 f"{number(timing.usual_ms())} ms",
-                fix=f"save {fewer} times less often (every {ceil(every * fewer)} steps), or less at a time",
+                fix=with_gain(f"save {fewer} times less often (every {ceil(every * fewer)} steps), or less at a time", gain),
                 evidence={
                     "gain": gain, "checkpoint_share": share, "num_checkpoints": self.num, "steps_between": every,
                     "times_less_often": fewer, **self.sources.evidence("checkpoint"),

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from sonde.record import Finding, Step
 from sonde.rules.rule import Answer, Clear, NotEvaluated
-from sonde.rules.timing import Timing, Xrays, amount, severity
+from sonde.rules.timing import Timing, Xrays, amount, severity, with_gain
 from sonde.rules.words import number
 
 MOST_GAIN = 0.4  # promised, however many threads there are
@@ -59,7 +59,7 @@ class CpuOversubscribed:
                 step=self.xrays.first_step,
                 cause=f"torch computes with {number(threads)} threads on {number(cores)} cores; the process was pushed off a core "
                 f"{number(pushed)} times a second",
-                fix=f"call torch.set_num_threads({fitting}), or set OMP_NUM_THREADS={fitting}",
+                fix=with_gain(f"call torch.set_num_threads({fitting}), or set OMP_NUM_THREADS={fitting}", gain),
                 evidence={
                     "gain": gain, "threads": threads, "cores": cores, "pushed_off_per_s": pushed, "load": amount(machine, "load"),
                 },

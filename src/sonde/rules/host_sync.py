@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from sonde.record import Finding, Step
 from sonde.rules.python_bound import XRAYS, is_small
 from sonde.rules.rule import Answer, Clear, NotEvaluated
-from sonde.rules.timing import Timing, Xrays, amount, lines_of, rows_of, severity, typical
+from sonde.rules.timing import Timing, Xrays, amount, lines_of, rows_of, severity, typical, with_gain
 from sonde.rules.words import number
 
 MANY = 16  # calls from one line in a step: then it is called for every element, and the loop around it goes too
@@ -76,9 +76,12 @@ class HostSync:
                 cause=f"{place} takes numbers out of tensors by {call}, {number(num)} times in every step"
                 + (f", and {others} other lines do so too" if others else "")
                 + f"; that is {100 * share:.0f} % of the step",
-                fix="keep the numbers in tensors, add them up there, and read the result once per some steps"
-                if call != "print"
-                else "print every hundredth step, and a number instead of a tensor",
+                fix=with_gain(
+                    "keep the numbers in tensors, add them up there, and read the result once per some steps"
+                    if call != "print"
+                    else "print every hundredth step, and a number instead of a tensor",
+                    gain,
+                ),
                 evidence={
                     "gain": gain, "share": share, "calls_per_step": num, "call": call, "source": place,
                     "source_text": str(wait.get("text", "")),

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 
 from sonde.record import Finding, Step
 from sonde.rules.rule import Answer, Clear, NotEvaluated
-from sonde.rules.timing import Timing, Xrays, amount, severity
+from sonde.rules.timing import Timing, Xrays, amount, severity, with_gain
 from sonde.rules.words import number
 
 FEWEST_WORKERS = 2  # proposed: one alone hands over in fits and starts
@@ -66,7 +66,7 @@ class InputBound:
             gain = OVERLAP * max(0.0, 1 - step_ms / (usual + rest)) * timing.training_share
             advice = f"load in parallel: DataLoader(..., num_workers={wanted}, persistent_workers=True)"
             if self._computes:
-                advice += "; what is the same in every epoch is better computed once, before the training"
+                advice += ", or compute once, before the training, what is the same in every epoch"
         if not timing.worth(gain):
             return Clear()
         line, text = str(self.loader.get("line", "")), str(self.loader.get("text", ""))
@@ -80,7 +80,7 @@ class InputBound:
                 step=timing.first_step,
                 cause=f"{100 * share:.0f} % of the time the training waits for data{at}: {number(usual)} ms of a usual step, beside "
                 f"{number(rest)} ms of everything else; {having}",
-                fix=advice,
+                fix=with_gain(advice, gain),
                 evidence={
                     "gain": gain, "data_share": share, "data_ms": usual, "rest_ms": rest, "num_workers": workers, "wanted_workers": wanted,
                     **({"loading_computes_share": self._computing} if self.xrays.regular else {}),

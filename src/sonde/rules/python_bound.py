@@ -10,7 +10,7 @@ How it knows     in steps that were looked at closely, each line of your code wa
 Known problems   a loop over layers or micro-batches runs a few times and has real work in it: it is not meant. A small model spends
                  most of its time in Python too, but in torch's, not in a loop of yours; and steps of a few milliseconds are only
                  spoken of in long runs. What a recurrence computes may have no other form than a loop: then a built-in (nn.GRU,
-                 torch.cumsum, torch.associative_scan) or torch.compile is the way. Not looked at where torch.compile is used or a
+                 torch.cumsum) or torch.compile is the way. Not looked at where torch.compile is used or a
                  debugger traces the program. A loop that mostly takes numbers out of tensors is spoken of by host-sync.
 Fix              write it as one operation on the whole tensor, or do it once before the training.
 """
@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 from sonde.record import Finding, Step
 from sonde.rules.rule import Answer, Clear, NotEvaluated
-from sonde.rules.timing import Timing, Xrays, amount, lines_of, rows_of, severity, share_of_core, typical
+from sonde.rules.timing import Timing, Xrays, amount, lines_of, rows_of, severity, share_of_core, typical, with_gain
 from sonde.rules.words import number
 
 MANY = 32  # times in one step: loops over layers, heads and micro-batches are shorter
@@ -87,8 +87,11 @@ class PythonBound:
                 step=self.xrays.first_step,
                 cause=f"a loop in {line.get('function')} takes {100 * share:.0f} % of a step: {where} runs {number(num)} times in every "
                 f"step, {number(each)} µs each time",
-                fix="write the loop as one operation on the whole tensor (or a built-in such as nn.GRU); what does not change from step "
-                "to step belongs before the training",
+                fix=with_gain(
+                    "write the loop as one operation on the whole tensor (or a built-in such as nn.GRU), or do before the training what "
+                    "does not change from step to step",
+                    gain,
+                ),
                 evidence={
                     "gain": gain, "loop_share": share, "times_per_step": num, "us_each": each, "function": str(line.get("function", "")),
                     "source": where, "source_text": str(line.get("text", "")),

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 from sonde.record import Finding, Kind, Step
 from sonde.rules.python_bound import XRAYS
 from sonde.rules.rule import Answer, Clear, NotEvaluated
-from sonde.rules.timing import Timing, Xrays, amount, lines_of, rows_of, severity
+from sonde.rules.timing import Timing, Xrays, amount, lines_of, rows_of, severity, with_gain
 from sonde.rules.words import number
 
 RATIO = 5.0  # times the expected: layers of one model differ by two or three by their shape
@@ -88,7 +88,7 @@ class SlowLayer:
                 step=self.xrays.first_step,
                 cause=f"its forward takes {number(layer['forward_ms'])} ms, {number(ratio)} times what the other layers would take for the "
                 f"same work; forward and backward of it are {100 * share:.0f} % of the step{reason}",
-                fix=fix,
+                fix=with_gain(fix, gain),
                 evidence={
                     "gain": gain, "share": share, "times_slower": ratio, "forward_ms": layer["forward_ms"], "expected_ms": expected,
                     "type": str(layer["type"]), "dtype": str(layer["dtype"]),

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 from sonde.record import Finding, Step
 from sonde.rules.rule import Answer, Clear, NotEvaluated
-from sonde.rules.timing import PHASES, Timing, Xrays, amount, lines_of, severity
+from sonde.rules.timing import PHASES, Timing, Xrays, amount, lines_of, severity, with_gain
 from sonde.rules.words import number
 
 SLOW = 2.5  # times the usual step: on a busy machine single steps are slower too, but not at equal distances
@@ -91,7 +91,7 @@ class SlowStepOutliers:
                 step=regular[0][0],
                 cause=f"every {period} steps one takes {number(each + timing.usual_ms())} ms instead of {number(timing.usual_ms())} ms, "
                 f"{doing}" + (f": {at} took {number(amount(line, 'ms'))} ms of it" if at else ""),
-                fix=f"do what happens every {period} steps less often, or make it cheaper",
+                fix=with_gain(f"do what happens every {period} steps less often, or make it cheaper", gain),
                 evidence={
                     "gain": gain, "share": share, "steps_between": period, "num_slow": len(regular), "slow_ms": each + timing.usual_ms(),
                     "usual_ms": timing.usual_ms(), "phase": phase,

@@ -100,6 +100,10 @@ class Timing:
 _TRAINING = tuple(phase for phase in PHASES if phase not in ("validation", "checkpoint"))
 
 
+def with_gain(advice: str, gain: float) -> str:
+    return f"{advice}; that should save about {100 * gain:.0f} % of the time"
+
+
 def severity(gain: float) -> Severity:
     return Severity.WARNING if gain >= BIG_GAIN else Severity.INFO
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from sonde.record import Finding, Step
 from sonde.rules.rule import Answer, Clear, NotEvaluated
-from sonde.rules.timing import Timing, amount, severity
+from sonde.rules.timing import Timing, amount, severity, with_gain
 
 # Share of the optimizer's time that fused=True saves, the least that was measured over 4 to 100 parameters of 100 to 2,000,000 elements:
 SAVED = {"Adam": 0.55, "AdamW": 0.55, "Adagrad": 0.5, "SGD": 0.35}
@@ -64,7 +64,7 @@ class UnfusedOptimizer:
                 cause=f"{100 * share:.0f} % of the time is {first['class']}.step()"
                 + (f", made at {line}" if line else "")
                 + f", which updates {num} parameters one after the other",
-                fix=f"pass fused=True: torch.optim.{first['class']}(..., fused=True)",
+                fix=with_gain(f"pass fused=True: torch.optim.{first['class']}(..., fused=True)", gain),
                 evidence={
                     "gain": gain, "optimizer_share": share, "optimizer_ms": timing.usual_ms("optimizer"), "num_parameters": num,
                     **({"source": line, "source_text": text} if line else {}),

@@ -19,7 +19,7 @@ from typing import ClassVar
 from sonde.record import Finding, Step
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.source import Sources
-from sonde.rules.timing import Timing, severity
+from sonde.rules.timing import Timing, severity, with_gain
 from sonde.rules.words import number
 
 DOMINATES = 0.4  # share of the time: a validation per epoch on a fifth of the data takes less than a tenth
@@ -69,7 +69,7 @@ class ValidationDominates:
                 cause=f"{100 * share:.0f} % of the time is validation{self.sources.at('eval_forward')}: it comes every "
                 f"{number(round(every, 1))} steps and takes {number(timing.totals['validation'] / self.num)} ms, a training step "
                 f"{number(timing.usual_ms())} ms",
-                fix=f"validate {fewer} times less often (every {ceil(every * fewer)} steps), or on a fixed part of the data",
+                fix=with_gain(f"validate {fewer} times less often (every {ceil(every * fewer)} steps), or on a part of the data", gain),
                 evidence={
                     "gain": gain, "validation_share": share, "num_validations": self.num, "steps_between": every, "times_less_often": fewer,
                     **self.sources.evidence("eval_forward"),
