@@ -42,10 +42,14 @@ if TYPE_CHECKING:
     from sonde.workbench.hooks import Hooks as Hooks
     from sonde.workbench.hooks import HookTrigger as HookTrigger
     from sonde.workbench.hooks import TrainingStopped as TrainingStopped
+    from sonde.workbench.manual.info import DebugInfo as DebugInfo
+    from sonde.workbench.manual.report import DebugReport as DebugReport
     from sonde.workbench.memory_profiler import MemoryProfiler as MemoryProfiler
     from sonde.workbench.model_diagnostics import ModelDiagnostics as ModelDiagnostics
     from sonde.workbench.operations import profile_operations as profile_operations
     from sonde.workbench.profiler import Profiler as Profiler
+    from sonde.workbench.pytorch_debugger import PyTorchDebugger as PyTorchDebugger
+    from sonde.workbench.pytorch_debugger import PyTorchDebugManager as PyTorchDebugManager
     from sonde.workbench.stability_checker import StabilityChecker as StabilityChecker
     from sonde.workbench.tensor_inspector import TensorInspector as TensorInspector
     from sonde.workbench.terminal_visualizer import TerminalVisualizer as TerminalVisualizer
@@ -92,6 +96,10 @@ _HOMES = {
     "VisualizationConfig": "sonde.workbench.visualizer",
     "TerminalVisualizer": "sonde.workbench.terminal_visualizer",
     "Profiler": "sonde.workbench.profiler",
+    "PyTorchDebugger": "sonde.workbench.pytorch_debugger",
+    "PyTorchDebugManager": "sonde.workbench.pytorch_debugger",
+    "DebugInfo": "sonde.workbench.manual.info",
+    "DebugReport": "sonde.workbench.manual.report",
     "HookBuilder": "sonde.workbench.hooks",
     "HookTrigger": "sonde.workbench.hooks",
     "HookAction": "sonde.workbench.hooks",

@@ -22,7 +22,7 @@ GAIN = 0.02  # of all that was gained so far: less than that is none
 NOISES = 2.0  # standard deviations of a piece: what falls by less may not have fallen
 FEWEST_VALIDATIONS = 4  # before any of them can be called the best
 WORSE = 0.05  # of what validation gained: a worse end than the best is noise below that
-CALMED = 3.0  # times: the noise of a loss, beside its level, may grow by that much
+CALMED = 3.0  # times: by less than that, the noise of a loss has not grown
 
 LEARNING = ("improving", "settled", "not learning", "diverging", "not finite", "could not tell")
 
@@ -34,7 +34,7 @@ class Stability:
     noise_share: float | None
     noise_growth: float | None  # of the last third over the first: above 1 it gets rougher
     num_spikes: int
-    num_nonfinite: int
+    num_nonfinite: int  # but for those that a GradScaler has dealt with
 
     @property
     def is_rougher(self) -> bool:
@@ -171,9 +171,10 @@ class Dynamics:
             residual, level = _detrended(losses)
             noise = spread(residual / level)
             third = len(residual) // 3
-            early, late = spread((residual / level)[:third]), spread((residual / level)[-third:])
-            growth = late / early if early > 1e-9 and late > 0 else None
-        return Stability(noise, growth, self.anomalies.count("loss spike"), self.loss.num_bad)
+            # Not beside the level: a loss that comes near zero has little level left, and nothing is wrong with that.
+            early, late = spread(residual[:third]), spread(residual[-third:])
+            growth = late / early if early > 0 and late > 0 else None
+        return Stability(noise, growth, self.anomalies.count("loss spike"), self.learning.num_nonfinite)
 
     def _overfitting(self) -> Overfitting:
         steps, values = self.validation.finite()

@@ -64,8 +64,10 @@ def health_of(dynamics: TrainingDynamics, fold: Dynamics, findings: Sequence[Fin
     parts = (_learning(dynamics), _findings(findings), _stability(dynamics), _generalisation(dynamics), _efficiency(dynamics, fold))
     judged = [part for part in parts if part.share is not None]
     total = sum(part.weight for part in judged)
-    # What is not known says nothing, good or bad: without a loss and without rules the rest is no health.
-    if not any(part.name in ("learning", "findings") for part in judged):
+    # A proved defect is a verdict by itself. That nothing was found is none, unless there was something to see.
+    sick = any(finding.severity in CEILINGS for finding in findings or ())
+    names = {part.name for part in judged}
+    if not sick and "learning" not in names and not {"findings", "stability"} <= names:
         return Health(None, parts)
     score = 100 * sum(part.weight * (part.share or 0.0) for part in judged) / total
     ceiling, why = _ceiling(dynamics, findings)
@@ -117,7 +119,7 @@ def _stability(dynamics: TrainingDynamics) -> HealthPart:
         why.append(f"{found.num_spikes} spikes")
     if found.is_rougher and dynamics.learning != "settled":
         share -= 0.2
-        why.append(f"its noise grew {number(found.noise_growth or 0.0)} times beside its level")
+        why.append(f"its noise grew {number(found.noise_growth or 0.0)} times")
     if not why:
         why.append(f"it scatters by {number(100 * (found.noise_share or 0.0))} % around its course, without spikes")
     return _part("stability", max(0.0, share), ", ".join(why))

@@ -17,7 +17,8 @@ from sonde.rules.learning import losses
 from sonde.run.reader import Run
 
 VALIDATION = re.compile(r"(?:^|[^a-z])(?:val|valid|validation|eval|dev|test)(?:[^a-z]|$)", re.IGNORECASE)
-BYTES = {"float64": 8, "complex64": 8, "complex128": 16, "float16": 2, "bfloat16": 2, "int64": 8, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
+# Of those that do not have four.
+BYTES = {"float64": 8, "complex64": 8, "complex128": 16, "float16": 2, "bfloat16": 2, "int64": 8, "int8": 1, "uint8": 1, "bool": 1}
 
 
 def read_run(run: Run | Path | str) -> tuple[Dynamics, ModelArchitectureInfo | None, tuple[Finding, ...]]:

@@ -120,7 +120,7 @@ def _advice(
         lines.append("try to learn a single batch by heart: if that fails the loop is wrong, if it works raise the learning rate")
     elif dynamics.learning == "settled" and dynamics.plateau is not None and overfitting.is_overfitting is not True:
         lines.append(
-            f"the loss gains nothing since step {dynamics.plateau.since_step}: stop, or lower the learning rate once more and see if it moves"
+            f"the loss gains nothing since step {dynamics.plateau.since_step}: stop, or lower the learning rate once more and look"
         )
     elif dynamics.learning == "improving" and found is not None and found.half_life_steps is not None and not overfitting.is_overfitting:
         lines.append(f"train on: about {number(LONG * found.half_life_steps)} more steps bring most of what is left to gain")

@@ -83,9 +83,7 @@ class GradientDebugger:
                 "Is all of it frozen? parameter.requires_grad_(True) thaws it."
             )
         for path, parameter in trainable:
-            layer = path.rpartition(".")[0] or path
-            self._order.setdefault(layer)
-            self._layer_of[path] = layer
+            self._place(path)
             known = self._hooked.get(id(parameter))
             if known is None or known() is not parameter:
                 hook = Contained(f"the gradient of {path}", partial(self._wrote, path))
@@ -124,6 +122,16 @@ class GradientDebugger:
             self._layer_of[layer] = layer
             self._open[layer] = _Written(size, size)
 
+    def record_model(self, model: nn.Module) -> None:
+        """The gradients that a model has now, as one step: for those who put no hooks on it."""
+        with self._lock:
+            self._close()
+            for path, parameter in getattr(model, "_orig_mod", model).named_parameters():
+                if parameter.requires_grad:
+                    self._place(path)
+                    self._wrote(path, parameter)
+            self._close()
+
     def record_norm_at(self, batch_size: float, norm: float) -> None:
         """The gradient norm of the whole model for a batch of this size; two sizes, ten times each, give the noise scale."""
         if not batch_size > 0:
@@ -136,6 +144,11 @@ class GradientDebugger:
         with self._lock:
             self._told_by = self._told_by or "a step ends with step()"
             self._close()
+
+    def _place(self, path: str) -> None:
+        """To which layer a parameter belongs, and where that stands."""
+        self._layer_of[path] = layer = path.rpartition(".")[0] or path
+        self._order.setdefault(layer)
 
     def _wrote(self, path: str, parameter: torch.Tensor) -> None:
         gradient = parameter.grad

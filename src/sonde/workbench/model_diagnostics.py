@@ -43,7 +43,8 @@ class ModelDiagnostics:
         """What you know of the model yourself."""
         if not isinstance(architecture, ModelArchitectureInfo):
             raise SondeError(
-                f"record_architecture takes a ModelArchitectureInfo, not a {type(architecture).__name__}.\nFor a model there is inspect(model)."
+                f"record_architecture takes a ModelArchitectureInfo, not a {type(architecture).__name__}.\n"
+                "For a model there is inspect(model)."
             )
         self._architecture = architecture
         return architecture

@@ -82,7 +82,8 @@ def draw_panel(axes: Axes, panel: Panel, *, also: Sequence[tuple[float, float]] 
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) > 1:
         shown = dict(zip(labels, handles))  # one sign for a kind of bad number, however many series have it
-        legend = axes.legend(list(shown.values()), list(shown), loc="best", frameon=False, fontsize=ink.TINY)
+        look: Any = {"fontsize": ink.TINY, "facecolor": ink.PAPER, "edgecolor": "none", "framealpha": 0.85}
+        legend = axes.legend(list(shown.values()), list(shown), loc="best", **look)
         for text in legend.get_texts():
             text.set_parse_math(False)
     return across, up
