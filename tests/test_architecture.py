@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "forensics": GROUND | {"run", "capture"},
     "workbench": GROUND | {"run", "rules", "report", "views", "profiles", "memory", "diagnostics", "capture", "forensics"},
     "tuning": GROUND | {"capture"},
+    "integrations": GROUND | {"capture"},
     "conditions": {"errors"},
     "spikes": set(),
     "units": set(),

@@ -33,9 +33,17 @@ class Discovery:
         self._until_step = STEPS_SEARCHED
         self._wholes: list[tuple[str, weakref.ref[nn.Module]]] = []  # models seen in variables where optimizers were made
         self._compiling = False
+        self._only_doors = False  # the models are known; which of their parts are called is not
 
     def start(self) -> None:
         self._loop.on_new_optimizer = self._optimizer_made
+        self._loop.on_step_end = self._step_ended
+        self._loop.on_compile = self._compile_begins
+        self._search()
+
+    def find_doors(self) -> None:
+        """Search only for the parts of watched models that are called from outside of them."""
+        self._only_doors = True
         self._loop.on_step_end = self._step_ended
         self._loop.on_compile = self._compile_begins
         self._search()
@@ -79,7 +87,7 @@ class Discovery:
         self.stop()
         self._compiling = True
         self._watch_wholes()
-        if isinstance(target, nn.Module):
+        if not self._only_doors and isinstance(target, nn.Module):
             self._models.watch(target, type(target).__name__, self._loop.clock.number)
 
     def _entering(self, module: nn.Module, args: Any) -> None:
@@ -101,8 +109,13 @@ class Discovery:
     # -- finding -----------------------------------------------------------------------------------
 
     def _found(self, module: nn.Module, args: Any) -> None:
-        name, whole = self._whole_of(module)
-        watched = self._models.watch(whole, name, self._loop.clock.number, entry=module)
+        if self._only_doors:
+            watched = next((each for each in self._models if each.holds(module)), None)
+            if watched is not None:
+                watched.add_entry(module)
+        else:
+            name, whole = self._whole_of(module)
+            watched = self._models.watch(whole, name, self._loop.clock.number, entry=module)
         if watched is not None:
             # The door's own hook comes too late for the call that is under way.
             self._loop.forward_begins(watched, module, args, {})

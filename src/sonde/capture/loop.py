@@ -74,6 +74,7 @@ class Loop:
         self._entered: Watched | None = None  # the model whose forward is being observed
         self._in_step: Account | None = None
         self._closure = False
+        self.single_closures = False  # a framework runs every closure exactly once
         self._scaler_stepped = False
         self.on_new_optimizer: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
         self.on_step_end: Callable[[int, bool], None] = lambda step, unseen: None
@@ -152,10 +153,10 @@ class Loop:
             self._evaluations.begins(watched.name, module, args, kwargs, self._phases.entered_ns)
         self._guard.inputs(args, kwargs, self.clock.number)
         self.kept.forward(watched.name, module, args, kwargs)
-        if self.observing and watched.forwards == 0:
+        if self.observing and id(module) not in watched.doors_used:
             self._entered = watched
             self._panel.each("entered", watched, module, args, kwargs)
-        watched.forwards += 1
+        watched.doors_used.add(id(module))
         self._phases.begin("forward")
 
     @contained
@@ -192,7 +193,7 @@ class Loop:
             series = self._lines.loss(self.clock.number)
             if not self._losses.take(series, tensors):
                 self._guard.bad_number("loss", series, self.clock.number, tensors)
-            elif self._in_step is None:  # a closure may try points that are far off
+            elif self._in_step is None or self.single_closures:  # a closure may try points that are far off
                 self._spikes.loss(series, self._losses.last)
         self._phases.begin("backward")
 
@@ -366,7 +367,7 @@ class Loop:
         if self.observing:
             self._panel.each("clear")
         for watched in self._models:
-            watched.forwards = 0
+            watched.doors_used.clear()
         self.observing = self._governor.observes(self.clock.number)
         if self.observing:
             num = self._num_observed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ class Losses:
         self._away: dict[str, list[torch.Tensor]] = {}  # losses on a device, by series
         self.last = math.nan  # that was taken; NaN where it is on a device
         self.backoff = math.nan  # what a GradScaler multiplies its scale with after a skipped step
+        self.divided_by: Callable[[], float] | None = None  # what a framework divides each loss by before backward
         self._scale = math.nan
         self._scale_away: torch.Tensor | None = None
 
@@ -54,6 +55,8 @@ class Losses:
             return True
         if not math.isnan(self._scale):
             value /= self._scale
+        if self.divided_by is not None:
+            value *= self.divided_by()
         self.last = value
         total, num = self._sums.get(series, (0.0, 0))
         self._sums[series] = (total + value, num + 1)
@@ -69,7 +72,7 @@ class Losses:
             self._journal.scalars[series] = total / num
         for series, losses in self._away.items():
             scale = self._scale_away if self._scale_away is not None else torch.ones_like(losses[0])
-            mean = torch.stack(losses).mean().reshape(1)
+            mean = torch.stack(losses).mean().reshape(1) * (self.divided_by() if self.divided_by is not None else 1.0)
             self._far.later(torch.cat([mean, _one(scale).to(mean.device)]), partial(self._answer, step, series))
 
     def clear(self) -> None:

@@ -181,6 +181,7 @@ class DebugSession(Bench):
         if error is None:
             self.close("exit", exit_code=None)  # with which code cannot be known here
         else:
+            self.tell_of(error)
             self.close("exception", exit_code=1, exception=f"{type(error).__name__}: {error}"[:2000])
 
     def __enter__(self) -> Self:
@@ -222,6 +223,12 @@ class DebugSession(Bench):
                 self._tell_hooks(numbers)
         except Exception as error:
             self._faults.caught("log", "", error)
+
+    def training_step(self, function: Any = None, /) -> Any:
+        """One step of the loop, as a context or as a decorator: a step that fails is told of, and numbers that it returns are kept."""
+        from sonde.capture.stepping import TrainingStep  # stands on this module
+
+        return TrainingStep(self) if function is None else TrainingStep(self)(function)
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -324,6 +331,8 @@ def _job() -> str:
 
 
 def _rank() -> tuple[int, int]:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():  # frameworks start processes without torchrun's variables
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
     for rank, size in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")):
         with contextlib.suppress(KeyError, ValueError):
             return int(os.environ[rank]), int(os.environ.get(size, "1"))

@@ -65,7 +65,7 @@ class Watched:
         self._entering, self._leaving = entering, leaving
         self._handles: dict[int, tuple[weakref.ref[nn.Module], list[Any]]] = {}
         self.compiled = is_compiled(model)
-        self.forwards = 0  # entered since the last step began
+        self.doors_used: set[int] = set()  # ids of the modules through which it was entered since the last step began
         self.ever_entered = False
         self.version = 0  # counts up when modules may have changed: whoever planned with them plans again
         self._excluded: set[int] = set()  # ids of modules that are about to be compiled

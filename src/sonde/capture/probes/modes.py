@@ -19,6 +19,8 @@ class Modes(Probe):
         self._modules: dict[int, tuple[int, list[weakref.ref[nn.Module]]]] = {}  # by watched model: its version, its modules
 
     def entered(self, watched: Watched, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if watched.doors_used:
+            return  # another part of a model that has been looked at in this step
         known = self._modules.get(id(watched))
         if known is None or known[0] != watched.version:
             known = self._modules[id(watched)] = (watched.version, [weakref.ref(part) for part in watched.mode_modules()])

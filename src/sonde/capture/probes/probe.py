@@ -51,7 +51,8 @@ class Probe:
         """A data loader handed out a batch."""
 
     def entered(self, watched: Watched, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """The first forward of a model in this step, with gradients on, is about to run, through this module of it."""
+        """With gradients on, the first forward of this step is about to run through this module: a model, or a part of one that is called
+        from outside."""
 
     def left(self, watched: Watched, output: Any) -> None:
         """That forward is over, one way or another; without an output if it failed."""

@@ -1,0 +1,116 @@
+"""Lightning: `Trainer(callbacks=[SondeCallback()])`, under either name of the package, `lightning` and `pytorch_lightning`.
+
+Lightning clips gradients after `on_before_optimizer_step`; the run holds them as the optimizer is given them, which is after clipping.
+Where gradients are accumulated, Lightning divides each loss; the run holds it undivided. The sanity check is no part of the training and
+is not watched.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from sonde.errors import SondeError
+from sonde.integrations.watching import GRADIENTS, Watching, contained
+
+NAMES = ("lightning.pytorch", "pytorch_lightning")  # two packages, whose base classes know nothing of each other
+
+
+class SondeCallback(Watching):
+    """Watches `trainer.fit`: `callback.report()` says what was found, `callback.run` is where it is written."""
+
+    framework = "lightning"
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._aside = ExitStack()  # left when the sanity check is over
+        self._logged: dict[str, Any] = {}  # Lightning hands out all metrics every time; those that are new are other objects
+
+    @classmethod
+    def bases(cls) -> tuple[type, ...]:
+        loaded = [sys.modules[name] for name in NAMES if name in sys.modules] or [_first_installed()]
+        return tuple(package.Callback for package in loaded)
+
+    # -- the training ------------------------------------------------------------------------------
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        from sonde.capture import framework
+
+        if stage != "fit":
+            return
+        # Before the optimizers are made, so that the line which makes them is known.
+        package = sys.modules[type(trainer).__module__.partition(".")[0]]
+        session = self._begin(pl_module, package=package.__name__, package_version=package.__version__)
+        framework.calls_parts_of(session, pl_module)
+        framework.has_single_closures(session)
+        if pl_module.automatic_optimization:
+            framework.divides_losses(session, lambda: float(trainer.accumulate_grad_batches))
+
+    @contained
+    def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
+        if self.session is not None:
+            self._aside.enter_context(self.session.pause())
+
+    @contained
+    def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
+        self._aside.close()
+
+    @contained
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        clips = trainer.gradient_clip_val
+        self._tell(
+            "integration", framework=self.framework, gradients=GRADIENTS, clipping="clipped" if clips else "unclipped",
+            clips_at=clips or 0, clips_by=str(trainer.gradient_clip_algorithm or "norm") if clips else "",
+            accumulates=trainer.accumulate_grad_batches, precision=str(trainer.precision), strategy=type(trainer.strategy).__name__,
+            automatic=pl_module.automatic_optimization, max_steps=trainer.max_steps, max_epochs=trainer.max_epochs,
+            resumed_at=trainer.global_step, epoch=trainer.current_epoch, rank=trainer.global_rank, world_size=trainer.world_size,
+        )  # fmt: skip
+
+    @contained
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self._log_new(trainer)  # of the epoch before: they are not known when it ends
+        self._tell("epoch", epoch=trainer.current_epoch, framework_step=trainer.global_step)
+
+    @contained
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step % max(1, trainer.log_every_n_steps) == 0:
+            self._log_new(trainer)
+
+    @contained
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        if not trainer.sanity_checking:
+            self._log_new(trainer)
+
+    @contained
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._log_new(trainer)
+        self._tell(
+            "training_end", framework_step=trainer.global_step, epoch=trainer.current_epoch, stopped_early=bool(trainer.should_stop)
+        )
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage == "fit":
+            self._end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._end(exception)
+
+    def _end(self, error: BaseException | None = None, **how: Any) -> None:
+        self._aside.close()
+        self._logged.clear()
+        super()._end(error, **how)
+
+    def _log_new(self, trainer: Any) -> None:
+        metrics = dict(trainer.callback_metrics)
+        self._log({name: value for name, value in metrics.items() if self._logged.get(name) is not value})
+        self._logged = metrics
+
+
+def _first_installed() -> Any:
+    for name in NAMES:
+        if find_spec(name.partition(".")[0]) is not None:
+            return import_module(name)
+    raise SondeError("SondeCallback needs Lightning, which is not installed here. Install it with: pip install lightning")
