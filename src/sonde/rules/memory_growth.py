@@ -66,7 +66,7 @@ class MemoryGrowth:
                     severity=Severity.INFO,
                     where="",
                     step=trend.first_step,
-                    cause=f"{grown}, {rate}, and no pile of tensors explains it",
+                    cause=f"{grown}, {rate}, and no unbounded pile of tensors explains it",
                     fix="look for a list or a cache of numpy arrays or Python objects that only grows, unless it is a buffer with a bound",
                     evidence=evidence,
                 )
