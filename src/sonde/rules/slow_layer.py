@@ -70,7 +70,7 @@ class SlowLayer:
         layers = self._layers()
         if len(layers) < PEERS + 1:
             return NotEvaluated("there are too few layers to compare with each other")
-        slowest = max(layers, key=lambda path: layers[path]["ms"])
+        slowest = max(layers, key=lambda path: layers[path]["share"])
         layer = layers[slowest]
         expected = _expected(slowest, layers)
         if expected is None:
@@ -97,7 +97,7 @@ class SlowLayer:
         ]  # fmt: skip
 
     def _layers(self) -> dict[str, dict[str, Any]]:
-        """What is known of each layer of torch.nn whose work is known, at its best."""
+        """What is known of each layer of torch.nn whose work is known: its forward at its best, its usual share of the step."""
         seen: dict[str, list[tuple[Mapping[str, Any], float]]] = {}
         for xray in self.xrays.regular:
             _, whole = lines_of(xray)
@@ -107,8 +107,9 @@ class SlowLayer:
         layers = {}
         for path, rows in seen.items():
             forward = min(amount(row, "forward_ms") for row, _ in rows)
-            ms = forward + min((amount(row, "backward_ms") for row, _ in rows if amount(row, "backward_ms") > 0), default=0.0)
-            layers[path] = {**rows[-1][0], "forward_ms": forward, "ms": ms, "share": ms / (median(whole for _, whole in rows) or 1.0)}
+            both = [(row, whole) for row, whole in rows if amount(row, "backward_ms") > 0] or rows
+            share = median((amount(row, "forward_ms") + amount(row, "backward_ms")) / (whole or 1.0) for row, whole in both)
+            layers[path] = {**rows[-1][0], "forward_ms": forward, "share": share}
         return layers
 
     def _reason(self, path: str, layers: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:

@@ -1,4 +1,6 @@
 """Signals that are shifted by chance, one after the other."""
+import random
+
 import torch
 from torch import nn
 
@@ -8,7 +10,7 @@ CHUNK, WARM = 10, 2
 def shifted(x):
     out = torch.empty_like(x)
     for i in range(len(x)):
-        by = int(torch.randint(64, (1,)))
+        by = random.randrange(64)
         out[i] = torch.roll(x[i], by, dims=-1)
     return out
 
