@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,12 +13,14 @@ pytest.importorskip("torch")
 import torch
 from torch.utils.data import DataLoader
 
+import warm
 from sonde.workbench.memory.script import Failed, follow
 
 pytestmark = pytest.mark.torch
 
 SCRIPT = """
 import sys
+from pathlib import Path
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -115,3 +118,13 @@ def test_a_script_that_is_not_there_gets_a_letter(sonde):
     done = sonde("memory", "tran.py")
     assert done.returncode == 2
     assert done.stderr.startswith("sonde: no file tran.py here.")
+
+
+def test_a_run_that_dies_of_memory_in_its_first_step_gets_its_verdict(tmp_path):
+    program = Path(__file__).parents[1] / "faults" / "sick" / "out_of_memory" / "broadcast.py"
+    done = warm.python("-m", "sonde", "run", program, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "DefaultCPUAllocator" in done.stderr
+    said = " ".join(done.stderr.split())
+    assert "out-of-memory from step 0" in said
+    assert "predicted [40000, 1] float32, price [40000] float32" in said

@@ -75,7 +75,7 @@ def _judged(path: Path, *, quiet: bool, strict: bool) -> Report | None:
         report = judge(path)
         if not quiet:
             # Most scripts are no trainings: then one line is enough.
-            screen(stderr=True).print(Verdict(report) if report.run.num_steps else Text(printable(report.why_unknown)))
+            screen(stderr=True).print(Verdict(report) if report.run.num_steps or report.findings else Text(printable(report.why_unknown)))
     except Exception as error:
         if strict:
             raise
