@@ -102,7 +102,8 @@ def training(
         values = {
             "loss": loss(number), "grad_norm": 0.6 + 0.1 * noise(number), "lr": 1e-3, "loss_scale": nan, "forwards": 1, "backwards": 1,
             "eval_forwards": float(number % 50 == 49), "zero_grads": 1, "clips": 0, "optimizer_steps": 1, "skipped_steps": 0,
-            "manual_updates": 0, "scheduler_steps": 0, "stale_updates": 0, "empty_updates": 0, "cleared_updates": 0, "root_in_eval": 0, "mode_modules": 2,
+            "manual_updates": 0, "scheduler_steps": 0, "stale_updates": 0, "empty_updates": 0, "cleared_updates": 0,
+            "root_in_eval": 0, "mode_modules": 2,
             "mode_modules_in_eval": 0, "step_ms": 10.0, "sonde_ms": 0.1, "observed": float(observed(number)),
             "data_ms": 0.4, "transfer_ms": 0.0, "forward_ms": 3.0, "backward_ms": 5.0, "optimizer_ms": 0.5, "validation_ms": 0.0,
             "checkpoint_ms": 0.0, "other_ms": 1.0, **({"rss_mb": 300.0, "kept_graphs": 0.0} if observed(number) else {}),
