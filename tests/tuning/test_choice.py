@@ -44,6 +44,12 @@ def test_one_of_each_family_is_put_together_and_only_what_keeps_the_training():
     assert names(_best_of_families(results)) == ["fused", "workers=4"]
 
 
+def test_what_was_measured_once_does_not_beat_what_was_measured_often():
+    once = Measured(measured("workers", "workers=2", 1.9).proposals, Gain(1.9, 1.9, 1.9, 1, "faster"), LossCheck("same"))
+    often = measured("workers", "workers=1", 1.7)
+    assert names(_best_of_families([once, often])) == ["workers=1"]
+
+
 def test_results_are_ranked_by_what_they_are_worth():
     results = [
         measured("a", "failed", None),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
 @click.option("--only", metavar="NAMES", default="", help="Try these alone, as in workers,optimizer. --dry-run lists them.")
 @click.option("--steps", type=click.IntRange(min=5), metavar="N", help="Steps to measure in each trial.  [default: three seconds of them]")
-@click.option("--repeats", type=click.IntRange(1, 20), default=3, show_default=True, metavar="N", help="How often to measure what looks good.")
+@click.option("--repeats", type=click.IntRange(1, 20), default=3, show_default=True, metavar="N", help="Runs of what looks good.")
 @click.option("--time-limit", type=click.FloatRange(min=1), default=600, show_default=True, metavar="SECONDS", help="For all of it.")
 @click.option("--dry-run", is_flag=True, help="Say what would be tried, and run nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")

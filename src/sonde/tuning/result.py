@@ -59,6 +59,11 @@ class Measured:
             return "other"
         return "departs" if self.loss.kind == "departs" else "recommended"
 
+    @property
+    def sureness(self) -> tuple[bool, float]:
+        """By this the best is chosen: not by one look, then by the worst comparison. On a noisy machine the best median is a matter of luck."""
+        return (self.gain.num_runs > 1, self.gain.low) if self.gain is not None else (False, 0.0)
+
     def to_dict(self) -> dict[str, Any]:
         changes = [
             {"family": each.family, "change": each.change, "line": each.place.line, "text": each.place.text, "note": each.note}
@@ -90,12 +95,9 @@ class Tuning:
 
     @property
     def recommended(self) -> Measured | None:
-        """The surest of those that keep the training as it is: a combination or a single change; None where nothing helps.
-
-        The one whose worst comparison is the best: on a noisy machine, the best median is a matter of luck.
-        """
+        """The surest of those that keep the training as it is: a combination or a single change; None where nothing helps."""
         good = [each for each in (*self.results, *self.together) if each.standing == "recommended"]
-        return max(good, key=lambda each: each.gain.low if each.gain else 0.0, default=None)
+        return max(good, key=lambda each: each.sureness, default=None)
 
     def to_dict(self) -> dict[str, Any]:
         best = self.recommended

@@ -119,11 +119,11 @@ def _promising(results: Iterable[Measured], noise: float) -> list[Measured]:
 
 
 def _best_of_families(results: Iterable[Measured]) -> list[Measured]:
-    """One of each family: the fastest that leaves the training as it is. The best gain first."""
+    """One of each family: the surest that leaves the training as it is. The best gain first."""
     best: dict[str, Measured] = {}
     for each in results:
         family = each.proposals[0].family
-        if each.standing == "recommended" and (family not in best or _factor(each) > _factor(best[family])):
+        if each.standing == "recommended" and (family not in best or each.sureness > best[family].sureness):
             best[family] = each
     return sorted(best.values(), key=_factor, reverse=True)
 

@@ -63,7 +63,7 @@ class Plan:
             yield from paragraph(what, options.max_width, label=(f"  {name}", "bold"), indent=18)
         text = (
             "The script is started once as it is, to see what it is made of and which of these apply; then once per change, several times "
-            f"for what looks good, and as it is in between, for {self.limit_s:.0f} s at most. Each time it makes its first steps and is stopped."
+            f"for what looks good, and as it is in between, for {self.limit_s:.0f} s at most. Each time it is stopped after a few steps."
         )
         yield from paragraph(text, options.max_width, style="dim")
 
@@ -101,7 +101,8 @@ def _facts(measured: Measured) -> str:
     words = {"noise": "within the noise", "slower": "slower"}.get(measured.standing, "")
     facts = [words, runs, _loss(measured) if measured.same_training else "by samples per second; another training"]
     if measured.start_s >= 1:
-        paid = f", paid back after {counted(measured.pays_off_after, 'step')}" if measured.pays_off_after else ""
+        sure = measured.pays_off_after and measured.standing in ("recommended", "departs")
+        paid = f", paid back after {counted(measured.pays_off_after, 'step')}" if sure else ""
         facts.append(f"{number(measured.start_s)} s to compile{paid}")
     if len(measured.proposals) == 1:
         facts.append(measured.proposals[0].place.line)
