@@ -61,7 +61,7 @@ class Measured:
 
     @property
     def sureness(self) -> tuple[bool, float]:
-        """By this the best is chosen: not by one look, then by the worst comparison. On a noisy machine the best median is a matter of luck."""
+        """By this the best is chosen: more than one look, then the worst comparison. With noise, the best median is a matter of luck."""
         return (self.gain.num_runs > 1, self.gain.low) if self.gain is not None else (False, 0.0)
 
     def to_dict(self) -> dict[str, Any]:
