@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from sonde.comparison.compare import RunComparison as RunComparison
     from sonde.comparison.compare import compare as compare
     from sonde.config import DebugConfig as DebugConfig
+    from sonde.config import DebugLevel as DebugLevel
+    from sonde.config import DebugMode as DebugMode
     from sonde.diagnostics.data import ModelArchitectureInfo as ModelArchitectureInfo
     from sonde.diagnostics.data import ModelPerformanceMetrics as ModelPerformanceMetrics
     from sonde.diagnostics.report import DiagnosticsReport as DiagnosticsReport
@@ -62,6 +64,8 @@ _HOMES = {
     "DebugSession": "sonde.capture.session",
     "debug_session": "sonde.capture.session",
     "DebugConfig": "sonde.config",
+    "DebugMode": "sonde.config",
+    "DebugLevel": "sonde.config",
     "Run": "sonde.run.reader",
     "judge": "sonde.report",
     "Report": "sonde.report",

@@ -95,14 +95,23 @@ def _operands(frame: FrameType, text: str) -> list[str]:
     return found[:MAX_OPERANDS]
 
 
-def _filled(models: Mapping[str, nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, Any]:
-    """What had filled the memory, and how much room a training has there at all."""
-    held = [tensor for model in models.values() for tensor in (*model.parameters(), *model.buffers())]
-    parameters = [tensor for tensor in held if not nn.parameter.is_lazy(tensor)]
+def held_bytes(models: Mapping[str, nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, int]:
+    """Of the memory, what is known by name."""
+    parameters = _held(models)
     gradients = [tensor.grad for tensor in parameters if tensor.is_leaf and tensor.grad is not None]
     states = [value for optimizer in optimizers for state in optimizer.state.values() for _, value in tensors_in(state)]
-    known = {"parameters": storage_bytes(parameters), "gradients": storage_bytes(gradients), "optimizer_state": storage_bytes(states)}
-    device = next((tensor.device for tensor in parameters if tensor.device.type == "cuda"), None)
+    return {"parameters": storage_bytes(parameters), "gradients": storage_bytes(gradients), "optimizer_state": storage_bytes(states)}
+
+
+def _held(models: Mapping[str, nn.Module]) -> list[Tensor]:
+    held = [tensor for model in models.values() for tensor in (*model.parameters(), *model.buffers())]
+    return [tensor for tensor in held if not nn.parameter.is_lazy(tensor)]
+
+
+def _filled(models: Mapping[str, nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, Any]:
+    """What had filled the memory, and how much room a training has there at all."""
+    known = held_bytes(models, optimizers)
+    device = next((tensor.device for tensor in _held(models) if tensor.device.type == "cuda"), None)
     if device is not None:  # not tried on a machine with one
         in_use = torch.cuda.memory_allocated(device)
         free, total = torch.cuda.mem_get_info(device)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import sonde
+from sonde.config import DebugConfig
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,6 +38,8 @@ OPERATIONS = "operations"
 class Bench:
     """What `DebugSession` adds to watching: one tool of each kind, by name."""
 
+    config: DebugConfig
+
     def __init__(self) -> None:
         self._made: dict[str, Any] = {}
         self._joined: dict[tuple[str, int], weakref.ref[nn.Module]] = {}  # (tool, id of model): it watches this one already
@@ -54,7 +57,9 @@ class Bench:
     @property
     def tensor_inspector(self) -> TensorInspector:
         """Statistics, comparison and leaks of the tensors that you give it."""
-        return cast("TensorInspector", self._tool("tensor_inspector", sonde.TensorInspector))
+        return cast(
+            "TensorInspector", self._tool("tensor_inspector", lambda: sonde.TensorInspector(self.config.max_tracked_tensors))
+        )
 
     @property
     def stability_checker(self) -> StabilityChecker:
@@ -74,7 +79,8 @@ class Bench:
     @property
     def gradient_debugger(self) -> GradientDebugger:
         """Health and trends of the gradients, of every step from the first time that it is asked for."""
-        tool = cast("GradientDebugger", self._tool("gradient_debugger", sonde.GradientDebugger))
+        made = self._tool("gradient_debugger", lambda: sonde.GradientDebugger(self.config.max_gradient_history))
+        tool = cast("GradientDebugger", made)
         for model, optimizer in self._newcomers("gradient_debugger"):
             if any(p.requires_grad for p in model.parameters()):
                 tool.register_hooks(model, optimizer)

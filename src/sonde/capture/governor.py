@@ -22,6 +22,9 @@ LONG_MEMORY = 0.95  # of those of the training's own time, which vary more
 class Governor:
     budget: float
     every: int | None = None
+    at_least_every: int | None = None  # steps: these are observed at any price
+    sampling_rate: float = 1.0  # share of the others that is observed
+    _sampled: float = 0.0  # grows by that share; a whole one is a step
     _set_up: bool = False  # the first observed step is over
     _owed: int = FIRST_STEPS  # steps to be observed whatever the purse holds
     _purse_ns: float = START_NS
@@ -64,7 +67,17 @@ class Governor:
         if self._owed:
             self._owed -= 1
             return True
-        return is_milestone(step) or self._purse_ns >= self._observed_ns
+        if self.at_least_every is not None and step % self.at_least_every == 0:
+            return True
+        return self._is_sampled() if is_milestone(step) or self._purse_ns >= self._observed_ns else False
+
+    def _is_sampled(self) -> bool:
+        """Evenly spread, without a random number: the user's generators are not ours."""
+        self._sampled += self.sampling_rate
+        if self._sampled < 1 - 1e-9:
+            return False
+        self._sampled -= 1
+        return True
 
 
 def is_milestone(step: int) -> bool:

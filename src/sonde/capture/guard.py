@@ -42,6 +42,11 @@ class Guard:
         if what in ("loss", "gradient"):
             self._on_bad(what, where, tensor)
 
+    @property
+    def said_bad(self) -> bool:
+        """Something in this step was not finite."""
+        return bool(self._said)
+
     def inputs(self, args: Any, kwargs: Any, step: int) -> None:
         """A model is about to use these."""
         if len(args) == 1 and not kwargs and type(args[0]) is torch.Tensor:

@@ -49,13 +49,14 @@ class Loop:
         self.deaf = False
         self.clock = StepClock()
         self.ledger = Ledger()
-        self.observing = True
         self.faults = faults
         self._journal, self._models, self._concerns = journal, models, concerns
-        self._governor = Governor(config.overhead_budget, config.every)
+        measured = self._measured = config.measured
+        self._governor = Governor(config.overhead_budget, config.every, measured.observed_every, config.sampling_rate)
         self._desk = Desk()
         self._desk.hook_ns = int(hook_ns())
-        self._panel = Panel(Tools(journal, config, faults, models, self._desk))
+        self._panel = Panel(Tools(journal, config, faults, models, self._desk, measured))
+        self.observing = measured.statistics
         self._num_observed = 0
         self._membership: dict[str, Any] = {}
         self._lines = Lines(journal)
@@ -68,7 +69,8 @@ class Loop:
         self._guard = Guard(journal, models, self.ledger, self._far, odd.bad_number)
         self._spikes = Spikes(odd.spike)
         self._phases = Phases(journal, self._desk)
-        self.xray = Xray(journal, models, self._desk, self._phases, faults)
+        self._phases.are_logged = measured.times
+        self.xray = Xray(journal, models, self._desk, self._phases, faults, measured)
         self._depth = 0  # doors entered and not left
         self._thread = 0  # the one that entered them
         self._entered: Watched | None = None  # the model whose forward is being observed
@@ -78,6 +80,7 @@ class Loop:
         self._scaler_stepped = False
         self.on_new_optimizer: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
         self.on_step_end: Callable[[int, bool], None] = lambda step, unseen: None
+        self.between_steps: Callable[[int, int], None] = lambda step, training_ns: None  # the step's scalars are still there
         self.on_compile: Callable[[Any], None] = lambda target: None
         self._panel.each("begin", 0, with_exponents=True)
 
@@ -352,6 +355,7 @@ class Loop:
         elif self._far.waiting and self._far.is_overdue():
             self._far.fetch()
         step_ns, own_ns = self._phases.write()
+        self.between_steps(step, step_ns - own_ns)
         unseen = journal.scalars["backwards"] > 0 and journal.scalars["forwards"] == 0
         journal.end_step(step, waits=bool(self._far.waiting))
         self._governor.step_ended(step_ns=step_ns, own_ns=own_ns, observed=self.observing)
@@ -368,10 +372,11 @@ class Loop:
             self._panel.each("clear")
         for watched in self._models:
             watched.doors_used.clear()
-        self.observing = self._governor.observes(self.clock.number)
+        self.observing = self._measured.statistics and self._governor.observes(self.clock.number)
         if self.observing:
             num = self._num_observed
-            self._panel.each("begin", self.clock.number, with_exponents=num in EXPONENTS_FIRST or num % EXPONENTS_EVERY == 0)
+            in_full = self._measured.in_full or num in EXPONENTS_FIRST or num % EXPONENTS_EVERY == 0
+            self._panel.each("begin", self.clock.number, with_exponents=in_full)
 
     def _update_membership(self, step: int) -> None:
         data = self._models.membership(self.ledger)

@@ -24,8 +24,9 @@ class Panel:
         self._tables: list[tuple[str, Rows]] = []  # of the step that is being written
         self._told: set[tuple[str, str]] = set()
         probes = [probe(tools) for probe in PROBES]
+        wanted = [each for each in probes if each.wanted]
         self._listening = {
-            moment: [each for each in probes if getattr(type(each), moment) is not getattr(Probe, moment)] for moment in _MOMENTS
+            moment: [each for each in wanted if getattr(type(each), moment) is not getattr(Probe, moment)] for moment in _MOMENTS
         }
         self._weights = next(each for each in probes if isinstance(each, Weights))
         self._memory = next(each for each in probes if isinstance(each, Memory))

@@ -8,6 +8,7 @@ goes on; before and after that it is other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from time import perf_counter_ns
 
@@ -16,6 +17,7 @@ from sonde.capture.standins import Desk
 
 OTHER, VALIDATION = "other_ms", "validation_ms"
 _SCALARS = {phase: f"{phase}_ms" for phase in ("data", "transfer", "forward", "backward", "optimizer", "checkpoint")}
+_UNKNOWN = dict.fromkeys((*_SCALARS.values(), OTHER, VALIDATION), math.nan)
 _TRAINING = ("forward", "backward", "optimizer")  # one of these, and the validation is over
 
 
@@ -27,6 +29,7 @@ class Phases:
         self.entered_ns = 0  # when Sonde was last called: since then the time is its own
         self._step_began = 0
         self.validating = False
+        self.are_logged = True
         self.on_change: Callable[[str, bool], None] | None = None  # who else wants to know: of the phase, and whether it begins
 
     def begin(self, phase: str) -> None:
@@ -79,6 +82,8 @@ class Phases:
         del self._under_way[1:]
         self._mark_ns = self._step_began = self.entered_ns = now
         self._desk.own_ns = 0
+        if not self.are_logged:
+            self._journal.scalars.update(_UNKNOWN)
         self._journal.scalars["step_ms"] = step_ns / 1e6
         self._journal.scalars["sonde_ms"] = own_ns / 1e6
         return step_ns, own_ns

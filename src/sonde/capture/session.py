@@ -33,6 +33,7 @@ from sonde.capture import calls, kernel
 from sonde.capture.alarm import Alarm
 from sonde.capture.autopsy import autopsy, is_out_of_memory
 from sonde.capture.bench import Bench
+from sonde.capture.controls import Controls
 from sonde.capture.discovery import Discovery
 from sonde.capture.faults import Faults
 from sonde.capture.journal import Journal
@@ -43,6 +44,7 @@ from sonde.capture.models import Models
 from sonde.capture.tensors import read_number
 from sonde.run.directory import new_run_directory, open_run_directory, write_run_json
 from sonde.run.writer import Writer
+from sonde.spikes import Leap
 
 if TYPE_CHECKING:
     from sonde.report import Report
@@ -52,14 +54,15 @@ STALLED_S = 1.0  # a write that takes longer when a program ends is not waited f
 _log = logging.getLogger("sonde")
 
 
-class DebugSession(Bench):
+class DebugSession(Bench, Controls):
     """Watches models while it is started; writes a run; `report()` judges it. Use as a context manager, or `start()` and `stop()`."""
 
     def __init__(
         self, config: DebugConfig | None = None, *, to: str | Path | None = None, name: str | None = None, strict: bool = False
     ) -> None:
-        super().__init__()
+        Bench.__init__(self)
         self.config = config if config is not None else load_config()
+        Controls.__init__(self, self.config)
         self.strict = strict
         self.run: Path | None = None
         self._to, self._name = to, name
@@ -108,6 +111,7 @@ class DebugSession(Bench):
         description = {
             "name": self._name or self.run.name, "argv": list(sys.argv), "sonde": sonde.__version__,
             "python": sys.version.split()[0], "torch": torch.__version__, "every": self.config.every,
+            "mode": self.config.mode.value, "level": self.config.level.value,
             "overhead_budget": self.config.overhead_budget, "native_kernel": kernel.NATIVE, "threads": torch.get_num_threads(), **about,
         }  # fmt: skip
         write_run_json(self.run, description)
@@ -118,16 +122,18 @@ class DebugSession(Bench):
         self._models = Models(self._journal)
         loop = Loop(self._journal, self.config, self._faults, self._models, self._concerns)
         self._models.connect(loop.forward_begins, loop.forward_ended)
-        alarm = Alarm(self._journal, self.config, loop.kept, self._bodies, self._live, self.run)
-        loop.kept.on_bad, loop.kept.on_bad_evaluation = alarm.ring, alarm.ring_for_evaluation
-        lookout = Lookout(self._journal, loop.kept, self._models, self._bodies)
-        loop.kept.on_spike, loop.kept.on_skip = lookout.spiked, lookout.skipped
+        self._look_back_from(loop)
         self._loop = loop
+        self._switches.connect(loop, self._journal, self._faults, self.run)
+        self._triggers.connect(loop, self._journal, self._faults)
         self._discovery = Discovery(self._models, loop, lambda probe, error: self._faults.caught(probe, "", error))
         self._watch_given()
-        calls.listen(loop)
-        if self._discovers:
-            self._discovery.start()
+        if self.config.measured.anything:
+            calls.listen(loop)
+            if self._discovers:
+                self._discovery.start()
+        else:
+            loop.deaf = True  # nothing is put into torch, and nothing heard
         self._journal.flush()
         atexit.register(self._left_open)
         return self
@@ -154,6 +160,7 @@ class DebugSession(Bench):
                 last.callback(self._discovery.stop)
                 last.callback(calls.unlisten, loop)
                 last.callback(loop.pause)
+                last.callback(self._switches.close)
                 if not self._journal.wait(STALLED_S):
                     _log.warning("sonde: the disk does not answer; the end of the run in %s is not written.", self.run)
                 loop.finish()
@@ -221,6 +228,7 @@ class DebugSession(Bench):
             if numbers:
                 self._journal.log(step, numbers)
                 self._tell_hooks(numbers)
+                self._switches.tellers.logged(numbers)
         except Exception as error:
             self._faults.caught("log", "", error)
 
@@ -254,6 +262,22 @@ class DebugSession(Bench):
 
     # -- inside ------------------------------------------------------------------------------------
 
+    def _look_back_from(self, loop: Loop) -> None:
+        """Who is told of bad numbers, leaps and skipped updates."""
+        loop.kept.on_spike = self._triggers.spiked
+        if not self.config.measured.looks_back:
+            return
+        assert self.run is not None
+        alarm = Alarm(self._journal, self.config, loop.kept, self._bodies, self._live, self.run)
+        loop.kept.on_bad, loop.kept.on_bad_evaluation = alarm.ring, alarm.ring_for_evaluation
+        lookout = Lookout(self._journal, loop.kept, self._models, self._bodies)
+
+        def spiked(what: str, where: str, leap: Leap, step: int) -> None:
+            self._triggers.spiked(what, where, leap, step)
+            lookout.spiked(what, where, leap, step)
+
+        loop.kept.on_spike, loop.kept.on_skip = spiked, lookout.skipped
+
     def _live(self) -> Iterator[tuple[nn.Module, torch.optim.Optimizer | None]]:
         loop = self._loop
         if loop is None:
@@ -273,7 +297,7 @@ class DebugSession(Bench):
 
     def _watch_given(self) -> None:
         loop = self._loop
-        if loop is None:
+        if loop is None or not self.config.measured.anything:
             return
         for model, name in self._given:
             self._models.watch(model, name, loop.clock.number)

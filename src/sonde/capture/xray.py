@@ -20,6 +20,7 @@ from sonde.capture.models import Models
 from sonde.capture.phases import Phases
 from sonde.capture.standins import Desk
 from sonde.capture.waits import Waits
+from sonde.config import Measured
 
 FIRST_NS = 400_000_000  # of training: what is over sooner is not worth making faster
 LIGHT_NS = 4_000_000  # a step that is shorter: of so small a model only …
@@ -35,9 +36,11 @@ _PLACE = ("xray", "")
 
 
 class Xray:
-    def __init__(self, journal: Journal, models: Models, desk: Desk, phases: Phases, faults: Faults) -> None:
+    def __init__(self, journal: Journal, models: Models, desk: Desk, phases: Phases, faults: Faults, measured: Measured) -> None:
         self._journal, self._models, self._desk, self._phases, self._faults = journal, models, desk, phases, faults
         self._lines, self._waits, self._layers, self._machine = LineTimes(desk), Waits(), LayerTimes(desk), Machine()
+        self._wanted, self._every = measured.lines, measured.lines_every
+        self._is_asked = False
         self.active = False
         self.compiles = False  # torch.compile guards on what is patched here, and would compile again
         self.due_ns, self.long_ns = FIRST_NS, LONG_NS  # after so much training
@@ -53,7 +56,15 @@ class Xray:
 
     def step_begins(self, step: int, last_ns: int, observed: bool) -> None:
         """On every step: how long the one before took, without what was Sonde's, and whether this one is busy being observed."""
+        if not self._wanted:
+            return
         self._trained_ns += last_ns
+        if self._every is not None:
+            self._is_asked = self._is_asked or step % self._every == 0
+            if self._is_asked and not observed:
+                self._is_asked = False
+                self._begin("asked")
+            return
         if step <= SETTLED:
             self._usual_ns = last_ns
             return

@@ -45,7 +45,7 @@ class Timing:
         for event in step.events:
             if event.kind == "xray" and len(self.crowds) < MAX_XRAYS:
                 self.crowds.append(share_of_core(event.data))
-        if "other_ms" not in scalars or "step_ms" not in scalars:
+        if not scalars.get("other_ms", -1.0) >= 0 or "step_ms" not in scalars:  # NaN where they are not to be logged
             return False
         self.unknown = False
         if step.number < SETTLED:

@@ -61,34 +61,45 @@ def open_run_directory(path: Path) -> Path:
 def write_run_json(directory: Path, info: Mapping[str, Any]) -> None:
     """Who, what, when. Complete or not there; the first process of a run writes it, later ones leave it."""
     target = Path(directory) / RUN_JSON
-    content = {"format": FORMAT, "started": time.time(), **plain(info)}
-    temporary = target.with_name(f".{RUN_JSON}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
-        if target.exists():
-            return
+        if not target.exists():
+            replace_json(target, {"format": FORMAT, "started": time.time(), **plain(info)})
+    except OSError as error:
+        raise _not_writable(Path(directory), error) from error
+
+
+def replace_json(target: Path, content: Mapping[str, Any]) -> None:
+    """All of it or nothing of it: whoever reads meanwhile sees the old content or the new one."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    try:
         temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
         os.replace(temporary, target)
-    except OSError as error:
+    except OSError:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise _not_writable(Path(directory), error) from error
+        raise
 
 
 def read_run_json(directory: Path) -> dict[str, Any]:
     """What run.json says. A ValueError says what is wrong with it; where there is none the answer is empty."""
+    return read_json(Path(directory) / RUN_JSON, MAX_RUN_JSON)
+
+
+def read_json(path: Path, max_bytes: int) -> dict[str, Any]:
+    """The object in a small file of ours, whoever wrote it: a ValueError says what is wrong; where there is none the answer is empty."""
     try:
         # O_NONBLOCK: a pipe of that name must not keep a reader waiting
-        fd = os.open(Path(directory) / RUN_JSON, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise ValueError(error.strerror or str(error)) from None
     with os.fdopen(fd, "rb") as file:
         facts = os.fstat(fd)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_size > MAX_RUN_JSON:
+        if not stat.S_ISREG(facts.st_mode) or facts.st_size > max_bytes:
             raise ValueError("not a file of Sonde's")
         try:
-            content = json.loads(file.read(MAX_RUN_JSON))
+            content = json.loads(file.read(max_bytes))
         except (ValueError, RecursionError):
             raise ValueError("not JSON") from None
         except OSError as error:

@@ -48,6 +48,7 @@ class Activations(Probe):
     def __init__(self, tools: Tools) -> None:
         super().__init__(tools)
         self.faults = tools.faults
+        self.wanted = tools.measured.activations
         self.sites: list[Site] = []
         self._outputs, self._gradients = _Table(64), _Table(64)
         self._with_exponents = False
@@ -69,8 +70,6 @@ class Activations(Probe):
     # -- in and out --------------------------------------------------------------------------------
 
     def entered(self, watched: Watched, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if not self._tools.config.log_activations:
-            return
         retired = self.faults.retired
         for ref, leaf in self._plan(watched):
             part = ref()

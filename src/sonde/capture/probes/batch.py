@@ -27,6 +27,7 @@ class Batch(Probe):
 
     def __init__(self, tools: Tools) -> None:
         super().__init__(tools)
+        self.wanted = tools.measured.batches
         self._sites: dict[str, Site | None] = {}
         self._rows = kernel.Rows(2 * MAX_TENSORS)
         self._extra = np.zeros((2 * MAX_TENSORS, 2))
@@ -38,7 +39,7 @@ class Batch(Probe):
 
     def begin(self, step: int, *, with_exponents: bool) -> None:
         self._num_steps += 1
-        self._looks = self._num_steps <= ALL_OF_THE_FIRST or self._num_steps % EVERY == 0
+        self._looks = self._num_steps <= ALL_OF_THE_FIRST or self._num_steps % EVERY == 0 or self._tools.measured.in_full
 
     def fetched(self, batch: Any) -> None:
         self._fetched.clear()

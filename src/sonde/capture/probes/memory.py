@@ -35,6 +35,7 @@ class Memory(Probe):
 
     def __init__(self, tools: Tools) -> None:
         super().__init__(tools)
+        self.wanted, self._is_logged = tools.measured.memory, tools.measured.memory_logged
         self._growth = Growth()
         self._graphs: list[tuple[int, weakref.ref[_Token]]] = []  # step, and whether its graph lives
         self._inquest: Inquest | None = None
@@ -75,16 +76,18 @@ class Memory(Probe):
             self._look(step)
         self._graphs = [one for one in self._graphs if one[1]() is not None]
         kept = [born for born, _ in self._graphs if born < step - 1]
-        scalars["kept_graphs"] = float(len(kept))
+        if self._is_logged:
+            scalars["kept_graphs"] = float(len(kept))
         if len(kept) >= KEPT_GRAPHS and step - kept[0] >= KEPT_STEPS and self._may_ask:
             self._ask(step)
 
     def _look(self, step: int) -> None:
         resident = process_memory.rss()
         if resident is not None:
-            self._journal.scalars["rss_mb"] = resident / MB
+            if self._is_logged:
+                self._journal.scalars["rss_mb"] = resident / MB
             self._growth.see(step, resident / MB)
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # not tried on a machine with one; no synchronisation is needed
+        if self._is_logged and torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # not tried on a machine with one; no synchronisation is needed
             self._journal.scalars["cuda_mb"] = torch.cuda.memory_allocated() / MB
 
     @property

@@ -19,7 +19,7 @@ from sonde.capture.kernel import Rows
 from sonde.capture.models import Models
 from sonde.capture.standins import Desk
 from sonde.capture.watched import Watched
-from sonde.config import DebugConfig
+from sonde.config import DebugConfig, Measured
 
 NOW_AND_THEN = 8  # steps
 
@@ -33,6 +33,7 @@ class Tools:
     faults: Faults
     models: Models
     desk: Desk
+    measured: Measured
 
 
 class Probe:
@@ -43,6 +44,7 @@ class Probe:
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
         self._journal = tools.journal
+        self.wanted = True  # by the settings; the others are not told of anything
 
     def begin(self, step: int, *, with_exponents: bool) -> None:
         """An observed step begins. Exponent histograms are taken on some of them."""

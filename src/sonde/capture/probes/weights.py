@@ -41,7 +41,8 @@ class Weights(Probe):
 
     def __init__(self, tools: Tools) -> None:
         super().__init__(tools)
-        self._config = tools.config
+        self._measured = tools.measured
+        self.wanted = self._measured.weights or self._measured.gradients
         self._blocks: dict[int, _Block] = {}
         self._plans: dict[tuple[str, tuple[int, ...]], FramePlan] = {}
         self._exponents = Exponents()
@@ -98,7 +99,7 @@ class Weights(Probe):
     # -- measuring ---------------------------------------------------------------------------------
 
     def _take_parameters(self, block: _Block, parameters: list[torch.Tensor]) -> None:
-        if self._config.log_weights and block.site_ids:
+        if self._measured.weights and block.site_ids:
             if block.kept.available:
                 block.kept.keep(parameters, block.rows[Kind.PARAMETER], 0)
             else:
@@ -107,7 +108,7 @@ class Weights(Probe):
             self._take_exponents(Kind.PARAMETER, block, parameters)
 
     def _take_gradients(self, block: _Block, parameters: list[torch.Tensor]) -> None:
-        if self._config.log_gradients and block.site_ids:
+        if self._measured.gradients and block.site_ids:
             gradients = [p.grad for p in parameters]
             block.rows[Kind.GRADIENT].measure(0, gradients)
             block.measured.add(Kind.GRADIENT)
@@ -133,7 +134,7 @@ class Weights(Probe):
                 self._take_updates(block, parameters)
             self._take_parameters(block, parameters)
             self._take_gradients(block, parameters)
-            block.kept_once = self._config.log_weights
+            block.kept_once = self._measured.weights
 
     def _block(self, key: int, parameters: list[torch.Tensor]) -> _Block:
         block = self._blocks.get(key)

@@ -1,0 +1,79 @@
+"""The lines that switches write: through the logging module, under `sonde.<switch>`, a few per second each.
+
+Whoever configured logging gets them where their handlers are. Whoever did not gets them on stderr: a switch was turned on to be seen.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+PAUSE_NS = 500_000_000  # between two lines of one switch: a person reads no faster
+FIRST = 3  # lines come at once
+
+
+class _Stderr(logging.StreamHandler[Any]):
+    """Where stderr is now, not where it was when this was imported."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+class LogLines:
+    """The lines of one switch, from when it is turned on until it is turned off."""
+
+    def __init__(self, switch: str, *, as_json: bool) -> None:
+        self._log = logging.getLogger(f"sonde.{switch}")
+        self._switch, self._as_json = switch, as_json
+        self._num, self._held_back, self._next_ns = 0, 0, 0
+        self._level = self._log.level
+        if self._level == logging.NOTSET:  # else the user has said what they want
+            self._log.setLevel(logging.INFO)
+
+    def say(self, step: int, data: Mapping[str, Any], now_ns: int) -> bool:
+        """One line, unless one was written just now: then it is counted, and the next line says how many."""
+        if self._num >= FIRST and now_ns < self._next_ns:
+            self._held_back += 1
+            return False
+        self._num += 1
+        self._next_ns = now_ns + PAUSE_NS
+        about = dict(data) | ({"steps_since_last_line": self._held_back + 1} if self._held_back else {})
+        self._held_back = 0
+        if self._log.isEnabledFor(logging.INFO):
+            said = {"switch": self._switch, "step": step, **about}
+            text = json.dumps(_strict(said)) if self._as_json else _plain(self._switch, step, about)
+            record = self._log.makeRecord(
+                self._log.name, logging.INFO, "", 0, "%s", (text,), None, extra={"sonde": {"step": step, **about}}
+            )
+            (self._log if self._log.hasHandlers() else _Stderr()).handle(record)
+        return True
+
+    def close(self) -> None:
+        self._log.setLevel(self._level)
+
+
+def _plain(switch: str, step: int, data: Mapping[str, Any]) -> str:
+    return f"sonde: {switch}, step {step}: " + ", ".join(f"{name} {_said(value)}" for name, value in data.items())
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}:{_said(item)}" for name, item in value.items()) or "none"
+    text = str(value)
+    return text if text.isprintable() else ascii(text)[1:-1]
+
+
+def _strict(value: Any) -> Any:
+    """JSON knows no NaN and no infinity: they are told as texts."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {str(name): _strict(item) for name, item in value.items()}
+    return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)

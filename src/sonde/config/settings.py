@@ -1,0 +1,182 @@
+"""DebugConfig: every setting of a session, validated. Each acts, and a value that cannot be meant is refused by name."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from pathlib import PurePath
+from typing import Any, TypeVar
+
+from sonde.config.modes import DebugLevel, DebugMode, Measured
+from sonde.errors import ConfigError
+
+ANOMALY_MODES = ("warn", "raise")
+ALIASES = {"debug_output_dir": "output_dir", "enable_gradient_checking": "enable_gradient_debugging"}  # second names of settings
+
+_Kind = TypeVar("_Kind", bound=StrEnum)
+
+
+def _number(default: Any, *, least: float, most: float = math.inf, whole: bool = False, above: bool = False) -> Any:
+    """`above`: more than `least`, not `least` itself."""
+    return field(default=default, metadata={"least": least, "most": most, "whole": whole, "above": above})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DebugConfig:
+    """What a session measures, how often, and where it writes. Every field acts; an unknown or impossible value is refused by name."""
+
+    mode: DebugMode = DebugMode.FULL_DEBUG  # which aspects
+    level: DebugLevel = DebugLevel.INTERMEDIATE  # how deep
+    output_dir: str = "runs"  # new runs are directories in here
+    overhead_budget: float = _number(0.02, least=0, most=1, above=True)  # share of the training's own time that Sonde may take
+    every: int | None = _number(None, least=1, whole=True)  # observe every n-th step whatever it costs; None: as the budget allows
+    sampling_rate: float = _number(1.0, least=0, most=1, above=True)  # of the steps that the budget allows, this share is observed
+
+    enable_tensor_inspection: bool = True  # what layers put out, and batches
+    enable_gradient_debugging: bool = True  # gradients of parameters
+    enable_model_diagnostics: bool = True  # parameters and how they move
+    enable_anomaly_detection: bool = True  # a bad number, a leap or a skipped update is looked back at
+    enable_memory_profiling: bool = True  # does memory grow, and who keeps it
+    enable_performance_profiling: bool = True  # now and then a step line by line
+    enable_visualization: bool = False  # pictures beside the run when it ends
+
+    log_activations: bool = True  # statistics of module outputs and their gradients
+    log_gradients: bool = True  # statistics of parameter gradients
+    log_weights: bool = True  # statistics of parameters and their updates
+    log_memory: bool = True  # memory of the process, with the steps
+    log_performance: bool = True  # where the time of each step went
+    log_json: bool = False  # lines of switches as JSON
+
+    gradient_checking_frequency: int = _number(100, least=1, whole=True)  # steps; see `Measured`, as for the next two
+    memory_profiling_frequency: int = _number(50, least=1, whole=True)
+    performance_profiling_frequency: int = _number(10, least=1, whole=True)
+
+    max_tracked_tensors: int = _number(1000, least=1, whole=True)  # that session.tensor_inspector remembers
+    max_gradient_history: int = _number(200, least=1, whole=True)  # steps that session.gradient_debugger remembers
+    max_update_memory_mb: float = _number(1024.0, least=0)  # copies of parameters kept to measure updates; above it they are not measured
+    anomaly_detection_mode: str = "warn"  # what a bad number does once it is explained: "warn" goes on, "raise" stops before the update
+    save_debug_info: bool = False  # keep a capsule of a step in which a bad number was made
+    max_capsule_mb: float = _number(512.0, least=0)  # of one capsule; what does not fit is left out, and said
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mode", _chosen("mode", self.mode, DebugMode))
+        object.__setattr__(self, "level", _chosen("level", self.level, DebugLevel))
+        directory: object = self.output_dir
+        if isinstance(directory, PurePath):
+            object.__setattr__(self, "output_dir", str(directory))
+        elif not isinstance(directory, str) or not directory:
+            raise ConfigError(f"output_dir must be a path, not {self.output_dir!r}. The default is 'runs'.")
+        if self.anomaly_detection_mode not in ANOMALY_MODES:
+            raise _no_choice("anomaly_detection_mode", self.anomaly_detection_mode, ANOMALY_MODES)
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(each.default, bool) and not isinstance(value, bool):
+                nearest = str(value).lower() not in ("", "0", "no", "off", "false", "none")
+                raise ConfigError(f"{each.name} must be true or false, not {value!r}. Nearest: {nearest}.")
+            if each.metadata and not (value is None and each.default is None):
+                _check_number(each.name, value, **each.metadata)
+        _refuse_contradictions(self)
+
+    @property
+    def measured(self) -> Measured:
+        """What is measured, as all settings say together."""
+        return Measured.of(self)
+
+    @property
+    def debug_output_dir(self) -> str:
+        """The second name of `output_dir`."""
+        return self.output_dir
+
+    @property
+    def enable_gradient_checking(self) -> bool:
+        """The second name of `enable_gradient_debugging`."""
+        return self.enable_gradient_debugging
+
+
+NAMES = tuple(each.name for each in fields(DebugConfig))
+
+
+def _accept_aliases(config: type[DebugConfig]) -> None:
+    """The generated `__init__` knows neither second names nor how to say which name was meant."""
+    plain = config.__init__
+
+    @functools.wraps(plain)
+    def init(self: DebugConfig, **given: Any) -> None:
+        plain(self, **settled(given))
+
+    config.__init__ = init  # type: ignore[method-assign]
+
+
+def settled(given: dict[str, Any]) -> dict[str, Any]:
+    """First names only; unknown ones are refused, and so are two names with two values."""
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        first = ALIASES.get(name, name)
+        if first not in NAMES:
+            near = difflib.get_close_matches(str(name).lower(), [*NAMES, *ALIASES], n=1)
+            hint = f" Did you mean {near[0]}?" if near else f" Known settings: {', '.join(NAMES)}."
+            raise ConfigError(f"Sonde has no setting {name!r}.{hint}")
+        if first in values and values[first] != value:
+            raise ConfigError(f"{name} is another name of {first}, and they were given two values: {values[first]!r} and {value!r}.")
+        values[first] = value
+    return values
+
+
+_accept_aliases(DebugConfig)
+
+# -- what cannot be meant ----------------------------------------------------------------------------
+
+
+def _chosen(name: str, value: object, kind: type[_Kind]) -> _Kind:
+    text = str(getattr(value, "value", value)).lower().replace("-", "_")
+    try:
+        return kind(text)
+    except ValueError:
+        raise _no_choice(name, value, list(kind)) from None
+
+
+def _no_choice(name: str, value: object, choices: Iterable[str]) -> ConfigError:
+    known = [str(each) for each in choices]
+    near = difflib.get_close_matches(str(value).lower(), known, n=1, cutoff=0.0)
+    return ConfigError(f"{name} is one of {', '.join(known)}, not {value!r}." + (f" Nearest: {near[0]}." if near else ""))
+
+
+def _check_number(name: str, value: Any, *, least: float, most: float, whole: bool, above: bool) -> None:
+    kind = "a whole number" if whole else "a number"
+    span = f"{'above' if above else 'from'} {least:g} on" if most == math.inf else f"above {least:g} and up to {most:g}"
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if is_number and least <= value <= most and not (above and value == least) and (not whole or isinstance(value, int)):
+        return
+    near = ""
+    if is_number and not math.isnan(value):
+        nearest = min(max(value, least), most)
+        if math.isfinite(nearest):
+            near = f" Nearest: {round(nearest) if whole else f'{nearest:g}'}." if nearest > least or not above else " For 2 % write 0.02."
+    raise ConfigError(f"{name} must be {kind} {span}, not {value!r}.{near}")
+
+
+def _refuse_contradictions(config: DebugConfig) -> None:
+    """Two settings that cannot both be meant: the letter names both, and which to change."""
+    owners = {
+        DebugMode.ANOMALY_DETECTION: "enable_anomaly_detection", DebugMode.GRADIENT_CHECKING: "enable_gradient_debugging",
+        DebugMode.MEMORY_PROFILING: "enable_memory_profiling", DebugMode.PERFORMANCE_PROFILING: "enable_performance_profiling",
+    }  # fmt: skip
+    owner = owners.get(config.mode)
+    if owner is not None and not getattr(config, owner):
+        raise ConfigError(f"mode={config.mode} measures what {owner}=False turns off. Leave {owner} out, or choose another mode.")
+    if config.every is not None and config.sampling_rate != 1:
+        raise ConfigError(
+            f"every={config.every} and sampling_rate={config.sampling_rate:g} both say which steps are observed. Leave one of them out: "
+            f"every={round(config.every / config.sampling_rate)} is what they would be together."
+        )
+    raises = "anomaly_detection_mode='raise'" if config.anomaly_detection_mode == "raise" else ""
+    for name in (raises, "save_debug_info=True" if config.save_debug_info else ""):
+        if name and not config.measured.looks_back:
+            why = "enable_anomaly_detection=False" if not config.enable_anomaly_detection else f"mode={config.mode}"
+            raise ConfigError(f"{name} needs bad numbers to be looked at, and {why} does not. Use mode=anomaly_detection or full_debug.")
+    if config.enable_visualization and config.mode is DebugMode.NONE:
+        raise ConfigError("enable_visualization=True draws what was measured, and mode=none measures nothing. Choose another mode.")

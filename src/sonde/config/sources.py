@@ -1,0 +1,108 @@
+"""Where settings come from. Later sources win: defaults, then `sonde.toml`, `sonde.json` or `[tool.sonde]` in pyproject.toml, then
+`SONDE_*` environment variables, then the command line, then keyword arguments."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from sonde.config.settings import ALIASES, NAMES, DebugConfig, settled
+from sonde.errors import ConfigError
+
+_OTHERS = frozenset({"SONDE_NATIVE"})  # variables of ours that are no settings
+_FILES = (("sonde.toml", ()), ("sonde.json", ()), ("pyproject.toml", ("tool", "sonde")))
+
+
+def load_config(base: DebugConfig | None = None, /, **given: Any) -> DebugConfig:
+    """The configuration in force here. `base` replaces files and environment; keyword arguments that are not None win over all."""
+    values: dict[str, Any] = {}
+    if base is None:
+        values |= settled(_from_files(Path.cwd()))
+        values |= _from_environment(os.environ)
+    values |= settled({name: value for name, value in given.items() if value is not None})
+    return replace(base or DebugConfig(), **values)
+
+
+def read_config(path: str | Path) -> DebugConfig:
+    """The settings of one file, TOML or JSON by its ending; of a pyproject.toml, its `[tool.sonde]`."""
+    path = Path(path)
+    content = _content(path, ("tool", "sonde") if path.name == "pyproject.toml" else ())
+    if content is None:
+        raise ConfigError(f"there is no {path}, or it cannot be read.")
+    return DebugConfig(**content)
+
+
+def setting_from_text(assignment: str) -> tuple[str, Any]:
+    """`level=expert`, as a command line has it."""
+    name, sign, text = assignment.partition("=")
+    if not sign:
+        raise ConfigError(f"a setting is given as NAME=VALUE, for instance level=expert, not {assignment!r}.")
+    (first,) = settled({name.strip().replace("-", "_"): text})
+    return first, _parse(first, first, text.strip())
+
+
+def _from_files(directory: Path) -> dict[str, Any]:
+    for name, table in _FILES:
+        content = _content(directory / name, table)
+        if content:
+            return content
+    return {}
+
+
+def _content(path: Path, table: tuple[str, ...]) -> dict[str, Any] | None:
+    kind = "JSON" if path.suffix == ".json" else "TOML"
+    try:
+        text = path.read_text(encoding="utf-8")
+        content: Any = json.loads(text) if kind == "JSON" else tomllib.loads(text)
+    except OSError:
+        return None
+    except (ValueError, RecursionError) as error:
+        if table:  # a broken pyproject.toml is not ours to report
+            return {}
+        raise ConfigError(f"{path} is not valid {kind}: {error}.") from error
+    for key in table:
+        content = content.get(key, {}) if isinstance(content, dict) else {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must hold settings by name, not a {type(content).__name__}.")
+    return content
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    names = {f"SONDE_{name.upper()}": name for name in (*NAMES, *ALIASES)}
+    for variable, text in environment.items():
+        name = names.get(variable)
+        if name is not None:
+            values[name] = _parse(name, variable, text)
+        elif variable.startswith("SONDE_") and variable not in _OTHERS:
+            # A variable of somebody else's may begin so too; one letter off is a mistake.
+            near = difflib.get_close_matches(variable, names, n=1, cutoff=0.85)
+            if near:
+                raise ConfigError(f"the environment has {variable}={text}, which is no setting. Did you mean {near[0]}?")
+    return settled(values)
+
+
+def _parse(name: str, said: str, text: str) -> Any:
+    """A text as a value of the setting's kind; `said` is how the user calls it."""
+    name = ALIASES.get(name, name)
+    default = next(each.default for each in fields(DebugConfig) if each.name == name)
+    if isinstance(default, str):
+        return text
+    if isinstance(default, bool):
+        if text.lower() in {"1", "true", "yes", "on"}:
+            return True
+        if text.lower() in {"0", "false", "no", "off"}:
+            return False
+        raise ConfigError(f"{said} must be 1 or 0, not {text!r}.")
+    if default is None and text.lower() in {"", "none"}:
+        return None
+    try:
+        return float(text) if isinstance(default, float) else int(text)
+    except ValueError:
+        raise ConfigError(f"{said} must be a number, not {text!r}.") from None
