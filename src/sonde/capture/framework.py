@@ -40,6 +40,13 @@ def divides_losses(session: DebugSession, by: Callable[[], float]) -> None:
         loop._losses.divided_by = by
 
 
+def calls_backward(session: DebugSession) -> None:
+    """Not the user's code calls backward: what made the loss is a function of theirs that has returned it."""
+    loop = session._loop
+    if loop is not None:
+        loop.kept.by_library = True
+
+
 def has_single_closures(session: DebugSession) -> None:
     """Optimizers are called with a closure that they run once: its loss is the loss of the step, as without."""
     loop = session._loop

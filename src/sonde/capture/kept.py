@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from sonde.capture.source import called_by_library, user_frame
 from sonde.spikes import Leap
 
 MAX_CALLS = 8  # forwards of one step: a longer accumulation is looked at by its last ones
@@ -35,13 +36,17 @@ def called(model: str, module: nn.Module, args: Any, kwargs: Any) -> Call:
 
 
 class Kept:
-    __slots__ = ("calls", "frame", "on_bad", "on_bad_evaluation", "on_skip", "on_spike", "scaled", "step", "where")
+    __slots__ = ("by_library", "calls", "frame", "maker", "on_bad", "on_bad_evaluation", "on_skip", "on_spike", "scaled", "step", "where")
 
     def __init__(self) -> None:
         self.calls: deque[Call] = deque(maxlen=MAX_CALLS)
         # That called backward last. It may have returned by the time that an optimizer finds its gradients bad: only here it is still
         # to be had, with its variables. It goes when they have been looked at, or with the next forward.
         self.frame: FrameType | None = None
+        # Where a library calls backward: the user's function that it called before, which made the loss and has returned it. It goes when
+        # the loss has been looked at: its variables must not be in memory during backward.
+        self.by_library = False
+        self.maker: FrameType | None = None
         self.on_bad: Callable[[str, Tensor | None], None] = lambda what, loss: None  # what: "loss" or "gradient"
         # Of a forward in evaluation: the call, the step, and whether its output holds no NaN but only Inf. Answers whether it is bad.
         self.on_bad_evaluation: Callable[[Call, int, bool], bool] = lambda call, step, only_inf: not only_inf
@@ -58,6 +63,11 @@ class Kept:
         self.frame = None
         self.calls.append(called(model, module, args, kwargs))
 
+    def left(self) -> None:
+        """That forward is over."""
+        if self.by_library:
+            self.maker = called_by_library(user_frame())
+
     def tell(self, what: str, where: str, tensor: Tensor, *, step: int, scaled: bool) -> None:
         """The loss or a gradient turned out bad."""
         self.step, self.where, self.scaled = step, where, scaled
@@ -65,4 +75,4 @@ class Kept:
 
     def clear(self) -> None:
         self.calls.clear()
-        self.frame = None
+        self.frame = self.maker = None

@@ -32,6 +32,13 @@ def user_frame(depth: int = 1) -> FrameType | None:
     return frame
 
 
+def called_by_library(frame: FrameType | None) -> FrameType | None:
+    """The function of the user's that a library called, from which the code in this frame was called."""
+    while frame is not None and frame.f_back is not None and not is_library(frame.f_back.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
 def line_of(frame: FrameType) -> tuple[str, str]:
     """`("train.py:41", "optimizer.step()")`"""
     path = frame.f_code.co_filename

@@ -66,6 +66,12 @@ def _division(case: Case) -> Told | None:
     if divisor is None or not (zeros := count(divisor == 0)):
         return None
     above = "0/0" if case.operation != "reciprocal" and count(case.input == 0) == case.input.numel() else "division"
+    if above == "0/0" and any(name.startswith("nll_loss") for name in case.made_by.get("input", ())[:1]):
+        return Told(
+            "all-targets-ignored",
+            "a cross entropy that is summed over no target is divided by their number, 0: all targets are ignore_index",
+            "skip such batches, or divide by the number of counted targets, at least 1",
+        )
     behind = case.made_by.get(argument, ())[:3]
     fix = "add an epsilon to the divisor, or clamp(min=…) it away from 0"
     why = ""

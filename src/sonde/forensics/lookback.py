@@ -71,7 +71,7 @@ def keep_capsule(
     call = kept.calls[-1]
     inputs: dict[str, Any] = {}
     with contextlib.suppress(CannotReplay):
-        for part in parts_of(frame, what, reader(kept)):
+        for part in parts_of(frame, what, reader(kept), kept.maker):
             found = {name: part.names[name] for name in part.slice.given if name in part.names}
             inputs |= {name: value for name, value in found.items() if not isinstance(value, nn.Module) and tensors_in(value)}
     return save_capsule(
@@ -90,7 +90,7 @@ class _Look:
             return self._of_an_evaluation()
         parts: Sequence[Part] = ()
         try:
-            parts = parts_of(self.frame, self.what, reader(self.kept))
+            parts = parts_of(self.frame, self.what, reader(self.kept), self.kept.maker)
         except CannotReplay as error:
             self.reason = str(error)
         rerun = Rerun(self.kept, parts)

@@ -35,8 +35,8 @@ class Part:
     binds: tuple[str, ...] = ()  # variables that the part before this one has made: its result, in this order
 
 
-def parts_of(frame: FrameType | None, what: str, reader: Reader) -> list[Part]:
-    """What makes the loss again, the outermost function first."""
+def parts_of(frame: FrameType | None, what: str, reader: Reader, maker: FrameType | None = None) -> list[Part]:
+    """What makes the loss again, the outermost function first. Where a library calls backward, the `maker` has returned the loss to it."""
     if frame is None:
         raise CannotReplay("no function of yours called backward: a library runs the training")
     body = _body(frame.f_code)
@@ -45,6 +45,8 @@ def parts_of(frame: FrameType | None, what: str, reader: Reader) -> list[Part]:
     if what == "gradient" and (call is None or not _is_backward(call)):
         call, path, after = _last_call(body, path, _is_backward)
     if call is None or not _is_backward(call):
+        if maker is not None and maker is not frame:
+            return [_returned(maker, reader)]
         raise CannotReplay(f"{frame.f_code.co_name} does not call backward itself: a library does")
     names = names_of(frame)
     parts = [Part(_slice(path, after, _loss_in(call, names), names, reader, frame), names)]
@@ -63,6 +65,19 @@ def parts_of(frame: FrameType | None, what: str, reader: Reader) -> list[Part]:
         parts.insert(0, outer)
         frame = caller
     return parts
+
+
+def _returned(frame: FrameType, reader: Reader) -> Part:
+    """What makes the value again that a function has returned: a loss, or a dictionary that holds it."""
+    _, path = _call_under_way(frame, _body(frame.f_code))
+    block, index = path[-1]
+    last = block[index]
+    if not isinstance(last, ast.Return) or last.value is None or _is_running(frame):
+        raise CannotReplay(f"{frame.f_code.co_name} has not returned the loss that a library gave to backward")
+    names, goal = names_of(frame), last.value
+    if isinstance(goal, ast.Dict) or isinstance(lookup(names, place_of(goal)), Mapping):
+        goal = ast.fix_missing_locations(ast.copy_location(ast.Subscript(goal, ast.Constant("loss"), ast.Load()), goal))
+    return Part(_slice(path, [], goal, names, reader, frame), names)
 
 
 def since_backward(frame: FrameType) -> list[tuple[FrameType, list[ast.stmt]]]:

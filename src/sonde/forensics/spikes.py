@@ -101,7 +101,7 @@ class _Look:
 
     def blame(self, frame: FrameType | None) -> Blame:
         try:
-            rerun = Rerun(self.kept, parts_of(frame, self.what, reader(self.kept)))
+            rerun = Rerun(self.kept, parts_of(frame, self.what, reader(self.kept), self.kept.maker))
             rerun.refuse_loans()
             return self._of_the_step(rerun)
         except Exception as error:  # the user's code, on a second run: whatever it raises is a reason not to trust it

@@ -46,6 +46,7 @@ class SondeCallback(Watching):
         session = self._begin(pl_module, package=package.__name__, package_version=package.__version__)
         framework.calls_parts_of(session, pl_module)
         framework.has_single_closures(session)
+        framework.calls_backward(session)
         if pl_module.automatic_optimization:
             framework.divides_losses(session, lambda: float(trainer.accumulate_grad_batches))
 

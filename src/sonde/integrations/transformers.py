@@ -1,8 +1,8 @@
 """The Trainer of transformers: `Trainer(..., callbacks=[SondeCallback()])`.
 
 The Trainer clips gradients before `on_pre_optimizer_step`; the run holds them as the optimizer is given them. Where gradients are
-accumulated, the Trainer divides each loss; the run holds it undivided. It tells nobody of an exception: the run is then closed when the program
-ends, with the exception, or at once where the training stands in `with SondeCallback() as callback:`.
+accumulated, the Trainer divides each loss; the run holds it undivided. It tells nobody of an exception: the run is then closed when the
+program ends, with the exception, or at once where the training stands in `with SondeCallback() as callback:`.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class SondeCallback(Watching):
         optimizer = innermost(given.get("optimizer"))
         session = self._begin(given["model"], optimizer, package="transformers", package_version=transformers.__version__)
         self._divided_by = 1.0
+        framework.calls_backward(session)
         framework.divides_losses(session, lambda: self._divided_by)
         clips = float(args.max_grad_norm or 0)
         self._tell(
