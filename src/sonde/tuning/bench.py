@@ -178,9 +178,12 @@ def _why(trial: Trial) -> str:
 def _letter(target: str, trial: Trial) -> str:
     """Why nothing can be tuned here."""
     shown = last_line(Path(trial.log))
-    output = f"\nIts output: {trial.log}" if shown else ""
+    output = f"\nIts last words: {shown}\nIts output: {trial.log}" if shown else ""
     if trial.outcome == "failed":
-        return f"{target} failed at step {trial.total_steps}, as it is: {trial.error}.\nMake it run first; try: sonde run {target}{output}"
+        return (
+            f"{target} failed at step {trial.total_steps}, as it is: {trial.error}.\nMake it run first; try: sonde run {target}\n"
+            f"(Options of sonde tune come before the script, those of the script after it.){output}"
+        )
     if trial.outcome == "stuck":
         return f"{target}, as it is, was {trial.error}.\nGive it more time (--time-limit) or fewer steps (--steps {FEWEST_STEPS}).{output}"
     if not trial.total_steps:
