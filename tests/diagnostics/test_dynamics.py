@@ -247,3 +247,17 @@ def test_a_percentage_of_a_gpu_is_a_share():
 def test_more_trainable_parameters_than_there_are_is_refused():
     with pytest.raises(SondeError, match="11"):
         ModelArchitectureInfo(total_parameters=10, trainable_parameters=11)
+
+
+def test_a_leap_that_does_not_come_back_is_what_to_look_at():
+    report = report_of(np.r_[falling(100), level(30, at=90.0)])
+    assert report.dynamics.learning == "diverging"
+    assert "step 100" in report.recommendations[0]
+    climbing = report_of(np.exp(np.arange(60) / 15))
+    assert "learning rate" in climbing.recommendations[0]
+
+
+def test_a_second_task_whose_loss_begins_higher_and_falls_is_learnt():
+    found = fold_of(np.r_[0.1 * falling(100), falling(200)]).result()
+    assert found.learning == "improving"
+    assert "since step 10" in found.why

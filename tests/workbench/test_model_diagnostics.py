@@ -170,7 +170,8 @@ def test_a_session_holds_one_that_reads_its_own_run(tmp_path):
     assert report.architecture.depth == 3
     assert report.health_score > 85
     assert report.dynamics.efficiency.num_samples == pytest.approx(32 * report.dynamics.num_steps)
-    assert report.parameter_efficiency == pytest.approx(report.dynamics.efficiency.removed_share / (sum(p.numel() for p in model.parameters()) / 1e6))
+    millions = sum(p.numel() for p in model.parameters()) / 1e6
+    assert report.parameter_efficiency == pytest.approx(report.dynamics.efficiency.removed_share / millions)
 
 
 def test_validation_that_the_user_logs_is_found_in_the_run(tmp_path):

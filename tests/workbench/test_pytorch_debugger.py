@@ -225,6 +225,74 @@ def test_the_anomaly_mode_is_the_users_own_afterwards(enabled, check_nan, fails)
         assert (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()) == (enabled, check_nan)
 
 
+def test_in_the_mode_for_anomalies_torch_looks_too_and_stops_looking_afterwards(tmp_path):
+    tool = debugger(tmp_path, mode="anomaly_detection")
+    with pytest.raises(KeyError), tool.debug_context("outer"), tool.debug_context("inner"):
+        assert torch.is_anomaly_enabled()
+        raise KeyError
+    assert not torch.is_anomaly_enabled()
+    with debugger(tmp_path).debug_context("cheap"):
+        assert not torch.is_anomaly_enabled()
+
+
+class Root(nn.Module):
+    """Its gradient is 0 * infinity at a zero, while its value is fine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(6, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sqrt((x @ self.weight) ** 2)
+
+
+@pytest.mark.filterwarnings("ignore:Error detected in")  # torch says where the forward was, as a warning
+def test_a_bad_gradient_that_torch_finds_stops_the_step_in_the_same_way(tmp_path):
+    tool, model = debugger(tmp_path, mode="anomaly_detection", anomaly_detection_mode="raise"), Root()
+    with pytest.raises(NonFiniteError, match="returned nan values"):
+        tool.debug_training_step(model, torch.optim.SGD(model.parameters(), lr=0.1), F.mse_loss, *batch())
+    assert not model.weight.any()
+    assert not torch.is_anomaly_enabled()
+
+
+def test_the_users_own_anomaly_mode_raises_what_the_user_expects(tmp_path):
+    model = Root()
+    with torch.autograd.set_detect_anomaly(True), pytest.warns(UserWarning, match="Error detected"), pytest.raises(RuntimeError):
+        debugger(tmp_path).debug_training_step(model, torch.optim.SGD(model.parameters(), lr=0.1), F.mse_loss, *batch())
+
+
+def test_each_mode_and_level_changes_what_is_measured(tmp_path):
+    def found(**settings):
+        tool, model = debugger(tmp_path, **settings), zoo.mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        x, y = batch()
+        tool.debug_backward_pass(F.mse_loss(tool.debug_forward_pass(model, x), y), model)
+        update = tool.debug_optimization_step(optimizer, model)
+        report = tool.create_debug_report()
+        layers = "layer_norms" in report["gradient_analysis"]
+        return len(tool.debug_info), layers, bool(report["memory_analysis"].get("tensors")), update["update_norm"] is not None
+
+    assert found(mode="none") == (0, False, False, False)
+    assert found(mode="anomaly_detection") == (3, False, False, False)
+    assert found(mode="gradient_checking") == (3, True, False, False)
+    assert found(mode="gradient_checking", level="basic") == (3, False, False, False)
+    assert found(mode="gradient_checking", level="advanced") == (3, True, False, True)
+    assert found(mode="memory_profiling") == (3, False, True, False)
+    assert found(mode="full_debug", level="advanced") == (3, True, True, True)
+
+
+def test_the_update_is_what_the_parameters_moved(tmp_path):
+    tool, model = debugger(tmp_path, level="advanced"), zoo.mlp()
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = batch()
+    tool.debug_backward_pass(F.mse_loss(model(x), y), model)
+    found = tool.debug_optimization_step(optimizer, model)
+    moved = torch.nn.utils.get_total_norm([p.detach() - old for p, old in zip(model.parameters(), before)]).item()
+    assert found["update_norm"] == pytest.approx(moved, rel=1e-5)
+    assert found["update_ratio"] == pytest.approx(moved / found["param_norm"], rel=1e-5)
+
+
 def test_a_debugged_step_leaves_the_anomaly_mode_on(tmp_path):
     with torch.autograd.set_detect_anomaly(True):
         trained(tmp_path, 1)
@@ -255,7 +323,7 @@ def test_memory_that_grows_is_a_leak_and_memory_that_is_given_back_is_none(tmp_p
 def book_of(times_ms: list[float], worked_ms: float | None = None) -> list[DebugInfo]:
     book = Book(lambda kind, sentence: None)
     for number, ms in enumerate(times_ms):
-        info = DebugInfo(0.0, None, None, "step", execution_time=ms / 1e3, number=number)
+        info = DebugInfo(0.0, sonde.DebugMode.FULL_DEBUG, sonde.DebugLevel.BASIC, "step", execution_time=ms / 1e3, number=number)
         book.add(info, worked_s=None if worked_ms is None or number != len(times_ms) - 1 else worked_ms / 1e3)
     return list(book.infos)
 

@@ -19,6 +19,9 @@ from sonde.rules.learning import ENOUGH, Learning
 
 SETTLED = 0.3  # share of the steps without a gain that makes a plateau; less is the noise of the end
 GAIN = 0.02  # of all that was gained so far: less than that is none
+CERTAIN = 2.33  # standard deviations: chance is that far off once in a hundred
+BEYOND_DOUBT = 4.0
+FALLEN = 0.2  # of the level: a loss that has risen before must fall by that much to be called learning again
 NOISES = 2.0  # standard deviations of a piece: what falls by less may not have fallen
 FEWEST_VALIDATIONS = 4  # before any of them can be called the best
 WORSE = 0.05  # of what validation gained: a worse end than the best is noise below that
@@ -124,6 +127,8 @@ class Dynamics:
             if value is not None:
                 series.see(number, value)
         batch, rate, took = known(metrics.batch_size), known(metrics.throughput_samples_per_sec), known(metrics.step_time_ms) / 1e3
+        if rate != rate and batch > 0 and took > 0:
+            self.throughput.see(number, batch / took)
         self.num_samples += batch if batch == batch else 0.0
         seconds = took if took == took else batch / rate if rate > 0 else math.nan
         self.seconds += seconds if seconds == seconds else 0.0
@@ -161,6 +166,8 @@ class Dynamics:
             return "improving", f"the loss fell from {first} to {last}"
         if learning.num_losses < ENOUGH:
             return "could not tell", f"{learning.num_losses} losses are too few: {ENOUGH} are needed"
+        if (since := _falls_since(*self.loss.finite())) is not None:
+            return "improving", since
         if learning.failing:
             return "not learning", learning.failing
         return "could not tell", f"the loss did not fall ({first}, then {last}), but such a loss need not"
@@ -229,6 +236,29 @@ def _detrended(losses: Floats) -> tuple[Floats, Floats]:
     return losses - course, np.maximum(np.abs(course), 1e-12)
 
 
+def _lower(early: Floats, late: Floats) -> float:
+    """How many standard deviations the second is below the first, by ranks: heavy tails and the scale of a loss do not matter."""
+    ranks = np.argsort(np.argsort(np.concatenate([early, late]), kind="stable"), kind="stable")
+    num, other = len(early), len(late)
+    above = float(ranks[:num].sum()) - num * (num - 1) / 2
+    return (above - num * other / 2) / math.sqrt(num * other * (num + other + 1) / 12)
+
+
+def _falls_since(steps: Floats, losses: Floats) -> str | None:
+    """A loss that rose at first, as where a second task begins, and has fallen ever since: from which step, in words."""
+    at, level = pieces(steps, losses, 32)
+    top = float(at[int(np.argmax(level))])
+    after = losses[steps >= top]
+    if len(after) < max(ENOUGH, len(losses) * SETTLED):
+        return None
+    quarter = len(after) // 4
+    early, late = after[:quarter], after[-quarter:]
+    high, low = float(np.median(early)), float(np.median(late))
+    if high - low < FALLEN * abs(high) or _lower(early, late) < BEYOND_DOUBT:
+        return None
+    return f"the loss fell from {high:.3g} to {low:.3g} since step {top:.0f}"
+
+
 def _plateau(steps: Floats, losses: Floats) -> Plateau | None:
     """From which step on the loss gains nothing any more, by the medians of its pieces."""
     if len(losses) < ENOUGH:
@@ -242,10 +272,9 @@ def _plateau(steps: Floats, losses: Floats) -> Plateau | None:
     start = int(above[-1]) + 1 if len(above) else 0
     if start >= len(at) or len(at) - start < SETTLED * len(at):
         return None
-    # The stretch itself must not fall any more: its later half is not below its earlier half beyond chance.
-    half = (len(level) - start) // 2
-    early, late = level[start : start + half], level[start + half :]
-    if half < 2 or float(np.mean(early) - np.mean(late)) > max(GAIN * gained, NOISES * noise / math.sqrt(half)):
-        return None
     since = int(at[start]) if start else int(steps[0])
+    # The stretch itself must not fall any more: its later half is not below its earlier half, beyond chance and by more than nothing.
+    early, late = np.array_split(losses[steps >= since], 2)
+    if float(np.median(early) - np.median(late)) > GAIN * gained and _lower(early, late) > CERTAIN:
+        return None
     return Plateau(since, int(steps[-1]) - since, end)

@@ -91,7 +91,8 @@ def _learning(dynamics: TrainingDynamics) -> HealthPart:
     share = LEARNT.get(dynamics.learning)
     if dynamics.learning == "improving":
         removed = dynamics.efficiency.removed_share
-        share = 1.0 if removed is None else 0.7 + 0.3 * min(1.0, max(0.0, removed) / HALF)
+        # A loss that began lower, as before a second task, has no share of it removed, and is learnt all the same.
+        share = 0.85 if removed is None or removed <= 0 else 0.7 + 0.3 * min(1.0, removed / HALF)
     return _part("learning", share, f"{dynamics.learning}: {dynamics.why}")
 
 
@@ -116,7 +117,7 @@ def _stability(dynamics: TrainingDynamics) -> HealthPart:
         why.append(f"{found.num_nonfinite} losses not finite")
     if found.num_spikes:
         share -= min(MOST_SPIKES, SPIKE * found.num_spikes)
-        why.append(f"{found.num_spikes} spikes")
+        why.append("1 spike" if found.num_spikes == 1 else f"{found.num_spikes} spikes")
     if found.is_rougher and dynamics.learning != "settled":
         share -= 0.2
         why.append(f"its noise grew {number(found.noise_growth or 0.0)} times")
@@ -127,6 +128,8 @@ def _stability(dynamics: TrainingDynamics) -> HealthPart:
 
 def _generalisation(dynamics: TrainingDynamics) -> HealthPart:
     found = dynamics.overfitting
+    if dynamics.learning in ("not finite", "diverging", "not learning"):
+        return _part("generalisation", None, "validation says nothing while the training itself fails")
     if found.is_overfitting is None:
         return _part("generalisation", None, found.reason)
     return _part("generalisation", max(0.0, 0.6 - found.lost_share) if found.is_overfitting else 1.0, found.reason)

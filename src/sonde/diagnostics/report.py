@@ -13,12 +13,13 @@ from sonde.diagnostics.dynamics import Dynamics, TrainingDynamics
 from sonde.diagnostics.health import Health, health_of
 from sonde.record import Finding
 from sonde.report import strict
-from sonde.rules.words import number
+from sonde.rules.words import listing, number
 
 if TYPE_CHECKING:
     from sonde.views.plots import Plot
 
 IDLE = 0.5  # of the time: a GPU that is busier is not what to look at first
+NEAR = 2  # steps between a leap and a rise that are one
 LONG = 3.0  # half-lives until seven eighths of what is left are gained
 
 
@@ -115,7 +116,7 @@ def _advice(
     if dynamics.learning == "not finite" and not proved:
         lines.append("run one step under sonde.find_origin(model): it names the operation that makes the NaN or Inf")
     elif dynamics.learning == "diverging" and not proved:
-        lines.append("lower the learning rate by a factor of three to ten, or clip gradients: the loss rises")
+        lines.append(_of_divergence(dynamics, fold.learning.risen_step))
     elif dynamics.learning == "not learning" and not proved:
         lines.append("try to learn a single batch by heart: if that fails the loop is wrong, if it works raise the learning rate")
     elif dynamics.learning == "settled" and dynamics.plateau is not None and overfitting.is_overfitting is not True:
@@ -126,8 +127,9 @@ def _advice(
         lines.append(f"train on: about {number(LONG * found.half_life_steps)} more steps bring most of what is left to gain")
     if overfitting.is_overfitting:
         lines.append(f"keep the weights of step {overfitting.best_step}, where validation was best; regularise, or stop earlier")
-    if dynamics.stability.num_spikes and not proved:
-        lines.append(f"{dynamics.stability.num_spikes} spikes of the loss: clip gradients, and look at the batches of these steps")
+    spikes = [str(one.step) for one in dynamics.anomalies if one.kind == "loss spike"]
+    if spikes and not proved and dynamics.learning != "diverging":
+        lines.append(f"the loss leapt at step {listing(spikes)}: clip gradients, and look at what was in these batches")
     _, busy = fold.gpu.finite()
     if len(busy) and float(sorted(busy)[len(busy) // 2]) < IDLE:
         lines.append("the GPU waits most of the time: see with sonde profile whether data loading or small batches hold it up")
@@ -136,3 +138,11 @@ def _advice(
     if architecture is not None and architecture.trainable_parameters == 0:
         lines.append("no parameter is trainable: thaw those that should learn with requires_grad_(True)")
     return lines
+
+
+def _of_divergence(dynamics: TrainingDynamics, risen_step: int) -> str:
+    """A loss that leaps and does not come back had a bad batch, or met a wall; one that climbs has too large a learning rate."""
+    leapt = [one.step for one in dynamics.anomalies if one.kind == "loss spike" and abs(one.step - risen_step) <= NEAR]
+    if leapt:
+        return f"the loss leapt at step {leapt[0]} and did not come back: look at that batch, clip gradients, go on from weights before it"
+    return "lower the learning rate by a factor of three to ten, or clip gradients: the loss rises"

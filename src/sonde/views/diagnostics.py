@@ -71,7 +71,7 @@ def _training(report: DiagnosticsReport) -> list[tuple[str, str]]:
         rows.append(("plateau", f"since step {dynamics.plateau.since_step}, at {number(dynamics.plateau.level)}"))
     rows.append(("overfitting", _overfitting(report)))
     efficiency = dynamics.efficiency
-    if efficiency.removed_share is not None:
+    if efficiency.removed_share is not None and efficiency.removed_share > 0:
         costs = [f"{percent(efficiency.removed_share)} of the first loss removed"]
         if efficiency.per_thousand_samples is not None:
             costs.append(f"{percent(efficiency.per_thousand_samples)} per 1,000 samples")
@@ -114,7 +114,7 @@ def _model(report: DiagnosticsReport) -> list[tuple[str, str]]:
         rows.append(("receptive field", f"{field}{stride}"))
     elif one.receptive_note:
         rows.append(("receptive field", one.receptive_note))
-    if report.parameter_efficiency is not None:
+    if report.parameter_efficiency is not None and report.parameter_efficiency > 0:
         num, unit = (1.0, "million") if (one.trainable_parameters or 0) >= 1e5 else (1e3, "thousand")
         seen = f"; {number(report.samples_per_parameter)} samples per parameter" if report.samples_per_parameter is not None else ""
         share = number(100 * report.parameter_efficiency / num)

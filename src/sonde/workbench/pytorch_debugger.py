@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,7 +26,7 @@ from sonde.workbench.manual.info import DebugInfo
 from sonde.workbench.manual.log import TrainingLog
 from sonde.workbench.manual.report import DebugReport, panels_of, report_of
 from sonde.workbench.manual.search import MOST, Generators, search
-from sonde.workbench.manual.settings import Measured
+from sonde.workbench.manual.settings import Asked
 from sonde.workbench.profiling.utilisation import switches
 
 PICTURE = "debug_plots.png"
@@ -45,10 +46,10 @@ class PyTorchDebugger:
             raise SondeError(f"config must be a DebugConfig, not a {type(config).__name__}.")
         self.config = config if config is not None else load_config()
         self.session = session
-        self._measured = Measured.of(self.config)
+        self._asked = Asked.of(self.config)
         self._book = Book(self._tell)
-        self._meter = meter.Meter(self.config, self._measured)
-        self._open: list[_Open] = []
+        self._meter = meter.Meter(self.config)
+        self._threads = threading.local()  # what lies inside what is a matter of each thread
         self._told: dict[str, int] = {}
         self._training_log: TrainingLog | None = None
         self._num_searches = 0
@@ -73,7 +74,7 @@ class PyTorchDebugger:
         with self._operation("forward_pass", _name(model), epoch, batch) as opened:
             output = _call(model, x)
             opened.ended()
-            if self._measured.anything and not meter.is_finite(output):
+            if self._asked.anything and not meter.is_finite(output):
                 self._book.note(opened.info, "the output is not finite")
                 self._stop_if_asked("what the model put out is not finite", None)
             return output
@@ -143,7 +144,7 @@ class PyTorchDebugger:
         self._meter.know(model, optimizer)
         with self._operation("training_step", _name(model), epoch, batch) as whole:
             whole.has_judged = True
-            generators = Generators() if self._measured.anything else None
+            generators = Generators() if self._asked.looks_back else None
             whole.begins()
             optimizer.zero_grad()
             with self._operation("forward_pass", _name(model), epoch, batch) as opened:
@@ -215,20 +216,27 @@ class PyTorchDebugger:
 
     # -- inside ------------------------------------------------------------------------------------
 
+    @property
+    def _open(self) -> list[_Open]:
+        if not hasattr(self._threads, "open"):
+            self._threads.open = []
+        found: list[_Open] = self._threads.open
+        return found
+
     @contextmanager
     def _operation(self, name: str, model_name: str, epoch: int, batch: int) -> Iterator[_Open]:
         around = self._open[-1].info.operation if self._open else ""
         info = DebugInfo(
-            time.time(), getattr(self.config, "mode", None), getattr(self.config, "level", None), name, model_name, epoch, batch,
-            inside=around, number=self._book.number_of(name, around),
+            time.time(), self.config.mode, self.config.level, name, model_name, epoch, batch, inside=around,
+            number=self._book.number_of(name, around),
         )  # fmt: skip
         opened = _Open(info)
-        if not self._measured.anything:
+        if not self._asked.anything:
             yield opened
             return
         self._open.append(opened)
         with ExitStack() as torch_mode:
-            if self._measured.torch_anomaly and len(self._open) == 1:
+            if self._asked.torch_anomaly and len(self._open) == 1:
                 torch_mode.enter_context(meter.anomaly_mode(check_nan=self.config.anomaly_detection_mode == "raise"))
             opened.begins()
             try:
@@ -255,7 +263,7 @@ class PyTorchDebugger:
         try:
             loss.backward()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
-            ours = self._measured.torch_anomaly and self.config.anomaly_detection_mode == "raise"
+            ours = self._asked.torch_anomaly and self.config.anomaly_detection_mode == "raise"
             if not ours or "returned nan values" not in str(error):
                 raise  # the user's own anomaly mode, or something else: theirs to catch
             raise NonFiniteError(f"{error} Training was stopped before the update.") from error
@@ -263,7 +271,7 @@ class PyTorchDebugger:
     def _after_backward(
         self, info: DebugInfo, loss: Tensor, model: nn.Module, again: Callable[[], Any] | None = None
     ) -> dict[str, Any]:
-        found = self._meter.gradients(loss, model, info.number) if self._measured.anything else meter.NOTHING
+        found = self._meter.gradients(loss, model, info.number) if self._asked.anything else meter.NOTHING
         info.loss, info.gradient_norm = found["loss"], found["gradient_norm"]
         bad = next((what for what in ("loss", "gradient_norm") if found[what] is not None and not math.isfinite(found[what])), "")
         if bad:

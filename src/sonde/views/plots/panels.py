@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLUMNS = 2
+MOST_BESIDE = 4  # labels that find a place among the curves
 MOST_LINES = len(ink.LINES)
 
 
@@ -82,8 +83,11 @@ def draw_panel(axes: Axes, panel: Panel, *, also: Sequence[tuple[float, float]] 
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) > 1:
         shown = dict(zip(labels, handles))  # one sign for a kind of bad number, however many series have it
-        look: Any = {"fontsize": ink.TINY, "facecolor": ink.PAPER, "edgecolor": "none", "framealpha": 0.85}
-        legend = axes.legend(list(shown.values()), list(shown), loc="best", **look)
+        look: Any = {"loc": "best", "fontsize": ink.TINY, "facecolor": ink.PAPER, "edgecolor": "none", "framealpha": 0.85}
+        if len(shown) > MOST_BESIDE:  # they get room of their own, above the curves
+            axes.set_ylim(top=max(axes.get_ylim()[1], 1.3))
+            look |= {"ncols": 3, "loc": "upper left", "columnspacing": 1.0, "handlelength": 1.2}
+        legend = axes.legend(list(shown.values()), list(shown), **look)
         for text in legend.get_texts():
             text.set_parse_math(False)
     return across, up

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+
+from sonde.config import DebugLevel, DebugMode
 
 
 @dataclass(slots=True)
@@ -14,8 +15,8 @@ class DebugInfo:
     """
 
     timestamp: float  # seconds since 1970, when the operation began
-    mode: Any  # DebugMode
-    level: Any  # DebugLevel
+    mode: DebugMode
+    level: DebugLevel
     operation: str
     model_name: str = ""
     epoch: int = 0

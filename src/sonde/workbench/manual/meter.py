@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from sonde.capture import kernel, process_memory
 from sonde.capture.tensors import tensors_in
+from sonde.config import DebugConfig
 from sonde.memory.data import CATEGORIES
 from sonde.record import STATISTICS
 from sonde.workbench.gradient_debugger import GradientDebugger
-from sonde.workbench.manual.settings import Measured
+from sonde.workbench.manual.settings import Asked
 from sonde.workbench.memory_profiler import MemoryProfiler
 
 MIB = 2**20
@@ -75,15 +76,14 @@ def anomaly_mode(*, check_nan: bool) -> Iterator[None]:
 class Meter:
     """Measures one loop. Models and optimizers are only known while somebody else holds them."""
 
-    def __init__(self, config: Any, measured: Measured) -> None:
-        self._measured = measured
-        self._every_layers = getattr(config, "gradient_checking_frequency", 100)
-        self._every_tensors = getattr(config, "memory_profiling_frequency", 50)
+    def __init__(self, config: DebugConfig) -> None:
+        self._asked = Asked.of(config)
+        self._every_layers, self._every_tensors = config.gradient_checking_frequency, config.memory_profiling_frequency
         self._model: weakref.ref[nn.Module] | None = None
         self._optimizer: weakref.ref[torch.optim.Optimizer] | None = None
-        self._kept = kernel.Kept(getattr(config, "max_update_memory_mb", 1024.0) * MIB)
+        self._kept = kernel.Kept(config.max_update_memory_mb * MIB)
         self._num_updates = 0
-        self.layers = GradientDebugger(getattr(config, "max_gradient_history", 200))
+        self.layers = GradientDebugger(config.max_gradient_history)
         self.tensors: list[tuple[int, dict[str, float]]] = []  # update, MiB by category
 
     def know(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -94,7 +94,7 @@ class Meter:
         named = [(path, p) for path, p in model.named_parameters() if p.requires_grad]
         given = [p.grad for _, p in named]
         square, first_bad = kernel.guard(given)
-        if self._measured.layers and (number < FIRST or not number % self._every_layers):
+        if self._asked.layers and (number < FIRST or not number % self._every_layers):
             self.layers.record_model(model)
         there = any(gradient is not None for gradient in given)
         return {
@@ -103,26 +103,26 @@ class Meter:
         }  # fmt: skip
 
     def before_update(self, model: nn.Module) -> None:
-        if self._measured.updates:
+        if self._asked.updates:
             parameters = list(model.parameters())
             self._kept.keep(parameters, kernel.Rows(len(parameters)), 0)
 
     def after_update(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """After an optimizer's step."""
         found: dict[str, Any] = {"param_norm": None, "update_norm": None, "update_ratio": None, "learning_rate": None}
-        if not self._measured.anything:
+        if not self._asked.anything:
             return found
         parameters = list(model.parameters())
         square, _ = kernel.guard(parameters)
         found["param_norm"] = norm = math.sqrt(square) if square >= 0 else square
         found["learning_rate"] = next((float(group["lr"]) for group in optimizer.param_groups if "lr" in group), None)
-        if self._measured.updates and self._kept.available:
+        if self._asked.updates and self._kept.available:
             rows = kernel.Rows(len(parameters))
             self._kept.change(parameters, rows, 0)
             rows.settle()
             found["update_norm"] = moved = math.hypot(*rows.values[:, _L2].tolist())
             found["update_ratio"] = moved / norm if norm else None
-        if self._measured.tensors and not self._num_updates % self._every_tensors:
+        if self._asked.tensors and not self._num_updates % self._every_tensors:
             self.tensors.append((self._num_updates, self._by_category(model, optimizer)))
         self._num_updates += 1
         return found
