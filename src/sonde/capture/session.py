@@ -41,6 +41,7 @@ from sonde.capture.ledger import parameters_of
 from sonde.capture.lookout import Lookout
 from sonde.capture.loop import Loop
 from sonde.capture.models import Models
+from sonde.capture.pictures import draw
 from sonde.capture.tensors import read_number
 from sonde.run.directory import new_run_directory, open_run_directory, write_run_json
 from sonde.run.writer import Writer
@@ -152,6 +153,8 @@ class DebugSession(Bench, Controls):
         try:
             # Each of these is tried, whatever becomes of those before it: a hook that stays is worse than a run without its last word.
             with contextlib.ExitStack() as last:
+                if self.config.enable_visualization and self.run is not None:
+                    last.callback(draw, self.visualizer, self.run, self._bodies())
                 last.callback(self._journal.close)
                 last.callback(self._journal.flush)
                 last.callback(self._journal.event, "end", loop.clock.number, how=how, exit_code=exit_code, exception=exception)

@@ -18,7 +18,7 @@ from sonde.errors import SondeError
 
 COMMANDS = (
     "run", "diagnose", "report", "explain", "runs", "compare", "export", "compact",
-    "replay", "profile", "tune", "memory", "doctor", "demo",
+    "switch", "replay", "profile", "tune", "memory", "doctor", "demo",
 )  # fmt: skip
 
 INTERRUPTED = 130  # 128 + SIGINT and

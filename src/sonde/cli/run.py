@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
 @click.option("--every", type=int, metavar="N", help="Observe every N-th step, whatever it costs.")
 @click.option("--budget", type=float, metavar="SHARE", help="Share of the time that Sonde may take.  [default: 0.02]")
+@click.option("--mode", metavar="MODE", help="Which aspects are measured.  [default: full_debug]")
+@click.option("--level", metavar="LEVEL", help="How deep: basic, intermediate, advanced, expert.  [default: intermediate]")
+@click.option("--set", "settings", metavar="NAME=VALUE", multiple=True, help="Any other setting; may be given several times.")
 @click.option("--to", metavar="DIR", help="The directory of this run.  [default: a new one in runs/]")
 @click.option("--name", metavar="NAME", help="A name for the run's directory.  [default: the script's]")
 @click.option("--strict", is_flag=True, help="Stop at an error of Sonde's own instead of training on.")
@@ -31,6 +34,9 @@ def run(
     module: bool,
     every: int | None,
     budget: float | None,
+    mode: str | None,
+    level: str | None,
+    settings: tuple[str, ...],
     to: str | None,
     name: str | None,
     strict: bool,
@@ -49,9 +55,10 @@ def run(
               sonde run -m pkg.train --epochs 3
               sonde run --every 1 --to runs/base train.py
     """
-    from sonde.config import load_config
+    from sonde.config import load_config, setting_from_text
 
-    config = load_config(every=every, overhead_budget=budget)
+    flags = {"every": every, "overhead_budget": budget, "mode": mode, "level": level}
+    config = load_config(**dict(setting_from_text(each) for each in settings) | {k: v for k, v in flags.items() if v is not None})
     refuse_impossible("run", script, module=module)
     from sonde.capture.launch import run_script
 

@@ -1,0 +1,37 @@
+"""`sonde switch`: turn the switches of a training on and off while it runs."""
+
+from __future__ import annotations
+
+import click
+
+from sonde.cli._reading import run_path
+
+
+# A name after a minus sign is not an option: "-lr_scheduling" would be read as -l -r … -h.
+@click.command(context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]})
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[RUN] [+SWITCH | -SWITCH]...")
+def switch(words: tuple[str, ...]) -> None:
+    """Turn switches of a running training on (+) and off (-), or show which are on.
+
+    The training looks at them between two steps, about twice a second. What they tell goes to its log. +all and -all mean all of them.
+
+    \b
+    Example:  sonde switch                                 (what is on in the newest run)
+              sonde switch +gradient_norms -memory_usage
+              sonde switch runs/base +autograd_profiler
+    """
+    from sonde.errors import SondeError
+    from sonde.run.reader import Run
+    from sonde.run.switches import parsed, write_wishes
+    from sonde.views.printable import printable
+    from sonde.views.switches import switch_table
+
+    named = words[0] if words and words[0][:1] not in "+-" else None
+    path = run_path(named)
+    wishes = parsed(words[1:] if named else words)
+    recorded = Run(path)
+    if wishes and recorded.ended.how not in ("running", "unknown"):
+        raise SondeError(f"{path} does not run any more ({recorded.ended.how}), so nothing would hear of it.")
+    if wishes:
+        write_wishes(path, wishes)
+    click.echo(printable(switch_table(recorded), lines=True))
