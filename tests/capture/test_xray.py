@@ -281,6 +281,24 @@ def test_the_first_look_comes_late_where_steps_are_small(tmp_path, step_ms, firs
     assert step * step_ms == pytest.approx(1000 * first_look_s, abs=step_ms)
 
 
+def test_a_step_that_turns_out_bad_is_no_longer_timed_but_explained(tmp_path):
+    class Diverging(Training):
+        def step(self):
+            self.optimizer.zero_grad()
+            x = torch.arange(8.0).view(2, 4)
+            loss = self.model(x).square().sum()
+            if len(self.losses) == LOOKED_AT:
+                loss = loss * torch.log(torch.zeros(()) - 1)
+            loss.backward()
+            self.optimizer.step()
+            self.losses.append(0.0)
+
+    assert looked_at(Diverging(), tmp_path) == []
+    (origin,) = sonde.Run(tmp_path / "run").events("origin")
+    assert origin.step == LOOKED_AT
+    assert sys.gettrace() is None
+
+
 def test_an_error_inside_of_it_is_contained_and_said(tmp_path, caplog):
     training = Training()
     with sonde.watch(training.model, training.optimizer, to=tmp_path / "run") as session:
