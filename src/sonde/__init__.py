@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from sonde.capture.session import DebugSession as DebugSession
     from sonde.capture.session import debug_session as debug_session
     from sonde.capture.session import watch as watch
+    from sonde.capture.stepping import step as step
     from sonde.comparison.compare import RunComparison as RunComparison
     from sonde.comparison.compare import compare as compare
     from sonde.config import DebugConfig as DebugConfig
@@ -63,6 +64,7 @@ _HOMES = {
     "watch": "sonde.capture.session",
     "DebugSession": "sonde.capture.session",
     "debug_session": "sonde.capture.session",
+    "step": "sonde.capture.stepping",
     "DebugConfig": "sonde.config",
     "DebugMode": "sonde.config",
     "DebugLevel": "sonde.config",

@@ -32,6 +32,7 @@ def silenced() -> Iterator[None]:
         warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
         warnings.filterwarnings("ignore", message=".*does not have many workers.*")
         warnings.filterwarnings("ignore", message=".*no `val_dataloader`.*")
+        warnings.filterwarnings("ignore", message=".*your dataloader is not resumable.*")
         for name in levels:
             logging.getLogger(name).setLevel(logging.ERROR)
         try:
@@ -191,6 +192,11 @@ def by_accelerate(fault: str, to: Path) -> Path:
             accelerator.log({"train_loss": loss.item()})
         accelerator.end_training()
     return to
+
+
+def logged(run: sonde.Run, name: str) -> list[float]:
+    """What was logged under a name."""
+    return run.scalar(name)[1].tolist()
 
 
 WAYS: dict[str, tuple[str, Callable[[str, Path], Path]]] = {  # the package that each needs

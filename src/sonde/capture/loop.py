@@ -173,6 +173,7 @@ class Loop:
             if output is None:
                 # The forward failed. torch walks the module's own dictionary of hooks now: nothing may leave it before the next call.
                 return
+            self.kept.left()
             if self.observing and module.training:
                 self._evaluations.trained(output)
             self._leave(output)
@@ -198,6 +199,7 @@ class Loop:
                 self._guard.bad_number("loss", series, self.clock.number, tensors)
             elif self._in_step is None or self.single_closures:  # a closure may try points that are far off
                 self._spikes.loss(series, self._losses.last)
+        self.kept.maker = None
         self._phases.begin("backward")
 
     @contained

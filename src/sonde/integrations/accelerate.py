@@ -1,7 +1,8 @@
 """Accelerate: `Accelerator(log_with=SondeTracker())`, then `init_trackers` and `end_training` as with any tracker.
 
 From `init_trackers` on whatever trains is watched, in every process; `accelerator.log` is kept. Gradients are held as the optimizer is
-given them: clipped, where the loop clips. Where gradients are accumulated, `accelerator.backward` divides each loss; the run holds it undivided.
+given them: clipped, where the loop clips. Where gradients are accumulated, `accelerator.backward` divides each loss; the run holds it
+undivided.
 """
 
 from __future__ import annotations
