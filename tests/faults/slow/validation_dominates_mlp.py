@@ -16,7 +16,7 @@ def training():
     opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, fused=True)
     best = float("inf")
     for step in range(10_000):
-        rows = torch.randint(len(x), (512,))
+        rows = torch.randint(len(x), (1024,))
         loss = nn.functional.mse_loss(net(x[rows]), y[rows])
         opt.zero_grad()
         loss.backward()

@@ -18,7 +18,7 @@ def training():
     opt = torch.optim.SGD(net.parameters(), lr=0.1)
     history = []
     for step in range(10_000):
-        rows = torch.randint(len(x), (256,))
+        rows = torch.randint(len(x), (512,))
         loss = nn.functional.cross_entropy(net(x[rows]), y[rows])
         opt.zero_grad()
         loss.backward()
@@ -30,6 +30,6 @@ def training():
 
 if __name__ == "__main__":
     for step, loss in enumerate(training()):
-        if step == 120:
+        if step == 90:
             break
     print(f"loss {loss.item():.3f}")
