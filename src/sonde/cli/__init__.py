@@ -17,7 +17,7 @@ import click
 from sonde.errors import SondeError
 
 COMMANDS = (
-    "run", "diagnose", "report", "explain", "runs", "compare", "export", "compact",
+    "run", "diagnose", "report", "explain", "runs", "compare", "baseline", "export", "compact",
     "switch", "replay", "profile", "tune", "memory", "doctor", "demo",
 )  # fmt: skip
 

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import click
 
 from sonde.cli._reading import run_argument, run_path, screen
+from sonde.errors import SondeError
+
+if TYPE_CHECKING:
+    from sonde.report import Report
 
 
 @click.command()
 @run_argument
+@click.option("--against", metavar="BASELINE", help="Tell too in what it departs from a baseline (see: sonde baseline).")
+@click.option("--within", type=float, help="How far it may depart: a share, 0.1 where nothing is given.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
-def diagnose(run: str | None, as_json: bool) -> None:
+def diagnose(run: str | None, against: str | None, within: float | None, as_json: bool) -> None:
     """Say what is wrong with a run, and why.
 
     \b
     Example:  sonde diagnose                  (the newest run)
               sonde diagnose runs/base
               sonde diagnose runs/base --json | jq '.findings[0]'
+              sonde diagnose --against baseline.json
 
     Exit code 0: healthy, or nothing could be told. 1: problems were found.
     """
-    from sonde.report import judge
-
-    report = judge(run_path(run))
+    report = _report(run_path(run), against, within)
     if as_json:
         from sonde.views.json import render
 
@@ -32,3 +40,16 @@ def diagnose(run: str | None, as_json: bool) -> None:
 
         screen().print(Verdict(report))
     raise SystemExit(report.exit_code)
+
+
+def _report(run: Path, against: str | None, within: float | None) -> Report:
+    if against is None:
+        if within is not None:
+            raise SondeError("--within says how far a run may depart from a baseline: name it with --against BASELINE.")
+        from sonde.report import judge
+
+        return judge(run)
+    from sonde.comparison.baseline import load
+    from sonde.comparison.departure import TOLERANCE, judge_against
+
+    return judge_against(run, load(against), tolerance=TOLERANCE if within is None else within)

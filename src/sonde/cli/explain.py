@@ -20,11 +20,13 @@ def explain(rule: str | None) -> None:
     Example:  sonde explain                      (all rules)
               sonde explain missing-zero-grad
     """
+    from sonde.comparison import departure
     from sonde.rules import RULES
     from sonde.views.page import Index, Page
 
     # The docstring of a rule's module is its page.
-    pages = {each.name: (each, sys.modules[each.__module__].__doc__ or "") for each in RULES}
+    pages = {each.name: (each.explains, sys.modules[each.__module__].__doc__ or "") for each in RULES}
+    pages[departure.RULE] = ((), departure.__doc__ or "")  # judged where a baseline is given, so not one of all runs' rules
     if rule is None:
         screen().print(Index([(name, page) for name, (_, page) in pages.items()]))
         return
@@ -33,5 +35,5 @@ def explain(rule: str | None) -> None:
         near = difflib.get_close_matches(name, pages, n=3, cutoff=0.4)
         hint = f"Nearest: {', '.join(near)}" if near else "All of them: sonde explain"
         raise SondeError(f"there is no rule {rule!r}.\n{hint}")
-    found, page = pages[name]
-    screen().print(Page(name, page, found.explains))
+    explains, page = pages[name]
+    screen().print(Page(name, page, explains))

@@ -6,6 +6,7 @@ of it and the distance is one that matters. It has left for good when it does so
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -108,10 +109,10 @@ def _compare(series: str, a: Columns, b: Columns) -> LossComparison:
 def windows(steps: Steps, losses: Floats) -> tuple[Window, ...]:
     """The whole curve in at most `MAX_WINDOWS` pieces of equal length."""
     num = min(MAX_WINDOWS, max(len(steps) // LEAST, min(len(steps), 1)))
-    return tuple(_window(some, values) for some, values in zip(np.array_split(steps, num), np.array_split(losses, num))) if num else ()
+    return tuple(window_of(some, values) for some, values in zip(np.array_split(steps, num), np.array_split(losses, num))) if num else ()
 
 
-def _window(steps: Steps, losses: Floats) -> Window:
+def window_of(steps: Steps, losses: Floats) -> Window:
     finite = losses[np.isfinite(losses)]
     if 2 * len(finite) <= len(losses):
         median = low = high = float("nan")
@@ -123,26 +124,33 @@ def _window(steps: Steps, losses: Floats) -> Window:
 def _where_b_ends(common: Steps, losses_a: Floats, losses_b: Floats) -> tuple[Side, int]:
     if len(common) < ENOUGH:
         return "unknown", -1
-    curve_a, curve_b = windows(common, losses_a), windows(common, losses_b)
+    curve_b = windows(common, losses_b)
+    ending, outside = ends_outside(windows(common, losses_a), curve_b)
+    return ending, curve_b[outside].first if outside >= 0 else -1
+
+
+def ends_outside(curve_a: Sequence[Window], curve_b: Sequence[Window], *, matters: float = MATTERS) -> tuple[Side, int]:
+    """Where B ends, seen from the bands of A, and the window from which on it stays there; -1: it does not. Window by window."""
     levels = [window.median for window in curve_a if np.isfinite(window.median)]
     span = max(levels) - min(levels) if levels else 0.0
     positive = bool(levels) and min(levels) > 0
-    sides = [_side(one, other, span, positive=positive) for one, other in zip(curve_a, curve_b)]
+    sides = [_side(one, other, span, positive=positive, matters=matters) for one, other in zip(curve_a, curve_b)]
     ending = sides[-1]
     outside = next((place for place in range(len(sides) - 1, -1, -1) if sides[place] != ending), -1) + 1
-    long_enough = len(sides) - outside >= max(2, PATIENCE * len(sides))
+    # Where all is one window, it is the whole training.
+    long_enough = len(sides) - outside >= min(max(2, PATIENCE * len(sides)), len(sides))
     if ending == "same" or not (long_enough or ending in ("not finite", "finite")):
         return "same", -1
-    return ending, curve_b[outside].first
+    return ending, outside
 
 
-def _side(a: Window, b: Window, span: float, *, positive: bool) -> Side:
+def _side(a: Window, b: Window, span: float, *, positive: bool, matters: float) -> Side:
     """Where the median of B lies, seen from the band of A."""
     if np.isnan(a.median) or np.isnan(b.median):
         if np.isnan(a.median) and np.isnan(b.median):
             return "same"
         return "not finite" if np.isnan(b.median) else "finite"
-    distance = MATTERS * abs(a.median) if positive else MATTERS_OF_RANGE * span
+    distance = matters * abs(a.median) if positive else matters * MATTERS_OF_RANGE / MATTERS * span
     if b.median > max(a.high, a.median + distance):
         return "higher"
     if b.median < min(a.low, a.median - distance):

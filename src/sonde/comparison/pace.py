@@ -99,10 +99,11 @@ def spread_of(values: Floats, middle: Callable[[Floats], np.floating[Any]] = np.
 
 
 def _judged(change: Change, least_share: float, least: float) -> Change:
-    return Change(change.name, change.unit, change.a, change.b, _direction(change.a, change.b, least_share, least))
+    return Change(change.name, change.unit, change.a, change.b, direction_of(change.a, change.b, least_share, least))
 
 
-def _direction(a: Spread | None, b: Spread | None, least_share: float, least: float) -> Direction:
+def direction_of(a: Spread | None, b: Spread | None, least_share: float, least: float) -> Direction:
+    """B, seen from A: changed where it is by more than both `least`, and by more than either of them wavers."""
     if a is None or b is None or min(a.num, b.num) < ENOUGH:
         return "unknown"
     difference = b.median - a.median
@@ -129,16 +130,33 @@ def _plain(columns: Columns, name: str) -> Floats:
 
 
 def _memory(a: Columns, b: Columns) -> list[Change]:
+    sizes = sizes_of(a), sizes_of(b)
     changes = []
-    for name in dict.fromkeys([*a.values, *b.values]):
-        suffix = next((suffix for suffix in SIZES if name.endswith(suffix)), None)
-        if suffix is None:
-            continue
-        spreads = spread_of(a.column(name) * SIZES[suffix]), spread_of(b.column(name) * SIZES[suffix])
+    for title in dict.fromkeys([*sizes[0], *sizes[1]]):
+        spreads = [spread_of(some[title]) if title in some else None for some in sizes]
         if any(spread and spread.high > 0 for spread in spreads):
-            title = name.removesuffix(suffix).replace("_", " ")
             changes.append(_judged(Change(title, "bytes", *spreads, "unknown"), CHANGED_MEMORY, 0.0))
     return changes
+
+
+def sizes_of(columns: Columns) -> dict[str, Floats]:
+    """The amounts of memory that were taken, in bytes: `rss`, `cuda` …"""
+    found = {}
+    for name in columns.values:
+        suffix = next((suffix for suffix in SIZES if name.endswith(suffix)), None)
+        if suffix is not None:
+            found[name.removesuffix(suffix).replace("_", " ")] = columns.column(name) * SIZES[suffix]
+    return found
+
+
+def times_of(columns: Columns) -> dict[str, Spread]:
+    """The whole step and its phases, by name; what most steps do not do (validation, checkpoints) by its mean."""
+    found = {"step": spread_of(_own_step(columns))}
+    for name in columns.values:
+        if name.endswith("_ms") and name not in (OURS, "step_ms"):
+            usual = spread_of(_plain(columns, name))
+            found[name.removesuffix("_ms")] = usual if usual and usual.median else spread_of(columns.column(name), np.mean)
+    return {name: spread for name, spread in found.items() if spread and spread.median > 0}
 
 
 def _batch_size(process: Process, columns: Columns) -> float:

@@ -1,0 +1,41 @@
+"""`sonde baseline`: keep what a training that is well does, to judge others by it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from sonde.cli._reading import run_path
+from sonde.views.printable import printable
+
+
+@click.command()
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("baseline.json"), help="The file; baseline.json otherwise.")
+@click.option("--force", is_flag=True, help="Replace the file if it exists.")
+def baseline(runs: tuple[str, ...], output: Path, force: bool) -> None:
+    """Keep the envelope of a run: its loss and gradients by step, its times, its memory.
+
+    Several runs make a wider one, as wide as what differs by their seeds. The file is small and made to be committed.
+
+    \b
+    Example:  sonde baseline                              (the newest run)
+              sonde baseline runs/seed1 runs/seed2 -o tests/baseline.json
+              sonde diagnose --against baseline.json
+    """
+    from sonde.comparison.baseline import baseline_of, to_json
+    from sonde.report import judge
+    from sonde.run.reader import Run
+    from sonde.views.file import write_new
+    from sonde.views.numbers import counted
+
+    opened = [Run(run_path(run)) for run in runs or (None,)]
+    made = baseline_of(opened)
+    write_new(output, to_json(made), replace=force)
+    click.echo(f"{printable(output)}: the envelope of {counted(len(opened), 'run')}, {counted(made.num_steps, 'step')}")
+    for run in opened:
+        report = judge(run)
+        if report.verdict == "problems":
+            name = printable(run.name)
+            click.echo(f"sonde: {name} has problems ({report.findings[0].rule}), and what is judged by it may have them too.", err=True)
