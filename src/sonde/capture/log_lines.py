@@ -25,14 +25,17 @@ class _Stderr(logging.StreamHandler[Any]):
 
 
 class LogLines:
-    """The lines of one switch, from when it is turned on until it is turned off."""
+    """The lines of one switch. They stay few where it is flipped often."""
 
     def __init__(self, switch: str, *, as_json: bool) -> None:
         self._log = logging.getLogger(f"sonde.{switch}")
         self._switch, self._as_json = switch, as_json
         self._num, self._held_back, self._next_ns = 0, 0, 0
-        self._level = self._log.level
-        if self._level == logging.NOTSET:  # else the user has said what they want
+        self._level: int | None = None
+
+    def open(self) -> None:
+        if self._log.level == logging.NOTSET:  # else the user has said what they want
+            self._level = self._log.level
             self._log.setLevel(logging.INFO)
 
     def say(self, step: int, data: Mapping[str, Any], now_ns: int) -> bool:
@@ -54,7 +57,9 @@ class LogLines:
         return True
 
     def close(self) -> None:
-        self._log.setLevel(self._level)
+        if self._level is not None:
+            self._log.setLevel(self._level)
+            self._level = None
 
 
 def _plain(switch: str, step: int, data: Mapping[str, Any]) -> str:

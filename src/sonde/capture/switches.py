@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -40,13 +40,13 @@ class State:
     by: str = ""  # who turned it on
     cost_ns: int = 0  # in Sonde's own code, over the whole run
     num_lines: int = 0
-    lines: LogLines | None = None
+    lines: LogLines = field(kw_only=True)
 
 
 class Switches:
     def __init__(self, config: DebugConfig) -> None:
         self._config = config
-        self._states = {name: State() for name in SWITCHES}
+        self._states = {name: State(lines=LogLines(name, as_json=config.log_json)) for name in SWITCHES}
         self._asked: dict[str, tuple[bool, str]] = {}  # flips that wait for the end of a step
         self._on: tuple[str, ...] = ()  # those that tell something of every step
         self._loop: Loop | None = None
@@ -118,7 +118,7 @@ class Switches:
             return
         told = self.tellers[name](step)
         state = self._states[name]
-        if told is not None and state.lines is not None:
+        if told is not None:
             state.num_lines += state.lines.say(step, told, now_ns)
 
     def _contained(self, name: str, work: Callable[[], object]) -> None:
@@ -171,7 +171,7 @@ class Switches:
         state = self._states[name]
         if on:
             state.since_step, state.by = step, by
-            state.lines = LogLines(name, as_json=self._config.log_json)
+            state.lines.open()
             if name == ANOMALY:
                 self._watch_anomalies()
         else:
@@ -180,9 +180,7 @@ class Switches:
                 self._leave_anomalies()
             if name in _TRACED and self._tracing.active:
                 self._finish_trace(step - 1, perf_counter_ns())
-            if state.lines is not None:
-                state.lines.close()
-                state.lines = None
+            state.lines.close()
         if self._num_told < MAX_TOLD:
             self._num_told += 1
             self._journal.event("switch", step, switch=name, on=on, by=by)
@@ -221,10 +219,9 @@ class Switches:
         if found is None:
             return
         self._journal.event("profile", step, **found)
-        for name in _TRACED:
+        for name in self._tracing.asked_by:
             state = self._states[name]
-            if state.lines is not None:
-                state.num_lines += state.lines.say(step, found, now_ns)
+            state.num_lines += state.lines.say(step, found, now_ns)
 
     # -- the end ---------------------------------------------------------------------------------------
 

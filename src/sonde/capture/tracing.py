@@ -25,7 +25,7 @@ class Tracing:
     def __init__(self, directory: Path) -> None:
         self._directory = directory / TRACES
         self._profiler: torch.profiler.profile | None = None
-        self._for: tuple[str, ...] = ()
+        self.asked_by: tuple[str, ...] = ()  # the switches
         self._first = self._num = 0
 
     @property
@@ -46,7 +46,7 @@ class Tracing:
                 os.environ["KINETO_LOG_LEVEL"] = "99"
                 undo.callback(os.environ.pop, "KINETO_LOG_LEVEL", None)
             profiler.start()
-        self._profiler, self._for, self._first, self._num = profiler, switches, step, 0
+        self._profiler, self.asked_by, self._first, self._num = profiler, switches, step, 0
         return True
 
     def step_ended(self) -> bool:
@@ -63,7 +63,7 @@ class Tracing:
         if not self._num:
             return None
         self._directory.mkdir(exist_ok=True)
-        ending = "pt.trace.json.gz" if TENSORBOARD in self._for else "json.gz"  # TensorBoard looks for that name
+        ending = "pt.trace.json.gz" if TENSORBOARD in self.asked_by else "json.gz"  # TensorBoard looks for that name
         target = self._directory / f"steps-{self._first:06d}-{self._first + self._num - 1:06d}_{os.getpid()}.{time.time_ns()}.{ending}"
         profiler.export_chrome_trace(str(target))
         rows = sorted(profiler.key_averages(), key=lambda row: row.self_cpu_time_total, reverse=True)

@@ -94,16 +94,20 @@ def read_json(path: Path, max_bytes: int) -> dict[str, Any]:
         return {}
     except OSError as error:
         raise ValueError(error.strerror or str(error)) from None
-    with os.fdopen(fd, "rb") as file:
+    try:
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode) or facts.st_size > max_bytes:
             raise ValueError("not a file of Sonde's")
-        try:
-            content = json.loads(file.read(max_bytes))
-        except (ValueError, RecursionError):
-            raise ValueError("not JSON") from None
-        except OSError as error:
-            raise ValueError(error.strerror or str(error)) from None
+        with os.fdopen(fd, "rb", closefd=False) as file:
+            text = file.read(max_bytes)
+    except OSError as error:
+        raise ValueError(error.strerror or str(error)) from None
+    finally:
+        os.close(fd)
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError("not JSON") from None
     if not isinstance(content, dict):
         raise ValueError("not an object")  # noqa: TRY004  (one kind of error for callers)
     return content
