@@ -23,23 +23,23 @@ class TwoHeads(nn.Module):
 
     def forward(self, x):
         h = self.trunk(x)
-        return self.sign(h).squeeze(1), self.value(h).squeeze(1)
+        return self.sign(h).squeeze(1), self.value(h.detach()).squeeze(1)
 
 
 def perceptron(score, label):
     return torch.relu(-score * label).mean()
 
 
-def main(steps=240):
+def main(steps=300):
     torch.manual_seed(30)
     x = torch.randn(24, 4)
     label = x[:, 0].sign()
     x[:, 0] += 3 * label
-    value = x[:, 1] + 0.5 * torch.randn(24)
+    value = x[:, 1] + 2.0 * torch.randn(24)
     model = TwoHeads()
     opt = torch.optim.SGD(
-        [{"params": [p for n, p in model.named_parameters() if "log_var" not in n], "lr": 0.05},
-         {"params": model.weighting.parameters(), "lr": 0.5}],
+        [{"params": [p for n, p in model.named_parameters() if "log_var" not in n], "lr": 0.002},
+         {"params": model.weighting.parameters(), "lr": 0.4}],
     )
     for step in range(steps):
         score, guess = model(x)
