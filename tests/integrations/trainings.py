@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 import sonde
 
 FAULTS = {"lr-zero": "lr-zero", "head-forgotten": "params-not-in-optimizer", "all-ignored": "all-targets-ignored"}  # and the rule for each
-NUM_BATCHES, BATCH, WORDS, LENGTH = 32, 4, 16, 8
+NUM_BATCHES, BATCH, WORDS, LENGTH = 21, 4, 16, 8
 
 
 @contextmanager
