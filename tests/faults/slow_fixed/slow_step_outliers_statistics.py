@@ -14,11 +14,11 @@ def training():
     torch.manual_seed(0)
     x = torch.randn(4096, 128)
     y = (x[:, :10].cumsum(1).argmax(1))
-    net = nn.Sequential(nn.Linear(128, 512), nn.ReLU(), nn.Linear(512, 768), nn.ReLU(), nn.Linear(768, 10))
+    net = nn.Sequential(nn.Linear(128, 512), nn.ReLU(), nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 10))
     opt = torch.optim.SGD(net.parameters(), lr=0.1)
     history = []
     for step in range(10_000):
-        rows = torch.randint(len(x), (512,))
+        rows = torch.randint(len(x), (256,))
         loss = nn.functional.cross_entropy(net(x[rows]), y[rows])
         opt.zero_grad()
         loss.backward()
@@ -30,6 +30,6 @@ def training():
 
 if __name__ == "__main__":
     for step, loss in enumerate(training()):
-        if step == 90:
+        if step == 110:
             break
     print(f"loss {loss.item():.3f}")
