@@ -70,7 +70,8 @@ def test_fake_tensors_tell_what_real_ones_take(script):
     assert real.num_steps == 2
     assert fake.on("cpu").peak.batch_bytes == pytest.approx(real.on("cpu").peak.batch_bytes, rel=0.05, abs=1 << 16)
     for category in ("parameters", "gradients", "optimizer state"):
-        assert fake.on("cpu").now.by_category()[category] == real.on("cpu").now.by_category()[category]
+        # about: in this process other tests may have left a small model alive
+        assert fake.on("cpu").now.by_category()[category] == pytest.approx(real.on("cpu").now.by_category()[category], rel=0.01)
 
 
 def test_both_optimizers_of_a_gan_step_twice(tmp_path):
@@ -89,7 +90,7 @@ def test_both_optimizers_of_a_gan_step_twice(tmp_path):
 
 
 def test_a_script_that_fake_tensors_cannot_follow_fails_with_its_line(script):
-    with pytest.raises(Failed, match=r"numpy.* at train\.py:22"):
+    with pytest.raises(Failed, match=r"numpy.* at train\.py:23"):
         follow(str(script), ["8", "numpy"])
 
 
@@ -110,8 +111,24 @@ def test_the_command_falls_back_to_real_steps_says_so_and_answers_with_one_docum
 
 
 def test_a_script_that_leaves_early_is_told_of(tmp_path):
-    (tmp_path / "tiny.py").write_text("import sys\nsys.exit(3)\n")
+    train = "import torch, sys\nw = torch.zeros(4, requires_grad=True)\n(w * w).sum().backward()\ntorch.optim.SGD([w]).step()\nsys.exit(3)\n"
+    (tmp_path / "tiny.py").write_text(train)
     assert "left with 3" in follow(str(tmp_path / "tiny.py")).notes[0]
+
+
+@pytest.mark.parametrize(("text", "why"), [("import sys\nsys.exit(3)\n", "left with 3"), ("print(1)\n", "came to its end")])
+def test_of_a_script_that_never_trains_nothing_is_said_to_fit(tmp_path, text, why):
+    (tmp_path / "tiny.py").write_text(text)
+    with pytest.raises(Failed, match=f"the script {why} after 0 optimizer steps, so no training was seen"):
+        follow(str(tmp_path / "tiny.py"))
+
+
+def test_a_script_that_raises_is_shown_without_sondes_own_lines(tmp_path, sonde):
+    (tmp_path / "broken.py").write_text("raise RuntimeError('at import')\n")
+    done = sonde("memory", "--real", "broken.py")
+    assert done.returncode == 2
+    assert "RuntimeError: at import\nsonde: broken.py could not be followed" in done.stderr
+    assert done.stderr.count('File "') == 1
 
 
 def test_a_script_that_is_not_there_gets_a_letter(sonde):
