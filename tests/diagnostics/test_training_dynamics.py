@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sonde.diagnostics.data import ModelArchitectureInfo, ModelPerformanceMetrics
 from sonde.diagnostics.dynamics import Dynamics
-from sonde.diagnostics.health import WEIGHTS
+from sonde.diagnostics.health import SPEED, WEIGHTS
 from sonde.diagnostics.of_run import read_run
 from sonde.diagnostics.report import DiagnosticsReport, diagnose
 from sonde.diagnostics.series import MAX_POINTS
 from sonde.errors import SondeError
 from sonde.record import Finding, Severity
+from sonde.rules import RULES
 
 
 def fold_of(losses, **series) -> Dynamics:
@@ -192,6 +195,19 @@ def test_a_proved_defect_sets_a_ceiling_even_where_the_loss_looks_good(severity,
     report = report_of(falling(), [finding(Severity(severity))])
     assert report.health_score <= most
     assert report.recommendations[0] == "some-defect: do this"
+
+
+def test_what_only_costs_time_is_a_matter_of_efficiency():
+    slow = Finding("input-bound", Severity.ERROR, "", 0, "cause", "do this", {})
+    report = report_of(falling(), [slow])
+    assert report.health_score > 85
+    assert {part.name: part.share for part in report.health.parts}["efficiency"] < 0.5
+    assert report.recommendations[0] == "input-bound: do this"
+
+
+def test_the_rules_about_time_are_those_that_stand_on_times():
+    by_time = {rule.name for rule in RULES if "sonde.rules.timing" in Path(sys.modules[rule.__module__].__file__).read_text(encoding="utf-8")}
+    assert by_time == SPEED
 
 
 # ---- from a run, and for people
