@@ -22,6 +22,12 @@ WEIGHTS = {
     "generalisation": 15,  # often not measured, and to be mended without a new run
     "efficiency": 5,  # a slow training is not a sick one
 }
+# Rules about time: a training that could be faster is as sound as before.
+SPEED = frozenset(
+    {"checkpoint-stall", "cpu-oversubscribed", "host-sync", "input-bound", "python-bound", "slow-layer", "slow-step-outliers",
+     "unfused-optimizer", "validation-dominates"}
+)  # fmt: skip
+WASTEFUL = 0.3
 LEARNT = {"improving": 1.0, "settled": 0.9, "not learning": 0.15, "diverging": 0.0, "not finite": 0.0}
 HALF = 0.5  # of the first loss: who has removed that much has the full mark for learning
 CEILINGS = {Severity.CRITICAL: 30.0, Severity.ERROR: 60.0, Severity.WARNING: 85.0}
@@ -61,7 +67,9 @@ class Health:
 
 def health_of(dynamics: TrainingDynamics, fold: Dynamics, findings: Sequence[Finding] | None) -> Health:
     """`findings` are those of the rules; None where there is no run to ask them of."""
-    parts = (_learning(dynamics), _findings(findings), _stability(dynamics), _generalisation(dynamics), _efficiency(dynamics, fold))
+    slow = [one for one in findings or () if one.rule in SPEED]
+    findings = None if findings is None else [one for one in findings if one.rule not in SPEED]
+    parts = (_learning(dynamics), _findings(findings), _stability(dynamics), _generalisation(dynamics), _efficiency(dynamics, fold, slow))
     judged = [part for part in parts if part.share is not None]
     total = sum(part.weight for part in judged)
     # A proved defect is a verdict by itself. That nothing was found is none, unless there was something to see.
@@ -135,13 +143,16 @@ def _generalisation(dynamics: TrainingDynamics) -> HealthPart:
     return _part("generalisation", max(0.0, 0.6 - found.lost_share) if found.is_overfitting else 1.0, found.reason)
 
 
-def _efficiency(dynamics: TrainingDynamics, fold: Dynamics) -> HealthPart:
+def _efficiency(dynamics: TrainingDynamics, fold: Dynamics, slow: Sequence[Finding]) -> HealthPart:
     shares, why = [], []
+    if slow:
+        shares.append(WASTEFUL)
+        why.append(listing([one.rule for one in slow]))
     _, rates = fold.throughput.finite()
     if len(rates) >= 10:
-        slow = float(np.quantile(rates, 0.1) / max(np.median(rates), 1e-30))
-        shares.append(min(1.0, slow / STEADY))
-        why.append(f"one step in ten has {number(100 * slow)} % of the usual throughput or less")
+        slowest = float(np.quantile(rates, 0.1) / max(np.median(rates), 1e-30))
+        shares.append(min(1.0, slowest / STEADY))
+        why.append(f"one step in ten has {number(100 * slowest)} % of the usual throughput or less")
     _, busy = fold.gpu.finite()
     if len(busy):
         shares.append(float(np.median(busy)))
