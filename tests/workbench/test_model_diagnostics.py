@@ -197,7 +197,7 @@ def test_metrics_take_tensors_and_the_picture_is_drawn(tmp_path):
     assert report.architecture.trainable_share == 0.5
 
 
-PAIRS = ["lr_divergence/autoencoder.py", "missing_optimizer_step/cnn.py", "train_in_eval_mode/autoencoder.py"]
+PAIRS = ["lr_divergence/autoencoder.py", "missing_optimizer_step/cnn.py"]
 
 
 @pytest.mark.parametrize("program", PAIRS)
