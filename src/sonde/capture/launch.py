@@ -79,10 +79,10 @@ def play(target: str, *, module: bool) -> Played:
     except SystemExit as leaving:
         return Played("exit", _exit_code(leaving))
     except KeyboardInterrupt as interrupt:
-        _show(interrupt)
+        show(interrupt)
         return Played("interrupted", 130, interrupt)
     except BaseException as raised:
-        _show(raised)
+        show(raised)
         return Played("exception", 1, raised)
     return Played("finished")
 
@@ -111,7 +111,7 @@ def run_file(target: str) -> None:
         sys.modules["__main__"] = before
 
 
-def _show(error: BaseException) -> None:
+def show(error: BaseException) -> None:
     """The traceback as the script alone would have printed it, through the user's own hook where there is one."""
     trace: TracebackType | None = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):

@@ -25,7 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import DataLoader, dataloader
 
-from sonde.capture.launch import run_file, standing_in
+from sonde.capture.launch import run_file, show, standing_in
 from sonde.capture.source import is_library
 from sonde.memory.data import MemoryReport
 from sonde.workbench.memory.tracker import Tracker
@@ -68,7 +68,7 @@ def follow(
                 stack.enter_context(_fake_world())
             # Its hook comes after the tracker's: by then the state of the optimizer is in the book.
             stack.enter_context(tracker)
-            stack.enter_context(_counted(enough))
+            num_backwards = stack.enter_context(_counted(enough))
             if module:
                 runpy.run_module(target, run_name="__main__", alter_sys=True)
             else:
@@ -80,14 +80,16 @@ def follow(
         notes.append(f"the script left with {leaving.code!r} after {tracker.num_steps} optimizer steps")
     except Exception as error:
         raise Failed(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200] + _place(error)) from error
+    if not found and not tracker.num_steps and not num_backwards.total():
+        raise Failed(f"{notes[-1]}, so no training was seen")
     return found[0] if found else report()
 
 
 @contextmanager
-def _counted(enough: Callable[[], None]) -> Iterator[None]:
-    """Calls `enough` when every optimizer that was seen has stepped often enough."""
+def _counted(enough: Callable[[], None]) -> Iterator[Counter[str]]:
+    """Calls `enough` when every optimizer that was seen has stepped often enough. Counts the backward passes."""
     steps: Counter[int] = Counter()
-    num_backwards = 0
+    seen: Counter[str] = Counter()
 
     def stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         steps[id(optimizer)] += 1
@@ -97,16 +99,15 @@ def _counted(enough: Callable[[], None]) -> Iterator[None]:
     original = torch.autograd.backward
 
     def backward(*args: Any, **kwargs: Any) -> None:
-        nonlocal num_backwards
         original(*args, **kwargs)
-        num_backwards += 1
-        if num_backwards >= MAX_BACKWARDS and not steps:
+        seen["backward"] += 1
+        if seen["backward"] >= MAX_BACKWARDS and not steps:
             enough()
 
     handle = register_optimizer_step_post_hook(stepped)
     torch.autograd.backward = backward
     try:
-        yield
+        yield seen
     finally:
         handle.remove()
         torch.autograd.backward = original
@@ -170,8 +171,8 @@ def main() -> None:
         leave(follow(target, args, module=kind == "module", fake=how == "fake", leave=leave))
     except Failed as error:
         write({"failed": str(error)})
-        if how == "real":
-            traceback.print_exception(error.__cause__)
+        if how == "real" and error.__cause__ is not None:
+            show(error.__cause__)
 
 
 if __name__ == "__main__":
