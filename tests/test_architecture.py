@@ -33,6 +33,7 @@ MAY_IMPORT = {
     "workbench": GROUND | {"run", "rules", "report", "views", "profiles", "memory", "diagnostics", "capture", "forensics"},
     "tuning": GROUND | {"capture"},
     "integrations": GROUND | {"capture"},
+    "pytest": GROUND | {"run", "rules", "report", "comparison", "views"},  # a session is taken by the public door
     "conditions": {"errors"},
     "spikes": set(),
     "units": set(),
