@@ -14,19 +14,22 @@ PIP := -m pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test lint unit reading bench clean
+.PHONY: demo test lint unit timing reading bench clean
 
 demo: $(STAMP)
 	@$(VENV)/bin/sonde demo
 
-test: lint unit reading
+test: lint unit timing reading
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 
 unit: $(STAMP)
-	$(VENV)/bin/python -m pytest -n 2
+	$(VENV)/bin/python -m pytest -n 2 -m "not timing"
+
+timing: $(STAMP)
+	$(VENV)/bin/python -m pytest -m timing
 
 # The reading half must work where torch is not installed: prove it from the built package, in an environment that has none.
 READING_TESTS := $(wildcard tests/run tests/rules tests/comparison tests/profiles tests/views tests/export tests/cli tests/test_report.py tests/test_spikes.py)

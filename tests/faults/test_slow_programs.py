@@ -1,18 +1,21 @@
 """Every rule about speed is proved three times: the slow program is caught by name and line, the program with the suggested change passes
 in silence, and the change gives at least half of what was promised.
 
-The programs know nothing of Sonde. Both of a pair take turns in one process, so that whatever else the machine does falls on both.
+The programs know nothing of Sonde. Both of a pair take turns in one process, so that whatever else the machine does falls on both. These
+tests run by themselves, after all others (`make timing`): a machine that is busy with something else has bottlenecks of its own. Where it is,
+they look again before they fail.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import pytest
 
@@ -27,6 +30,9 @@ from sonde.rules import RULES
 
 HERE = Path(__file__).parent
 FEWEST_ROUNDS, MOST_ROUNDS = 2, 6  # a busy machine is given more of them
+LOOKS = 3
+
+Answer = TypeVar("Answer")
 
 
 class Expected(NamedTuple):
@@ -51,7 +57,7 @@ EXPECTED = {
 }
 LOOPS = {"python_bound_augmentation": "shifted", "python_bound_letters": "encode"}  # the function whose loop it is
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.timing]
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +70,7 @@ def _torch_as_it_was() -> Iterator[None]:
 
 @pytest.mark.parametrize("program", sorted(EXPECTED))
 def test_a_planted_bottleneck_is_named_and_its_change_gives_half_of_what_was_promised(program, tmp_path):
-    finding = caught(program, tmp_path)
+    finding = patiently(caught, program, tmp_path)
     promised = finding.evidence["gain"]
     assert promised >= 0.2
     slow, fixed = (load(HERE / folder / f"{program}.py") for folder in ("slow", "slow_fixed"))
@@ -78,11 +84,7 @@ def test_a_planted_bottleneck_is_named_and_its_change_gives_half_of_what_was_pro
 
 @pytest.mark.parametrize("program", sorted(EXPECTED))
 def test_with_the_change_applied_nobody_complains(program, tmp_path):
-    run, exit_code, output = run_under_sonde(HERE / "slow_fixed" / f"{program}.py", tmp_path)
-    assert exit_code == 0, output
-    report = judge(run)
-    assert [finding for finding in report.findings if finding.severity.rank >= Severity.WARNING.rank] == [], report.summary()
-    assert report.verdict == "healthy"
+    patiently(passes, program, tmp_path)
 
 
 def test_every_program_has_its_change_and_an_expectation_and_every_rule_about_speed_a_program():
@@ -91,9 +93,26 @@ def test_every_program_has_its_change_and_an_expectation_and_every_rule_about_sp
     assert {expected.rule for expected in EXPECTED.values()} < {rule.name for rule in RULES}
 
 
-def caught(program: str, tmp_path: Path) -> Finding:
+def patiently(look: Callable[[str, Path], Answer], program: str, folder: Path) -> Answer:
+    for attempt in range(1, LOOKS):
+        with contextlib.suppress(AssertionError):
+            return look(program, folder / f"look{attempt}")
+    return look(program, folder / "last")
+
+
+def passes(program: str, folder: Path) -> None:
+    folder.mkdir()
+    run, exit_code, output = run_under_sonde(HERE / "slow_fixed" / f"{program}.py", folder)
+    assert exit_code == 0, output
+    report = judge(run)
+    assert [finding for finding in report.findings if finding.severity.rank >= Severity.WARNING.rank] == [], report.summary()
+    assert report.verdict == "healthy"
+
+
+def caught(program: str, folder: Path) -> Finding:
+    folder.mkdir()
     expected = EXPECTED[program]
-    run, exit_code, output = run_under_sonde(HERE / "slow" / f"{program}.py", tmp_path)
+    run, exit_code, output = run_under_sonde(HERE / "slow" / f"{program}.py", folder)
     assert exit_code == 0, output
     report = judge(run)
     assert report.verdict == "problems", report.summary()
