@@ -13,7 +13,7 @@ from sonde.tuning.facts import Request
 from sonde.tuning.proposals import Patch
 from sonde.tuning.tune import tune
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.timing]
 pytest.importorskip("torch")
 
 
