@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from sonde.config import DebugConfig, load_config
 from sonde.errors import SondeError
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from sonde.capture.session import DebugSession
     from sonde.report import Report
 
-P = ParamSpec("P")
-W = TypeVar("W", bound="Watching")
+Hook = TypeVar("Hook", bound=Callable[..., None])
 
 GRADIENTS = "as the optimizer is given them"  # the one moment that is the same in every framework, and the one that decides
 LOST = "the training did not come to its end; its framework does not say why"
@@ -52,7 +51,8 @@ class Watching:
         raise NotImplementedError
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        return cast("Self", object.__new__(_joined(cls, cls.bases())))
+        own: type = cls
+        return cast("Self", object.__new__(_joined(own, cls.bases())))
 
     def __reduce__(self) -> Any:
         # Frameworks copy what they are given, and send it to other processes. A session stays where it is.
@@ -110,11 +110,11 @@ class Watching:
             framework.tell(self.session, kind, **data)
 
 
-def contained(hook: Callable[Concatenate[W, P], None]) -> Callable[Concatenate[W, P], None]:
+def contained(hook: Hook) -> Hook:
     """Called while a session is open, and only then. An error of ours does not reach the training."""
 
     @functools.wraps(hook)
-    def guarded(self: W, *args: P.args, **kwargs: P.kwargs) -> None:
+    def guarded(self: Watching, *args: Any, **kwargs: Any) -> None:
         from sonde.capture import framework
 
         session = self.session
@@ -125,7 +125,7 @@ def contained(hook: Callable[Concatenate[W, P], None]) -> Callable[Concatenate[W
         except Exception as error:
             framework.caught(session, hook.__name__, error)
 
-    return guarded
+    return cast("Hook", guarded)
 
 
 @functools.cache
