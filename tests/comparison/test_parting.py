@@ -152,6 +152,12 @@ def test_layers_are_matched_by_path_and_those_of_one_run_alone_are_left_out(part
     assert found.num_both_observed == 6
 
 
+def test_where_no_layer_is_in_both_nothing_is_said_of_what_layers_put_out(parting):
+    found = parting({"layers": ("encoder",)}, {"layers": ("decoder",)}, losses_b=[2 * loss for loss in LOSSES])
+    assert (found.first.step, found.first.where) == (0, "loss")
+    assert "no layer was measured in both" in found.meaning
+
+
 def test_a_step_that_one_of_them_kept_in_double_precision_is_not_a_difference(parting):
     tiny = {(0, Kind.ACTIVATION, "head"): {"min": 1e-300}}
     same = {(0, Kind.ACTIVATION, "head"): {"min": 0.0}}

@@ -73,12 +73,14 @@ def find_parting(a: Process, b: Process, columns: tuple[Columns, Columns], *, ex
     first: Difference | None = None
     last_equal = observed_before = -1
     num_differing = num_compared = 0
+    outputs_compared = False  # in the step of the first difference
     nearest: Difference | None = None
     for one, other in _lockstep(a, b):
         observed = one.scalar("observed") == 1 and other.scalar("observed") == 1
         found = list(reader.differences(one, other)) if first is None or observed else []
         if found and first is None:
             first = found[0]
+            outputs_compared = reader.num_outputs > 0
         if first is None:
             last_equal = one.number
             observed_before = one.number if observed else observed_before
@@ -87,7 +89,7 @@ def find_parting(a: Process, b: Process, columns: tuple[Columns, Columns], *, ex
             num_differing, num_compared = len({(d.kind, d.where) for d in found}), reader.num_compared
             break
     start = first is not None and last_equal < 0 and first.kind in (Kind.PARAMETER, Kind.BATCH)
-    meaning = _meaning(first, start, observed_before, seen=first.step in both) if first else ""
+    meaning = _meaning(first, start, observed_before, seen=first.step in both, any_output=outputs_compared) if first else ""
     return Parting(
         len(common), len(both), first, start, last_equal, observed_before, nearest, num_differing, num_compared, meaning
     )
@@ -115,13 +117,16 @@ class _Reader:
         self._tolerance = tolerance
         self._pairs: dict[str, tuple[Any, Any, list[Site], npt.NDArray[np.intp], npt.NDArray[np.intp]]] = {}
         self.num_compared = 0
+        self.num_outputs = 0  # of layers, among them
 
     def differences(self, a: Step, b: Step) -> Iterator[Difference]:
         """In the order in which the numbers of a step come about."""
         self.num_compared = 0
         yield from self._frames(Kind.PARAMETER, a, b)
         yield from self._frames(Kind.BATCH, a, b)
+        before = self.num_compared
         yield from self._frames(Kind.ACTIVATION, a, b)
+        self.num_outputs = self.num_compared - before
         yield from self._scalars(a, b, [name for name in a.scalars if name == "loss" or name.startswith("loss:")])
         yield from reversed(list(self._frames(Kind.ACTIVATION_GRADIENT, a, b)))
         yield from reversed(list(self._frames(Kind.GRADIENT, a, b)))
@@ -228,7 +233,7 @@ def _worst(fields: tuple[str, ...], unequal: npt.NDArray[np.bool_], sizes: npt.N
     return int(max(rows, key=lambda row: float(sizes[row])))
 
 
-def _meaning(first: Difference, start: bool, observed_before: int, *, seen: bool) -> str:
+def _meaning(first: Difference, start: bool, observed_before: int, *, seen: bool, any_output: bool) -> str:
     """What a difference at this place stems from: everything that comes before it in the step is equal."""
     if first.by_rounding and not start:
         return "by rounding alone: other threads, another library, or an operation that adds in no fixed order"
@@ -250,6 +255,8 @@ def _meaning(first: Difference, start: bool, observed_before: int, *, seen: bool
         return "the gradients are the same, and used in another way"
     if not seen:
         return "this step was not observed in both, so the place in it is not known (every=1 observes all)"
+    if first.where.startswith("loss") and not any_output:
+        return "no layer was measured in both, so what it stems from cannot be told"
     if first.where.startswith("loss"):
         return "what the layers put out is the same, the loss is not: its function, its targets or its reduction"
     return "the gradients differ, although none that was measured does"
