@@ -115,8 +115,9 @@ def caught(program: str, folder: Path) -> Finding:
     run, exit_code, output = run_under_sonde(HERE / "slow" / f"{program}.py", folder)
     assert exit_code == 0, output
     report = judge(run)
-    assert report.verdict == "problems", report.summary()
+    assert report.findings, report.summary()
     finding = report.findings[0]
+    assert report.verdict == ("problems" if finding.severity.rank >= Severity.WARNING.rank else "healthy"), report.summary()
     assert finding.rule == expected.rule, report.summary()
     assert expected.text in str(finding.evidence.get("source_text", "")), report.summary()
     assert finding.where == expected.where, report.summary()

@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from sonde.record import Finding, Step
+from sonde.record import Finding, Severity, Step
 from sonde.rules.rule import Answer, Clear, NotEvaluated
-from sonde.rules.timing import Timing, amount, severity, with_gain
+from sonde.rules.timing import Timing, amount, with_gain
 
 # Share of the optimizer's time that fused=True saves, the least that was measured over 4 to 100 parameters of 100 to 2,000,000 elements:
 SAVED = {"Adam": 0.55, "AdamW": 0.55, "Adagrad": 0.5, "SGD": 0.35}
@@ -58,7 +58,7 @@ class UnfusedOptimizer:
         return [
             Finding(
                 rule=self.name,
-                severity=severity(gain),
+                severity=Severity.INFO,  # the plain form is torch's own default: no mistake, and no reason to call a training sick
                 where="",
                 step=timing.first_step,
                 cause=f"{100 * share:.0f} % of the time is {first['class']}.step()"
