@@ -75,7 +75,7 @@ def by_lightning(workload: Workload, watch: Stopwatch, to: Path | None) -> None:
 
 
 def by_trainer(workload: Workload, watch: Stopwatch, to: Path | None) -> None:
-    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
     from sonde.integrations.transformers import SondeCallback
 
@@ -98,10 +98,12 @@ def by_trainer(workload: Workload, watch: Stopwatch, to: Path | None) -> None:
             output_dir=scratch, max_steps=watch.num_steps, per_device_train_batch_size=1, report_to="none", save_strategy="no",
             logging_strategy="no", disable_tqdm=True, use_cpu=True, log_level="error", dataloader_pin_memory=False, max_grad_norm=0.0,
         )  # fmt: skip
-        Trainer(
+        trainer = Trainer(
             model=WithLoss(), args=arguments, train_dataset=[{"number": torch.tensor([i])} for i in range(watch.num_steps)],
             callbacks=[Watch(), *([SondeCallback(to=to)] if to else [])], optimizers=(training.optimizer, None),
-        ).train()  # fmt: skip
+        )  # fmt: skip
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
 
 
 def by_accelerate(workload: Workload, watch: Stopwatch, to: Path | None) -> None:

@@ -146,7 +146,7 @@ def gpt2() -> Any:
 
 
 def trainer(to: Path, model: Any, *callbacks: Any, fault: str = "", **settings: Any) -> Any:
-    from transformers import Trainer, TrainingArguments
+    from transformers import PrinterCallback, Trainer, TrainingArguments
 
     arguments = TrainingArguments(
         **{
@@ -159,9 +159,7 @@ def trainer(to: Path, model: Any, *callbacks: Any, fault: str = "", **settings: 
         model=model, args=arguments, train_dataset=sentences(fault), eval_dataset=sentences()[:8], callbacks=list(callbacks),
         optimizers=(optimizer_of(model, fault), None),
     )  # fmt: skip
-    for callback in list(found.callback_handler.callbacks):
-        if type(callback).__name__ == "PrinterCallback":
-            found.remove_callback(callback)
+    found.remove_callback(PrinterCallback)
     return found
 
 
