@@ -39,40 +39,54 @@ def training(lr=0.1, clear=True, seed=0):
 
     return step, model, optimizer
 
-def test_training(sonde_step):
-    sonde_step(*training(CHANGE))
 """
 
 
-OPTIONS = ("-p", "sonde.pytest", "-p", "no:cacheprovider", "--rootdir", ".")
+# The same tests before and after a change: what each of them trains, first for its baseline and then to be judged by it.
+BEFORE = {
+    "same": "training()", "slower": "training()", "near": "training()", "short": "training()", "sick": "training(clear=False)",
+    "named": "training(), name='first'", "wrong": "training()",
+}  # fmt: skip
+AFTER = {
+    "same": "training()", "slower": "training(lr=0.01)", "near": "training(lr=0.101)", "short": "training(), steps=2",
+    "new": "training()", "error": "lambda: 1 / 0, *training()[1:]", "named": "training(), name='second'",
+    "wrong": "training(), ignore=['mising-zero-grad']", "worse": "training(clear=False)",
+}  # fmt: skip
+OPTIONS = ("-p", "sonde.pytest", "-p", "no:cacheprovider", "--rootdir", ".", "-rA")
 # The plugin by its module, whether or not the installed Sonde has said its name to pytest.
 ALONE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 
-@pytest.fixture
-def tests(tmp_path):
-    """`tests("lr=0.2", "--sonde-update")` runs the test above with a change."""
+def run_tests(directory, trainings, *arguments):
+    """What pytest prints about one test per training."""
+    shutil.rmtree(directory / "__pycache__", ignore_errors=True)  # a file that is changed within a second would not be read again
+    bodies = [f"def test_{name}(sonde_step):\n    sonde_step({_starred(call)})\n" for name, call in trainings.items()]
+    (directory / "test_it.py").write_text("\n".join([TEST, *bodies]), encoding="utf-8")
+    return warm.python("-m", "pytest", *OPTIONS, *arguments, cwd=directory, env=os.environ | ALONE).stdout
+
+
+def _starred(call):
+    return f"*{call}" if call.startswith("training") else call
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory):
+    """What was printed when the baselines were written, what when they were compared with, and where they are."""
     if not find_spec("torch"):
         pytest.skip("needs torch")
-
-    def run(change="", *arguments, test=TEST):
-        shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)  # a test that is changed within a second would not be read again
-        (tmp_path / "test_it.py").write_text(test.replace("CHANGE", change), encoding="utf-8")
-        return warm.python("-m", "pytest", *OPTIONS, *arguments, cwd=tmp_path, env=os.environ | ALONE)
-
-    return run
+    directory = tmp_path_factory.mktemp("story")
+    written = run_tests(directory, BEFORE, "--sonde-update")
+    return written, run_tests(directory, AFTER), directory
 
 
-def outcome(result, **expected):
-    """What was printed, once the last line has counted as many as expected."""
-    counted = re.findall(r"(\d+) (passed|failed|error|warning)", (result.stdout.splitlines() or [""])[-1])
-    assert {word: int(num) for num, word in counted} == expected, result.stdout + result.stderr
-    return result.stdout
+def outcome(shown, name):
+    """PASSED or FAILED."""
+    return re.search(rf"^(\w+) test_it\.py::test_{name}\b", shown, re.MULTILINE)[1]
 
 
-def baseline_file(directory):
-    [path] = (directory / "sonde_baselines").glob("*.json")
-    return path
+def told(shown, name):
+    """Why a test failed."""
+    return re.search(rf"^_+ test_{name} _+$(.*?)^(?:_+ test_|=+ )", shown, re.MULTILINE | re.DOTALL)[1]
 
 
 def test_importing_the_plugin_loads_neither_torch_nor_numpy():
@@ -104,83 +118,70 @@ def test_the_plugin_can_be_left_out(pytester):
 
 
 @pytest.mark.torch
-def test_without_a_baseline_a_test_fails_and_says_how_to_write_it(tests):
-    shown = outcome(tests(), failed=1)
-    assert "there is no baseline yet" in shown
-    assert "pytest --sonde-update 'test_it.py::test_training'" in shown
+def test_a_baseline_is_written_when_asked_for_and_the_same_training_passes(story):
+    written, compared, directory = story
+    path = directory / "sonde_baselines" / "test_it.test_same.json"
+    assert f"sonde: baseline written: {path}" in written
+    assert json.loads(path.read_text())["format"] == "sonde-baseline"
+    assert outcome(written, "same") == outcome(compared, "same") == "PASSED"
 
 
 @pytest.mark.torch
-def test_a_baseline_is_written_when_asked_for_and_the_same_training_passes(tests, tmp_path):
-    assert "baseline written" in outcome(tests("", "--sonde-update"), passed=1)
-    assert json.loads(baseline_file(tmp_path).read_text())["format"] == "sonde-baseline"
-    outcome(tests(), passed=1)
+def test_without_a_baseline_a_test_fails_and_says_how_to_write_it(story):
+    assert "there is no baseline yet" in told(story[1], "new")
+    assert "pytest --sonde-update 'test_it.py::test_new'" in told(story[1], "new")
 
 
 @pytest.mark.torch
-def test_a_training_that_learns_more_slowly_fails_and_one_within_the_tolerance_passes(tests):
-    tests("", "--sonde-update")
-    shown = outcome(tests("lr=0.01"), failed=1)
-    assert "error departs-from-baseline" in shown
-    assert "Where this change is meant" in shown
-    outcome(tests("lr=0.101"), passed=1)
+def test_a_training_that_learns_more_slowly_fails_and_one_within_the_tolerance_passes(story):
+    assert "error departs-from-baseline" in told(story[1], "slower")
+    assert "Where this change is meant" in told(story[1], "slower")
+    assert outcome(story[1], "near") == "PASSED"
 
 
 @pytest.mark.torch
-def test_a_sick_training_fails_by_its_own_findings_and_makes_no_baseline(tests, tmp_path):
-    shown = outcome(tests("clear=False", "--sonde-update"), failed=1)
-    assert "no baseline is made of a training that is not healthy" in shown
-    assert "missing-zero-grad" in shown
-    assert not (tmp_path / "sonde_baselines").exists()
+def test_a_sick_training_makes_no_baseline(story):
+    assert "no baseline is made of a training that is not healthy" in told(story[0], "sick")
+    assert "missing-zero-grad" in told(story[0], "sick")
+    assert not (story[2] / "sonde_baselines" / "test_it.test_sick.json").exists()
 
 
 @pytest.mark.torch
-def test_an_error_of_the_training_is_the_error_of_the_test(tests):
-    test = TEST.replace("sonde_step(*training(CHANGE))", "sonde_step(lambda: 1 / 0, *training()[1:])")
-    assert "ZeroDivisionError" in outcome(tests(test=test), failed=1)
+def test_an_error_of_the_training_is_the_error_of_the_test(story):
+    assert "ZeroDivisionError" in told(story[1], "error")
+    assert "sonde: " not in told(story[1], "error")
 
 
 @pytest.mark.torch
-def test_a_rule_can_be_ignored_by_its_name_and_a_wrong_name_is_told(tests):
-    ignoring = TEST.replace("training(CHANGE))", "training(clear=False), ignore=['CHANGE'])")
-    assert "there is no rule 'mising-zero-grad'" in outcome(tests("mising-zero-grad", test=ignoring), failed=1)
+def test_a_rule_to_ignore_that_does_not_exist_is_told(story):
+    assert "there is no rule 'mising-zero-grad'" in told(story[1], "wrong")
 
 
 @pytest.mark.torch
-def test_a_run_that_is_too_short_to_compare_fails(tests):
-    tests("", "--sonde-update")
-    shown = outcome(tests(test=TEST.replace("training(CHANGE))", "training(), steps=2)")), failed=1)
-    assert "cannot be told" in shown
+def test_a_run_that_is_too_short_to_compare_fails(story):
+    assert "cannot be told" in told(story[1], "short")
 
 
 @pytest.mark.torch
-def test_two_trainings_of_one_test_and_its_parameters_have_files_of_their_own(tests, tmp_path):
-    test = TEST.split("def test_training")[0] + '''
-@pytest.mark.parametrize("seed", [1, 2])
-def test_training(sonde_baseline, seed):
-    for name in ("first", "second"):
-        step, model, optimizer = training(seed=seed)
-        with sonde_baseline(model, optimizer, name=name):
-            for _ in range(20):
-                step()
-'''
-    outcome(tests("", "--sonde-update", test=test), passed=2)
-    assert len(list((tmp_path / "sonde_baselines").iterdir())) == 4
-    outcome(tests(test=test), passed=2)
+def test_trainings_of_one_test_have_files_of_their_own_by_name(story):
+    assert (story[2] / "sonde_baselines" / "test_it.test_named.first.json").exists()
+    assert "test_it.test_named.second.json" in told(story[1], "named")
 
 
 @pytest.mark.torch
-def test_baselines_can_be_kept_in_a_directory_of_the_users_choice(tests, tmp_path):
+def test_a_sick_training_fails_by_its_own_findings_unless_they_are_ignored(story, tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]\nsonde_baselines = kept\n")
-    outcome(tests("", "--sonde-update"), passed=1)
-    assert len(list((tmp_path / "kept").glob("*.json"))) == 1
+    ignoring = {"worse": "training(clear=False), ignore=['missing-zero-grad']"}
+    assert outcome(run_tests(tmp_path, ignoring, "--sonde-update"), "worse") == "PASSED"
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["test_it.test_worse.json"]  # where the user wants them
+    assert "error missing-zero-grad" in told(run_tests(tmp_path, AFTER, "-k", "worse"), "worse")
 
 
 @pytest.mark.torch
-def test_times_are_judged_when_asked_for_and_a_baseline_from_elsewhere_is_told(tests, tmp_path):
-    tests("", "--sonde-update")
-    path = baseline_file(tmp_path)
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"machine": "another"}))
-    assert "another machine" not in outcome(tests(), passed=1)
-    shown = tests("", "--sonde-times").stdout
-    assert "sonde: times are not compared: the baseline was made on another machine" in shown
+def test_times_are_judged_when_asked_for_and_a_baseline_from_elsewhere_is_told(story, tmp_path):
+    kept = story[2] / "sonde_baselines" / "test_it.test_same.json"
+    (tmp_path / "sonde_baselines").mkdir()
+    (tmp_path / "sonde_baselines" / kept.name).write_text(json.dumps(json.loads(kept.read_text()) | {"machine": "another"}))
+    note = "sonde: times are not compared: the baseline was made on another machine"
+    assert note in run_tests(tmp_path, {"same": "training()"}, "--sonde-times")
+    assert note not in story[1]
