@@ -26,7 +26,7 @@ lint: $(STAMP)
 	$(VENV)/bin/mypy
 
 unit: $(STAMP)
-	$(VENV)/bin/python -m pytest -n 2 -m "not timing"
+	$(VENV)/bin/python -m pytest -n 2 -m "not timing and not slow"
 
 timing: $(STAMP)
 	$(VENV)/bin/python -m pytest -m timing

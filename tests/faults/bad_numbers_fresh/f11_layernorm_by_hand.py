@@ -29,7 +29,8 @@ class Layer(nn.Module):
 class Classifier(nn.Module):
     def __init__(self, vocab=50, d=16):
         super().__init__()
-        self.emb = nn.Embedding(vocab, d, padding_idx=0)
+        self.emb = nn.Embedding(vocab, d)
+        nn.init.zeros_(self.emb.weight.data[0])
         self.layers = nn.ModuleList([Layer(d) for _ in range(2)])
         self.head = nn.Linear(d, 2)
 

@@ -1,4 +1,4 @@
-"""Gradient accumulation over four micro-batches; a guarded sqrt that is guarded only forward."""
+"""Gradient accumulation over four micro-batches; a power that is guarded only forward."""
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -10,15 +10,15 @@ class Tower(nn.Module):
     def __init__(self):
         super().__init__()
         self.fc1 = nn.Linear(6, 20)
-        self.fc2 = nn.Linear(20, 5)
+        self.fc2 = nn.Linear(20, 5, bias=False)
 
     def forward(self, x):
-        return F.relu(self.fc2(F.relu(self.fc1(x))))
+        return self.fc2(F.relu(self.fc1(x)))
 
 
-def energy(feat):
-    total = feat.sum(1)
-    return torch.where(total > 0, total.sqrt(), torch.zeros_like(total))
+def inverse_norm(feat):
+    total = feat.square().sum(1)
+    return torch.where(total > 0, total.pow(-0.5), torch.zeros_like(total))
 
 
 def micro_batches(g, n):
@@ -35,11 +35,10 @@ with torch.no_grad():
     model.fc1.weight.abs_()
     model.fc2.weight.abs_()
     model.fc1.bias.abs_()
-    model.fc2.bias.copy_(-0.05 * torch.rand(5))
 opt = torch.optim.Adam(model.parameters(), lr=1e-3)
 opt.zero_grad()
 for i, (x, y) in enumerate(micro_batches(torch.Generator().manual_seed(1), 40)):
-    loss = F.mse_loss(energy(model(x)), y) / ACCUM
+    loss = F.mse_loss(inverse_norm(model(x)), y) / ACCUM
     loss.backward()
     if (i + 1) % ACCUM == 0:
         opt.step()
