@@ -54,6 +54,11 @@ def test_the_tolerance_is_what_a_loss_may_differ_by(tmp_path):
     assert departures(path, base, tolerance=0.05)
 
 
+def test_two_losses_that_have_fallen_to_nearly_nothing_are_the_same(tmp_path):
+    base = baseline_of([run(tmp_path, "one", [2.3 * 0.93**i + 0.004 for i in range(NUM)])])
+    assert not departures(run(tmp_path, "other", [2.3 * 0.93**i + 0.006 for i in range(NUM)]), base)
+
+
 def test_a_lower_loss_is_mentioned_and_is_no_problem(tmp_path, base):
     report = judge_against(run(tmp_path, "better", [0.5 * loss for loss in STEADY]), base)
     assert report.verdict == "healthy"

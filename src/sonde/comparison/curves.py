@@ -129,12 +129,15 @@ def _where_b_ends(common: Steps, losses_a: Floats, losses_b: Floats) -> tuple[Si
     return ending, curve_b[outside].first if outside >= 0 else -1
 
 
-def ends_outside(curve_a: Sequence[Window], curve_b: Sequence[Window], *, matters: float = MATTERS) -> tuple[Side, int]:
-    """Where B ends, seen from the bands of A, and the window from which on it stays there; -1: it does not. Window by window."""
-    levels = [window.median for window in curve_a if np.isfinite(window.median)]
-    span = max(levels) - min(levels) if levels else 0.0
-    positive = bool(levels) and min(levels) > 0
-    sides = [_side(one, other, span, positive=positive, matters=matters) for one, other in zip(curve_a, curve_b)]
+def ends_outside(
+    curve_a: Sequence[Window], curve_b: Sequence[Window], *, matters: float = MATTERS, least_of_range: float = 0.0
+) -> tuple[Side, int]:
+    """Where B ends, seen from the bands of A, and the window from which on it stays there; -1: it does not. Window by window.
+
+    A difference counts from `matters` of the level on, and from `least_of_range` of all that A covered.
+    """
+    distances = distances_that_matter(curve_a, matters=matters, least_of_range=least_of_range)
+    sides = [_side(one, other, distance) for one, other, distance in zip(curve_a, curve_b, distances)]
     ending = sides[-1]
     outside = next((place for place in range(len(sides) - 1, -1, -1) if sides[place] != ending), -1) + 1
     # Where all is one window, it is the whole training.
@@ -144,13 +147,21 @@ def ends_outside(curve_a: Sequence[Window], curve_b: Sequence[Window], *, matter
     return ending, outside
 
 
-def _side(a: Window, b: Window, span: float, *, positive: bool, matters: float) -> Side:
+def distances_that_matter(curve: Sequence[Window], *, matters: float, least_of_range: float) -> list[float]:
+    """How far from the median of each window another must lie."""
+    levels = [window.median for window in curve if np.isfinite(window.median)]
+    span = max(levels) - min(levels) if levels else 0.0
+    if not levels or min(levels) <= 0:
+        return [max(matters * MATTERS_OF_RANGE / MATTERS, least_of_range) * span] * len(curve)
+    return [max(matters * abs(window.median), least_of_range * span) for window in curve]
+
+
+def _side(a: Window, b: Window, distance: float) -> Side:
     """Where the median of B lies, seen from the band of A."""
     if np.isnan(a.median) or np.isnan(b.median):
         if np.isnan(a.median) and np.isnan(b.median):
             return "same"
         return "not finite" if np.isnan(b.median) else "finite"
-    distance = matters * abs(a.median) if positive else matters * MATTERS_OF_RANGE / MATTERS * span
     if b.median > max(a.high, a.median + distance):
         return "higher"
     if b.median < min(a.low, a.median - distance):

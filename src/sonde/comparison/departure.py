@@ -5,7 +5,8 @@ Why it matters   nothing else may look wrong: a loss that ends a third higher fa
                  step that takes 30 ms more.
 How it knows     the baseline holds bands by step: between which values four in five losses lie. A loss departs where its
                  median lies outside of the band, and by more than the tolerance (10 %), in every stretch to the end;
-                 gradients depart where they are half as large again, or half as large. A time or an amount of memory
+                 gradients depart where they are half as large again, or half as large. Less than a hundredth of all that the
+                 curve covered is none. A time or an amount of memory
                  departs where it is more by the tolerance, and by half of what either of them wavers.
 Known problems   another seed draws another curve: a baseline of several runs (sonde baseline A B C) is as wide as their
                  seeds make it. Times of another machine, or with another number of threads, are not judged. What is
@@ -24,7 +25,7 @@ import numpy as np
 
 from sonde.comparison.baseline import GRADIENT, Baseline, curve_of, cut_as, machine_of, memory_of, trained
 from sonde.comparison.columns import Columns, Floats, Steps, read_columns
-from sonde.comparison.curves import Side, Window, ends_outside
+from sonde.comparison.curves import Side, Window, distances_that_matter, ends_outside
 from sonde.comparison.pace import ENOUGH, MATTERS, Spread, direction_of, times_of
 from sonde.errors import SondeError
 from sonde.record import Finding, Severity
@@ -38,6 +39,7 @@ from sonde.units import size
 RULE = "departs-from-baseline"
 TOLERANCE = 0.10  # as much as the same program differs from day to day on a machine with other guests
 GRADIENTS = 0.5  # of their norm: with other batches it differs by tens of percent where all is well
+LEAST_OF_RANGE = 0.01  # a loss that fell from 2 to 0.005 with one seed and to 0.006 with another has learnt the same
 EVERYTHING = frozenset({"loss", "gradients", "times", "memory"})
 
 
@@ -56,9 +58,11 @@ class _Judge:
                 yield f"{_title(name)} has next to no steps in common with the baseline"
                 continue
             share = max(self.tolerance, GRADIENTS) if name == GRADIENT else self.tolerance
-            side, place = ends_outside(bands, curve, matters=share)
+            side, place = ends_outside(bands, curve, matters=share, least_of_range=LEAST_OF_RANGE)
             if place >= 0:
-                yield _left(name, side, _first_outside(steps, values, bands, place, share), bands[-1], curve[-1], len(self.baseline.runs))
+                distances = distances_that_matter(bands, matters=share, least_of_range=LEAST_OF_RANGE)
+                step = _first_outside(steps, values, bands, place, distances)
+                yield _left(name, side, step, bands[-1], curve[-1], len(self.baseline.runs))
 
     def times(self, columns: Columns) -> Iterator[Finding | str]:
         before, now = self.baseline.times, times_of(columns)
@@ -184,7 +188,7 @@ def _memory(name: str, before: Spread, after: Spread, step: int) -> Finding:
     return Finding(RULE, Severity.WARNING if more else Severity.INFO, "", step, cause, fix, evidence)
 
 
-def _first_outside(steps: Steps, values: Floats, bands: Sequence[Window], place: int, share: float) -> int:
+def _first_outside(steps: Steps, values: Floats, bands: Sequence[Window], place: int, distances: Sequence[float]) -> int:
     """From the beginning of the first stretch outside: back over the steps that are outside already, or on to the first that is."""
     before, band = bands[max(place - 1, 0)], bands[place]
     there = (steps >= before.first) & (steps <= band.last)
@@ -192,7 +196,8 @@ def _first_outside(steps: Steps, values: Floats, bands: Sequence[Window], place:
     here = some >= band.first
     # One step in five of the baseline itself lies outside of its band: outside is what differs by the tolerance too.
     (low, high), (low_before, high_before) = (
-        (min(one.low, one.median - share * abs(one.median)), max(one.high, one.median + share * abs(one.median))) for one in (band, before)
+        (min(one.low, one.median - distance), max(one.high, one.median + distance))
+        for one, distance in ((band, distances[place]), (before, distances[max(place - 1, 0)]))
     )
     outside = ~((numbers >= np.where(here, low, low_before)) & (numbers <= np.where(here, high, high_before)))  # a NaN is
     at = int(np.argmax(here))
