@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import weakref
 
 import pytest
 
@@ -123,6 +124,22 @@ def test_an_exception_in_the_sanity_check_leaves_nothing_behind(tmp_path):
         fit(failing, callback)
     assert [event.data["how"] for event in sonde.Run(callback.run).events("end")] == ["exception"]
     assert not any(part._forward_hooks for part in failing.modules())
+
+
+def test_the_variables_of_a_training_step_are_not_kept_in_memory_during_backward(tmp_path):
+    """What made the loss is known until the loss has been looked at, and no longer."""
+    trained, born, alive = module(), [], []
+
+    def training_step(batch, batch_idx):
+        large = torch.ones(1000)
+        born.append(weakref.ref(large))
+        return trained.loss(batch) + 0.0 * large.sum()
+
+    trained.training_step = training_step
+    trained.head.weight.register_hook(lambda gradient: alive.append(born[-1]() is not None))
+    callback = SondeCallback(to=tmp_path / "run", every=1, strict=True)
+    fit(trained, callback, limit_train_batches=3, limit_val_batches=0)
+    assert alive == [False] * 3
 
 
 def test_a_resumed_training_that_stops_early_says_both(tmp_path):
