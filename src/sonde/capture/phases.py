@@ -58,8 +58,8 @@ class Phases:
     def touch(self) -> None:
         """The first step begins with the first call that belongs to a training, not when the script starts."""
         if not self._step_began:
-            self._step_began = self.entered_ns
-            self._mark_ns = self.entered_ns - self._desk.own_ns
+            self._step_began = self._mark_ns = self.entered_ns
+            self._desk.own_ns = 0  # what was Sonde's before is no part of the step
 
     def leave_out(self, ns: int) -> None:
         """That much time, just now, was nobody's: neither the training's nor part of what Sonde costs a step."""
