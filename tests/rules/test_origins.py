@@ -58,6 +58,22 @@ def test_an_origin_that_could_not_be_found_is_not_evaluated_with_the_reason():
     assert "it reads from a stream" in answer.reason
 
 
+def bad_gradients(*steps):
+    events = {step: [Event("nonfinite", step, {"what": "gradient", "where": "head.weight"})] for step in steps}
+    events[steps[0]].append(Event("origin_unknown", steps[0], {"what": "gradient", "reason": "it reads from a stream"}))
+    return training(30, loss=lambda step: 1.0, events=events, start=opening())
+
+
+def test_gradients_that_stay_bad_under_a_finite_loss_are_a_finding_even_without_an_origin():
+    finding = the_finding(NonfiniteOrigin, bad_gradients(*range(20, 30)))
+    assert (finding.step, finding.where) == (20, "head.weight")
+    assert "it reads from a stream" in finding.cause
+
+
+def test_a_bad_gradient_that_passes_is_no_finding_without_an_origin():
+    assert "it reads from a stream" in why_not(NonfiniteOrigin, bad_gradients(20, 21))
+
+
 def sizes(step):
     """The output of one layer doubles with every step."""
     return {"activation": {path: row(min=-1.0, max=0.1 * 2.0**step if path == "net.6" else 1.5) for path in LAYERS}}
