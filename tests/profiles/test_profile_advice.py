@@ -30,7 +30,7 @@ def test_waiting_for_data_is_named_with_what_to_do() -> None:
     report = ProfileReport(step=ms(100.0), phases={"data": ms(60.0), "optimizer": ms(5.0)})
     assert report.bottlenecks()[0].where == "(data)"
     (advice,) = report.recommendations()
-    assert "60 ms of 100 ms" in advice
+    assert "60% of the step (60 ms) is waiting for data" in advice
     assert "num_workers" in advice
 
 

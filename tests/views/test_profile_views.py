@@ -142,6 +142,8 @@ def test_what_is_in_no_layer_is_named_and_the_sum_is_said():
     report = sample_profile(4)
     text = " ".join(profile_text(report, width=80).split())
     assert "in no layer optimizer 1.50 ms; data 0.50 ms. Layers and these add up to 100 % of the step" in text
+    disturbed = replace(report, step=spread(4 * report.step.median_ms))  # shares are of the sum then: it is not said to be the step
+    assert "Layers and these add up to 25 % of the step" in " ".join(profile_text(disturbed, width=80).split())
 
 
 # ---- two profiles

@@ -87,7 +87,7 @@ def _recommendations(report: ProfileReport) -> Iterator[str]:
     data, optimizer = report.phases.get("data"), report.phases.get("optimizer")
     if data is not None and report.share(data.median_ms) >= DATA_WAIT:
         yield (
-            f"The step waits {number(data.median_ms)} ms of {number(report.step.median_ms)} ms for data: load it in the background "
+            f"{report.share(data.median_ms):.0%} of the step ({number(data.median_ms)} ms) is waiting for data: load it in the background "
             "(DataLoader(num_workers=2 or more, persistent_workers=True)), or do less per sample."
         )
     if optimizer is not None and report.share(optimizer.median_ms) >= HEAVY_OPTIMIZER:

@@ -48,7 +48,7 @@ def outside(report: ProfileReport) -> str:
     if not parts or not report.step.is_known:
         return ""
     named = "; ".join(f"{name} {milliseconds(ms)} ms" for ms, name in parts)
-    return f"{named}. Layers and these add up to {whole_percent(report.share(report.accounted_ms))} of the step"
+    return f"{named}. Layers and these add up to {whole_percent(report.accounted_ms / report.step.median_ms)} of the step"
 
 
 def sections(report: ProfileReport) -> list[tuple[str, str, str, str]]:

@@ -72,6 +72,21 @@ def test_phases_and_the_batch_are_known(watched: tuple[StepWatcher, nn.Module]) 
     assert report.layer("encoder.0").flops_backward == 2 * report.layer("encoder.0").flops_forward  # computed again, then its weights
 
 
+def test_a_step_of_a_gan_ends_with_the_last_of_its_optimizers() -> None:
+    maker, critic = nn.Linear(4, 2), nn.Linear(2, 1)
+    with watch_steps([maker, critic], num_steps=2, warmup=2) as watcher:
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in (maker, critic)]
+        for _ in range(12):
+            made = maker(torch.randn(8, 4))
+            for optimizer, judged in ((optimizers[1], made.detach()), (optimizers[0], made)):
+                optimizer.zero_grad()
+                critic(judged).mean().backward()
+                optimizer.step()
+    report = watcher.report()
+    assert report.layer("linear0").backward.median_ms > 0  # in the same step as its forward
+    assert report.layer("linear1").calls == 2
+
+
 def test_training_is_bit_identical(watched: tuple[StepWatcher, nn.Module]) -> None:
     assert all(torch.equal(a, b) for a, b in zip(watched[1].state_dict().values(), train(20).state_dict().values()))
 

@@ -224,6 +224,7 @@ class StepWatcher:
 
     @_contained
     def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
+        self._knows(optimizer)  # before any steps: else the step of the first of several would be taken for the end of their cycle
         if self._recorder is None and self._given is None:
             self._finder.look_around({id(p) for p in parameters_of(optimizer)})
 
