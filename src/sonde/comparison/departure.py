@@ -160,7 +160,7 @@ def _with(report: Report, departures: Sequence[Finding], reasons: Sequence[str])
 def _left(name: str, side: Side, step: int, band: Window, end: Window, num_runs: int) -> Finding:
     usual = f"{number(band.low)} to {number(band.high)}"
     whose = "the baseline" if num_runs == 1 else f"the {num_runs} runs of the baseline"
-    evidence = {
+    evidence: dict[str, float | str] = {
         "what": name, "side": side, "end": end.median, "baseline": band.median, "baseline_low": band.low, "baseline_high": band.high,
     }  # fmt: skip
     if side == "finite":
@@ -184,7 +184,7 @@ def _memory(name: str, before: Spread, after: Spread, step: int) -> Finding:
     cause = f"{title} holds {size(after.median)}, {_times(ratio)} the {size(before.median)} of the baseline"
     more = ratio > 1
     fix = "see what fills the memory with: sonde memory script.py" if more else "make a new baseline if this is to stay so"
-    evidence = {"what": f"memory {name}", "baseline_bytes": before.median, "run_bytes": after.median, "ratio": ratio}
+    evidence: dict[str, float | str] = {"what": f"memory {name}", "baseline_bytes": before.median, "run_bytes": after.median, "ratio": ratio}
     return Finding(RULE, Severity.WARNING if more else Severity.INFO, "", step, cause, fix, evidence)
 
 

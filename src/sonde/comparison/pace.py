@@ -133,9 +133,9 @@ def _memory(a: Columns, b: Columns) -> list[Change]:
     sizes = sizes_of(a), sizes_of(b)
     changes = []
     for title in dict.fromkeys([*sizes[0], *sizes[1]]):
-        spreads = [spread_of(some[title]) if title in some else None for some in sizes]
-        if any(spread and spread.high > 0 for spread in spreads):
-            changes.append(_judged(Change(title, "bytes", *spreads, "unknown"), CHANGED_MEMORY, 0.0))
+        one, other = (spread_of(some[title]) if title in some else None for some in sizes)
+        if any(spread and spread.high > 0 for spread in (one, other)):
+            changes.append(_judged(Change(title, "bytes", one, other, "unknown"), CHANGED_MEMORY, 0.0))
     return changes
 
 
