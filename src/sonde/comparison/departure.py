@@ -184,8 +184,8 @@ def _memory(name: str, before: Spread, after: Spread, step: int) -> Finding:
     cause = f"{title} holds {size(after.median)}, {_times(ratio)} the {size(before.median)} of the baseline"
     more = ratio > 1
     fix = "see what fills the memory with: sonde memory script.py" if more else "make a new baseline if this is to stay so"
-    evidence: dict[str, float | str] = {"what": f"memory {name}", "baseline_bytes": before.median, "run_bytes": after.median, "ratio": ratio}
-    return Finding(RULE, Severity.WARNING if more else Severity.INFO, "", step, cause, fix, evidence)
+    sizes: dict[str, float | str] = {"baseline_bytes": before.median, "run_bytes": after.median, "ratio": ratio}
+    return Finding(RULE, Severity.WARNING if more else Severity.INFO, "", step, cause, fix, {"what": f"memory {name}", **sizes})
 
 
 def _first_outside(steps: Steps, values: Floats, bands: Sequence[Window], place: int, distances: Sequence[float]) -> int:
