@@ -147,7 +147,7 @@ def _no_choice(name: str, value: object, choices: Iterable[str]) -> ConfigError:
 
 def _check_number(name: str, value: Any, *, least: float, most: float, whole: bool, above: bool) -> None:
     kind = "a whole number" if whole else "a number"
-    span = f"{'above' if above else 'from'} {least:g} on" if most == math.inf else f"above {least:g} and up to {most:g}"
+    span = f"{'above' if above else 'from'} {least:g} on" if most == math.inf else f"between {least:g} and {most:g}, above {least:g}"
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if is_number and least <= value <= most and not (above and value == least) and (not whole or isinstance(value, int)):
         return
