@@ -12,7 +12,7 @@ import torch
 from sonde.capture import kernel
 from sonde.capture.far import Far, is_far
 from sonde.capture.journal import Journal
-from sonde.capture.ledger import Account, Ledger
+from sonde.capture.ledger import Account, Ledger, parameters_of
 from sonde.capture.models import Models
 from sonde.capture.tensors import read_number, tensors_in
 from sonde.record import STATISTICS
@@ -92,9 +92,11 @@ class Guard:
             self.bad_number("gradient", site.name if site else "", step, parameters[bad].grad)
         return math.nan if bad >= 0 else sum_of_squares if not away else 0.0
 
-    def unguarded(self, step: int) -> None:
-        """Gradients that no optimizer will ask about before they are used: in a closure, or where the user moves the weights by hand."""
-        parameters = [p for watched in self._models for _, p in watched.parameters() if p.grad is not None and not is_far(p.grad)]
+    def unguarded(self, step: int, optimizer: torch.optim.Optimizer | None) -> None:
+        """Gradients that nobody will ask about before they are used: in the closure of an optimizer, or where the user moves the weights by
+        hand."""
+        held = parameters_of(optimizer) if optimizer else [p for watched in self._models for _, p in watched.parameters()]
+        parameters = [p for p in held if p.grad is not None and not is_far(p.grad)]
         _, bad = kernel.guard([p.grad for p in parameters])
         if bad >= 0:
             site = self._models.parameter_site(parameters[bad])
