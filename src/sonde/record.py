@@ -62,8 +62,8 @@ STEP_SCALARS = (
 )
 """The sites of a `step` frame that every run has. Further losses (`loss:2`, one per further line of code that calls backward) and
 further learning rates (`lr:1.2`: first optimizer, second parameter group) add to them; so do, where they were measured, `rss_mb`
-(physical memory of the process, MiB), `cuda_mb` (allocated on the device), `parameters_mb`, `gradients_mb`, `optimizer_state_mb` and `kept_graphs` (earlier observed steps whose autograd graph is
-still alive)."""
+(physical memory of the process, MiB), `cuda_mb` (allocated on the device), `parameters_mb`, `gradients_mb`, `optimizer_state_mb` and
+`kept_graphs` (earlier observed steps whose autograd graph is still alive)."""
 
 
 class Kind:
