@@ -124,7 +124,7 @@ def test_too_few_steps_get_a_letter_with_how_many_it_takes(folder: Path) -> None
     ("ending", "code", "said"),
     [
         ("print('hello')", 2, "sonde: other.py gave no profile: no training step was seen"),
-        ("raise ValueError('bad')", 1, "ValueError: bad\nsonde: other.py gave no profile"),
+        ("raise ValueError('bad')", 1, "ValueError: bad\nsonde: other.py left with 1 before there was enough"),
     ],
     ids=["trains-nothing", "raises"],
 )

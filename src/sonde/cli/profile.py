@@ -119,11 +119,10 @@ def _refuse(output: Path, force: bool) -> None:
 
 
 def _say_why_not(why: SondeError | None, script: str, exit_code: int) -> None:
-    letter = f"{script} gave no profile: {why}"
     if not exit_code:
-        raise SondeError(letter)
-    first, *rest = printable(letter, lines=True).splitlines()
-    click.echo("\n".join([f"sonde: {first}", *(f"       {row}" for row in rest)]), err=True)
+        raise SondeError(f"{script} gave no profile: {why}")
+    # What went wrong is the script's own matter, and it has said so itself.
+    click.echo(f"sonde: {printable(script)} left with {exit_code} before there was enough to profile.", err=True)
 
 
 def _stdout_for_us() -> TextIO:

@@ -88,7 +88,7 @@ def _recommendations(report: ProfileReport) -> Iterator[str]:
     if data is not None and report.share(data.median_ms) >= DATA_WAIT:
         yield (
             f"{report.share(data.median_ms):.0%} of the step ({number(data.median_ms)} ms) is waiting for data: load it in the background "
-            "(DataLoader(num_workers=2 or more, persistent_workers=True)), or do less per sample."
+            "(DataLoader(num_workers=…), or more of them, with persistent_workers=True), or do less per sample."
         )
     if optimizer is not None and report.share(optimizer.median_ms) >= HEAVY_OPTIMIZER:
         yield (
