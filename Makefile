@@ -26,7 +26,7 @@ lint: $(STAMP)
 	$(VENV)/bin/mypy
 
 unit: $(STAMP)
-	$(VENV)/bin/python -m pytest -n 2 -m "not timing and not slow"
+	$(VENV)/bin/python -m pytest -n 2 -m "not timing and not slow and not reading"
 
 timing: $(STAMP)
 	$(VENV)/bin/python -m pytest -m timing
@@ -37,7 +37,7 @@ reading: $(READING_STAMP)
 	@rm -rf build
 	$(READING)/bin/python $(PIP) --no-deps --force-reinstall .
 	@rm -rf build
-	$(READING)/bin/python -m pytest $(READING_TESTS) -n 2 -m "not torch" -p no:cacheprovider
+	$(READING)/bin/python -m pytest $(READING_TESTS) -n 2 -m reading -p no:cacheprovider
 
 # Each exits with 1 where a budget is not kept; the second is worth seeing all the same.
 bench: $(STAMP)

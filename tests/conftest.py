@@ -25,6 +25,17 @@ WEIGHT, OUTPUT = 1000, 2000
 SHELL = {"PYTHONUTF8": "1", "COLUMNS": "100"}
 
 
+# Folders and files of the half that reads: what needs no torch there runs once, where torch is not installed (`make reading`).
+READING = ("run", "rules", "comparison", "profiles", "views", "export", "cli", "test_report.py", "test_spikes.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here) and item.path.relative_to(here).parts[0] in READING and not item.get_closest_marker("torch"):
+            item.add_marker("reading")
+
+
 def write_sample_run(
     path: Path,
     losses: Iterable[float] = (),
