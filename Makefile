@@ -1,6 +1,6 @@
 # make demo   see Sonde work, in about a minute          make lint    ruff and mypy
 # make test   everything that is checked                 make bench   the numbers that the README publishes
-# make clean  remove what was built
+# make clean  remove what was built                     make programs   the programs that CI has no time for
 
 PYTHON ?= python3
 VENV := .venv
@@ -14,7 +14,7 @@ PIP := -m pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test lint unit timing reading bench clean
+.PHONY: demo test lint unit timing programs reading bench clean
 
 demo: $(STAMP)
 	@$(VENV)/bin/sonde demo
@@ -29,7 +29,12 @@ unit: $(STAMP)
 	$(VENV)/bin/python -m pytest -n 2 -m "not timing and not slow and not reading"
 
 timing: $(STAMP)
-	$(VENV)/bin/python -m pytest -m timing
+	$(VENV)/bin/python -m pytest -m "timing and not slow"
+
+# All sick and healthy programs, of which CI has time for a part.
+programs: $(STAMP)
+	$(VENV)/bin/python -m pytest -n 2 -m "slow and not timing"
+	$(VENV)/bin/python -m pytest -m "slow and timing"
 
 # The reading half must work where torch is not installed: prove it from the built package, in an environment that has none.
 READING_TESTS := $(wildcard tests/run tests/rules tests/comparison tests/profiles tests/views tests/export tests/cli tests/test_report.py tests/test_spikes.py)

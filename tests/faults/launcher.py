@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 import warm
+
+
+def one_in(number: int, programs: Iterable[str]) -> list[Any]:
+    """CI has time for one in so many of these; the others are run by `make programs`."""
+    return [each if place % number == 0 else pytest.param(each, marks=pytest.mark.slow) for place, each in enumerate(programs)]
 
 
 def run_under_sonde(program: Path, directory: Path) -> tuple[Path, int, str]:

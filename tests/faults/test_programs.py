@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from launcher import run_under_sonde
+from launcher import one_in, run_under_sonde
 
 from sonde.record import Severity
 from sonde.report import judge
@@ -20,14 +20,14 @@ from sonde.rules import RULES
 from sonde.rules.origins import KEYS
 
 HERE = Path(__file__).parent
-HEALTHY = sorted(path.relative_to(HERE).as_posix() for path in [*HERE.glob("healthy/*.py"), *HERE.glob("fixed/*/*.py")])
+HEALTHY, FIXED = (sorted(path.relative_to(HERE).as_posix() for path in HERE.glob(form)) for form in ("healthy/*.py", "fixed/*/*.py"))
 SICK = sorted(path.relative_to(HERE / "sick").as_posix() for path in HERE.glob("sick/*/*.py"))
 EXPECTED = json.loads((HERE / "sick" / "expected.json").read_text(encoding="utf-8"))
 
 pytestmark = pytest.mark.torch
 
 
-@pytest.mark.parametrize("program", HEALTHY)
+@pytest.mark.parametrize("program", [*HEALTHY, *one_in(3, FIXED)])
 def test_a_healthy_program_gets_no_finding(program, tmp_path):
     run, exit_code, output = run_under_sonde(HERE / program, tmp_path)
     assert exit_code == 0, output
@@ -38,7 +38,7 @@ def test_a_healthy_program_gets_no_finding(program, tmp_path):
     assert report.verdict == ("healthy" if report.run.models else "unknown"), report.summary()
 
 
-@pytest.mark.parametrize("program", SICK)
+@pytest.mark.parametrize("program", one_in(2, SICK))
 def test_a_sick_program_is_caught_with_its_root_cause_first(program, tmp_path):
     expected = EXPECTED[program]
     run, _, output = run_under_sonde(HERE / "sick" / program, tmp_path)

@@ -68,7 +68,8 @@ BANNED_CALLS = {"eval", "exec", "compile", "__import__", "torch.load", "np.load"
 # `sonde run` exists to execute the user's own script; looking back at a bad step executes statements of the function that is running,
 # in its own process. Neither reads a run or a capsule.
 ALLOWED = {("capture/launch.py", name) for name in ("runpy", "exec", "compile")}
-ALLOWED |= {("forensics/slice.py", name) for name in ("exec", "compile")}
+ALLOWED |= {(f"forensics/{file}.py", name) for file in ("slice", "afterwards") for name in ("exec", "compile")}
+ALLOWED |= {("tuning/trial.py", "runpy"), ("workbench/memory/script.py", "runpy")}  # the user's own script, as launch.py runs it
 
 
 def executing_names(path):

@@ -16,7 +16,7 @@ from sonde import MemoryProfiler, Run, SondeError, watch
 from sonde.capture import process_memory
 from sonde.memory import CATEGORIES, MemoryReport, from_dict
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.timing]  # memory of the whole process: nothing else may be in it
 F = nn.functional
 
 

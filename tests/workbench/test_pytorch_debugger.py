@@ -144,6 +144,7 @@ def test_what_is_inside_takes_no_longer_than_the_whole(tmp_path):
     assert sum(parts) <= sum(wholes)
 
 
+@pytest.mark.timing  # memory of the whole process: nothing else may be in it
 def test_memory_follows_what_the_block_keeps(tmp_path):
     tool = debugger(tmp_path)
     with tool.debug_context("before") as before:
@@ -315,6 +316,7 @@ def test_nothing_recorded_is_said_in_every_section(tmp_path):
     assert debugger(tmp_path).create_debug_plots().stat().st_size > 1000
 
 
+@pytest.mark.timing  # memory of the whole process: nothing else may be in it
 def test_memory_that_grows_is_a_leak_and_memory_that_is_given_back_is_none(tmp_path):
     for leaks in (False, True):
         tool, kept = debugger(tmp_path), []
