@@ -65,6 +65,7 @@ def one_process(run: sonde.Run, steps: int) -> None:
     assert run.ended.how in ("finished", "exit")
 
 
+@pytest.mark.slow
 def test_r44_loader_workers_never_write_to_a_run_that_is_watched_in_the_script(tmp_path: Path) -> None:
     result = python(LOADING.format(watching=INSIDE), tmp_path, "fork,spawn,forkserver")
     assert (result.returncode, result.stdout, result.stderr) == (0, "done\n", "")
@@ -114,6 +115,7 @@ def test_r44_a_forked_child_that_trains_and_exits_leaves_the_run_alone(tmp_path:
     assert len(list(run.events("end"))) == 1
 
 
+@pytest.mark.slow
 def test_r45_a_script_without_a_main_guard_is_not_watched_again_by_its_spawned_workers(tmp_path: Path) -> None:
     """Each worker imports the script again, up to where it would start workers itself; the run must stay one and whole."""
     code = """
@@ -280,6 +282,7 @@ LEAVES = {"": 0, "sys.exit(3)": 3, "raise ValueError('mine')": 1}
 LIMIT_S = 2.0  # beyond what the same program takes to leave without Sonde
 
 
+@pytest.mark.slow
 def test_r46_a_process_leaves_within_two_seconds_whatever_state_the_writer_is_in(tmp_path: Path) -> None:
     """Three ways to end, six states of the writer, under `sonde run` and with a session that nobody closes."""
     write(STATES, tmp_path, "states.py")
@@ -326,7 +329,7 @@ ENDLESS = """
 """
 
 
-@pytest.mark.parametrize("way", ["sonde run", "watch"])
+@pytest.mark.parametrize("way", ["sonde run", pytest.param("watch", marks=pytest.mark.slow)])
 def test_r47_ctrl_c_at_any_time_reaches_the_user_and_the_log_stays_valid(way: str, tmp_path: Path) -> None:
     """A parent that imports torch once forks ten trainings and interrupts each at another moment, also twice in a row."""
     code = """
