@@ -28,8 +28,10 @@ lint: $(STAMP)
 unit: $(STAMP)
 	$(VENV)/bin/python -m pytest -n 2 -m "not timing and not slow and not reading"
 
+# Each folder in a process of its own: what others leave in its memory counts.
 timing: $(STAMP)
-	$(VENV)/bin/python -m pytest -m "timing and not slow"
+	$(VENV)/bin/python -m pytest -m "timing and not slow" tests/faults tests/tuning
+	$(VENV)/bin/python -m pytest -m "timing and not slow" tests/workbench
 
 # All sick and healthy programs, of which CI has time for a part.
 programs: $(STAMP)
