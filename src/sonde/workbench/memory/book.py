@@ -48,6 +48,8 @@ class Book:
             key, num_bytes = storage._cdata, storage.nbytes()
         except (RuntimeError, NotImplementedError):  # sparse, or of a kind without memory of its own
             return
+        if tensor.device.type == "meta":  # a shape without memory
+            return
         entry = self._live.get(key)
         if entry is None:
             entry = _Entry(storage, self._freed.append)
