@@ -38,7 +38,7 @@ def test_a_healthy_program_gets_no_finding(program, tmp_path):
     assert report.verdict == ("healthy" if report.run.models else "unknown"), report.summary()
 
 
-@pytest.mark.parametrize("program", one_in(3, SICK))
+@pytest.mark.parametrize("program", one_in(4, SICK))
 def test_a_sick_program_is_caught_with_its_root_cause_first(program, tmp_path):
     expected = EXPECTED[program]
     run, _, output = run_under_sonde(HERE / "sick" / program, tmp_path)
