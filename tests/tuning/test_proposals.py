@@ -8,11 +8,11 @@ from sonde.errors import SondeError
 from sonde.tuning.facts import Loader, Model, Optimizer, Place, Survey
 from sonde.tuning.proposals import FAMILIES, Patch, chosen_families, propose
 
-LINE = Place("/home/me/train.py:7", "train.py:7", "loader = DataLoader(data)")
+LINE = Place("project/train.py:7", "train.py:7", "loader = DataLoader(data)")
 LOADER = Loader(LINE, num_workers=0, batch_size=8, pin_memory=False, is_iterable=False, is_persistent=False, num_epochs=1, fed_share=1.0)
-ADAM = Optimizer(Place("/home/me/train.py:9", "train.py:9"), "Adam", ("foreach", "fused"), "loop", 12, "cpu")
+ADAM = Optimizer(Place("project/train.py:9", "train.py:9"), "Adam", ("foreach", "fused"), "loop", 12, "cpu")
 MODEL = Model(
-    Place("/home/me/train.py:12", "train.py:12"), "net", "Net", "cpu", is_float32=True, num_conv2d=3, takes_images=True,
+    Place("project/train.py:12", "train.py:12"), "net", "Net", "cpu", is_float32=True, num_conv2d=3, takes_images=True,
     is_channels_last=False, in_autocast=False, is_compiled=False,
 )  # fmt: skip
 SURVEY = Survey((LOADER,), (ADAM,), (MODEL,), num_threads=4, num_cores=4, has_compiler=True)
@@ -61,7 +61,7 @@ def test_an_iterable_dataset_is_not_given_workers():
 
 
 def test_a_loader_that_only_validation_reads_is_left_alone():
-    validation = replace(LOADER, place=Place("/home/me/train.py:8", "train.py:8"), fed_share=0.02)
+    validation = replace(LOADER, place=Place("project/train.py:8", "train.py:8"), fed_share=0.02)
     found, _ = propose(replace(SURVEY, loaders=(LOADER, validation)), ["workers"])
     assert all(list(each.patch.loaders) == [LINE.key] for each in found)
 
