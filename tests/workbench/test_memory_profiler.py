@@ -402,3 +402,11 @@ def test_a_profiler_that_is_started_twice_says_so_and_goes_on():
             profiler.start()
         torch.zeros(10)
     assert profiler.report().devices
+
+
+def test_a_shape_without_memory_is_no_device() -> None:
+    shapes = torch.empty(1000, device="meta")
+    model = nn.Linear(8, 8)
+    with MemoryProfiler(model) as profiler:
+        model(torch.randn(4, 8) + shapes.numel()).sum().backward()
+    assert list(profiler.report().devices) == ["cpu"]
