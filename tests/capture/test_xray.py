@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import sonde
 from guarantees.harness import patched_functions
@@ -150,18 +152,52 @@ def test_what_torch_asks_for_itself_is_not_the_users(tmp_path):
 
 
 def test_layers_are_timed_and_their_work_is_known(tmp_path):
-    class Twice(Training):
-        def run(self, session=None):
-            for step in range(NUM_STEPS):
-                due(session, step in (LOOKED_AT - 3, LOOKED_AT - 1))  # the backward is timed from the second time on
-                self.step()
-
-    first, second = looked_at(Twice(), tmp_path)
-    layers = {layer["path"]: layer for layer in second.data["layers"]}
+    (event,) = looked_at(Training(), tmp_path)
+    layers = {layer["path"]: layer for layer in event.data["layers"]}
     assert {path: layer["multiplications"] for path, layer in layers.items()} == {"first": 2 * 4 * 8, "second": 2 * 8 * 2}
     assert layers["first"]["elements"] == 2 * 4 + 2 * 8 + 4 * 8 + 8
     assert all(layer["forward_ms"] > 0 and layer["backward_ms"] > 0 for layer in layers.values())
-    assert all(layer["backward_ms"] != layer["backward_ms"] for layer in first.data["layers"])
+
+
+class Branches(Net):
+    """The short way is left after the long one, and so the engine goes back on it before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.long = nn.Sequential(*[nn.Linear(4, 4) for _ in range(6)], nn.Linear(4, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shared = x * self.first.weight[0, 0]
+        return self.second(self.long(shared) + self.first(shared))
+
+
+class Slowly(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.2)
+        return gradient
+
+
+def test_the_backward_of_a_layer_is_its_own_and_not_that_of_the_branch_beside_it(tmp_path):
+    model = Branches()
+    model.long[3].register_forward_hook(lambda module, args, output: Slowly.apply(output))
+    (event,) = looked_at(Training(model), tmp_path)
+    layers = {layer["path"]: layer for layer in event.data["layers"]}
+    assert layers["first"]["backward_ms"] < 100  # the other branch sleeps for 200
+
+
+def test_where_forwards_are_run_again_the_backward_of_a_layer_is_not_known(tmp_path):
+    class Again(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(super().forward, x, use_reentrant=False)
+
+    (event,) = looked_at(Training(Again()), tmp_path)
+    assert [layer["num"] for layer in event.data["layers"]] == [1, 1]
+    assert all(math.isnan(layer["backward_ms"]) for layer in event.data["layers"])
 
 
 def test_the_machine_is_told(tmp_path):

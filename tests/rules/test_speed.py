@@ -238,6 +238,17 @@ def test_a_layer_that_is_far_slower_than_its_peers_is_named_with_the_reason():
     assert finding.evidence["gain"] > 0.4
 
 
+def test_a_layer_that_is_slow_only_in_backward_is_found_from_whichever_look_has_it():
+    lines = [line("out = model(x)", 1, 4.0, name="train.py:19"), line("loss.backward()", 1, 60.0, name="train.py:20")]
+    unknown = [*HEALTHY_LAYERS[:2], HEALTHY_LAYERS[2] | {"backward_ms": float("nan")}, *HEALTHY_LAYERS[3:]]
+    known = [*HEALTHY_LAYERS[:2], HEALTHY_LAYERS[2] | {"backward_ms": 50.0}, *HEALTHY_LAYERS[3:]]
+    steps = timed(lambda step: {"backward": 60.0}, layers=unknown, lines=lines)
+    finding = the_finding(SlowLayer, with_event(steps, xray(0, layers=known, lines=lines)))
+    assert finding.where == HEALTHY_LAYERS[2]["path"]
+    assert finding.evidence["backward_ms"] == 50.0
+    assert ask(SlowLayer, steps) == Clear()
+
+
 def test_a_layer_with_more_to_do_is_not_slow():
     big = HEALTHY_LAYERS[2] | {"forward_ms": 12.0, "backward_ms": 20.0, "multiplications": 4e8, "elements": 1e6}
     lines = [line("out = model(x)", 1, 15.0, name="train.py:19"), line("loss.backward()", 1, 25.0, name="train.py:20")]

@@ -5,9 +5,9 @@ Why it matters   it holds up the whole step, and the reason is mostly a setting:
                  times slower), numbers so small that the processor handles them one by one (subnormal: 100 times slower).
 How it knows     in steps that were looked at closely, every layer was timed. Its work is the multiplications of its matrix product or
                  convolution, and the elements that it reads and writes. What the other layers take per multiplication, and 30 ns per
-                 element (what dropout, the slowest of the common ones, takes on one core), say how long it should take; five times as
-                 long and a quarter of the step is a finding. The best of all looks counts, so that a busy machine makes none. The
-                 gain is what remains at the speed of the others.
+                 element (what dropout, the slowest of the common ones, takes on one core), say how long its forward should take, and
+                 three times that its backward; five times as long and a quarter of the step is a finding. The best of all looks
+                 counts, so that a busy machine makes none. The gain is what remains at the speed of the others.
 Known problems   a depthwise convolution does little and moves much: its elements are counted. Layers of your own, recurrent layers and
                  attention are not judged, since what they compute is not known. Needs two other layers with real work to compare with.
 Fix              depends on the reason: float32 instead of float16; torch.set_flush_denormal(True); another layout or another layer.
@@ -15,6 +15,7 @@ Fix              depends on the reason: float32 instead of float16; torch.set_fl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
@@ -27,9 +28,10 @@ from sonde.rules.timing import Timing, Xrays, amount, lines_of, rows_of, severit
 from sonde.rules.words import number
 
 RATIO = 5.0  # times the expected: layers of one model differ by two or three by their shape
+BACKWARD = 3.0  # times its forward: the gradients of input and weights are two products of the same size; the rest is room
 SHARE = 0.25  # of the step: less is not worth a look at one layer
 ELEMENT_MS = 30e-6  # 30 ns, for layers that multiply nothing …
-MOVED_MS = 5e-6  # … and for those that do: a depthwise convolution takes 1 ns
+MOVED_MS = 2e-6  # … and for those that do: a depthwise convolution takes 1 ns
 CALL_MS = 0.02  # what any call of a module takes before it computes
 REAL_MS = 0.05  # a peer that takes less tells about calling, not about computing
 PEERS = 2
@@ -75,29 +77,35 @@ class SlowLayer:
         expected = _expected(slowest, layers)
         if expected is None:
             return NotEvaluated("there are too few layers to compare with each other")
-        ratio, share = layer["forward_ms"] / expected, layer["share"]
+        backward_known = layer["backward_ms"] > 0
+        if backward_known:
+            expected *= 1 + BACKWARD
+        took = layer["forward_ms"] + layer["backward_ms"]
+        ratio, share = took / expected, layer["share"]
         gain = SAVED * share * (1 - 1 / ratio) * timing.training_share if ratio > 0 else 0.0
         if ratio < RATIO or share < SHARE or not timing.worth(gain):
             return Clear()
         reason, fix = self._reason(slowest, layers)
+        verb = "its forward and backward take" if backward_known else "its forward takes"
         return [
             Finding(
                 rule=self.name,
                 severity=severity(gain),
                 where=slowest,
                 step=self.xrays.first_step,
-                cause=f"its forward takes {number(layer['forward_ms'])} ms, {number(ratio)} times what the other layers would take for the "
-                f"same work; forward and backward of it are {100 * share:.0f} % of the step{reason}",
+                cause=f"{verb} {number(took)} ms, {number(ratio)} times what the other layers would take for the same work; that is "
+                f"{100 * share:.0f} % of the step{reason}",
                 fix=with_gain(fix, gain),
                 evidence={
-                    "gain": gain, "share": share, "times_slower": ratio, "forward_ms": layer["forward_ms"], "expected_ms": expected,
+                    "gain": gain, "share": share, "times_slower": ratio, "forward_ms": layer["forward_ms"],
+                    "backward_ms": layer["backward_ms"] if backward_known else math.nan, "expected_ms": expected,
                     "type": str(layer["type"]), "dtype": str(layer["dtype"]),
                 },
             )
         ]  # fmt: skip
 
     def _layers(self) -> dict[str, dict[str, Any]]:
-        """What is known of each layer of torch.nn whose work is known: its forward at its best, its usual share of the step."""
+        """What is known of each layer of torch.nn whose work is known: it at its best, and its usual share of the step."""
         seen: dict[str, list[tuple[Mapping[str, Any], float]]] = {}
         for xray in self.xrays.regular:
             _, whole = lines_of(xray)
@@ -106,10 +114,12 @@ class SlowLayer:
                     seen.setdefault(str(row.get("path")), []).append((row, whole))
         layers = {}
         for path, rows in seen.items():
-            forward = min(amount(row, "forward_ms") for row, _ in rows)
-            both = [(row, whole) for row, whole in rows if amount(row, "backward_ms") > 0] or rows
-            share = median((amount(row, "forward_ms") + amount(row, "backward_ms")) / (whole or 1.0) for row, whole in both)
-            layers[path] = {**rows[-1][0], "forward_ms": forward, "share": share}
+            both = [(row, whole) for row, whole in rows if amount(row, "backward_ms") > 0]
+            share = median((amount(row, "forward_ms") + amount(row, "backward_ms")) / (whole or 1.0) for row, whole in both or rows)
+            layers[path] = {
+                **rows[-1][0], "share": share, "forward_ms": min(amount(row, "forward_ms") for row, _ in rows),
+                "backward_ms": min((amount(row, "backward_ms") for row, _ in both), default=0.0),
+            }  # fmt: skip
         return layers
 
     def _reason(self, path: str, layers: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
