@@ -98,6 +98,7 @@ class Alarm:
             return None, reason
         if self._config.save_debug_info:
             about["capsule"] = self._capsule(kept, what, origin, frame)
+        kept.blamed = None
         self._journal.event("origin", kept.step, **origin.to_dict(), **about)
         _log.warning("sonde: %s. %s: %s", _said(kept, what), origin.place, origin.cause)
         return origin, ""

@@ -36,7 +36,9 @@ def called(model: str, module: nn.Module, args: Any, kwargs: Any) -> Call:
 
 
 class Kept:
-    __slots__ = ("by_library", "calls", "frame", "maker", "on_bad", "on_bad_evaluation", "on_skip", "on_spike", "scaled", "step", "where")
+    __slots__ = (
+        "blamed", "by_library", "calls", "frame", "maker", "on_bad", "on_bad_evaluation", "on_skip", "on_spike", "scaled", "step", "where",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.calls: deque[Call] = deque(maxlen=MAX_CALLS)
@@ -46,6 +48,7 @@ class Kept:
         # Where a library calls backward: the user's function that it called before, which made the loss and has returned it. It goes when
         # the loss has been looked at: its variables must not be in memory during backward.
         self.by_library = False
+        self.blamed: Any = None  # of gradients that are added up: the micro-batch that a look-back found, until the alarm is over
         self.maker: FrameType | None = None
         self.on_bad: Callable[[str, Tensor | None], None] = lambda what, loss: None  # what: "loss" or "gradient"
         # Of a forward in evaluation: the call, the step, and whether its output holds no NaN but only Inf. Answers whether it is bad.

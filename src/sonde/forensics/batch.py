@@ -13,8 +13,8 @@ from sonde.forensics.rerun import Rerun
 
 def given_to(rerun: Rerun) -> list[Tensor]:
     """What the step was given: the batch, the labels. What the model took comes first."""
-    seen = {id(tensor): tensor for call in rerun.kept.calls for _, tensor in tensors_in((call.args, call.kwargs))}
-    for part in rerun.parts:
+    seen = {id(tensor): tensor for call in rerun.calls for _, tensor in tensors_in((call.args, call.kwargs))}
+    for part in rerun.parts if rerun.earlier is None else ():  # the labels of an earlier micro-batch are gone
         for name in sorted(part.slice.given):
             value = part.names.get(name)
             if not isinstance(value, nn.Module):

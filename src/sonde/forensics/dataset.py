@@ -13,20 +13,20 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 MAX_NUMBERS = 50_000_000  # of a dataset that is compared with a sample
 
 
-def indices_of(samples: Sequence[int], inputs: Sequence[Tensor], batch_size: int) -> tuple[int, ...] | None:
-    """The places of these samples in the dataset; None where they cannot be known, or are not certain."""
+def indices_of(samples: Sequence[int], inputs: Sequence[Tensor], batch_size: int, *, back: int = 0) -> tuple[int, ...] | None:
+    """The places of these samples in the dataset; None where they cannot be known, or are not certain. `back`: batches before the last."""
     if not samples:
         return None
     loaders = [item for item in gc.get_objects() if issubclass(type(item), _BaseDataLoaderIter)]
-    known = {found for loader in loaders if (found := _by_content(loader, samples, inputs, batch_size) or _by_order(loader, samples))}
+    known = {found for loader in loaders if (found := _by_content(loader, samples, inputs, batch_size) or _by_order(loader, samples, back))}
     return known.pop() if len(known) == 1 else None
 
 
-def _by_order(loader: Any, samples: Sequence[int]) -> tuple[int, ...] | None:
+def _by_order(loader: Any, samples: Sequence[int], back: int) -> tuple[int, ...] | None:
     sampler = loader._index_sampler
-    if not isinstance(sampler, BatchSampler) or not isinstance(sampler.sampler, SequentialSampler) or loader._num_yielded < 1:
+    if not isinstance(sampler, BatchSampler) or not isinstance(sampler.sampler, SequentialSampler) or loader._num_yielded <= back:
         return None
-    first = (loader._num_yielded - 1) * sampler.batch_size
+    first = (loader._num_yielded - 1 - back) * sampler.batch_size
     return _in_whole(getattr(loader, "_dataset", None), [first + sample for sample in samples])
 
 

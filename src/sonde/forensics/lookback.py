@@ -27,6 +27,7 @@ from sonde.forensics.batch import given_to, picked
 from sonde.forensics.capsule import save_capsule
 from sonde.forensics.dataset import indices_of
 from sonde.forensics.eager import eagerly
+from sonde.forensics.earlier import Earlier, Pick, earlier_batches
 from sonde.forensics.evaluated import origin_of_evaluation, outputs_of
 from sonde.forensics.nodes import origin_in_graph
 from sonde.forensics.origin import Origin
@@ -40,9 +41,6 @@ from sonde.forensics.tracer import Tracer, is_finite
 BLAMELESS = ("parameter", "buffer")  # phases in which no sample can be at fault
 
 AFTERWARDS = "the gradients were good when backward had made them: it was made where your code changes them before the update"
-
-Pick = Callable[[Any, bool], Any]  # (a value, may it be a flattened batch): some samples of it
-
 
 def look_back(
     kept: Kept, *, frame: FrameType | None, loss: Tensor | None, what: str, models: Mapping[str, nn.Module] | None = None
@@ -68,12 +66,14 @@ def keep_capsule(
     """Keeps the step under way as a capsule: the model's last inputs, and what else the loss was made from."""
     if not kept.calls:
         raise CannotReplay("no forward of the model was seen in this step")
-    call = kept.calls[-1]
+    blamed: Earlier | None = kept.blamed
+    call = blamed.calls[-1] if blamed else kept.calls[-1]
     inputs: dict[str, Any] = {}
     with contextlib.suppress(CannotReplay):
         for part in parts_of(frame, what, reader(kept), kept.maker):
             found = {name: part.names[name] for name in part.slice.given if name in part.names}
             inputs |= {name: value for name, value in found.items() if not isinstance(value, nn.Module) and tensors_in(value)}
+    inputs = blamed.then(None)(inputs, False) if blamed else inputs
     return save_capsule(
         directory, step=kept.step, model=call.module, args=call.args, kwargs=call.kwargs, optimizer=optimizer, rng=call.rng,
         loss_inputs=inputs, origin=origin, findings=findings, about={"what": what, "bad": kept.where}, max_mb=max_mb,
@@ -84,6 +84,7 @@ class _Look:
     def __init__(self, kept: Kept, frame: FrameType | None, loss: Tensor | None, what: str, models: Mapping[str, nn.Module]) -> None:
         self.kept, self.frame, self.loss, self.what, self.models = kept, frame, loss, what, models
         self.reason = ""  # why the step, or a part of it, was not run again
+        self.was_good = False  # it was run again, and no gradient was bad
 
     def origin(self) -> Origin | None:
         if self.what == "evaluation":
@@ -96,10 +97,13 @@ class _Look:
         rerun = Rerun(self.kept, parts)
         if parts:
             found = self._of_the_step(rerun)
+            if found is None and self.was_good:
+                found, rerun = self._of_earlier_batches(rerun)
             if found is not None:
                 if AFTERWARDS in found.caveats:
                     return found
-                return _with_samples(found, given_to(rerun), partial(self._fails, found, rerun))
+                back = rerun.earlier.back if rerun.earlier else 0
+                return _with_samples(found, given_to(rerun), partial(self._fails, found, rerun), back=back)
             if not self.reason:
                 return None
         found = self._of_the_model(rerun)
@@ -136,6 +140,7 @@ class _Look:
             found, refused = self._afterwards(rerun)
             if found is not None:
                 return replace(found, how="replayed", caveats=(*found.caveats, AFTERWARDS))
+            self.was_good = self.what == "gradient"
             notes = [note for part in rerun.parts for note in part.slice.notes if "hands it out" not in note]
             notes = [refused, *notes] if refused else notes
             else_made = ": it went bad after that backward, or in an earlier one of this step" if self.what == "gradient" else ""
@@ -143,6 +148,21 @@ class _Look:
             self.reason = f"the step was run again and its {self.what} was finite{else_made}" + "".join(f"; {note}" for note in notes[:3])
             return None
         return replace(found, how="replayed", caveats=(*found.caveats, *self._remarks(rerun, found)))
+
+    def _of_earlier_batches(self, last: Rerun) -> tuple[Origin | None, Rerun]:
+        """Gradients that are added up: the first micro-batch of this update that makes them bad."""
+        for earlier in earlier_batches(list(self.kept.calls), last.num_calls):
+            rerun = Rerun(self.kept, last.parts, earlier)
+            try:
+                with Tracer(self.models) as tracer:
+                    bad = [gradient for gradient in gradients(rerun()) if not is_finite(gradient)]
+                    found = tracer.origin_of(bad) if bad else None
+            except Exception:  # it cannot stand in for the last: another size, another branch
+                continue
+            if found is not None:
+                self.kept.blamed = earlier
+                return replace(found, how="replayed", caveats=(*found.caveats, earlier.caveat)), rerun
+        return None, last
 
     def _afterwards(self, rerun: Rerun) -> tuple[Origin | None, str]:
         """What the user's code did to the gradients after backward."""
@@ -178,8 +198,8 @@ class _Look:
         return is_finite(loss) and not all(is_finite(gradient) for gradient in gradients(loss))
 
 
-def _with_samples(found: Origin, inputs: Sequence[Tensor], fails: Callable[[Pick], bool]) -> Origin:
-    """The origin, with the samples that trigger it. `fails` runs it on what is picked of the batch."""
+def _with_samples(found: Origin, inputs: Sequence[Tensor], fails: Callable[[Pick], bool], *, back: int = 0) -> Origin:
+    """The origin, with the samples that trigger it. `fails` runs it on what is picked of the batch, which came so many before the last."""
     first = next(iter(inputs), None)
     if first is None or found.phase in BLAMELESS:
         return found
@@ -194,5 +214,5 @@ def _with_samples(found: Origin, inputs: Sequence[Tensor], fails: Callable[[Pick
         num, told = (first.shape[1], other) if other.samples is not None else (num, told)
     if told.samples is None:
         return found if not told.note else replace(found, caveats=(*found.caveats, told.note))
-    indices = indices_of(told.samples, inputs, num)
+    indices = indices_of(told.samples, inputs, num, back=back)
     return replace(found, samples=told.samples, indices=indices, caveats=(*found.caveats, *([told.note] if told.note else [])))

@@ -5,7 +5,7 @@ It is meant to run inside `restore.as_before`, which takes back what it changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sonde.capture.kept import Call, Kept
 from sonde.capture.tensors import tensors_in
 from sonde.forensics.company import num_processes, silence
+from sonde.forensics.earlier import Earlier, Pick
 from sonde.forensics.effects import MISSING, lookup
 from sonde.forensics.scene import Part
 from sonde.forensics.slice import CALL, CannotReplay, Reader
@@ -29,18 +30,22 @@ MAX_ATTRIBUTES = 32
 class Rerun:
     kept: Kept
     parts: Sequence[Part]  # of the user's code; empty: only the model can be run
+    earlier: Earlier | None = None  # a micro-batch before the last, which takes its place
+    num_calls: int = 0  # forwards that the last run made
 
-    def __call__(self, pick: Callable[[Any, bool], Any] | None = None) -> Tensor:
+    def __call__(self, pick: Pick | None = None) -> Tensor:
         """The loss, made again; `pick` may put other inputs in the place of those that were used."""
         if not self.parts:
             raise CannotReplay("the code that makes the loss cannot be run again")
+        if self.earlier is not None:
+            pick = self.earlier.then(pick)
 
         def call(module: nn.Module) -> Any:
             args, kwargs = self._inputs(module)
             return module(*args, **kwargs) if pick is None else module(*pick(args, True), **pick(kwargs, True))
 
         made: Any = None
-        with torch.enable_grad(), silence(), _at_the_doors(self.kept), _without_loss_scale():
+        with torch.enable_grad(), silence(), self._at_the_doors(pick), _without_loss_scale():
             for part in self.parts:
                 names = {**part.names, **dict(zip(part.binds, made))} if part.binds else part.names
                 made = part.slice.run(names, pick, **{CALL: call})
@@ -63,7 +68,7 @@ class Rerun:
         if not self.kept.calls:
             raise CannotReplay("no forward of the model was seen in this step")
         last = self.kept.calls[-1]
-        with torch.enable_grad(), silence(), _at_the_doors(self.kept):
+        with torch.enable_grad(), silence(), self._at_the_doors(None):
             return [tensor for _, tensor in tensors_in(last.module(*last.args, **last.kwargs)) if tensor.is_floating_point()]
 
     def _inputs(self, module: nn.Module) -> tuple[Any, Mapping[str, Any]]:
@@ -71,6 +76,40 @@ class Rerun:
             if call.module is module or getattr(module, "_orig_mod", None) is call.module:
                 return call.args, call.kwargs
         raise CannotReplay(f"the inputs of {type(module).__name__} were not kept")
+
+    @property
+    def calls(self) -> list[Call]:
+        """The forwards that the last run made again, as they were in the step; all that are kept where nothing ran."""
+        kept = list(self.kept.calls)
+        return list(self.earlier.calls) if self.earlier is not None else kept[-self.num_calls :] if self.num_calls else kept
+
+    @contextmanager
+    def _at_the_doors(self, pick: Pick | None) -> Iterator[None]:
+        """Each forward begins with the random numbers that it began with in the step; of an earlier micro-batch, with its inputs too."""
+        calls = list(self.kept.calls)
+        several = len({id(call.module) for call in calls}) > 1
+        met: set[int] = set()
+        self.num_calls = 0
+
+        def entering(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+            self.num_calls += 1
+            if self.earlier is not None and pick is not None:
+                call = self.earlier.number(self.num_calls - 1, module)
+                torch.set_rng_state(call.rng)
+                return pick(call.args, True), pick(call.kwargs, True)
+            known = _same_call(calls, module, args, kwargs)
+            if known is None and id(module) not in met:
+                own = [call for call in calls if call.module is module]
+                known = own[-1 if several else 0]
+            met.add(id(module))
+            if known is not None:
+                torch.set_rng_state(known.rng)
+            return None
+
+        with ExitStack() as stack:
+            for module in {id(call.module): call.module for call in calls}.values():
+                stack.callback(module.register_forward_pre_hook(entering, with_kwargs=True).remove)
+            yield
 
 
 def gradients(loss: Tensor) -> list[Tensor]:
@@ -121,28 +160,6 @@ def _leaves(loss: Tensor) -> list[Tensor]:
             found[id(variable)] = variable
         todo += [below for below, _ in node.next_functions]
     return list(found.values())
-
-
-@contextmanager
-def _at_the_doors(kept: Kept) -> Iterator[None]:
-    """Each forward begins with the random numbers that it began with in the step."""
-    calls = list(kept.calls)
-    several = len({id(call.module) for call in calls}) > 1
-    met: set[int] = set()
-
-    def entering(module: nn.Module, args: Any, kwargs: Any) -> None:
-        call = _same_call(calls, module, args, kwargs)
-        if call is None and id(module) not in met:
-            own = [call for call in calls if call.module is module]
-            call = own[-1 if several else 0]
-        met.add(id(module))
-        if call is not None:
-            torch.set_rng_state(call.rng)
-
-    with ExitStack() as stack:
-        for module in {id(call.module): call.module for call in calls}.values():
-            stack.callback(module.register_forward_pre_hook(entering, with_kwargs=True).remove)
-        yield
 
 
 def _same_call(calls: list[Call], module: nn.Module, args: Any, kwargs: Any) -> Call | None:
