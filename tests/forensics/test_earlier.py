@@ -33,7 +33,7 @@ class Scaled(nn.Module):
 
 
 def train(seed, *, flat=False, watched=None, clip=False):
-    """Eight micro-batches of eight, four to an update. Answers where the bad item was: the micro-batch, and the place in it; and the end."""
+    """Eight micro-batches, four to an update. Answers in which one the bad item was and at which place; and how it all ended."""
     torch.manual_seed(seed)
     inputs = torch.rand(64, 6) + 0.5
     inputs[ITEM] = 0.0

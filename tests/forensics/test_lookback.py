@@ -205,3 +205,20 @@ def test_a_capsule_of_the_bad_step_is_kept_where_asked_for(tmp_path):
         loss.backward()
     (event,) = [event for event in Run(tmp_path / "run").events() if event.kind == "origin"]
     assert (tmp_path / "run" / event.data["capsule"] / "capsule.json").exists()
+
+
+def test_a_bad_batch_before_a_batch_norm_is_blamed_itself_not_the_running_statistics_that_it_has_spoilt(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    bad = torch.randn(8, 4)
+    bad[5, 2] = float("nan")
+    with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True):
+        for x in [bad]:
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+    assert not model[1].running_mean.isfinite().any()
+    (found,) = origins(tmp_path / "run")
+    assert (found.phase, found.samples) == ("input", (5,)), found
+    assert "running_mean" not in found.cause

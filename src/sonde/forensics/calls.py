@@ -15,6 +15,9 @@ from torch._ops import OpOverload
 from sonde.forensics.places import storage_of
 
 
+_RUNNING = frozenset({"running_mean", "running_var"})
+
+
 @dataclass(slots=True, eq=False)
 class Node:
     """An operation of the forward, and where it stands: what a node of autograd will be asked for in backward."""
@@ -66,7 +69,11 @@ class Call:
 
     @property
     def floating(self) -> Iterator[tuple[str, Tensor]]:
-        return ((name, tensor) for name, tensor in self.tensors.items() if is_floating(tensor))
+        """Those that its result may follow from."""
+        # In training a batch norm writes its running statistics and reads them for nothing else: the forward that ran before has written
+        # the bad number of this batch there already.
+        aside = _RUNNING if self.numbers.get("training") or self.numbers.get("train") else ()
+        return ((name, tensor) for name, tensor in self.tensors.items() if is_floating(tensor) and name not in aside)
 
     @property
     def bad_literals(self) -> list[float]:

@@ -56,7 +56,8 @@ class Earlier:
     @property
     def caveat(self) -> str:
         place = self.num - self.back
-        return f"it comes from micro-batch {place} of the last {self.num} before the update; its labels are gone, and those of the last stood in"
+        which = f"micro-batch {place} of the last {self.num} before the update"
+        return f"it comes from {which}; its labels are gone, and those of the last stood in"
 
 
 def earlier_batches(calls: Sequence[Call], num_calls: int) -> Iterator[Earlier]:

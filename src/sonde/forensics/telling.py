@@ -118,8 +118,9 @@ def tell_given(call: Call, argument: str, kind: str, node: Node | None, places: 
         cause = f"{num:,} {made} among {tensor.numel():,} values that were given to {operation}: they were there before"
         fix = "look where these data come from: a missing value, a division by a spread of 0, a number that left its range"
     else:
-        cause = f"{what} {path} holds {num:,} {made} among {tensor.numel():,} values: an earlier step or a checkpoint put them there"
-        fix = "start again from a state that is finite, and look at the step that first wrote them"
+        wrote = "step" if what == "parameter" else "forward"  # which may be one of the same step
+        cause = f"{what} {path} holds {num:,} {made} among {tensor.numel():,} values: an earlier {wrote} or a checkpoint put them there"
+        fix = f"start again from a state that is finite, and look at the {wrote} that first wrote them"
     return Origin(
         kind=kind,
         phase=phase,
