@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from sonde.profiles import LayerCost, ProfileReport, Spread
 
 
@@ -61,3 +63,9 @@ def test_shares_are_of_the_sum_where_other_programs_made_the_step_longer() -> No
     layers = (layer("a", 30.0), layer("b", 10.0))
     assert ProfileReport(layers=layers, step=ms(42.0)).share(30.0) == 30 / 42
     assert ProfileReport(layers=layers, step=ms(400.0)).share(30.0) == 30 / 40
+    assert ProfileReport(layers=layers, step=ms(20.0)).share(30.0) == 30 / 40
+
+
+def test_phases_are_all_of_the_step_also_where_their_medians_do_not_add_up_to_it() -> None:
+    report = ProfileReport(step=ms(100.0), phases={"data": ms(10.0), "forward": ms(30.0), "backward": ms(30.0), "other": ms(10.0)})
+    assert sum(report.phase_share(phase) for phase in report.phases) == pytest.approx(1)

@@ -44,7 +44,7 @@ def bottlenecks(report: ProfileReport) -> tuple[Bottleneck, ...]:
     for phase in ("data", "optimizer"):
         spread = report.phases.get(phase)
         if spread is not None and spread.median_ms > 0:
-            share = report.share(spread.median_ms)
+            share = report.phase_share(phase)
             found.append(Bottleneck(f"({phase})", "phase", spread.median_ms, share, f"{share:.0%} of the step"))
     notable = [one for one in found if one.share >= NOTABLE]
     return tuple(sorted(notable, key=lambda one: -one.ms)[:MOST])
@@ -85,14 +85,14 @@ def recommendations(report: ProfileReport) -> tuple[str, ...]:
 
 def _recommendations(report: ProfileReport) -> Iterator[str]:
     data, optimizer = report.phases.get("data"), report.phases.get("optimizer")
-    if data is not None and report.share(data.median_ms) >= DATA_WAIT:
+    if data is not None and report.phase_share("data") >= DATA_WAIT:
         yield (
-            f"{report.share(data.median_ms):.0%} of the step ({number(data.median_ms)} ms) is waiting for data: load it in the background "
+            f"{report.phase_share('data'):.0%} of the step ({number(data.median_ms)} ms) is waiting for data: load it in the background "
             "(DataLoader(num_workers=…), or more of them, with persistent_workers=True), or do less per sample."
         )
-    if optimizer is not None and report.share(optimizer.median_ms) >= HEAVY_OPTIMIZER:
+    if optimizer is not None and report.phase_share("optimizer") >= HEAVY_OPTIMIZER:
         yield (
-            f"The optimizer takes {report.share(optimizer.median_ms):.0%} of the step ({number(optimizer.median_ms)} ms): "
+            f"The optimizer takes {report.phase_share('optimizer'):.0%} of the step ({number(optimizer.median_ms)} ms): "
             "try its fused=True where it has that, or a larger batch, which spreads one update over more samples."
         )
     tiny = [layer for layer in report.layers if layer.calls and 0 < layer.self_ms / layer.calls < TINY_MS]

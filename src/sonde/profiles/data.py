@@ -162,11 +162,18 @@ class ProfileReport:
         return next((layer for layer in self.layers if layer.path == path), None) or _missing(path)
 
     def share(self, ms: float) -> float:
-        """Of the whole step; of the sum of its parts where other programs made the step longer than that, or it is not known."""
+        """Of the whole step; of the sum of its parts where other programs kept the two from agreeing, or the step is not known."""
         whole, parts = self.step.median_ms, self.accounted_ms
-        if not self.step.is_known or (self.layers and whole > DISTURBED * parts > 0):
+        if not self.step.is_known or (self.layers and parts > 0 and not 1 / DISTURBED <= whole / parts <= DISTURBED):
             whole = parts
         return ms / whole if whole > 0 else math.nan
+
+    def phase_share(self, phase: str) -> float:
+        """Of what all phases take: together they are the step, also where medians of the one and of the others do not add up."""
+        if phase not in self.phases or "other" not in self.phases:  # some are missing
+            return self.share(self.phases[phase].median_ms) if phase in self.phases else math.nan
+        whole = math.fsum(spread.median_ms for spread in self.phases.values() if spread.is_known)
+        return self.phases[phase].median_ms / whole if whole > 0 else math.nan
 
     def bottlenecks(self) -> tuple[Bottleneck, ...]:
         """What takes most of the step, the largest first."""

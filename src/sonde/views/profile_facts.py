@@ -39,7 +39,7 @@ def headline(report: ProfileReport) -> str:
 
 def phases(report: ProfileReport) -> list[tuple[str, Spread, float]]:
     """Each phase that took time, with its share of the step."""
-    return [(name, spread, report.share(spread.median_ms)) for name, spread in report.phases.items() if spread.is_known]
+    return [(name, spread, report.phase_share(name)) for name, spread in report.phases.items() if spread.is_known]
 
 
 def outside(report: ProfileReport) -> str:

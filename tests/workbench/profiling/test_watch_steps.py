@@ -85,6 +85,7 @@ def test_a_step_of_a_gan_ends_with_the_last_of_its_optimizers() -> None:
     report = watcher.report()
     assert report.layer("linear0").backward.median_ms > 0  # in the same step as its forward
     assert report.layer("linear1").calls == 2
+    assert (report.num_samples, report.batch) == (8, "float32 [8, 4]")  # the critic sees as many twice, of which half are made
 
 
 def test_training_is_bit_identical(watched: tuple[StepWatcher, nn.Module]) -> None:

@@ -13,6 +13,7 @@ import torch
 from sonde.profiles import LayerCost, ProfileReport, Spread
 from sonde.profiles.data import DISTURBED, PHASES, UNKNOWN
 from sonde.rules.words import number
+from sonde.workbench.profiling.batches import seen_in
 from sonde.workbench.profiling.correction import corrected
 from sonde.workbench.profiling.doors import Doors, Layer
 from sonde.workbench.profiling.figures import Cost, Figures
@@ -29,7 +30,7 @@ def assemble(
     recorded = least_disturbed(recorded)
     timed = corrected(recorded)
     flops = recorded.flops or Figures()
-    num_samples, num_tokens, batch = _batch(recorded)
+    seen = seen_in(recorded.batches.values(), recorded.num_fetched)
     order = dict.fromkeys(layer for step in timed for layer in step.layers)
     backward = any(step.backward for step in timed)
     report = ProfileReport(
@@ -40,12 +41,12 @@ def assemble(
         step=Spread.of([step["step"] for step in recorded.bare]),
         phases=_phases(recorded.bare),
         remainder=_remainder(recorded, timed),
-        num_samples=num_samples,
-        num_tokens=num_tokens,
+        num_samples=seen.num_samples,
+        num_tokens=seen.num_tokens,
         flops_per_step=sum(cost.forward_self + cost.backward_self for cost in flops.layers.values()) + flops.loss_backward,
         peak_flops_per_s=peak_flops_per_s(recorded.autocast or dtype, device),
         utilisation=recorded.utilisation.result(),
-        batch=batch,
+        batch=seen.text,
         environment=environment(dtype, device, recorded.autocast),
         notes=(*notes, *_notes(recorded, doors, device)),
         own_cost=_own_cost(recorded),
@@ -139,16 +140,6 @@ def _remainder(recorded: Recorded, timed: Sequence[Figures]) -> dict[str, float]
         if ms:
             found[name] = ms
     return found
-
-
-def _batch(recorded: Recorded) -> tuple[int | None, int | None, str]:
-    """Of the outermost module that took most samples in a step: several models, or parts called one by one, see the same batch."""
-    most = max(recorded.batches.values(), key=lambda batches: sum(batch.num_samples for batch in batches), default=None)
-    if most is None:
-        return None, None, ""
-    tokens = [batch.num_tokens for batch in most if batch.num_tokens is not None]
-    text = most[0].text if len(most) == 1 else f"{len(most)} x {most[0].text}"
-    return sum(batch.num_samples for batch in most), sum(tokens) if len(tokens) == len(most) else None, text
 
 
 def _own_cost(recorded: Recorded) -> float:

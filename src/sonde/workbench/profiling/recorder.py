@@ -12,13 +12,14 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter_ns
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from sonde.capture.tensors import tensors_in
 from sonde.profiles import Span
+from sonde.workbench.profiling.batches import Batch, batch_of
 from sonde.workbench.profiling.calibration import door_ns, node_ns
 from sonde.workbench.profiling.doors import Doors
 from sonde.workbench.profiling.figures import Figures, figures, spans
@@ -40,14 +41,6 @@ def plan(warmup: int, repeats: int, *, counts: bool = True) -> list[Kind]:
     return warm * max(1, warmup) + counted + measured * repeats
 
 
-class Batch(NamedTuple):
-    """What went into an outermost module."""
-
-    num_samples: int
-    num_tokens: int | None
-    text: str
-
-
 @dataclass(slots=True)
 class Recorded:
     """What is known after some steps."""
@@ -60,6 +53,7 @@ class Recorded:
     flops: Figures | None = None
     kept: Figures | None = None
     batches: dict[int, list[Batch]] = field(default_factory=dict)  # by layer, of one step
+    num_fetched: int = 0  # samples that loaders gave in it
     autocast: torch.dtype | None = None  # in which the products of the model are computed, where that is not its own dtype
     spans: list[Span] = field(default_factory=list)
     uncounted: set[str] = field(default_factory=set)  # operations without a formula
@@ -86,6 +80,7 @@ class Recorder:
         self._zero: int | None = None  # when the first timed step began
         self._counter: FlopCounter | None = None
         self._batches: list[tuple[int, Batch]] = []  # with the place that the call has on the tape
+        self._num_fetched = self._num_backwards = self._num_updates = 0  # in the step under way
         self.recorded.door_ns, self.recorded.node_ns = door_ns(read), node_ns(read)
 
     @property
@@ -95,6 +90,7 @@ class Recorder:
     def begin_step(self, kind: Kind) -> None:
         self._kind = kind
         self._phases, self._open = {}, {}
+        self._num_fetched = self._num_backwards = self._num_updates = 0
         self._tape = tape = self._tape_for(kind)
         self._doors.put_in(tape, roots_alone=kind == "bare")
         tape.trains = self._trains
@@ -120,7 +116,7 @@ class Recorder:
         """What goes into the outermost modules."""
         batch = batch_of(args, kwargs)
         if batch is not None and self._tape is not None:
-            self._batches.append((len(self._tape.calls), batch))
+            self._batches.append((len(self._tape.calls), batch._replace(backward=self._num_backwards, update=self._num_updates)))
             self.recorded.autocast = _autocast()
         return nullcontext()
 
@@ -135,6 +131,12 @@ class Recorder:
             now = self._read()
             self._phases[phase] = self._phases.get(phase, 0) + now - began
             self._trace(phase, began, now)
+            self._num_updates += phase == "optimizer"
+
+    def fetched(self, batch: Any) -> None:
+        """A loader gave it, in the step under way."""
+        if self._kind == "warmup" and (found := batch_of((batch,), {})) is not None:
+            self._num_fetched += found.num_samples
 
     def backward_begins(self, roots: Any) -> None:
         tape = self._tape
@@ -151,6 +153,7 @@ class Recorder:
     def backward_ended(self) -> None:
         if self._tape is not None and self._tape.in_backward:
             self._tape.backward_ended()
+            self._num_backwards += 1
         self._around.close()
 
     # -- the end -----------------------------------------------------------------------------------
@@ -196,6 +199,7 @@ class Recorder:
         elif tape.calls:  # warming up: which modules are called from outside, and with what, is known now
             self._doors.keep_roots(call.layer for call in tape.calls if call.parent is None)
             recorded.batches.clear()
+            recorded.num_fetched = self._num_fetched
             for place, batch in self._batches:
                 if place < len(tape.calls):
                     recorded.batches.setdefault(tape.calls[place].layer, []).append(batch)
@@ -231,15 +235,3 @@ class Recorder:
 def _autocast() -> torch.dtype | None:
     device = "cuda" if torch.is_autocast_enabled("cuda") else "cpu"
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-
-
-def batch_of(args: Any, kwargs: Any) -> Batch | None:
-    """By the first tensor: its first dimension counts samples, and whole numbers in two dimensions are tokens."""
-    tensors = [tensor for _, tensor in tensors_in((args, kwargs)) if tensor.dim() > 0]
-    if not tensors:
-        return None
-    shapes = [f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}" for tensor in tensors]
-    first = tensors[0]
-    is_tokens = first.dim() == 2 and not first.is_floating_point() and not first.is_complex() and first.dtype != torch.bool
-    more = f" and {len(shapes) - 3} more" if len(shapes) > 3 else ""
-    return Batch(first.shape[0], first.numel() if is_tokens else None, ", ".join(shapes[:3]) + more)

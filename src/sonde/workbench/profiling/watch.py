@@ -192,6 +192,8 @@ class StepWatcher:
     @_contained
     def fetch_ended(self, batch: Any) -> None:
         self._end("data")
+        if self._recorder is not None:
+            self._recorder.fetched(batch)
 
     def phase_begins(self, phase: str, call: str, about: Mapping[str, Any]) -> None:
         if phase == "data":
@@ -265,7 +267,11 @@ class StepWatcher:
         self._finder.stop()
         self._uses_functions = self._uses_functions or not isinstance(getattr(target, "__self__", target), nn.Module)
 
-    def scheduler_stepped(self, scheduler: Any) -> None: ...
+    def scheduler_made(self, scheduler: Any) -> None: ...
+
+    def scheduler_stepped(self, scheduler: Any, given: bool) -> None: ...
+
+    def pass_begins(self, loader: Any) -> None: ...
 
     def clipped(self, max_norm: Any) -> None: ...
 
