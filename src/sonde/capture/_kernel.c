@@ -361,6 +361,8 @@ static PyObject *setup(PyObject *self, PyObject *args)
 }
 
 #include "_kernel_hooks.h"
+#include "_kernel_meter.h"
+#include "_kernel_beat.h"
 
 static PyMethodDef methods[] = {
     {"setup", setup, METH_VARARGS, "Say what a tensor is. Until then nothing is handled."},
@@ -388,7 +390,7 @@ PyMODINIT_FUNC PyInit__kernel(void)
     if (!name_dtype || !name_layout || !name_is_cpu || !name_shape)
         return NULL;
     PyObject *made = PyModule_Create(&module);
-    if (made && add_hook_types(made) < 0)
+    if (made && (add_hook_types(made) < 0 || add_beat_types(made) < 0))
         Py_CLEAR(made);
     return made;
 }

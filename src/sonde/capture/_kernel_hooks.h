@@ -25,6 +25,7 @@ typedef struct {
     long long own_ns;                          /* Sonde's time in the step under way */
     long long hook_ns;                         /* what torch takes to call a hook */
     char fast;                                 /* 0: everything is left to Python */
+    char plain;                                /* the step under way is an ordinary one (_kernel_beat.h) */
     Py_buffer rows[NUM_TABLES], taken[NUM_TABLES]; /* statistics, and which of them were written in this step */
     PyObject *source;                          /* a weak reference to the output measured last, where a ReLU is expected to follow it */
     PyObject *source_version;                  /* its _version then: what was changed in place meanwhile is another tensor */
@@ -123,6 +124,7 @@ static PyMemberDef desk_members[] = {
     {"own_ns", T_LONGLONG, offsetof(Desk, own_ns), 0, NULL},
     {"hook_ns", T_LONGLONG, offsetof(Desk, hook_ns), 0, NULL},
     {"fast", T_BOOL, offsetof(Desk, fast), 0, NULL},
+    {"plain", T_BOOL, offsetof(Desk, plain), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 

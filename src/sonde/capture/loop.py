@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from sonde.capture.beat import quicken
 from sonde.capture.calibration import hook_ns
 from sonde.capture.clock import StepClock
 from sonde.capture.contained import contained
+from sonde.capture.course import Course, CourseHeard
 from sonde.capture.evaluation import Evaluations
 from sonde.capture.far import Far
 from sonde.capture.faults import Faults
@@ -29,7 +31,7 @@ from sonde.capture.models import Models
 from sonde.capture.oddities import Oddities
 from sonde.capture.panel import Panel
 from sonde.capture.phases import Phases
-from sonde.capture.probes.probe import NOW_AND_THEN, Tools
+from sonde.capture.probes.probe import EXPONENTS_EVERY, EXPONENTS_FIRST, NOW_AND_THEN, Tools
 from sonde.capture.rates import Rates, tell_of
 from sonde.capture.source import Lines, user_frame
 from sonde.capture.spikes import Spikes
@@ -38,11 +40,8 @@ from sonde.capture.watched import Watched
 from sonde.capture.xray import Xray
 from sonde.config import DebugConfig
 
-EXPONENTS_FIRST = (0, 4, 16)  # observed steps on which histograms are taken
-EXPONENTS_EVERY = 64  # and then: they change slowly and cost more than the statistics
 
-
-class Loop:
+class Loop(CourseHeard):
     def __init__(
         self, journal: Journal, config: DebugConfig, faults: Faults, models: Models, concerns: Callable[[torch.optim.Optimizer], bool]
     ) -> None:
@@ -63,6 +62,7 @@ class Loop:
         self._far = Far()
         self._losses = Losses(journal, self._far)
         self._rates = Rates(journal)
+        self._course = Course(journal, self._lines, self.clock, self._place_of)
         self.kept = Kept()
         odd = self._odd = Oddities(self)
         self._evaluations = Evaluations(journal, odd.bad_evaluation)
@@ -83,6 +83,10 @@ class Loop:
         self.between_steps: Callable[[int, int], None] = lambda step, training_ns: None  # the step's scalars are still there
         self.on_compile: Callable[[Any], None] = lambda target: None
         self._panel.each("begin", 0, with_exponents=True)
+        self._is_quick = quicken(
+            self, clock=self.clock, ledger=self.ledger, kept=self.kept, losses=self._losses, lines=self._lines, guard=self._guard,
+            spikes=self._spikes, evaluations=self._evaluations, models=models,
+        )  # fmt: skip
 
     @contained
     def known(self, optimizer: torch.optim.Optimizer) -> None:
@@ -139,6 +143,8 @@ class Loop:
             if not self._journal.scalars["forwards"]:
                 self._phases.validate()
                 self._lines.learn("eval_forward", self.clock.number)
+            if module.training:
+                self._panel.each("evaluated", watched, module, args, kwargs, self.clock.number)
             self._evaluations.begins(watched.name, module, args, kwargs, self._phases.entered_ns)
             return
         if self._depth and self._thread != get_ident():
@@ -193,6 +199,8 @@ class Loop:
             self._journal.scalars["manual_updates"] += 1
         self._journal.scalars["backwards"] += 1
         self.kept.frame = user_frame()
+        if self.observing:
+            self._panel.each("backward", tensors)
         if isinstance(tensors, torch.Tensor) and tensors.numel() == 1:
             series = self._lines.loss(self.clock.number)
             if not self._losses.take(series, tensors):
@@ -284,11 +292,6 @@ class Loop:
             self._end_step()
 
     @contained
-    def scheduler_stepped(self, scheduler: Any) -> None:
-        self._journal.scalars["scheduler_steps"] += 1
-        self._lines.learn("scheduler_step", self.clock.number)
-
-    @contained
     def clipped(self, max_norm: Any) -> None:
         self._journal.scalars["clips"] += 1
         self._lines.learn("clip", self.clock.number)
@@ -337,7 +340,15 @@ class Loop:
             self._spikes.begin_anew()
         return account
 
+    def _place_of(self, optimizer: torch.optim.Optimizer) -> int | None:
+        return self._open(optimizer).index if self._concerns(optimizer) else None
+
     # -- the end of a step -------------------------------------------------------------------------
+
+    @contained
+    def end_plain_step(self) -> None:
+        """The native kernel has heard the last call of an ordinary step."""
+        self._end_step()
 
     def _end_step(self) -> None:
         journal, step = self._journal, self.clock.number
@@ -364,6 +375,7 @@ class Loop:
         self._begin_step()
         self.xray.step_begins(step + 1, step_ns - own_ns, self.observing and self._governor.every != 1)
         self.on_step_end(step, unseen)
+        self._desk.plain = self._is_quick and not (self.observing or self.xray.active or self._far.waiting or self.faults.retired)
 
     def _begin_step(self) -> None:
         self.clock.end()

@@ -26,7 +26,7 @@ class Rates:
         for index, group in enumerate(optimizer.param_groups, 1):
             if index > MOST:
                 break
-            self._journal.scalars[_name(place, index)] = rate_of(group)
+            self._journal.scalars[scalar_name(place, index)] = rate_of(group)
 
 
 def tell_of(optimizer: torch.optim.Optimizer, index: int, journal: Journal, step: int) -> None:
@@ -39,6 +39,7 @@ def tell_of(optimizer: torch.optim.Optimizer, index: int, journal: Journal, step
         {
             "lr": rate_of(group), "num_parameters": len(group["params"]), "fused": group.get("fused"), "foreach": group.get("foreach"),
             "momentum": read_number(group.get("momentum") or 0), "device": group["params"][0].device.type if group["params"] else "",
+            **({"initial_lr": rate_of({"lr": group["initial_lr"]})} if "initial_lr" in group else {}),  # a scheduler holds it already
         }
         for group in optimizer.param_groups[:64]
     ]  # fmt: skip
@@ -54,5 +55,5 @@ def rate_of(group: dict[str, Any]) -> float:
 
 
 @cache
-def _name(place: int, index: int) -> str:
+def scalar_name(place: int, index: int) -> str:
     return "lr" if place == index == 1 else f"lr:{place}.{index}"

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 class Desk:
     """What the loop shares with the leaves and hooks that it put in: which step is observed, and what all of them have cost."""
 
-    __slots__ = ("fast", "hook_ns", "own_ns", "step")
+    __slots__ = ("fast", "hook_ns", "own_ns", "plain", "step")
 
     def __init__(self) -> None:
         self.step = 0  # that is being observed; -1: none
         self.own_ns = 0  # Sonde's time in the step under way
         self.hook_ns = 0  # what torch takes to call a hook
         self.fast = False  # the native ones may take the common case
+        self.plain = False  # the step under way is an ordinary one: nothing is observed, and nothing else wants to hear of it
 
     def write_to(self, *tables: Any) -> None:
         """Rows and flags of outputs, rows and flags of their gradients: where the native ones write."""

@@ -1,0 +1,406 @@
+/* The ordinary case of each of the loop's handlers: 1 it was, and is done; 0 it was not, nothing is changed; -1 an exception. */
+
+/* ---- small things; all leave no exception where they answer "no" ---- */
+
+/* An attribute of an object of ours, borrowed: the object holds it. NULL where there is none. */
+static PyObject *peek(PyObject *object, PyObject *name)
+{
+    PyObject *value = PyObject_GetAttr(object, name);
+    if (!value) {
+        PyErr_Clear();
+        return NULL;
+    }
+    Py_DECREF(value);
+    return value;
+}
+
+static int says(PyObject *object, PyObject *name, PyObject *expected) { return peek(object, name) == expected; }
+
+static long whole(PyObject *object, PyObject *name)
+{
+    PyObject *value = PyObject_GetAttr(object, name);
+    long number = value && PyLong_CheckExact(value) ? PyLong_AsLong(value) : -1;
+    Py_XDECREF(value);
+    PyErr_Clear();
+    return number;
+}
+
+static int put(PyObject *object, PyObject *name, PyObject *value) { return PyObject_SetAttr(object, name, value); }
+
+static int put_whole(PyObject *object, PyObject *name, long number)
+{
+    PyObject *value = PyLong_FromLong(number);
+    int failed = !value || PyObject_SetAttr(object, name, value) < 0;
+    Py_XDECREF(value);
+    return failed ? -1 : 0;
+}
+
+static int put_float(PyObject *object, PyObject *name, double number)
+{
+    PyObject *value = PyFloat_FromDouble(number);
+    int failed = !value || PyObject_SetAttr(object, name, value) < 0;
+    Py_XDECREF(value);
+    return failed ? -1 : 0;
+}
+
+/* Is what this function answers the expected object? */
+static int answers(PyObject *function, PyObject *expected)
+{
+    PyObject *answer = PyObject_CallNoArgs(function);
+    PyErr_Clear();
+    Py_XDECREF(answer);
+    return answer == expected;
+}
+
+static int is_empty(PyObject *object, PyObject *name)
+{
+    PyObject *value = peek(object, name);
+    return value && ((PyDict_CheckExact(value) && PyDict_GET_SIZE(value) == 0) || (PyList_CheckExact(value) && PyList_GET_SIZE(value) == 0));
+}
+
+static PyObject *by_id(PyObject *dict, PyObject *object)
+{
+    PyObject *key = dict && PyDict_CheckExact(dict) ? PyLong_FromVoidPtr(object) : NULL;
+    PyObject *value = key ? PyDict_GetItemWithError(dict, key) : NULL;
+    Py_XDECREF(key);
+    PyErr_Clear();
+    return value;
+}
+
+/* Is the line of this kind of call known? */
+static int is_learnt(Beat *self, PyObject *call)
+{
+    PyObject *lookups = peek(self->lines, n__num_lookups), *num = lookups && PyDict_CheckExact(lookups) ? PyDict_GetItemWithError(lookups, call) : NULL;
+    PyErr_Clear();
+    return num && PyLong_AsLong(num) >= LEARNT;
+}
+
+/* No forward is under way, no evaluation either, and the first step has begun: the doors need not be left, the clock not be touched. */
+static int is_calm(Beat *self)
+{
+    return self->meter->step_began && whole(self->loop, n__depth) == 0 && says(self->loop, n__entered, Py_None) && is_empty(self->evaluations, n__under_way);
+}
+
+/* Would this value be taken by `Recent.see` without further ado? */
+static PyObject *is_usual(PyObject *series, PyObject *key, double value)
+{
+    PyObject *recent = series && PyDict_CheckExact(series) ? PyDict_GetItemWithError(series, key) : NULL;
+    PyErr_Clear();
+    PyObject *bound = recent ? peek(recent, n_bound) : NULL, *values = recent ? peek(recent, n__values) : NULL;
+    if (!bound || !PyFloat_CheckExact(bound) || !(value <= PyFloat_AS_DOUBLE(bound)) || !values || !PyList_CheckExact(values))
+        return NULL;
+    const long place = whole(recent, n__place);
+    return place >= 0 && place < PyList_GET_SIZE(values) && (place + 1) % RENEWED ? recent : NULL;
+}
+
+static int see(PyObject *recent, double value)
+{
+    const long place = whole(recent, n__place);
+    PyObject *number = PyFloat_FromDouble(value), *values = peek(recent, n__values);
+    if (!number || !values || PyList_SetItem(values, place, number) < 0)
+        return -1;
+    return put_whole(recent, n_num, whole(recent, n_num) + 1) < 0 || put_whole(recent, n__place, (place + 1) % WINDOW) < 0 ? -1 : 0;
+}
+
+/* The nearest calling frame in the user's own code; None where a library trains. */
+static PyObject *user_frame(Beat *self)
+{
+    PyFrameObject *frame = PyEval_GetFrame();
+    Py_XINCREF(frame);
+    while (frame) {
+        PyCodeObject *code = PyFrame_GetCode(frame);
+        PyObject *answer = PyObject_CallOneArg(self->is_library, code->co_filename);
+        Py_DECREF(code);
+        Py_XDECREF(answer);
+        if (answer == Py_False)
+            return (PyObject *)frame;
+        PyFrameObject *back = answer ? PyFrame_GetBack(frame) : NULL;
+        Py_DECREF(frame);
+        if (!answer)
+            return NULL;
+        frame = back;
+    }
+    return Py_NewRef(Py_None);
+}
+
+/* ---- the handlers: 1 done, 0 left to Python with nothing changed, -1 an exception ---- */
+
+static int quick_zero_grad(Beat *self, PyObject *const *args)
+{
+    PyObject *accounts = peek(self->ledger, n_accounts), *account = by_id(accounts, args[0]);
+    if (!self->meter->step_began || !is_empty(self->clock, n__stepped) || !is_learnt(self, n_zero_grad) || !accounts)
+        return 0;
+    if (put(self->clock, n_active, Py_True) < 0 || add_to(self->meter->scalars, n_zero_grads, 1) < 0)
+        return -1;
+    return account && put(account, n_cleared, Py_True) < 0 ? -1 : 1;
+}
+
+/* Does this input hold only finite numbers, or none that could be otherwise? */
+static int is_finite_input(PyObject *value)
+{
+    View view;
+    Leave away;
+    double sum = 0;
+    if (value == Py_None || PyBool_Check(value) || PyLong_CheckExact(value) || PyFloat_CheckExact(value))
+        return 1;
+    if (look(value, &view)) {
+        if (!leave(&away, value, &view))
+            return 0;
+        const int bad = add_squares(&view, &sum);
+        come_back(&away);
+        return !bad;
+    }
+    if ((PyObject *)Py_TYPE(value) != tensor_type)
+        return 0;
+    PyObject *floating = PyObject_CallMethodNoArgs(value, n_is_floating_point);
+    PyErr_Clear();
+    Py_XDECREF(floating);
+    return floating == Py_False;
+}
+
+static int are_finite_inputs(PyObject *args, PyObject *kwargs)
+{
+    Py_ssize_t place = 0;
+    PyObject *value;
+    if (!PyTuple_CheckExact(args) || !PyDict_CheckExact(kwargs))
+        return 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++)
+        if (!is_finite_input(PyTuple_GET_ITEM(args, i)))
+            return 0;
+    while (PyDict_Next(kwargs, &place, NULL, &value))
+        if (!is_finite_input(value))
+            return 0;
+    return 1;
+}
+
+/* forward_begins(watched, module, args, kwargs) */
+static int quick_forward_begins(Beat *self, PyObject *const *args)
+{
+    PyObject *watched = args[0], *module = args[1];
+    PyObject *task = PyObject_CallNoArgs(self->graph_task);
+    const int outside = task && PyLong_CheckExact(task) && PyLong_AsLong(task) == -1;
+    Py_XDECREF(task);
+    PyErr_Clear();
+    if (!outside || !answers(self->tracing, Py_None) || !answers(self->grad_enabled, Py_True) || !is_calm(self) || !is_learnt(self, n_forward) ||
+        !says(watched, n_ever_entered, Py_True) || !says(module, n_training, Py_True) || !are_finite_inputs(args[2], args[3]))
+        return 0;
+    PyObject *doors = peek(watched, n_doors_used), *calls = peek(self->kept, n_calls), *name = peek(watched, n_name);
+    PyObject *rng = PyObject_CallNoArgs(self->rng_state), *parts = NULL, *wrapped = NULL, *call = NULL, *done = NULL, *thread = NULL, *key = NULL;
+    int failed = -1;
+    if (rng && doors && calls && name && (parts = PyTuple_Pack(5, name, module, args[2], args[3], rng)) && (wrapped = PyTuple_Pack(1, parts)) &&
+        (call = PyTuple_Type.tp_new((PyTypeObject *)self->call_type, wrapped, NULL)) && (thread = PyLong_FromUnsignedLong(PyThread_get_thread_ident())) &&
+        (key = PyLong_FromVoidPtr(module)) && put(self->kept, n_frame, Py_None) == 0 && (done = PyObject_CallMethodOneArg(calls, n_append, call)) &&
+        put(self->clock, n_active, Py_True) == 0 && put_whole(self->loop, n__depth, 1) == 0 && put(self->loop, n__thread, thread) == 0 &&
+        PySet_Add(doors, key) == 0 && add_to(self->meter->scalars, n_forwards, 1) == 0)
+        failed = meter_begins(self->meter, text_forward);
+    Py_XDECREF(rng);
+    Py_XDECREF(parts);
+    Py_XDECREF(wrapped);
+    Py_XDECREF(call);
+    Py_XDECREF(done);
+    Py_XDECREF(thread);
+    Py_XDECREF(key);
+    return failed < 0 ? -1 : 1;
+}
+
+/* forward_ended(watched, module, output) */
+static int quick_forward_ended(Beat *self, PyObject *const *args)
+{
+    PyObject *thread = peek(self->loop, n__thread), *seen = peek(self->models, n__with_output), *key = PyLong_FromVoidPtr(args[0]);
+    const int is_seen = key && seen && PySet_Check(seen) && PySet_Contains(seen, key) == 1;
+    Py_XDECREF(key);
+    if (args[2] == Py_None || whole(self->loop, n__depth) != 1 || !says(self->loop, n__entered, Py_None) || !is_empty(self->evaluations, n__under_way) ||
+        !thread || PyLong_AsUnsignedLong(thread) != PyThread_get_thread_ident() || !answers(self->grad_enabled, Py_True) || !is_seen) {
+        PyErr_Clear();
+        return 0;
+    }
+    if (put_whole(self->loop, n__depth, 0) < 0 || meter_finishes(self->meter, text_forward) < 0)
+        return -1;
+    if (says(self->kept, n_by_library, Py_True)) {
+        PyObject *done = PyObject_CallMethodNoArgs(self->kept, n_left);
+        Py_XDECREF(done);
+        return done ? 1 : -1;
+    }
+    return 1;
+}
+
+/* The only optimizer's account, borrowed; NULL where there are none or several. */
+static PyObject *only_account(Beat *self)
+{
+    PyObject *accounts = peek(self->ledger, n_accounts), *account = NULL;
+    Py_ssize_t place = 0;
+    if (accounts && PyDict_CheckExact(accounts) && PyDict_GET_SIZE(accounts) == 1)
+        PyDict_Next(accounts, &place, NULL, &account);
+    return account && says(account, n_far, Py_False) ? account : NULL;
+}
+
+/* backward_begins(tensors) */
+static int quick_backward_begins(Beat *self, PyObject *const *args)
+{
+    View view;
+    float wide;
+    PyObject *account = only_account(self), *series = peek(self->lines, n__series), *sums = peek(self->losses, n__sums);
+    const long step = whole(self->clock, n_number), num_backwards = whole(self->clock, n__backwards);
+    if (!account || !series || !PyDict_CheckExact(series) || PyDict_GET_SIZE(series) != 1 || !sums || !PyDict_CheckExact(sums) || PyDict_GET_SIZE(sums) ||
+        step % CHECKED_EVERY == 0 || whole(self->lines, n__num_alike) <= LEARNT || num_backwards != 0 || !is_calm(self) ||
+        !says(self->loop, n__in_step, Py_None) || !says(self->ledger, n_ever_used, Py_True) || !says(account, n_written, Py_False) ||
+        !says(account, n_cleared, Py_True) || !says(self->losses, n_divided_by, Py_None) || !look(args[0], &view) || view.num != 1 || view.repeats != 1)
+        return 0;
+    PyObject *scale = peek(self->losses, n__scale), *recents = peek(self->spikes, n__losses);
+    const double value = view.kind == F64 ? *(const double *)view.data : (double)*widen(&view, view.data, 1, &wide);
+    PyObject *recent = isfinite(value) ? is_usual(recents, n_loss, value) : NULL;
+    if (!recent || !scale || !PyFloat_CheckExact(scale) || !isnan(PyFloat_AS_DOUBLE(scale)))
+        return 0;
+    PyObject *frame = user_frame(self), *sum = frame ? Py_BuildValue("di", value, 1) : NULL;
+    const int failed = !sum || put(self->clock, n_active, Py_True) < 0 || put_whole(self->clock, n__backwards, 1) < 0 ||
+                       put(account, n_backward_since, Py_True) < 0 || add_to(self->meter->scalars, n_backwards, 1) < 0 ||
+                       put(self->kept, n_frame, frame) < 0 || put(self->kept, n_maker, Py_None) < 0 || PyDict_SetItem(sums, n_loss, sum) < 0 ||
+                       put_float(self->losses, n_last, value) < 0 || see(recent, value) < 0 || meter_begins(self->meter, text_backward) < 0;
+    Py_XDECREF(frame);
+    Py_XDECREF(sum);
+    return failed ? -1 : 1;
+}
+
+static int quick_backward_ended(Beat *self, PyObject *const *args)
+{
+    (void)args;
+    PyObject *account = only_account(self);
+    if (!account || !says(self->loop, n__in_step, Py_None) || whole(self->clock, n_known_optimizers) <= 0 ||
+        !(says(account, n_written, Py_True) || whole(account, n_doubts) == 0))
+        return 0;
+    return meter_finishes(self->meter, text_backward) < 0 || put(account, n_written, Py_True) < 0 ? -1 : 1;
+}
+
+/* The optimizer's groups, a new reference; NULL where they are no plain list. They are the user's: whatever is asked of them may change them. */
+static PyObject *groups_of(PyObject *optimizer)
+{
+    PyObject *groups = PyObject_GetAttr(optimizer, n_param_groups);
+    PyErr_Clear();
+    if (groups && !PyList_CheckExact(groups))
+        Py_CLEAR(groups);
+    return groups;
+}
+
+static PyObject *in_group(PyObject *groups, Py_ssize_t i, PyObject *name)
+{
+    PyObject *group = PyList_GET_ITEM(groups, i), *value = PyDict_CheckExact(group) ? PyDict_GetItemWithError(group, name) : NULL;
+    PyErr_Clear();
+    return value;
+}
+
+/* Adds the squares of a parameter's gradient; 0 where it holds a bad number, or is not ours to read. */
+static int add_gradient(PyObject *parameter, double *sum)
+{
+    View view;
+    Leave away;
+    int fine = 0;
+    PyObject *gradient = PyObject_GetAttr(parameter, n_grad);
+    if (gradient == Py_None) {
+        fine = 1;
+    } else if (gradient && look(gradient, &view) && leave(&away, gradient, &view)) {
+        fine = !add_squares(&view, sum);
+        come_back(&away);
+    }
+    Py_XDECREF(gradient);
+    PyErr_Clear();
+    return fine;
+}
+
+/* The sum of squares of all gradients; negative where that is not a number above zero, or not ours to say. */
+static double squares_of(PyObject *optimizer)
+{
+    PyObject *groups = groups_of(optimizer);
+    double sum = 0;
+    int fine = groups != NULL;
+    for (Py_ssize_t i = 0; fine && i < PyList_GET_SIZE(groups); i++) {
+        PyObject *params = in_group(groups, i, n_params);
+        fine = params && PyList_CheckExact(params);
+        Py_XINCREF(params);
+        for (Py_ssize_t j = 0; fine && j < PyList_GET_SIZE(params); j++) {
+            PyObject *parameter = Py_NewRef(PyList_GET_ITEM(params, j));
+            fine = add_gradient(parameter, &sum);
+            Py_DECREF(parameter);
+        }
+        Py_XDECREF(params);
+    }
+    Py_XDECREF(groups);
+    return fine && sum > 0 && isfinite(sum) ? sum : -1;
+}
+
+static int is_of(PyObject *account, PyObject *optimizer)
+{
+    PyObject *reference = peek(account, n_optimizer);
+    return reference && PyWeakref_Check(reference) && PyWeakref_GetObject(reference) == optimizer;
+}
+
+/* The norms of this optimizer's gradients, where this one is as usual. */
+static PyObject *usual_norms(Beat *self, PyObject *account, double norm)
+{
+    PyObject *norms = peek(self->spikes, n__norms), *index = peek(account, n_index);
+    return norms && index ? is_usual(norms, index, norm) : NULL;
+}
+
+/* optimizer_begins(optimizer, closure) */
+static int quick_optimizer_begins(Beat *self, PyObject *const *args)
+{
+    PyObject *account = only_account(self), *optimizer = args[0], *witnesses = account ? peek(account, n_witnesses) : NULL;
+    if (!account || args[1] != Py_False || !is_of(account, optimizer) || !witnesses || !PyList_CheckExact(witnesses) || !PyList_GET_SIZE(witnesses) ||
+        whole(account, n_num_steps) < 2 || !is_calm(self) || !is_empty(self->clock, n__stepped) || !is_learnt(self, n_optimizer_step) ||
+        !says(self->guard, n__sum_of_squares, Py_None) || !(says(account, n_cleared, Py_True) || says(account, n_backward_since, Py_False)) ||
+        !usual_norms(self, account, -INFINITY))
+        return 0;
+    Py_INCREF(account); /* reading large gradients lets other threads run */
+    const double sum = squares_of(optimizer), norm = sum > 0 ? 0.5 * log(sum) : NAN;
+    PyObject *recent = sum > 0 ? usual_norms(self, account, norm) : NULL;
+    int done = 0;
+    if (recent)
+        done = put(self->clock, n_active, Py_True) < 0 || put(self->loop, n__in_step, account) < 0 || put(self->loop, n__closure, Py_False) < 0 ||
+                       put_float(self->guard, n__sum_of_squares, sum) < 0 || put_whole(account, n_num_steps, whole(account, n_num_steps) + 1) < 0 ||
+                       put(account, n_cleared, Py_False) < 0 || put(account, n_backward_since, Py_False) < 0 || put(account, n_written, Py_False) < 0 ||
+                       see(recent, norm) < 0 || put(self->kept, n_frame, Py_None) < 0 || meter_begins(self->meter, text_optimizer) < 0
+                   ? -1
+                   : 1;
+    Py_DECREF(account);
+    return done;
+}
+
+/* Writes the learning rates; 0 where one of them is no plain number, or has no scalar yet. With `write` 0 it only looks. */
+static int take_rates(Beat *self, PyObject *optimizer, int write)
+{
+    PyObject *groups = groups_of(optimizer);
+    int done = groups && PyList_GET_SIZE(groups) <= PyTuple_GET_SIZE(self->rate_names);
+    for (Py_ssize_t i = 0; done == 1 && i < PyList_GET_SIZE(groups); i++) {
+        PyObject *rate = in_group(groups, i, n_lr), *name = PyTuple_GET_ITEM(self->rate_names, i);
+        if (!rate || !PyFloat_CheckExact(rate) || !PyDict_Contains(self->meter->scalars, name))
+            done = 0;
+        else if (write && PyDict_SetItem(self->meter->scalars, name, rate) < 0)
+            done = -1;
+    }
+    Py_XDECREF(groups);
+    return done;
+}
+
+/* optimizer_ended(optimizer): the step ends with it. */
+static int quick_optimizer_ended(Beat *self, PyObject *const *args)
+{
+    PyObject *account = only_account(self), *optimizer = args[0], *stepped = peek(self->clock, n__stepped), *anchor = peek(self->clock, n__anchor);
+    PyObject *found = PyObject_GetAttr(optimizer, n_found_inf);
+    PyErr_Clear();
+    Py_XDECREF(found);
+    PyObject *key = PyLong_FromVoidPtr(optimizer);
+    int done = 0;
+    if (key && account && (!found || found == Py_None) && says(self->loop, n__in_step, account) && is_of(account, optimizer) &&
+        says(self->loop, n__closure, Py_False) && stepped && PyDict_CheckExact(stepped) && PyDict_GET_SIZE(stepped) == 0 && anchor &&
+        (anchor == Py_None ? whole(self->clock, n_known_optimizers) <= 1 : PyObject_RichCompareBool(anchor, key, Py_EQ) == 1) &&
+        take_rates(self, optimizer, 0))
+        done = meter_finishes(self->meter, text_optimizer) < 0 || put(self->loop, n__in_step, Py_None) < 0 ||
+                       put(self->loop, n__scaler_stepped, Py_True) < 0 || add_to(self->meter->scalars, n_optimizer_steps, 1) < 0 ||
+                       take_rates(self, optimizer, 1) < 0 || PyDict_SetItem(stepped, key, Py_None) < 0 ||
+                       put(self->clock, n__ever_stepped, Py_True) < 0 || put_whole(self->clock, n__without, 0) < 0
+                   ? -1
+                   : 2;
+    PyErr_Clear();
+    Py_XDECREF(key);
+    return done;
+}
+

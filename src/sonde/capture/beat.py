@@ -1,0 +1,42 @@
+"""The quick way through an ordinary step: the native kernel takes those of the loop's calls in which nothing is to be observed.
+
+Everything is done to the same objects as in `Loop`, so the two may take turns within a step. Where the kernel was not built, or something
+about a call is unusual, the loop's own methods are the way.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sonde.capture import kernel
+from sonde.capture.kept import Call
+from sonde.capture.rates import MOST, scalar_name
+from sonde.capture.source import is_library
+
+if TYPE_CHECKING:
+    from sonde.capture.loop import Loop
+
+try:
+    from sonde.capture._kernel import Beat
+except ImportError:  # built without a compiler
+    Beat = None
+
+CALLS = ("zero_grad", "forward_begins", "forward_ended", "backward_begins", "backward_ended", "optimizer_begins", "optimizer_ended")
+
+
+def quicken(loop: Loop, **parts: Any) -> bool:
+    """From now on the loop's calls go through the native kernel first. False: there is none."""
+    if Beat is None or not kernel.NATIVE or os.environ.get("SONDE_NATIVE", "1") == "0":
+        return False
+    beat = Beat(
+        loop, loop._phases, **parts,
+        graph_task=torch._C._current_graph_task_id, tracing=torch._C._get_tracing_state, grad_enabled=torch.is_grad_enabled,
+        rng_state=torch.default_generator.get_state, is_library=is_library, call_type=Call,
+        rate_names=tuple(scalar_name(1, index) for index in range(1, MOST + 1)),
+    )  # fmt: skip
+    for name in CALLS:
+        setattr(loop, name, getattr(beat, name))  # in front of the method of its class, which the kernel calls where it does not go on
+    return True
