@@ -19,6 +19,8 @@ from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
+from sonde.capture import loaders
+
 
 class Listener(Protocol):
     """What a session hears. `begins`/`ended` come in pairs, `ended` also after an exception."""
@@ -29,11 +31,13 @@ class Listener(Protocol):
     def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None: ...
     def optimizer_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None: ...
     def optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None: ...
-    def scheduler_stepped(self, scheduler: Any) -> None: ...
+    def scheduler_made(self, scheduler: Any) -> None: ...
+    def scheduler_stepped(self, scheduler: Any, given: bool) -> None: ...
     def clipped(self, max_norm: Any) -> None: ...
     def scaled(self, scaler: Any) -> None: ...
     def scaler_step_begins(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None: ...
     def scaler_step_ended(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None: ...
+    def pass_begins(self, loader: Any) -> None: ...
     def fetch_begins(self) -> None: ...
     def fetch_ended(self, batch: Any) -> None: ...
     def phase_begins(self, phase: str, call: str, about: Mapping[str, Any]) -> None: ...
@@ -97,6 +101,7 @@ def _install() -> None:
     for scheduler in vars(lr_scheduler).values():
         if isinstance(scheduler, type) and issubclass(scheduler, lr_scheduler.LRScheduler):
             _patch(scheduler, "step", _scheduler_step)
+            _patch(scheduler, "__init__", functools.partial(_scheduler_init, scheduler))
     _patch(torch.amp.GradScaler, "scale", _scale)
     _patch(torch.amp.GradScaler, "step", _scaler_step)
     _patch(dataloader._BaseDataLoaderIter, "__next__", _next_batch)
@@ -111,12 +116,16 @@ def _install() -> None:
 
 
 def _optimizer_begins(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if torch.compiler.is_compiling():  # a whole step is compiled: what would be called here would be compiled into it
+        return
     closure = any(callable(arg) for arg in (*args[1:], *kwargs.values()))
     for listener in _listeners:
         listener.optimizer_begins(optimizer, closure)
 
 
 def _optimizer_ended(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
     for listener in _listeners:
         listener.optimizer_ended(optimizer)
 
@@ -163,6 +172,8 @@ def _zero_grad(original: Any) -> Any:
 def _clip(original: Any) -> Any:
     def clip(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            return result
         limit = args[1] if len(args) > 1 else next(iter(kwargs.values()), None)
         for listener in _listeners:
             listener.clipped(limit)
@@ -175,12 +186,26 @@ def _scheduler_step(original: Any) -> Any:
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         # The constructor and composed schedulers call step themselves: only the user's call counts.
+        if torch.compiler.is_compiling() or getattr(self, "_is_initial", False):
+            return result
         if sys._getframe(1).f_code.co_filename != lr_scheduler.__file__:
             for listener in _listeners:
-                listener.scheduler_stepped(self)
+                listener.scheduler_stepped(self, bool(args or kwargs))
         return result
 
     return step
+
+
+def _scheduler_init(owner: type, original: Any) -> Any:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        # A constructor calls that of its base: the outermost of torch's own returns last.
+        made = (kind for kind in type(self).__mro__ if kind.__module__ == owner.__module__ and "__init__" in vars(kind))
+        if _listeners and next(made, None) is owner:
+            for listener in _listeners:
+                listener.scheduler_made(self)
+
+    return __init__
 
 
 def _scale(original: Any) -> Any:
@@ -225,12 +250,9 @@ def _next_batch(original: Any) -> Any:
 
 def _start_loader(original: Any) -> Any:
     def __iter__(self: Any) -> Any:
-        about = {
-            "num_workers": getattr(self, "num_workers", 0), "batch_size": getattr(self, "batch_size", None) or 0,
-            "pin_memory": bool(getattr(self, "pin_memory", False)), "persistent_workers": bool(getattr(self, "persistent_workers", False)),
-            "dataset": type(getattr(self, "dataset", None)).__name__,
-        }  # fmt: skip
-        with _phase("data", "loader", **about):
+        for listener in _listeners:
+            listener.pass_begins(self)
+        with _phase("data", "loader", **(loaders.about(self) if _listeners else {})):
             return original(self)
 
     return __iter__
