@@ -187,7 +187,7 @@ def _all_steps(run: Run) -> Iterator[Step]:
     for rank in run.ranks:
         ended = last.get(rank)
         after = ended.number if ended else -1
-        events = tuple(event for event in run.events(rank=rank) if event.step > after and event.kind != "end")
+        events = tuple(event for event in run.events(rank=rank) if event.step > after)
         if events:
             sites = ended.sites if ended else run.sites
             yield Step(max(event.step for event in events), rank, {}, {}, events, sites)

@@ -1,0 +1,82 @@
+"""A schedule that is laid out in updates is stepped once per epoch.
+
+What it finds    OneCycleLR(total_steps=epochs * len(loader)), a warm-up or a cosine over all updates, whose scheduler.step() stands
+                 outside of the loop over the batches.
+Why it matters   the learning rate hardly leaves its first value: a one-cycle plan starts at a twenty-fifth of its peak and stays there.
+How it knows     the plan's total is the number of updates of the run (or of the epochs that the loop is meant to have, times their
+                 length), and the scheduler made a quarter of its steps or fewer.
+Known problems   a plan in epochs that is stopped early has steps left, too: its total is no number of updates. Plans without an end
+                 (StepLR, LambdaLR) cannot be judged like this.
+Fix              step it after every optimizer.step(), inside of the loop over the batches; or give it the number of epochs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from sonde.record import Finding, Severity, Step
+from sonde.rules.learning import Learning
+from sonde.rules.rule import Answer, Clear, NotEvaluated
+from sonde.rules.schedules import Schedule, Schedules
+from sonde.rules.words import number
+
+ENOUGH = 40  # updates and steps of the plan: below, epochs and updates are too alike
+FEWEST = 2  # steps that were made: after one, nobody knows in which unit
+LEFT = 4.0  # times as many steps in the plan as were made
+ALIKE = 0.1  # the last batch of an epoch may be dropped, and a scaler may skip: what is further off is another number
+
+
+@dataclass(slots=True)
+class SchedulerTooRarely:
+    name: ClassVar[str] = "scheduler-too-rarely"
+    explains: ClassVar[tuple[str, ...]] = ("lr-stuck-in-warmup", "loss-plateau", "unchanged-parameter", "vanishing-gradient")
+
+    schedules: Schedules = field(default_factory=Schedules)
+    learning: Learning = field(default_factory=Learning)
+
+    def see(self, step: Step) -> None:
+        self.schedules.see(step)
+        self.learning.see(step)
+
+    def answer(self) -> Answer:
+        known = self.schedules
+        if not known.stepped:
+            return NotEvaluated("no scheduler of torch.optim stepped")
+        planned = [(one, total) for one in known.stepped if (total := known.total(one)) >= ENOUGH]
+        if not planned:
+            return NotEvaluated("no scheduler has a plan with an end")
+        if known.num_updates < ENOUGH or known.steps_each < FEWEST:
+            return NotEvaluated(f"only {known.num_updates} updates and {known.num_steps} steps of a scheduler were made")
+        for one, total in planned:
+            if known.steps_each * LEFT <= total and self._counts_updates(total):
+                return [self._finding(one, total)]
+        return Clear()
+
+    def _counts_updates(self, total: float) -> bool:
+        known = self.schedules
+        if known.epochs.planned and abs(total - known.epochs.planned) <= 1:
+            return False  # it counts the epochs of the loop
+        meant = known.epochs.planned * known.epochs.length or known.num_updates
+        return any(abs(total - num) <= ALIKE * total for num in (known.num_updates, meant))
+
+    def _finding(self, one: Schedule, total: float) -> Finding:
+        known = self.schedules
+        rates = [rate for rate in known.rates.values() if rate.num]
+        rate = max(rates, key=lambda each: each.num, default=None)
+        went = f": the learning rate went from {number(rate.first)} to {number(rate.last)}" if rate else ""
+        stuck = self.learning.stuck
+        return Finding(
+            rule=self.name,
+            severity=Severity.CRITICAL if stuck else Severity.ERROR,
+            where="",
+            step=one.begun,
+            cause=f"{one} has a plan of {number(total)} steps, which is one per update, but was stepped {number(known.steps_each)} times "
+            f"in {known.num_updates} updates{known.at()}{went}" + (f"; {stuck}" if stuck else ""),
+            fix="call scheduler.step() after every optimizer.step(), inside of the loop over the batches, or give the schedule the number "
+            "of epochs",
+            evidence={
+                **known.evidence(), "total": total, "scheduler_steps": known.num_steps, "updates": known.num_updates,
+                **({"first_rate": rate.first, "peak_rate": rate.peak, "last_rate": rate.last} if rate else {}),
+            },
+        )  # fmt: skip
