@@ -42,6 +42,7 @@ from sonde.capture.lookout import Lookout
 from sonde.capture.loop import Loop
 from sonde.capture.models import Models
 from sonde.capture.pictures import draw
+from sonde.capture.stopping import EarlyStopping
 from sonde.capture.tensors import read_number
 from sonde.run.directory import new_run_directory, open_run_directory, write_run_json
 from sonde.run.writer import Writer
@@ -234,6 +235,10 @@ class DebugSession(Bench, Controls):
                 self._switches.tellers.logged(numbers)
         except Exception as error:
             self._faults.caught("log", "", error)
+
+    def early_stopping(self, monitor: str = "val_loss", *, patience: int = 5, min_delta: float = 0.0, mode: str = "auto") -> EarlyStopping:
+        """When to stop: `if stopping.step(val_loss): break`. Each value and the decision, with its reason, are written into the run."""
+        return EarlyStopping(monitor, patience=patience, min_delta=min_delta, mode=mode, session=self)
 
     def training_step(self, function: Any = None, /) -> Any:
         """One step of the loop, as a context or as a decorator: a step that fails is told of, and numbers that it returns are kept."""
