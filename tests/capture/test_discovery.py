@@ -112,6 +112,19 @@ def test_two_models_with_two_optimizers_are_both_found(tmp_path: Path) -> None:
     assert len(parameter_names(run)) == 8
 
 
+def test_models_that_a_comprehension_passes_by_keep_their_own_names(tmp_path: Path) -> None:
+    def program() -> None:
+        encoder, decoder = nn.Linear(3, 3), nn.Linear(3, 1)
+        optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (encoder, decoder)]
+        for _ in range(STEPS):
+            decoder(encoder(torch.randn(5, 3))).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    assert {event.data["model"] for event in watched(program, tmp_path).events("model")} == {"encoder", "decoder"}
+
+
 def test_an_optimizer_built_in_a_helper_is_found(tmp_path: Path) -> None:
     def build(model: nn.Module) -> dict[str, torch.optim.Optimizer]:
         return {"main": torch.optim.AdamW([{"params": list(model.parameters()), "lr": 0.01}])}

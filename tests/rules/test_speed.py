@@ -249,6 +249,12 @@ def test_a_layer_that_is_slow_only_in_backward_is_found_from_whichever_look_has_
     assert ask(SlowLayer, steps) == Clear()
 
 
+def test_with_more_threads_than_cores_no_layer_is_blamed():
+    slow = [*HEALTHY_LAYERS[:2], HEALTHY_LAYERS[2] | {"forward_ms": 12.0, "backward_ms": 20.0}, *HEALTHY_LAYERS[3:]]
+    looked = {"layers": slow, "machine": {"threads": 16, "cores": 2.0}}
+    assert "16 threads on 2 cores" in why_not(SlowLayer, timed(lambda step: {"forward": 15.0, "backward": 25.0}, **looked))
+
+
 def test_a_layer_with_more_to_do_is_not_slow():
     big = HEALTHY_LAYERS[2] | {"forward_ms": 12.0, "backward_ms": 20.0, "multiplications": 4e8, "elements": 1e6}
     lines = [line("out = model(x)", 1, 15.0, name="train.py:19"), line("loss.backward()", 1, 25.0, name="train.py:20")]

@@ -75,6 +75,18 @@ def test_samples_are_counted_where_the_training_is_fed_from(plain):
     assert 0 < plain.waited_s < plain.seconds
 
 
+def test_a_line_that_makes_the_loaders_of_training_and_validation_is_two_loaders(trial):
+    one_by_one = "    loader = DataLoader(Numbers(), 8)\n    check = DataLoader(Numbers(), batch_size=100)\n"
+    in_one_line = (
+        "    rest = torch.utils.data.Subset(Numbers(), range(300))\n"
+        "    loader, check = (DataLoader(each, n) for each, n in ((Numbers(), 8), (rest, 100)))\n"
+    )
+    done, _ = trial(SMALL.replace(one_by_one, in_one_line))
+    assert done.num_samples == NUM_STEPS * 8
+    assert [loader.batch_size for loader in done.survey.loaders] == [8, 100]
+    assert [loader.batch_size for loader in done.survey.feeding] == [8]
+
+
 def test_a_trial_finds_out_what_the_script_is_made_of(plain):
     survey = plain.survey
     (loader,) = survey.feeding

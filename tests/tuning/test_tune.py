@@ -106,8 +106,20 @@ def test_after_an_interrupt_what_was_not_tried_is_listed(folder, processes):
     assert json.dumps(result.to_dict())
 
 
+def test_an_interrupt_before_anything_was_measured_is_a_letter(folder, processes):
+    script = folder / "stopped.py"
+    script.write_text(SMALL)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(SondeError, match="stopped by you before") as letter:
+        tune(str(script), steps=5, progress=interrupt, processes=processes)
+    assert letter.value.exit_code == 130
+
+
 def test_a_limit_that_is_shorter_than_the_script_is_a_letter(folder, processes):
     script = folder / "endless.py"
     script.write_text("import time\nwhile True: time.sleep(0.01)\n")
-    with pytest.raises(SondeError, match="Give it more time"):
+    with pytest.raises(SondeError, match=r"before its first step.*\n.*Give it more time, as in --time-limit 600"):
         tune(str(script), time_limit_s=0.3, processes=processes)

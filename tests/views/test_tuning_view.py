@@ -39,10 +39,28 @@ def drawn(what, width=80):
 
 def test_the_change_to_make_is_said_with_its_line_and_the_measured_gain():
     text = drawn(TuningTable(TUNING))
-    assert "2.00 times as fast, measured: 30 ms per step become 15." in text
+    assert "2.00 times as fast, measured: 30.0 ms per step become 15.0." in text
     assert "train.py:7" in text
     assert "loader = DataLoader(data, 8)" in text
     assert "loss the same bit for bit" in text
+
+
+def test_large_numbers_are_written_as_people_write_them():
+    text = drawn(TuningTable(replace(TUNING, baseline=replace(BASE, step_ms=1234.5, samples_per_s=4130.4))))
+    assert "1,234 ms per step, 4,130 samples/s" in text
+
+
+@pytest.mark.parametrize(
+    ("stopped", "words"),
+    [("time", ("There was time to run the script as it is", "for everything try --time-limit 120")), ("interrupted", ("You stopped it",))],
+    ids=["time", "interrupted"],
+)
+def test_what_was_cut_before_anything_was_measured_says_so(stopped, words):
+    cut = replace(TUNING, results=(), untried=("a", "b", "c"), stopped=stopped, num_trials=1, elapsed_s=10.0)
+    text = " ".join(drawn(TuningTable(cut)).split())
+    assert "cut short" in text
+    assert all(each in text for each in words)
+    assert "Nothing that was tried" not in text
 
 
 def test_the_noise_is_said():

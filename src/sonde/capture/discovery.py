@@ -23,6 +23,7 @@ from sonde.capture.source import user_frame
 
 STEPS_SEARCHED = 3  # after an optimizer appears: by then every model that it trains has run
 MAX_FRAMES = 32
+_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 
 
 class Discovery:
@@ -153,9 +154,12 @@ def whole_of(module: nn.Module, candidates: Iterable[tuple[str, nn.Module]]) -> 
 def modules_in_sight(frame: FrameType | None) -> Iterator[tuple[str, nn.Module]]:
     """Modules held by variables of the calling frames, and by the attributes of a `self` there, with their names."""
     seen: set[int] = set()
-    for _ in range(MAX_FRAMES):
-        if frame is None:
-            return
+    frames: list[FrameType] = []
+    while frame is not None and len(frames) < MAX_FRAMES:
+        frames.append(frame)
+        frame = frame.f_back
+    # `m` of `[Adam(m.parameters()) for m in (encoder, decoder)]` is a worse name than those two.
+    for frame in sorted(frames, key=lambda each: each.f_code.co_name in _COMPREHENSIONS):
         scopes = [("", frame.f_locals), ("", frame.f_globals)] if frame.f_back is None else [("", frame.f_locals)]
         owner = frame.f_locals.get("self")
         if owner is not None and not isinstance(owner, nn.Module):
@@ -165,4 +169,3 @@ def modules_in_sight(frame: FrameType | None) -> Iterator[tuple[str, nn.Module]]
                 if isinstance(value, nn.Module) and id(value) not in seen:
                     seen.add(id(value))
                     yield prefix + name, value
-        frame = frame.f_back

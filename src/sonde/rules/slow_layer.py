@@ -69,6 +69,9 @@ class SlowLayer:
             return NotEvaluated(reason)
         if len(self.xrays.regular) < XRAYS:
             return NotEvaluated(f"fewer than {XRAYS} steps were looked at closely")
+        threads, cores = amount(self.xrays.machine, "threads"), amount(self.xrays.machine, "cores")
+        if cores and threads > max(cores, 1):  # they wait for each other, now in this layer and now in that
+            return NotEvaluated(f"torch computes with {number(threads)} threads on {number(cores)} cores, so no layer takes its own time")
         layers = self._layers()
         if len(layers) < PEERS + 1:
             return NotEvaluated("there are too few layers to compare with each other")

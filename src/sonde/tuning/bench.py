@@ -19,6 +19,7 @@ BASELINE = ""  # its name among the trials
 WARMUP = 5  # steps: allocators, caches and lazily made state settle in the first few
 PREFETCHED = 2  # batches that a worker has ready at the start: they must be used up before the loader's own pace shows
 SHORTEST_LIMIT_S = 60.0  # for one trial, however quick the script is
+TIME_LIMIT_S = 600.0  # for all trials, where nobody says another
 PATIENCE = 5  # times as long as the unchanged script: then a trial is stopped
 COMPILING_S = 300.0  # on top, for what has to be compiled first
 
@@ -185,7 +186,10 @@ def _letter(target: str, trial: Trial) -> str:
             f"(Options of sonde tune come before the script, those of the script after it.){output}"
         )
     if trial.outcome == "stuck":
-        return f"{target}, as it is, was {trial.error}.\nGive it more time (--time-limit) or fewer steps (--steps {FEWEST_STEPS}).{output}"
+        return (
+            f"{target}, as it is, was {trial.error}, and nothing is left of the time limit.\n"
+            f"Give it more time, as in --time-limit {TIME_LIMIT_S:.0f}, or measure fewer steps: --steps {FEWEST_STEPS}.{output}"
+        )
     if not trial.total_steps:
         return (
             f"{target} ended without training: no optimizer stepped in its process.\n"

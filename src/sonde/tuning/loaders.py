@@ -16,10 +16,12 @@ from sonde.capture.tensors import tensors_in
 from sonde.tuning.facts import Loader, Place
 from sonde.tuning.places import place_here
 
+Key = tuple[str, str, int]  # the line that makes it, the class of its dataset and how much that holds
+
 
 @dataclass(slots=True)
 class Seen:
-    """All loaders that one line makes."""
+    """All loaders that one line makes for one kind of dataset: a line may make that of the training and that of the validation."""
 
     place: Place
     num_workers: int
@@ -40,9 +42,9 @@ class Seen:
 class Loaders:
     def __init__(self, changes: Mapping[str, Mapping[str, Any]]) -> None:
         self._changes = changes
-        self._seen: dict[str, Seen] = {}
+        self._seen: dict[Key, Seen] = {}
         self._num_steps = 0
-        self._sources: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # which line made a loader or its iterator
+        self._sources: weakref.WeakKeyDictionary[Any, Key] = weakref.WeakKeyDictionary()  # of a loader or its iterator
 
     def install(self) -> None:
         """For good: the process belongs to the trial."""
@@ -74,8 +76,9 @@ class Loaders:
         def __next__(iterator: Any) -> Any:
             began = perf_counter()
             batch = fetch(iterator)
-            seen = self._seen.get(self._sources.get(iterator, ""))
-            if seen is not None:
+            key = self._sources.get(iterator)
+            if key is not None:
+                seen = self._seen[key]
                 seen.waited_s += perf_counter() - began
                 seen.num_batches += 1
                 seen.num_samples += num_samples(batch)
@@ -117,12 +120,21 @@ class Loaders:
         )  # fmt: skip
 
     def _note(self, loader: DataLoader[Any], place: Place) -> None:
-        self._sources[loader] = place.key
-        if place.key not in self._seen:
-            self._seen[place.key] = Seen(
+        key = self._sources[loader] = (place.key, *_kind_of(loader.dataset))
+        if key not in self._seen:
+            self._seen[key] = Seen(
                 place, loader.num_workers, loader.batch_size, loader.pin_memory,
                 isinstance(loader.dataset, IterableDataset), loader.persistent_workers,
             )  # fmt: skip
+
+
+def _kind_of(dataset: Any) -> tuple[str, int]:
+    """Those of two epochs are alike, also where the script makes them anew; those of training and validation hardly ever are."""
+    try:
+        num = len(dataset)
+    except Exception:  # whatever the user's own says
+        num = -1
+    return type(dataset).__qualname__, num
 
 
 def num_ready(reference: weakref.ref[Any] | None) -> int:

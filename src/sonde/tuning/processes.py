@@ -79,7 +79,7 @@ class Processes:
             result.unlink()
         elif late:
             num = os.path.getsize(request.progress)
-            trial = Trial("stuck", f"not done after {limit_s:.0f} s, at step {num}")
+            trial = Trial("stuck", f"not done after {limit_s:.0f} s, {f'at step {num}' if num else 'before its first step'}")
         else:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
             trial = Trial("failed", f"the process {how} before anything was measured")
@@ -98,7 +98,11 @@ class Nursery:
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, bufsize=0, start_new_session=True,
             )  # fmt: skip
         self._heard = bytearray()
-        self._wait_for("ready")
+        try:
+            self._wait_for("ready")
+        except BaseException:  # Ctrl-C: nobody knows of it yet who could end it
+            self.close()
+            raise
 
     def start(self, request: Request) -> Forked:
         assert self._process.stdin is not None

@@ -9,7 +9,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from time import monotonic
 
-from sonde.tuning.bench import WARMUP, Bench, OutOfTime, Progress, name_of
+from sonde.errors import SondeError
+from sonde.tuning.bench import TIME_LIMIT_S, WARMUP, Bench, OutOfTime, Progress, name_of
 from sonde.tuning.facts import Request
 from sonde.tuning.processes import Processes
 from sonde.tuning.proposals import Proposal, chosen_families, propose
@@ -18,11 +19,16 @@ from sonde.tuning.result import ORDER, Measured, Tuning
 
 SECONDS = 3.0  # that one trial measures, if nobody says how many steps
 REPEATS = 3  # of what looks good: three in a row are hardly luck
-TIME_LIMIT_S = 600.0
 MORE_REPEATS = 4  # of what may be faster or not: a noisy machine needs more of them
 FOR_SCREENING, FOR_REPEATING = 0.5, 0.8  # of the time, so that some is left for what comes after
 BETWEEN = 2  # trials between two of the unchanged script
 NEARLY = 0.9  # of the speed of the best of its family: what is slower is not measured again
+
+
+class Stopped(SondeError):
+    """By Ctrl-C, before there was anything to tell."""
+
+    exit_code = 130  # as a shell says it
 
 
 def tune(
@@ -50,7 +56,10 @@ def tune(
     together: list[tuple[Proposal, ...]] = []
     with nullcontext(processes) if processes else Processes(Path(tempfile.mkdtemp(prefix="sonde-tune-"))) as running:
         bench = Bench(running, request, began + time_limit_s, progress)
-        bench.first()
+        try:
+            bench.first()
+        except KeyboardInterrupt:
+            raise Stopped(f"stopped by you before {script} had been measured as it is; there is nothing to show yet.") from None
         proposals, why_not = propose(bench.survey, families)
         stages: tuple[tuple[float, Callable[[], None]], ...] = (
             (FOR_SCREENING, lambda: _in_turn(bench, [(each,) for each in proposals], tried)),

@@ -13,12 +13,14 @@ from sonde.report import strict
 from sonde.rules.words import number
 from sonde.views.lines import Part, line, paragraph
 from sonde.views.numbers import counted, percent
+from sonde.views.quantities import milliseconds
 
 if TYPE_CHECKING:
     from sonde.tuning.result import Measured, Tuning
 
 INDENT = 12
 BUSY = 0.5  # of a core's time for every core: then what is measured is also what others do
+TRIALS_PER_CHANGE = 3  # as seen on several scripts
 MARKS = {
     "recommended": ("✓", "+", "bold green"),
     "departs": ("!", "!", "bold yellow"),
@@ -46,7 +48,8 @@ class TuningTable:
             yield from _row(measured, options)
         for measured in self.tuning.together:
             yield from _row(measured, options)
-        yield line()
+        if self.tuning.results:
+            yield line()
         yield from _advice(self.tuning, options)
         yield from _foot(self.tuning, options)
 
@@ -70,14 +73,18 @@ class Plan:
 
 def _head(tuning: Tuning, options: ConsoleOptions) -> Iterator[Text]:
     base = tuning.baseline
-    parts = [f"{number(base.step_ms)} ms per step"]
+    parts = [f"{milliseconds(base.step_ms)} ms per step"]
     if base.samples_per_s:
-        parts += [f"{number(base.samples_per_s)} samples/s", f"{percent(base.waiting_share)} of the time waiting for data"]
+        parts += [f"{_rate(base.samples_per_s)} samples/s", f"{percent(base.waiting_share)} of the time waiting for data"]
     yield from paragraph(", ".join(parts), options.max_width, label=("as it is", "bold"), indent=INDENT)
     again = f"; from one to the next they differ by {percent(base.noise_share)}" if base.num_runs > 1 else ""
-    text = f"{counted(base.num_runs, 'run')} of {counted(base.num_steps, 'step')} each{again}"
+    text = f"{counted(base.num_runs, 'run')} of {counted(base.num_steps, 'step')}{' each' if base.num_runs > 1 else ''}{again}"
     yield from paragraph(text, options.max_width, indent=INDENT, style="dim")
     yield line()
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 100 else number(per_s)
 
 
 def _row(measured: Measured, options: ConsoleOptions) -> Iterator[Text]:
@@ -124,12 +131,11 @@ def _loss(measured: Measured) -> str:
 def _advice(tuning: Tuning, options: ConsoleOptions) -> Iterator[Text]:
     best = tuning.recommended
     if best is None or best.gain is None:
-        text = "Nothing that was tried makes this training faster beyond the noise." if tuning.results else "Nothing was tried."
-        yield line((text, "bold"))
+        yield from paragraph(_nothing(tuning), options.max_width, style="bold")
         return
     now = tuning.baseline.step_ms
     yield from paragraph(
-        f"{best.gain.factor:.2f} times as fast, measured: {number(now)} ms per step become {number(now / best.gain.factor)}.",
+        f"{best.gain.factor:.2f} times as fast, measured: {milliseconds(now)} ms per step become {milliseconds(now / best.gain.factor)}.",
         options.max_width, label=("CHANGE" if options.ascii_only else "✎ change", "bold green"), indent=INDENT, style="bold",
     )  # fmt: skip
     for proposal in best.proposals:
@@ -143,15 +149,30 @@ def _advice(tuning: Tuning, options: ConsoleOptions) -> Iterator[Text]:
             yield from paragraph(proposal.note, options.max_width, indent=indent, style="dim")
 
 
+def _nothing(tuning: Tuning) -> str:
+    if tuning.results:
+        return f"Nothing that was tried{' so far' if tuning.stopped else ''} makes this training faster beyond the noise."
+    if tuning.stopped == "time":
+        return "There was time to run the script as it is, and for no change."
+    return "You stopped it before any change was measured." if tuning.stopped else "There is nothing to try here."
+
+
+def _longer(tuning: Tuning) -> str:
+    """How much time all of it would take, in minutes: a trial for each change, repeats of the good ones, the script as it is in between."""
+    trial_s = tuning.elapsed_s / max(tuning.num_trials, 1)
+    minutes = -(-trial_s * TRIALS_PER_CHANGE * (len(tuning.results) + len(tuning.untried)) // 60)
+    return f"a run takes {trial_s:.0f} s here; for everything try --time-limit {60 * max(minutes, 1):.0f}"
+
+
 def _foot(tuning: Tuning, options: ConsoleOptions) -> Iterator[Text]:
     yield line()
     notes = [("no case", f"{family}: {why}") for family, why in tuning.why_not.items()]
     if tuning.untried:
         notes.append(("untried", ", ".join(tuning.untried)))
     if tuning.stopped == "time":
-        notes.append(("time", "the limit was reached before everything was measured as often as it should be; more with --time-limit"))
+        notes.append(("cut short", f"the limit was reached before everything was measured as often as it should be; {_longer(tuning)}"))
     elif tuning.stopped:
-        notes.append(("stopped", "by you; what had been measured until then is above"))
+        notes.append(("cut short", "by you; above is what had been measured until then, some of it less often than it should be"))
     if tuning.baseline.loss_noise_share:
         share = percent(tuning.baseline.loss_noise_share)
         notes.append(("losses", f"the script's own losses differ by {share} from run to run, although every run starts from the same seed"))
