@@ -5,8 +5,9 @@
  * cold: a frame of it costs several microseconds, and the loop had about a hundred of them.
  */
 
-#define PARTS(X) X(clock) X(ledger) X(kept) X(losses) X(lines) X(guard) X(spikes) X(evaluations) X(models)
-#define TOOLS(X) X(graph_task) X(tracing) X(grad_enabled) X(rng_state) X(is_library) X(call_type) X(rate_names)
+#define PARTS(X)                                                                                                                                    \
+    X(clock) X(ledger) X(kept) X(losses) X(lines) X(guard) X(spikes) X(evaluations) X(models) X(governor) X(xray) X(journal) X(writer) X(far)
+#define TOOLS(X) X(graph_task) X(tracing) X(grad_enabled) X(rng_state) X(is_library) X(call_type) X(rate_names) X(constants)
 #define NAMES(X)                                                                                                                                    \
     X(_anchor) X(_backwards) X(_closure) X(_depth) X(_entered) X(_ever_stepped) X(_in_step) X(_losses) X(_norms) X(_num_alike) X(_num_lookups)       \
     X(_place) X(_scale) X(_scaler_stepped) X(_series) X(_stepped) X(_sum_of_squares) X(_sums) X(_thread) X(_under_way) X(_values)        \
@@ -14,7 +15,10 @@
     X(doors_used) X(doubts) X(end_plain_step) X(ever_entered) X(ever_used) X(far) X(found_inf) X(frame) X(grad) X(index) X(is_floating_point)        \
     X(known_optimizers) X(last) X(left) X(lr) X(maker) X(name) X(num) X(num_steps) X(number) X(optimizer) X(param_groups) X(params) X(training)      \
     X(witnesses) X(written) X(backward_begins) X(backward_ended) X(forward_begins) X(forward_ended) X(optimizer_begins) X(optimizer_ended)           \
-    X(zero_grad) X(backwards) X(deaf) X(faults) X(forwards) X(loss) X(optimizer_step) X(optimizer_steps) X(zero_grads) X(forward)
+    X(zero_grad) X(backwards) X(deaf) X(faults) X(forwards) X(loss) X(optimizer_step) X(optimizer_steps) X(zero_grads) X(forward)               \
+    X(_away) X(_double) X(_every) X(_expected) X(_fresh) X(_new_sites) X(_observed_ns) X(_opening_backwards) X(_opens) X(_owed) X(_plain_ns)         \
+    X(_purse_ns) X(_rest_ns) X(_said) X(_shape) X(_started_ns) X(_step_plan) X(_trained_ns) X(_usual_ns) X(_waiting) X(_wanted) X(_watched)         \
+    X(at_least_every) X(budget) X(clear) X(due_ns) X(every) X(grad_norm) X(long_ns) X(on_step_end) X(put) X(quiet_until_ns) X(sonde_ms) X(step_ms) X(waiting)
 
 #define DECLARE(name) static PyObject *n_##name;
 NAMES(DECLARE)
@@ -33,6 +37,7 @@ typedef struct {
 } Beat;
 
 #include "_kernel_ordinary.h"
+#include "_kernel_end.h"
 
 /* ---- calling them ---- */
 
@@ -63,12 +68,14 @@ static PyObject *beat(PyObject *object, PyObject *const *args, Py_ssize_t num_ar
         return self->loop ? NULL : Py_NewRef(Py_None);
     Desk *desk = self->meter->desk;
     if (desk->plain && says(self->loop, n_deaf, Py_False)) {
-        const long long entered = now_ns();
-        self->meter->entered_ns = entered;
-        const int done = quick(self, args);
-        desk->own_ns += now_ns() - entered;
-        if (done == 2)
+        self->meter->entered_ns = now_ns();
+        int done = quick(self, args);
+        const int ended = done == 2 ? end_quickly(self) : 0;
+        desk->own_ns += now_ns() - self->meter->entered_ns; /* which a step that began sets anew */
+        if (done == 2 && ended == 0)
             return PyObject_CallMethodNoArgs(self->loop, n_end_plain_step);
+        if (done == 2)
+            done = ended;
         if (done == 1)
             Py_RETURN_NONE;
         if (done < 0)
@@ -112,6 +119,13 @@ static int beat_init(PyObject *object, PyObject *args, PyObject *kwargs)
     PARTS(TAKE)
     TOOLS(TAKE)
 #undef TAKE
+    double *const constants[] = {&aim, &least_share, &start_ns, &memory, &long_memory, &xray_slow, &xray_slow_ns, &xray_light_ns, &xray_memory};
+    for (size_t i = 0; i < sizeof constants / sizeof *constants; i++) {
+        PyObject *given = PyTuple_CheckExact(self->constants) ? PyTuple_GetItem(self->constants, (Py_ssize_t)i) : NULL;
+        *constants[i] = given ? PyFloat_AsDouble(given) : NAN;
+        if (PyErr_Occurred())
+            return -1;
+    }
     Py_XSETREF(self->loop, Py_NewRef(loop));
     Py_INCREF(meter);
     Py_XSETREF(self->meter, (Meter *)meter);
@@ -177,6 +191,14 @@ static int add_beat_types(PyObject *module)
 #undef INTERN
     if (!(text_other = PyUnicode_InternFromString("other_ms")) || !(text_backward = PyUnicode_InternFromString("backward")))
         return -1;
+    static const struct {
+        const char *name;
+        long value;
+    } shared[] = {{"LEARNT", LEARNT}, {"CHECKED_EVERY", CHECKED_EVERY}, {"RENEWED", RENEWED}, {"WINDOW", WINDOW}, {"NOW_AND_THEN", NOW_AND_THEN}, {"SETTLED", SETTLED}};
+    for (size_t i = 0; i < sizeof shared / sizeof *shared; i++)
+        if (PyModule_AddIntConstant(module, shared[i].name, shared[i].value) < 0)
+            return -1;
+    make_crc_table();
     text_forward = n_forward, text_optimizer = n_optimizer;
     return PyModule_AddType(module, &MeterType) < 0 || PyModule_AddType(module, &BeatType) < 0 ? -1 : 0;
 }

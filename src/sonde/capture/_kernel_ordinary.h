@@ -90,14 +90,16 @@ static PyObject *is_usual(PyObject *series, PyObject *key, double value)
     if (!bound || !PyFloat_CheckExact(bound) || !(value <= PyFloat_AS_DOUBLE(bound)) || !values || !PyList_CheckExact(values))
         return NULL;
     const long place = whole(recent, n__place);
-    return place >= 0 && place < PyList_GET_SIZE(values) && (place + 1) % RENEWED ? recent : NULL;
+    return place >= 0 && place <= PyList_GET_SIZE(values) && (place + 1) % RENEWED ? recent : NULL;
 }
 
 static int see(PyObject *recent, double value)
 {
     const long place = whole(recent, n__place);
     PyObject *number = PyFloat_FromDouble(value), *values = peek(recent, n__values);
-    if (!number || !values || PyList_SetItem(values, place, number) < 0)
+    const int failed = !number || !values || (place < PyList_GET_SIZE(values) ? PyList_SetItem(values, place, Py_NewRef(number)) : PyList_Append(values, number)) < 0;
+    Py_XDECREF(number);
+    if (failed)
         return -1;
     return put_whole(recent, n_num, whole(recent, n_num) + 1) < 0 || put_whole(recent, n__place, (place + 1) % WINDOW) < 0 ? -1 : 0;
 }

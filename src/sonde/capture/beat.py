@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sonde.capture import kernel
+from sonde.capture import governor, kernel, xray
 from sonde.capture.kept import Call
 from sonde.capture.rates import MOST, scalar_name
 from sonde.capture.source import is_library
@@ -35,6 +35,10 @@ def quicken(loop: Loop, **parts: Any) -> bool:
         loop, loop._phases, **parts,
         graph_task=torch._C._current_graph_task_id, tracing=torch._C._get_tracing_state, grad_enabled=torch.is_grad_enabled,
         rng_state=torch.default_generator.get_state, is_library=is_library, call_type=Call,
+        constants=(
+            governor.AIM, governor.LEAST_SHARE, governor.START_NS, governor.MEMORY, governor.LONG_MEMORY,
+            xray.SLOW, xray.SLOW_NS, xray.LIGHT_NS, xray.MEMORY,
+        ),
         rate_names=tuple(scalar_name(1, index) for index in range(1, MOST + 1)),
     )  # fmt: skip
     for name in CALLS:

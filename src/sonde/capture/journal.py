@@ -21,7 +21,7 @@ MAX_SITES = 200_000  # a program that makes models without end must not fill the
 
 class Journal:
     def __init__(self, writer: Writer) -> None:
-        self._writer = writer
+        self.writer = writer
         self._started_ns = time.monotonic_ns()
         self._num_sites = 0
         self._new_sites: list[Site] = []
@@ -47,18 +47,18 @@ class Journal:
         """New sites go out together, before the first frame that may measure them."""
         if self._new_sites:
             sites, self._new_sites = self._new_sites, []
-            self._writer.sites(sites)
+            self.writer.sites(sites)
 
     def event(self, kind: str, step: int, /, **data: Any) -> None:
-        self._writer.event(kind, step, data)
+        self.writer.event(kind, step, data)
 
     def plan(self, kind: str, fields: Sequence[str], site_ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> FramePlan:
-        return self._writer.plan(kind, fields, site_ids)
+        return self.writer.plan(kind, fields, site_ids)
 
     def frame(self, plan: FramePlan, step: int, rows: npt.NDArray[np.float64]) -> None:
         """`rows` has one row per site of the plan."""
         self._tell_sites()
-        self._writer.frame(plan, step, rows, self._now(), kernel.singles(rows))
+        self.writer.frame(plan, step, rows, self._now(), kernel.singles(rows))
 
     # -- the end of a step -------------------------------------------------------------------------
 
@@ -87,11 +87,11 @@ class Journal:
         if self._step_plan is None or len(scalars) != len(self._fresh):
             for name in scalars:
                 self._fresh.setdefault(name, math.nan)
-            self._step_plan = self._writer.plan(Kind.STEP, ("value",), [self._scalar_site(name).id for name in self._fresh])
+            self._step_plan = self.writer.plan(Kind.STEP, ("value",), [self._scalar_site(name).id for name in self._fresh])
             scalars = {**self._fresh, **scalars}
         if self._new_sites:
             self._tell_sites()
-        self._writer.column(self._step_plan, step, [*scalars.values()], time_ns, flush=flush)
+        self.writer.column(self._step_plan, step, [*scalars.values()], time_ns, flush=flush)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """What the user logs may come after its step ended, so it has frames of its own."""
@@ -102,20 +102,20 @@ class Journal:
             if len(self._log_plans) < 256:  # names made anew every step are not kept
                 self._log_plans[names] = plan
         self._tell_sites()
-        self._writer.column(plan, step, list(values.values()), self._now())
+        self.writer.column(plan, step, list(values.values()), self._now())
 
     def flush(self) -> None:
         if self._waiting:
             self.release()
         self._tell_sites()
-        self._writer.flush()
+        self.writer.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        self.writer.close()
 
     def wait(self, seconds: float) -> bool:
         """Can it still be written to? See `Writer.wait`."""
-        return self._writer.wait(seconds)
+        return self.writer.wait(seconds)
 
     def _scalar_site(self, name: str) -> Site:
         site = self._scalar_sites.get(name)

@@ -81,11 +81,13 @@ class Loop(CourseHeard):
         self.on_new_optimizer: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
         self.on_step_end: Callable[[int, bool], None] = lambda step, unseen: None
         self.between_steps: Callable[[int, int], None] = lambda step, training_ns: None  # the step's scalars are still there
+        self.quiet_until_ns = 0  # on our clock: before, there is nothing to do between two steps
         self.on_compile: Callable[[Any], None] = lambda target: None
         self._panel.each("begin", 0, with_exponents=True)
         self._is_quick = quicken(
             self, clock=self.clock, ledger=self.ledger, kept=self.kept, losses=self._losses, lines=self._lines, guard=self._guard,
-            spikes=self._spikes, evaluations=self._evaluations, models=models,
+            spikes=self._spikes, evaluations=self._evaluations, models=models, governor=self._governor, xray=self.xray, journal=journal,
+            writer=journal.writer, far=self._far,
         )  # fmt: skip
 
     @contained

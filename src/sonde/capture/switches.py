@@ -74,8 +74,10 @@ class Switches:
         """Flips switches: now where no step is under way, else when it ends."""
         for name in SWITCHES if names is None else known(names):
             self._asked[name] = (on, by)
-        if self._loop is not None and not self._loop.clock.active and not self._loop.deaf:
-            self._apply(self._loop.clock.number)
+        if self._loop is not None:
+            self._loop.quiet_until_ns = 0
+            if not self._loop.clock.active and not self._loop.deaf:
+                self._apply(self._loop.clock.number)
 
     def is_on(self, name: str) -> bool:
         """Or will be, when the step ends."""
@@ -112,6 +114,8 @@ class Switches:
             self._apply(step + 1)
         if self._tracing.active or self._wants_trace():
             self._contained(PLAIN if PLAIN in self._on else TENSORBOARD, lambda: self._trace(step, now_ns))
+        busy = self._on or self.also or self._asked or self._memory_every is not None or self._tracing.active
+        loop.quiet_until_ns = 0 if busy else self._next_look_ns
 
     def _tell(self, name: str, step: int, now_ns: int) -> None:
         if name in _TRACED or name == ANOMALY:

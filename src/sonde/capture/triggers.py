@@ -88,6 +88,7 @@ class Triggers:
     def _listen(self) -> None:
         if self._loop is not None and self.step_ended not in self._switches.also and (self._metrics or self._triggers):
             self._switches.also.append(self.step_ended)
+            self._loop.quiet_until_ns = 0
 
     # -- between two steps -----------------------------------------------------------------------------
 

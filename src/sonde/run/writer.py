@@ -128,6 +128,14 @@ class Writer:
         except Exception as error:
             self._lose(1, step, str(error))
 
+    def put(self, record: bytes) -> None:
+        """An encoded record that ends a step: it and all before it are written at once."""
+        if os.getpid() == self._pid:
+            with self._lock:
+                self._pending.append(record)
+                self._num_pending_bytes += len(record)
+                self._flush()
+
     def sites(self, sites: Sequence[Site]) -> None:
         """New sites: before the first frame that measures them."""
         if os.getpid() != self._pid or not sites:

@@ -1,0 +1,230 @@
+/* The ordinary end of a step: `Loop._end_step` where nothing was observed, nothing is due, and the next step is not to be observed either.
+ * As everywhere here, nothing is changed before that is known. */
+
+enum { NOW_AND_THEN = 8, SETTLED = 8, MAX_SCALARS = 256 }; /* as sonde.capture.probes.probe and xray have them; a test compares */
+
+/* The governor's constants, and the x-ray's: written to once, by `Beat`. */
+static double aim, least_share, start_ns, memory, long_memory, xray_slow, xray_slow_ns, xray_light_ns, xray_memory;
+
+static double real(PyObject *object, PyObject *name)
+{
+    PyObject *value = PyObject_GetAttr(object, name);
+    const double number = value ? PyFloat_AsDouble(value) : NAN;
+    Py_XDECREF(value);
+    if (PyErr_Occurred()) {
+        PyErr_Clear();
+        return NAN;
+    }
+    return number;
+}
+
+/* Is this attribute None, or a number of steps that does not divide this one? */
+static int is_not_due(PyObject *object, PyObject *name, long step)
+{
+    if (says(object, name, Py_None))
+        return 1;
+    const long every = whole(object, name);
+    return every > 0 && step % every != 0;
+}
+
+static int is_milestone(long step)
+{
+    while (step > 3 && step % 2 == 0)
+        step /= 2;
+    return step >= 1 && step <= 3;
+}
+
+typedef struct {
+    long step;
+    double step_ns, own_ns;                /* of the step */
+    double purse_ns, plain_ns, rest_ns;    /* of the governor, afterwards */
+    double usual_ns, trained_ns;           /* of the x-ray, afterwards */
+} End;
+
+/* Governor.step_ended of a step that was not observed, and Governor.observes of the next. */
+static int governor_rests(Beat *self, End *end)
+{
+    PyObject *governor = self->governor, *rests = peek(governor, n__rest_ns), *rest = rests && PyDict_CheckExact(rests) ? PyDict_GetItemWithError(rests, Py_False) : NULL;
+    const double plain = real(governor, n__plain_ns), observed = real(governor, n__observed_ns), purse = real(governor, n__purse_ns);
+    const double budget = real(governor, n_budget), rest_ns = fmax(0, end->step_ns - end->own_ns);
+    if (!rest || !PyFloat_CheckExact(rest) || !(plain > 0) || !is_not_due(governor, n_every, end->step + 1))
+        return 0;
+    const double known = PyFloat_AS_DOUBLE(rest), income = aim * budget * rest_ns;
+    end->plain_ns = memory * plain + (1 - memory) * end->own_ns;
+    end->rest_ns = long_memory * known + (1 - long_memory) * fmin(rest_ns, 2 * known);
+    end->purse_ns = fmin(purse + fmax(income - end->plain_ns, least_share * income), start_ns + 2 * observed);
+    return !says(governor, n_every, Py_None) || (whole(governor, n__owed) == 0 && is_not_due(governor, n_at_least_every, end->step + 1) &&
+                                                 !is_milestone(end->step + 1) && end->purse_ns < observed);
+}
+
+/* Xray.step_begins of the next step. */
+static int xray_rests(Beat *self, End *end)
+{
+    PyObject *xray = self->xray;
+    const double last = end->step_ns - end->own_ns, usual = real(xray, n__usual_ns);
+    end->trained_ns = real(xray, n__trained_ns) + last;
+    end->usual_ns = usual + (1 - xray_memory) * (last - usual);
+    if (says(xray, n__wanted, Py_False))
+        return 1;
+    if (!says(xray, n__every, Py_None) || end->step + 1 <= SETTLED || !(last <= xray_slow * usual + xray_slow_ns))
+        return 0;
+    if (end->trained_ns >= real(xray, n_due_ns))
+        return end->usual_ns < xray_light_ns && end->trained_ns < real(xray, n_long_ns);
+    return end->step + 1 != whole(xray, n__expected);
+}
+
+static int is_quiet(Beat *self, const End *end)
+{
+    PyObject *watched = peek(self->models, n__watched), *said = peek(self->guard, n__said), *unseen = PyDict_GetItemWithError(self->meter->scalars, n_forwards);
+    return end->step % NOW_AND_THEN && end->step & (end->step - 1) && is_empty(self->far, n_waiting) && is_empty(self->journal, n__waiting) &&
+           is_empty(self->journal, n__new_sites) && says(self->xray, n_active, Py_False) && says(self->clock, n__opens, Py_False) &&
+           whole(self->clock, n__opening_backwards) == 0 && real(self->loop, n_quiet_until_ns) > (double)self->meter->entered_ns && watched &&
+           PyList_CheckExact(watched) && said && PySet_Check(said) && PySet_GET_SIZE(said) == 0 && is_empty(self->losses, n__away) && unseen &&
+           PyFloat_CheckExact(unseen) && PyFloat_AS_DOUBLE(unseen) > 0 && self->meter->step_began;
+}
+
+/* ---- the record: as sonde.run.format.FramePlan.encode_column ---- */
+
+static uint32_t crc_table[256];
+
+static void make_crc_table(void)
+{
+    for (uint32_t i = 0; i < 256; i++) {
+        uint32_t value = i;
+        for (int bit = 0; bit < 8; bit++)
+            value = value >> 1 ^ (value & 1 ? 0xEDB88320u : 0);
+        crc_table[i] = value;
+    }
+}
+
+static uint32_t crc32_of(const unsigned char *data, Py_ssize_t num, uint32_t seed)
+{
+    uint32_t value = ~seed;
+    while (num--)
+        value = crc_table[(value ^ *data++) & 255] ^ value >> 8;
+    return ~value;
+}
+
+/* NULL without an exception where the plan does not fit. */
+static PyObject *encode_step(PyObject *plan, long long step, long long time_ns, PyObject *scalars)
+{
+    const Py_ssize_t num = PyDict_GET_SIZE(scalars);
+    PyObject *parts = peek(plan, n__double), *shape = peek(plan, n__shape), *value;
+    double numbers[MAX_SCALARS];
+    Py_ssize_t place = 0, i = 0;
+    if (!parts || !PyTuple_CheckExact(parts) || PyTuple_GET_SIZE(parts) != 3 || !shape || !PyTuple_CheckExact(shape) ||
+        PyLong_AsSsize_t(PyTuple_GET_ITEM(shape, 0)) != num || num > MAX_SCALARS)
+        return NULL;
+    while (PyDict_Next(scalars, &place, NULL, &value)) {
+        if (!PyFloat_CheckExact(value))
+            return NULL;
+        numbers[i++] = PyFloat_AS_DOUBLE(value);
+    }
+    PyObject *front = PyTuple_GET_ITEM(parts, 0), *constant = PyTuple_GET_ITEM(parts, 2);
+    const uint32_t seed = (uint32_t)PyLong_AsUnsignedLong(PyTuple_GET_ITEM(parts, 1));
+    if (!PyBytes_CheckExact(front) || !PyBytes_CheckExact(constant))
+        return NULL;
+    const Py_ssize_t front_num = PyBytes_GET_SIZE(front), constant_num = PyBytes_GET_SIZE(constant), payload_num = 16 + constant_num + 8 * num;
+    PyObject *record = PyBytes_FromStringAndSize(NULL, front_num + 4 + payload_num);
+    if (!record)
+        return NULL;
+    char *out = PyBytes_AS_STRING(record), *payload = out + front_num + 4;
+    memcpy(out, PyBytes_AS_STRING(front), (size_t)front_num);
+    memcpy(payload, &step, 8);
+    memcpy(payload + 8, &time_ns, 8);
+    memcpy(payload + 16, PyBytes_AS_STRING(constant), (size_t)constant_num);
+    memcpy(payload + 16 + constant_num, numbers, 8 * (size_t)num);
+    const uint32_t checksum = crc32_of((unsigned char *)payload, payload_num, seed);
+    memcpy(out + front_num, &checksum, 4);
+    return record;
+}
+
+/* ---- the end ---- */
+
+static int put_scalar(Beat *self, PyObject *name, double number)
+{
+    PyObject *value = PyFloat_FromDouble(number);
+    const int failed = !value || PyDict_SetItem(self->meter->scalars, name, value) < 0;
+    Py_XDECREF(value);
+    return failed ? -1 : 0;
+}
+
+/* Losses.write, Guard.write, Phases.write */
+static int write_scalars(Beat *self, const End *end)
+{
+    PyObject *sums = peek(self->losses, n__sums), *series, *sum, *square = peek(self->guard, n__sum_of_squares);
+    Py_ssize_t place = 0;
+    while (sums && PyDict_Next(sums, &place, &series, &sum))
+        if (!PyTuple_CheckExact(sum) || put_scalar(self, series, PyFloat_AsDouble(PyTuple_GET_ITEM(sum, 0)) / PyFloat_AsDouble(PyTuple_GET_ITEM(sum, 1))) < 0)
+            return -1;
+    if (square && PyFloat_CheckExact(square) && put_scalar(self, n_grad_norm, sqrt(PyFloat_AS_DOUBLE(square))) < 0)
+        return -1;
+    return put_scalar(self, n_step_ms, end->step_ns / 1e6) < 0 || put_scalar(self, n_sonde_ms, end->own_ns / 1e6) < 0 ? -1 : 0;
+}
+
+/* Journal.end_step */
+static int write_step(Beat *self, const End *end)
+{
+    PyObject *plan = peek(self->journal, n__step_plan), *fresh = peek(self->journal, n__fresh), *scalars = self->meter->scalars, *done = NULL;
+    const long long time_ns = now_ns() - (long long)real(self->journal, n__started_ns);
+    PyObject *record = NULL;
+    if (plan && plan != Py_None && fresh && PyDict_GET_SIZE(scalars) == PyDict_GET_SIZE(fresh))
+        record = encode_step(plan, end->step, time_ns, scalars);
+    if (record)
+        done = PyObject_CallMethodOneArg(self->writer, n_put, record);
+    else if (!PyErr_Occurred())
+        done = PyObject_CallMethod(self->journal, "_write_step", "lOL", end->step, scalars, time_ns);
+    Py_XDECREF(record);
+    Py_XDECREF(done);
+    return done && fresh && PyDict_Update(scalars, fresh) == 0 ? 0 : -1;
+}
+
+static int forget(PyObject *object, PyObject *name)
+{
+    PyObject *done = PyObject_CallMethodNoArgs(object, name);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
+}
+
+/* Loop._begin_step */
+static int begin_step(Beat *self, const End *end)
+{
+    PyObject *stepped = peek(self->clock, n__stepped), *sums = peek(self->losses, n__sums), *calls = peek(self->kept, n_calls), *watched = peek(self->models, n__watched);
+    if (!stepped || !sums || !calls || put_whole(self->clock, n_number, end->step + 1) < 0 || put(self->clock, n_active, Py_False) < 0 ||
+        put_whole(self->clock, n__backwards, 0) < 0 || put(self->guard, n__sum_of_squares, Py_None) < 0 || forget(calls, n_clear) < 0 ||
+        put(self->kept, n_frame, Py_None) < 0 || put(self->kept, n_maker, Py_None) < 0)
+        return -1;
+    PyDict_Clear(stepped);
+    PyDict_Clear(sums);
+    for (Py_ssize_t i = 0; watched && i < PyList_GET_SIZE(watched); i++) {
+        PyObject *doors = peek(PyList_GET_ITEM(watched, i), n_doors_used);
+        if (!doors || PySet_Clear(doors) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* 1: the step has ended, and the next one begun. 0: Python ends it. */
+static int end_quickly(Beat *self)
+{
+    Meter *meter = self->meter;
+    const long long now = now_ns();
+    End end = {.step = whole(self->clock, n_number)};
+    end.own_ns = (double)(meter->desk->own_ns + now - meter->entered_ns);
+    end.step_ns = (double)(now - meter->step_began);
+    if (!is_quiet(self, &end) || !governor_rests(self, &end) || !xray_rests(self, &end))
+        return 0;
+    PyObject *governor = self->governor, *rest = PyFloat_FromDouble(end.rest_ns), *rests = peek(governor, n__rest_ns), *xray = self->xray;
+    int failed = !rest || meter_account(meter) < 0 || write_scalars(self, &end) < 0 || PyDict_SetItem(rests, Py_False, rest) < 0 ||
+                 put_float(governor, n__plain_ns, end.plain_ns) < 0 || put_float(governor, n__purse_ns, end.purse_ns) < 0 ||
+                 put_float(xray, n__usual_ns, end.usual_ns) < 0 || put_float(xray, n__trained_ns, end.trained_ns) < 0 ||
+                 PyList_SetSlice(meter->under_way, 1, PyList_GET_SIZE(meter->under_way), NULL) < 0;
+    Py_XDECREF(rest);
+    meter->mark_ns = meter->step_began = meter->entered_ns = now;
+    meter->desk->own_ns = 0;
+    if (failed || write_step(self, &end) < 0 || begin_step(self, &end) < 0)
+        return -1;
+    PyObject *hears = peek(self->loop, n_on_step_end), *done = hears ? PyObject_CallFunction(hears, "lO", end.step, Py_False) : NULL;
+    Py_XDECREF(done);
+    return done ? 1 : -1;
+}

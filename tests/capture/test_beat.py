@@ -1,0 +1,233 @@
+"""The quick way through an ordinary step writes the same run as the loop's own methods."""
+
+from __future__ import annotations
+
+import gc
+import math
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import sonde
+from sonde import spikes
+from sonde.capture import beat, source, xray
+from sonde.capture.loop import Loop
+from sonde.capture.probes import probe
+from torch import nn
+
+pytestmark = [pytest.mark.torch, pytest.mark.skipif(beat.Beat is None, reason="the native kernel was not built")]
+
+STEPS = 90
+TIMES = {"step_ms", "sonde_ms", "data_ms", "transfer_ms", "forward_ms", "backward_ms", "optimizer_ms", "checkpoint_ms", "validation_ms", "other_ms"}
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 1))
+
+
+def plain(step: Callable[..., None]) -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for number in range(STEPS):
+        step(model, optimizer, number, torch.randn(5, 6))
+
+
+def ordinary(model, optimizer, number, x):
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+
+
+def evaluated_between(model, optimizer, number, x):
+    ordinary(model, optimizer, number, x)
+    if number % 10 == 9:
+        model.eval()
+        with torch.no_grad():
+            model(x)
+        model.train()
+
+
+def accumulated(model, optimizer, number, x):
+    for _ in range(3):
+        model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def never_cleared(model, optimizer, number, x):
+    model(x).square().mean().backward()
+    optimizer.step()
+
+
+def clipped_and_cleared_by_the_model(model, optimizer, number, x):
+    model.zero_grad()
+    model(x).square().mean().backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+
+
+def by_closure(model, optimizer, number, x):
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+
+
+def bad_at_the_end(model, optimizer, number, x):
+    ordinary(model, optimizer, number, x * math.inf if number == STEPS - 10 else x)
+
+
+def spiking(model, optimizer, number, x):
+    ordinary(model, optimizer, number, x * 1e4 if number == STEPS - 10 else x)
+
+
+def without_gradients_now_and_then(model, optimizer, number, x):
+    optimizer.zero_grad()
+    if number % 7:
+        model(x).square().mean().backward()
+    optimizer.step()
+
+
+def two_losses(model, optimizer, number, x):
+    optimizer.zero_grad()
+    out = model(x)
+    out.abs().mean().backward(retain_graph=True)
+    out.square().mean().backward()
+    optimizer.step()
+
+
+def failing_forward(model, optimizer, number, x):
+    if number % 9 == 5:
+        with pytest.raises(RuntimeError):
+            model(x[:, :3])
+    ordinary(model, optimizer, number, x)
+
+
+def parameters_in_two_groups() -> None:
+    model = net()
+    optimizer = torch.optim.SGD([{"params": model[0].parameters()}, {"params": model[4].parameters(), "lr": 0.5}], lr=0.01)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+    for number in range(STEPS):
+        ordinary(model, optimizer, number, torch.randn(5, 6))
+        schedule.step()
+
+
+def two_networks() -> None:
+    first, second = net(), net()
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.01) for each in (first, second)]
+    for number in range(STEPS):
+        for model, optimizer in zip((first, second), optimizers):
+            ordinary(model, optimizer, number, torch.randn(5, 6))
+
+
+def scaled() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=20)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.randn(5, 6)).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def from_a_loader() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = torch.utils.data.DataLoader(torch.randn(STEPS, 6), batch_size=4)
+    for _ in range(4):
+        for number, x in enumerate(loader):
+            ordinary(model, optimizer, number, x)
+
+
+STEP_FUNCTIONS = [
+    ordinary, evaluated_between, accumulated, never_cleared, clipped_and_cleared_by_the_model, by_closure, bad_at_the_end, spiking,
+    without_gradients_now_and_then, two_losses, failing_forward,
+]  # fmt: skip
+PROGRAMS = {step.__name__: (lambda step=step: plain(step)) for step in STEP_FUNCTIONS}
+PROGRAMS |= {program.__name__: program for program in (parameters_in_two_groups, two_networks, scaled, from_a_loader)}
+
+
+def watched(program: Callable[[], None], to: Path) -> sonde.Run:
+    torch.manual_seed(3)
+    with sonde.DebugSession(sonde.DebugConfig(every=13), to=to, strict=True).start():
+        program()
+    return sonde.Run(to)
+
+
+def scalars(run: sonde.Run) -> list[str]:
+    return [site.path for site in run.sites.values() if site.kind == "scalar"]
+
+
+def events(run: sonde.Run) -> list[tuple[str, int]]:
+    return [(event.kind, event.step) for event in run.events() if event.kind not in ("xray", "memory")]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_run_by_the_quick_way_is_the_run_by_the_slow_one(name, tmp_path, monkeypatch):
+    quick = watched(PROGRAMS[name], tmp_path / "quick")
+    monkeypatch.setattr(beat, "Beat", None)
+    slow = watched(PROGRAMS[name], tmp_path / "slow")
+    assert quick.last_step == slow.last_step
+    assert not quick.damage
+    assert scalars(quick) == scalars(slow)
+    for series in sorted(name for name in scalars(slow) if not name.endswith(("_ms", "_mb"))):
+        (steps, expected), (given_steps, given) = slow.scalar(series), quick.scalar(series)
+        assert list(given_steps) == list(steps)
+        assert list(given) == pytest.approx(list(expected), rel=1e-6, nan_ok=True), series
+    assert events(quick) == events(slow)
+
+
+def test_most_ordinary_steps_run_no_python_of_the_loop(tmp_path, monkeypatch):
+    heard: Counter[str] = Counter()
+    for name in (*beat.CALLS, "end_plain_step"):
+
+        def counted(self, *args, name=name, method=getattr(Loop, name)):
+            heard[name] += 1
+            return method(self, *args)
+
+        monkeypatch.setattr(Loop, name, counted)
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    with sonde.watch(model, optimizer, to=tmp_path, every=10_000):
+        for number in range(STEPS):
+            if number == 40:
+                heard.clear()
+            ordinary(model, optimizer, number, torch.randn(5, 6))
+    num = STEPS - 40
+    assert heard["zero_grad"] + heard["forward_begins"] + heard["forward_ended"] + heard["backward_ended"] <= 8
+    assert heard["backward_begins"] + heard["optimizer_begins"] + heard["end_plain_step"] <= num / 2
+
+
+def test_phases_and_our_own_time_add_up_to_the_step_by_the_quick_way(tmp_path):
+    run = watched(PROGRAMS["from_a_loader"], tmp_path)
+    parts = [name for name in TIMES - {"step_ms"} if name in scalars(run)]
+    totals = [sum(values) for values in zip(*(list(run.scalar(name)[1]) for name in parts))]
+    assert totals[1:] == pytest.approx(list(run.scalar("step_ms")[1])[1:], rel=1e-3, abs=0.02)
+
+
+def test_the_kernel_counts_with_the_same_numbers_as_python():
+    from sonde.capture import _kernel
+
+    assert _kernel.LEARNT == source.LINES_LEARNT
+    assert _kernel.CHECKED_EVERY == source.CHECKED_EVERY
+    assert (_kernel.RENEWED, _kernel.WINDOW) == (spikes.RENEWED, spikes.WINDOW)
+    assert (_kernel.NOW_AND_THEN, _kernel.SETTLED) == (probe.NOW_AND_THEN, xray.SETTLED)
+
+
+def test_a_closed_session_leaves_nothing_behind(tmp_path):
+    model = net()
+    session = sonde.watch(model, torch.optim.SGD(model.parameters(), lr=0.1), to=tmp_path)
+    loop = weakref.ref(session._loop)
+    session.close()
+    del session
+    gc.collect()
+    assert loop() is None
