@@ -172,6 +172,41 @@ def test_r24_a_compiled_function_around_a_watched_model_is_one_frame(tmp_path: P
     assert sonde.Run(tmp_path / "run").last_step == 3
 
 
+@pytest.mark.parametrize("optimizer_in", [False, True], ids=["backward", "backward and update"])
+def test_r24_a_step_that_is_compiled_as_a_whole_compiles_as_without_sonde_and_is_heard(optimizer_in: bool, tmp_path: Path) -> None:
+    def train(to: Path | None) -> tuple[int, int, int, list[float]]:
+        torch._dynamo.reset()
+        counters.clear()
+        counter = CompileCounter()
+        model = make()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            if optimizer_in:
+                optimizer.step()
+            return loss.detach()
+
+        session = sonde.watch(model, optimizer, to=to, every=1, strict=True) if to else None
+        compiled = torch.compile(step, backend=counter)
+        losses = []
+        for _ in range(8):
+            losses.append(compiled(torch.ones(5, 3)).item())
+            if not optimizer_in:
+                optimizer.step()
+        if session is not None:
+            session.close()
+        return counter.frame_count, counter.op_count, sum(counters["graph_break"].values()), losses
+
+    assert train(tmp_path / "run") == train(None)
+    run = sonde.Run(tmp_path / "run")
+    assert run.last_step == (4 if optimizer_in else 7)  # an update that is compiled is known by what it moves, after some patience
+    assert sonde.judge(run).verdict == "healthy"
+
+
 # -- R25 -------------------------------------------------------------------------------------------
 
 

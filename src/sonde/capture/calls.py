@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import dataloader
 
 from sonde.capture import loaders
+from sonde.capture.uncompiled import leave_alone
 
 
 class Listener(Protocol):
@@ -76,7 +77,9 @@ def _patch(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     original = owner.__dict__.get(name)
     if original is None:
         return  # another torch version may not have it: then that call is simply not heard
-    wrapper = functools.wraps(original)(make(original))
+    made = make(original)
+    leave_alone(made, with_all_it_calls=False)
+    wrapper = functools.wraps(original)(made)
     setattr(owner, name, wrapper)
 
     def undo() -> None:
@@ -88,6 +91,8 @@ def _patch(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 
 
 def _install() -> None:
+    for hook in (_optimizer_begins, _optimizer_ended):
+        leave_alone(hook, with_all_it_calls=True)
     pre = register_optimizer_step_pre_hook(_optimizer_begins)
     post = register_optimizer_step_post_hook(_optimizer_ended)
     _installed.extend((pre.remove, post.remove))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, cast
 
+from sonde.capture.uncompiled import leave_alone
 from sonde.errors import NonFiniteError
 
 if TYPE_CHECKING:
@@ -34,4 +35,5 @@ def contained(method: Callable[Concatenate[Loop, P], None]) -> Callable[Concaten
         finally:
             self._desk.own_ns += perf_counter_ns() - phases.entered_ns
 
+    leave_alone(guarded, with_all_it_calls=True)
     return cast("Callable[Concatenate[Loop, P], None]", guarded)

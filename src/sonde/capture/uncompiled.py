@@ -1,0 +1,26 @@
+"""Code of ours that runs inside somebody's compiled function is left as it is by torch.compile.
+
+Between the pieces that it compiles, torch.compile looks at every function that is called there and would compile ours as well: more frames
+and graph breaks than without us, and a switchboard that believes for good that it is being compiled, and stays silent. So our functions are
+marked as not worth a look, once, when they are put in; a step that is not compiled never notices. Where a call is compiled *into* a piece,
+`torch.compiler.is_compiling()` tells us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+
+def leave_alone(function: Callable[..., Any], *, with_all_it_calls: bool) -> None:
+    """torch.compile does not look at this function, nor at what it calls unless that is the user's."""
+    code = getattr(function, "__code__", None)
+    try:
+        from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+
+        if isinstance(code, CodeType):
+            inside = _FrameAction.SKIP if with_all_it_calls else _FrameAction.DEFAULT
+            set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, inside))
+    except (ImportError, AttributeError, TypeError, RuntimeError):
+        return  # another torch: then it compiles a few functions of ours too
