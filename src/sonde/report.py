@@ -13,17 +13,19 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
-from sonde.record import Event, Finding, Severity, Step
+from sonde.record import Event, Finding, Kind, Severity, Step
 from sonde.rules import RULES
 from sonde.rules.activity import Activity
 from sonde.rules.engine import Engine, in_order
 from sonde.rules.learning import losses
 from sonde.rules.rule import NotEvaluated, Rule
+from sonde.rules.told import Told
 from sonde.rules.words import number
 from sonde.run.reader import Run
 
 SCHEMA = 1
-MAX_POINTS = 200  # of the loss: more than any view has columns
+MAX_POINTS = 200  # of a curve: more than any view has columns
+MAX_LOGGED = 50  # series of the user's that are looked through
 MAX_NOTES = 50  # things that could not be observed or read: a list that long is read by nobody
 
 Verdict = Literal["healthy", "problems", "unknown"]
@@ -70,6 +72,8 @@ class RunFacts:
     models: tuple[Mapping[str, Any], ...]  # the data of the `model` events
     optimizers: tuple[Mapping[str, Any], ...]  # the data of the `optimizer` events
     loss: tuple[tuple[int, float], ...]  # step and value, thinned to at most MAX_POINTS; what is not finite is kept
+    rate: tuple[tuple[int, float], ...] = ()  # the learning rate, where it changes
+    told: tuple[tuple[str, str], ...] = ()  # how it went: a word and a sentence each
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,7 @@ class Report:
         """A few lines of plain text."""
         run = self.run
         lines = [f"{self.verdict}: {run.name}, {run.num_steps} steps, {run.ended}"]
+        lines += [f"{word}: {sentence}" for word, sentence in run.told]
         if self.why_unknown:
             lines.append(self.why_unknown)
         for finding in self.findings:
@@ -141,6 +146,7 @@ class Report:
             "damage": list(self.damage),
             "steps": self.run.num_steps,
             "ended": self.run.ended,
+            "told": dict(self.run.told),
         }
         return json.dumps(strict(document), indent=1, allow_nan=False)
 
@@ -187,7 +193,8 @@ def _all_steps(run: Run) -> Iterator[Step]:
     for rank in run.ranks:
         ended = last.get(rank)
         after = ended.number if ended else -1
-        events = tuple(event for event in run.events(rank=rank) if event.step > after)
+        # That it ended says nothing of a training that had no step.
+        events = tuple(event for event in run.events(rank=rank) if event.step > after and (ended or event.kind != "end"))
         if events:
             sites = ended.sites if ended else run.sites
             yield Step(max(event.step for event in events), rank, {}, {}, events, sites)
@@ -208,13 +215,35 @@ def _verdict(findings: Sequence[Finding], facts: _Facts, nothing_evaluated: bool
 
 
 @dataclass(slots=True)
+class _Curve:
+    """A series in at most MAX_POINTS points: when they are full, every second is left out, but nothing that is not finite."""
+
+    points: list[tuple[int, float]] = field(default_factory=list)
+    stride: int = 1
+    pending: int = 0  # values in the newest point
+
+    def see(self, number: int, value: float) -> None:
+        if self.pending and self.pending < self.stride:
+            if isfinite(self.points[-1][1]):  # one that is not finite stands for its whole point
+                self.points[-1] = (number, value)
+            self.pending += 1
+            return
+        if len(self.points) == MAX_POINTS:
+            pairs = zip(self.points[::2], self.points[1::2])
+            self.points = [early if not isfinite(early[1]) else late for early, late in pairs]
+            self.stride *= 2
+        self.points.append((number, value))
+        self.pending = 1
+
+
+@dataclass(slots=True)
 class _Facts:
     """What a report says beside its findings, gathered in the same pass."""
 
     activity: Activity = field(default_factory=Activity)
-    loss: list[tuple[int, float]] = field(default_factory=list)
-    stride: int = 1
-    pending: int = 0  # losses in the newest point
+    told: Told = field(default_factory=Told)
+    loss: _Curve = field(default_factory=_Curve)
+    rate: _Curve = field(default_factory=_Curve)
     num_observed: int = 0
     num_steps: int = 0
     num_models: int = 0
@@ -224,10 +253,12 @@ class _Facts:
 
     def see(self, step: Step) -> None:
         self.num_models += sum(event.kind == "model" for event in step.events)
+        self.rank = step.rank if self.rank is None else self.rank
+        if step.rank == self.rank:
+            self.told.see(step)
         if not step.scalars:
             return
         self.activity.see(step)
-        self.rank = step.rank if self.rank is None else self.rank
         self.num_steps += step.rank == self.rank
         self.num_observed += step.rank == self.rank and step.scalar("observed", 0.0) == 1
         whole, ours = step.scalar("step_ms"), step.scalar("sonde_ms")
@@ -238,20 +269,10 @@ class _Facts:
         if step.rank == self.rank and (found or bad):
             # A loss that is not finite is kept as it is; NaN leaves no other trace in the scalars than an event.
             infinite = [value for value in found.values() if not isfinite(value)]
-            self._see_loss(step.number, next(iter(infinite or ([float("nan")] if bad else found.values()))))
-
-    def _see_loss(self, number: int, loss: float) -> None:
-        if self.pending and self.pending < self.stride:
-            if isfinite(self.loss[-1][1]):  # one that is not finite stands for its whole point
-                self.loss[-1] = (number, loss)
-            self.pending += 1
-            return
-        if len(self.loss) == MAX_POINTS:
-            pairs = zip(self.loss[::2], self.loss[1::2])
-            self.loss = [early if not isfinite(early[1]) else late for early, late in pairs]
-            self.stride *= 2
-        self.loss.append((number, loss))
-        self.pending = 1
+            self.loss.see(step.number, next(iter(infinite or ([float("nan")] if bad else found.values()))))
+        rate = step.scalar("lr")
+        if step.rank == self.rank and rate == rate:
+            self.rate.see(step.number, rate)
 
     def overhead(self) -> Overhead:
         without = self.step_ms - self.sonde_ms
@@ -274,8 +295,15 @@ def _run_facts(run: Run, facts: _Facts) -> RunFacts:
         num_ranks=len(run.ranks),
         models=tuple(event.data for event in run.events("model", rank)),
         optimizers=tuple(event.data for event in run.events("optimizer", rank)),
-        loss=tuple(facts.loss),
+        loss=tuple(facts.loss.points),
+        rate=tuple(facts.rate.points) if len({value for _, value in facts.rate.points}) > 1 else (),
+        told=tuple(facts.told.sentences(_logged(run, rank))),
     )
+
+
+def _logged(run: Run, rank: int | None) -> dict[str, list[tuple[int, float]]]:
+    series = ((name, run.series(Kind.LOG, name, "value", rank)) for name in run.logged[:MAX_LOGGED])
+    return {name: list(zip(steps.tolist(), values.tolist())) for name, (steps, values) in series}
 
 
 def _notes(run: Run, kind: str, key: str) -> tuple[Unobserved, ...]:

@@ -117,7 +117,7 @@ def _number(value: Any, monitor: str) -> float:
 
 
 def _checked_name(monitor: Any) -> str:
-    if isinstance(monitor, str) and monitor.strip():
+    if isinstance(monitor, str) and monitor.strip() and monitor != "self":
         return monitor
     raise SondeError(f"monitor must be the name of what is watched, such as 'val_loss', not {monitor!r}. The number itself goes to step().")
 
@@ -131,7 +131,7 @@ def _checked_patience(patience: Any) -> int:
 def _checked_delta(min_delta: Any) -> float:
     if isinstance(min_delta, (int, float)) and not isinstance(min_delta, bool) and 0 <= min_delta < math.inf:
         return float(min_delta)
-    raise SondeError(f"min_delta must be 0 or more, not {min_delta!r}: by how much a value must beat the best, in either direction of mode.")
+    raise SondeError(f"min_delta must be 0 or more, not {min_delta!r}: it is by how much a value must beat the best.")
 
 
 def _checked_mode(mode: Any, monitor: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,9 +13,9 @@ from sonde.diagnostics.dynamics import Dynamics
 from sonde.record import Finding, Kind, Site, Step
 from sonde.report import judge
 from sonde.rules.learning import losses
+from sonde.rules.told import VALIDATION
 from sonde.run.reader import Run
 
-VALIDATION = re.compile(r"(?:^|[^a-z])(?:val|valid|validation|eval|dev|test)(?:[^a-z]|$)", re.IGNORECASE)
 # Of those that do not have four.
 BYTES = {"float64": 8, "complex64": 8, "complex128": 16, "float16": 2, "bfloat16": 2, "int64": 8, "int8": 1, "uint8": 1, "bool": 1}
 
@@ -26,7 +25,7 @@ def read_run(run: Run | Path | str) -> tuple[Dynamics, ModelArchitectureInfo | N
     source = run if isinstance(run, Run) else Run(run)
     rank = next(iter(source.ranks), 0)
     fold = Dynamics()
-    logged = {name: dict(zip(*(part.tolist() for part in source.series(Kind.LOG, name, "value", rank)))) for name in _logged(source)}
+    logged = {name: dict(zip(*(part.tolist() for part in source.series(Kind.LOG, name, "value", rank)))) for name in source.logged}
     right = next((values for name, values in logged.items() if "acc" in name.lower() and not VALIDATION.search(name)), {})
     batch_size = math.nan
     for step in source.steps(rank):
@@ -40,13 +39,6 @@ def read_run(run: Run | Path | str) -> tuple[Dynamics, ModelArchitectureInfo | N
                 fold.validated(int(number), loss)
             break
     return fold, _architecture(source, rank), judge(source).findings
-
-
-def _logged(run: Run) -> list[str]:
-    known = set()
-    for frame in run.frames(Kind.LOG):
-        known.update(frame.sites.tolist())
-    return [run.sites[site].path for site in sorted(known) if site in run.sites]
 
 
 def _batch_size(step: Step, last: float) -> float:

@@ -49,8 +49,10 @@ class LrStuckInWarmup:
 
     def answer(self) -> Answer:
         known = self.schedules
+        if not known.num_updates:
+            return NotEvaluated("no optimizer stepped")
         if not known.made and not self.given:
-            return NotEvaluated("no scheduler of torch.optim was seen")
+            return Clear()
         if known.num_updates < ENOUGH:
             return NotEvaluated(f"only {known.num_updates} updates were made")
         meant = max((each for one in known.made.values() for each in one.initial if isfinite(each)), default=self.given)

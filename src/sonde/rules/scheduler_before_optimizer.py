@@ -36,8 +36,6 @@ class SchedulerBeforeOptimizer:
 
     def answer(self) -> Answer:
         known = self.schedules
-        if not known.stepped:
-            return NotEvaluated("no scheduler of torch.optim stepped")
         if not known.num_updates:
             return NotEvaluated("no optimizer stepped")
         early = [one for one in known.stepped if self._is_early(one)]

@@ -37,8 +37,8 @@ class SchedulerNeverStepped:
 
     def answer(self) -> Answer:
         known = self.schedules
-        if not known.made:
-            return NotEvaluated("no scheduler of torch.optim was made while the run was watched")
+        if not known.num_updates:
+            return NotEvaluated("no optimizer stepped")
         driven = {one.optimizer for one in known.made.values() if one.begun >= 0}
         idle = [one for one in known.whole if one.begun < 0 and one.optimizer not in driven]
         if not idle:

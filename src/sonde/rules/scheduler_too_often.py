@@ -46,8 +46,10 @@ class SchedulerTooOften:
 
     def answer(self) -> Answer:
         known = self.schedules
+        if not known.num_updates:
+            return NotEvaluated("no optimizer stepped")
         if not known.stepped:
-            return NotEvaluated("no scheduler of torch.optim stepped")
+            return Clear()
         if known.num_updates < ENOUGH:
             return NotEvaluated(f"only {known.num_updates} updates were made")
         if not known.with_every_update or 0 < known.epochs.length < EARLY:
@@ -96,11 +98,11 @@ class SchedulerTooOften:
         one = self.schedules.stepped[0]
         when = f"step {rate.tail_step}"
         if epochs.length:
-            when += f", in epoch {int(rate.tail_step / epochs.length) + 1} of {max(epochs.num, epochs.planned)}"
+            when += f" (epoch {int(rate.tail_step / epochs.length) + 1} of {max(epochs.num, epochs.planned)})"
         stuck = self.learning.stuck
         cause = (
             f"{one} is stepped with every update{self.schedules.at()}: the learning rate was {number(rate.peak)} and is below "
-            f"a thousandth of that from {when} on ({number(rate.last)} at the end)"
+            f"a thousandth of that from {when} on, {number(rate.last)} at the end"
         )
         return self._finding(
             Severity.CRITICAL if stuck else Severity.ERROR, rate.tail_step, f"{cause}; {stuck}" if stuck else cause,

@@ -41,11 +41,11 @@ class SchedulerTooRarely:
 
     def answer(self) -> Answer:
         known = self.schedules
-        if not known.stepped:
-            return NotEvaluated("no scheduler of torch.optim stepped")
+        if not known.num_updates:
+            return NotEvaluated("no optimizer stepped")
         planned = [(one, total) for one in known.stepped if (total := known.total(one)) >= ENOUGH]
         if not planned:
-            return NotEvaluated("no scheduler has a plan with an end")
+            return Clear()
         if known.num_updates < ENOUGH or known.steps_each < FEWEST:
             return NotEvaluated(f"only {known.num_updates} updates and {known.num_steps} steps of a scheduler were made")
         for one, total in planned:

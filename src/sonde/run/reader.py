@@ -281,6 +281,12 @@ class Run:
         """The kinds of frames that it holds."""
         return sorted({kind for segment in self._segments() for kind in segment.kinds(f.FRAME)})
 
+    @property
+    def logged(self) -> list[str]:
+        """The names of the numbers that were given to `session.log`."""
+        known = {site for frame in self.frames(Kind.LOG) for site in frame.sites.tolist()}
+        return list(dict.fromkeys(self.sites[site].path for site in sorted(known) if site in self.sites))
+
     def series(
         self,
         kind: str,

@@ -47,6 +47,11 @@ def loss_series(report: Report) -> tuple[list[int], list[float]]:
     return [step for step, _ in report.run.loss], [loss for _, loss in report.run.loss]
 
 
+def rate_series(report: Report) -> tuple[list[int], list[float]]:
+    """The same of the learning rate; empty where it never changes."""
+    return [step for step, _ in report.run.rate], [rate for _, rate in report.run.rate]
+
+
 def subject(report: Report) -> str:
     """The models and optimizers that were seen."""
     models = [f"{model.get('class', 'model')} ({_millions(model.get('num_parameters'))})" for model in report.run.models]
@@ -56,7 +61,7 @@ def subject(report: Report) -> str:
 
 def notes(report: Report) -> list[tuple[str, str]]:
     """Everything that a reader must know beside the findings: what was not evaluated, not seen, not read, and the cost."""
-    told = [("rules", _rules(report))]
+    told = [*report.run.told, ("rules", _rules(report))]
     for name, rows in (("unobserved", report.unobserved), ("retired", report.retired)):
         if rows:
             reasons = listing(list(dict.fromkeys(row.reason for row in rows)), 2)

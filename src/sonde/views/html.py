@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sonde.record import Finding
 from sonde.views.chart import curve
-from sonde.views.facts import loss_series, notes, story
+from sonde.views.facts import loss_series, notes, rate_series, story
 from sonde.views.numbers import value
 from sonde.views.order import SOURCE, SOURCE_TEXT, called, families, numbers_of
 from sonde.views.sheet import html_text, sheet
@@ -33,7 +33,8 @@ def _subject(report: Report, run: Run) -> Iterator[str]:
     headline = ", ".join(dict.fromkeys(cause.rule for cause, _ in causes)) or HEADLINES[report.verdict]
     yield f'<h1><span class="verdict {html_text(report.verdict)}">{html_text(headline)}</span></h1>'
     yield f'<p class="story">{html_text(run.name)}<br>{html_text(story(report))}</p>'
-    yield _loss_chart(*loss_series(report))
+    yield _chart("Loss", *loss_series(report))
+    yield _chart("Learning rate", *rate_series(report))
     for cause, consequences in causes:
         yield _finding(cause)
         yield from (_consequence(finding) for finding in consequences)
@@ -48,11 +49,11 @@ def _subject(report: Report, run: Run) -> Iterator[str]:
     yield from (_statistics(table) for table in last_statistics(run))
 
 
-def _loss_chart(steps: Sequence[int], losses: Sequence[float]) -> str:
+def _chart(name: str, steps: Sequence[int], values: Sequence[float]) -> str:
     if not steps:
         return ""
-    scale = ", logarithmic" if is_log(losses) else ""
-    return f"<figure><figcaption>Loss by step{scale}</figcaption>{curve(steps, losses, name='loss')}</figure>"
+    scale = ", logarithmic" if is_log(values) else ""
+    return f"<figure><figcaption>{name} by step{scale}</figcaption>{curve(steps, values, name=name.lower())}</figure>"
 
 
 def _finding(finding: Finding) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -10,7 +10,7 @@ from rich.text import Text
 
 from sonde.record import Finding, Severity
 from sonde.rules.words import number
-from sonde.views.facts import loss_series, notes, story
+from sonde.views.facts import loss_series, notes, rate_series, story
 from sonde.views.lines import line, paragraph
 from sonde.views.numbers import value
 from sonde.views.order import SOURCE, SOURCE_TEXT, families, with_phrases
@@ -51,14 +51,17 @@ def _head(report: Report, options: ConsoleOptions) -> Iterator[Text]:
     mark, plain, style = MARKS[report.verdict]
     label = f"{plain if options.ascii_only else mark} {report.verdict}"
     yield from paragraph(story(report), options.max_width, label=(label, style), indent=INDENT)
-    _, losses = loss_series(report)
-    if not losses:
-        return
-    first, last = number(losses[0]), number(losses[-1])
+    for name, (_, values) in (("loss", loss_series(report)), ("rate", rate_series(report))):
+        if values:
+            yield _curve(name, values, options)
+
+
+def _curve(name: str, values: Sequence[float], options: ConsoleOptions) -> Text:
+    first, last = number(values[0]), number(values[-1])
     room = options.max_width - INDENT - len(first) - len(last) - 8
-    curve = sparkline(losses, max(min(CURVE_WIDTH, room), 4), ascii_only=options.ascii_only)
-    scale = ("  log", "dim") if is_log(losses) else ""
-    yield line(("loss".ljust(INDENT), "dim"), f"{first} ", *_coloured(curve), f" {last}", scale)
+    curve = sparkline(values, max(min(CURVE_WIDTH, room), 4), ascii_only=options.ascii_only)
+    scale = ("  log", "dim") if is_log(values) else ""
+    return line((name.ljust(INDENT), "dim"), f"{first} ", *_coloured(curve), f" {last}", scale)
 
 
 def _coloured(curve: str) -> Iterator[tuple[str, str]]:
