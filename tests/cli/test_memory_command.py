@@ -119,8 +119,15 @@ def test_a_script_that_leaves_early_is_told_of(tmp_path):
 @pytest.mark.parametrize(("text", "why"), [("import sys\nsys.exit(3)\n", "left with 3"), ("print(1)\n", "came to its end")])
 def test_of_a_script_that_never_trains_nothing_is_said_to_fit(tmp_path, text, why):
     (tmp_path / "tiny.py").write_text(text)
-    with pytest.raises(Failed, match=f"the script {why} after 0 optimizer steps, so no training was seen"):
+    with pytest.raises(Failed, match=f"the script {why} before any optimizer stepped, so no training was seen"):
         follow(str(tmp_path / "tiny.py"))
+
+
+def test_a_script_that_never_trains_is_run_once(tmp_path, sonde):
+    (tmp_path / "tiny.py").write_text("open('runs.txt', 'a').write('x')\nimport nothing_of_that_name\n")
+    done = sonde("memory", "tiny.py")
+    assert (done.returncode, (tmp_path / "runs.txt").read_text()) == (2, "x")
+    assert "ModuleNotFoundError: No module named 'nothing_of_that_name'\nsonde: tiny.py could not be followed" in done.stderr
 
 
 def test_a_script_that_raises_is_shown_without_sondes_own_lines(tmp_path, sonde):

@@ -56,7 +56,7 @@ def test_a_machine_that_wavers_makes_no_difference(pace, seed):
 
 def test_a_phase_that_hardly_matters_may_change_as_it_likes(pace):
     found = pace({"optimizer_ms": 0.05}, {"optimizer_ms": 0.15})
-    assert directions(found)["optimizer"] == "same"
+    assert directions(found)["optimizer"] == "slight"
 
 
 def test_what_few_steps_do_is_compared_by_its_mean(pace):

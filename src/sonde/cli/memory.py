@@ -17,6 +17,7 @@ from sonde.errors import SondeError
 if TYPE_CHECKING:
     from sonde.memory.data import MemoryReport
 
+ENDED_FROM_OUTSIDE = (-9, -15)  # SIGKILL and SIGTERM: whoever did that did not mean that it should begin again
 STDERR = 2  # what the script prints goes there: stdout is for the answer
 
 
@@ -44,7 +45,7 @@ def memory(module: bool, batch_size: int | None, real: bool, as_json: bool, scri
     refuse_impossible("memory", script, module=module)
     answer = _followed("real" if real else "fake", script, args, module=module)
     note = ""
-    if not real and "failed" in answer:
+    if not real and "failed" in answer and not answer.get("final"):
         note = f"fake tensors could not be used ({answer['failed']}), so the first two steps were run for real"
         answer = _followed("real", script, args, module=module)
     if "failed" in answer:
@@ -68,7 +69,7 @@ def _followed(how: str, script: str, args: tuple[str, ...], *, module: bool) -> 
         except (OSError, ValueError):
             by = f"it was killed by signal {-done.returncode}" if done.returncode < 0 else f"it ended with exit code {done.returncode}"
             hint = " (the system does that when memory runs out)" if done.returncode == -9 else ""
-            return {"failed": f"{by}{hint}"}
+            return {"failed": f"{by}{hint}", "final": done.returncode in ENDED_FROM_OUTSIDE}
     return answer
 
 
@@ -82,4 +83,6 @@ def _print(report: MemoryReport, batch_size: int | None, as_json: bool) -> None:
         return
     click.echo(report.summary())
     if forecast is not None:
-        click.echo(f"forecast    {forecast}")
+        from sonde.views.memory_text import wrapped
+
+        click.echo(wrapped(f"forecast    {forecast}"))

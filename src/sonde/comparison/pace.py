@@ -17,7 +17,7 @@ from sonde.record import Frame, Kind
 from sonde.run.format import FRAME
 from sonde.run.reader import Process
 
-Direction = Literal["same", "more", "less", "unclear", "only in A", "only in B", "unknown"]
+Direction = Literal["same", "slight", "more", "less", "unclear", "only in A", "only in B", "unknown"]
 
 BLOCKS = 8
 ENOUGH = 2 * BLOCKS  # steps: fewer are too few to tell
@@ -103,12 +103,17 @@ def _judged(change: Change, least_share: float, least: float) -> Change:
 
 
 def direction_of(a: Spread | None, b: Spread | None, least_share: float, least: float) -> Direction:
-    """B, seen from A: changed where it is by more than both `least`, and by more than either of them wavers."""
+    """B, seen from A: changed where it is by more than both `least`, and by more than either of them wavers.
+
+    "slight" is not the same, but so little of a whole step that it does not matter.
+    """
     if a is None or b is None or min(a.num, b.num) < ENOUGH:
         return "unknown"
     difference = b.median - a.median
-    if abs(difference) <= least or abs(difference) <= least_share * a.median:
+    if abs(difference) <= least_share * a.median:
         return "same"
+    if abs(difference) <= least:
+        return "slight"
     clear = CLEAR * max(a.high - a.low, b.high - b.low)  # a machine that wavers so much between blocks wavers between runs as well
     if b.low > a.high + clear:
         return "only in B" if a.high == 0 else "more"

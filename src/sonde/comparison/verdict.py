@@ -14,7 +14,7 @@ from sonde.comparison.findings import FindingComparison, FoundIn
 from sonde.comparison.pace import Change, Pace
 from sonde.comparison.parting import SCALAR, Difference, Parting
 from sonde.comparison.settings import SettingDifference
-from sonde.comparison.words import apart, times
+from sonde.comparison.words import apart, duration, times
 from sonde.record import Kind, Severity
 from sonde.report import Report, RunFacts
 from sonde.rules.words import listing, number
@@ -171,9 +171,9 @@ def _speed(pace: Pace | None) -> list[str]:
     told = []
     step = pace.step
     if step is not None and step.direction in ("more", "less"):
-        a, b = (number(spread.median) for spread in (step.a, step.b) if spread is not None)
+        a, b = (duration(spread.median) for spread in (step.a, step.b) if spread is not None)
         how = "slower" if step.direction == "more" else "faster"
-        told.append(f"A step of B is {times(step.ratio)} {how} ({b} ms against {a} ms){_where(pace, step)}.")
+        told.append(f"A step of B is {times(step.ratio)} {how} ({b} against {a}){_where(pace, step)}.")
     for change in pace.memory:
         if change.direction in ("more", "less"):
             told.append(f"B takes {times(change.ratio)} {'as much' if change.direction == 'more' else 'less'} memory ({change.name}).")
@@ -184,7 +184,7 @@ def _where(pace: Pace, step: Change) -> str:
     """The phases that went the same way, those that make most of it first."""
     ways = {"more": ("more", "only in B"), "less": ("less", "only in A")}[step.direction]
     moved = [change for change in pace.times if change is not step and change.direction in ways]
-    if len(moved) > 1 and all(change in moved or change.direction in ("unknown", "unclear") for change in pace.times if change is not step):
+    if len(moved) > 1 and all(change in moved or change.direction in ("unknown", "unclear", "slight") for change in pace.times if change is not step):
         return ", in every phase: which another machine, its load or its threads would do as well"
     moved.sort(key=lambda change: -abs((change.b.median if change.b else 0.0) - (change.a.median if change.a else 0.0)))
     return f", in {listing([change.name for change in moved])}" if moved else ""

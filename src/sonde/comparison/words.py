@@ -20,3 +20,8 @@ def apart(a: float, b: float) -> tuple[str, str]:
 def times(ratio: float) -> str:
     """`1.8 times`, `2.4 times`: always the larger over the smaller, so that the sentence says which way."""
     return f"{number(max(ratio, 1 / ratio))} times" if ratio > 0 else "many times"
+
+
+def duration(ms: float) -> str:
+    """`9.9 ms`, `1,230 ms`."""
+    return f"{float(number(ms)):,.0f} ms" if 1000 <= ms < 1e6 else f"{number(ms)} ms"

@@ -29,7 +29,7 @@ SIDES = {
     "finite": "A is not finite",
     "unknown": TOO_FEW,
 }
-UNCHANGED = {"same": "unchanged", "unclear": "within the spread", "unknown": TOO_FEW}
+UNCHANGED = {"same": "unchanged", "slight": "too little to matter", "unclear": "within the spread", "unknown": TOO_FEW}
 MAX_LISTED = 6  # layers that only one run has: more are counted
 
 

@@ -33,8 +33,13 @@ def memory_text(report: MemoryReport) -> str:
         if modules:
             parts.append(text_table(("module", *SHORT.values()), modules, left=1))
             parts[-1] += f"\n{more}" if more else ""
-    lines = [row for line in _lines(report) for row in wrap(printable(line), WIDTH, subsequent_indent=INDENT)]
+    lines = [wrapped(line) for line in _lines(report)]
     return "\n\n".join([*parts, "\n".join(lines)] if lines else parts)
+
+
+def wrapped(line: str) -> str:
+    """A line of facts behind its word, no wider than the table."""
+    return "\n".join(wrap(printable(line), WIDTH, subsequent_indent=INDENT, break_on_hyphens=False))
 
 
 def memory_html(report: MemoryReport) -> str:

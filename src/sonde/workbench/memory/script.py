@@ -43,6 +43,10 @@ class Failed(Exception):
     """The script could not be followed to the end of its second step."""
 
 
+class Final(Failed):
+    """It would end in the same way for real: it does not train, or cannot even begin."""
+
+
 def follow(
     target: str, args: Sequence[str] = (), *, module: bool = False, fake: bool = True, leave: Callable[[MemoryReport], None] | None = None
 ) -> MemoryReport:
@@ -73,15 +77,16 @@ def follow(
                 runpy.run_module(target, run_name="__main__", alter_sys=True)
             else:
                 run_file(target)
-        notes.append(f"the script came to its end after {tracker.num_steps} optimizer steps")
+        notes.append(f"the script came to its end {_after(tracker.num_steps)}")
     except _Enough:
         pass
     except SystemExit as leaving:
-        notes.append(f"the script left with {leaving.code!r} after {tracker.num_steps} optimizer steps")
+        notes.append(f"the script left with {leaving.code!r} {_after(tracker.num_steps)}")
     except Exception as error:
-        raise Failed(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200] + _place(error)) from error
+        kind = Final if isinstance(error, (ImportError, SyntaxError)) else Failed
+        raise kind(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200] + _place(error)) from error
     if not found and not tracker.num_steps and not num_backwards.total():
-        raise Failed(f"{notes[-1]}, so no training was seen")
+        raise Final(f"{notes[-1]}, so no training was seen")
     return found[0] if found else report()
 
 
@@ -146,6 +151,10 @@ def _fake_world() -> Iterator[None]:
         torch.amp.GradScaler._maybe_opt_step = scaler_step  # type: ignore[method-assign]
 
 
+def _after(num_steps: int) -> str:
+    return f"after {num_steps} optimizer step{'s' if num_steps > 1 else ''}" if num_steps else "before any optimizer stepped"
+
+
 def _place(error: BaseException) -> str:
     """` at train.py:41`: the innermost line of the user's own code."""
     lines = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__) if not is_library(frame.filename)]
@@ -170,8 +179,8 @@ def main() -> None:
     try:
         leave(follow(target, args, module=kind == "module", fake=how == "fake", leave=leave))
     except Failed as error:
-        write({"failed": str(error)})
-        if how == "real" and error.__cause__ is not None:
+        write({"failed": str(error), "final": isinstance(error, Final)})
+        if (how == "real" or isinstance(error, Final)) and error.__cause__ is not None:
             show(error.__cause__)
 
 
