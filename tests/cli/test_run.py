@@ -1,6 +1,7 @@
 """`sonde run`: the script's output, errors and exit code stay its own; the verdict is added on stderr."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +10,9 @@ import pytest
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
+
+from sonde.cli._script import refuse_impossible  # noqa: E402
+from sonde.errors import SondeError  # noqa: E402
 
 TRAINING = """
 import sys
@@ -27,6 +31,33 @@ print("arguments", sys.argv[1:])
 """
 HEALTHY = TRAINING.format(zero_grad="optimizer.zero_grad()")
 SICK = TRAINING.format(zero_grad="pass")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with a script and a package."""
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "package" / "inner").mkdir(parents=True)
+    (tmp_path / "package" / "__init__.py").write_text("raise RuntimeError('imported to look for a module')")
+    (tmp_path / "package" / "inner" / "train.py").write_text("")
+    (tmp_path / "lively.py").write_text("__path__ = []")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["nobody.home", "package.home", "package.inner.home", "package..inner", ".train", "train.train"])
+def test_a_module_that_does_not_exist_is_refused_before_anything_is_imported(name, here):
+    with pytest.raises(SondeError, match=f"no module named {re.escape(name)} here"):
+        refuse_impossible("run", name, module=True)
+
+
+@pytest.mark.parametrize("name", ["train", "package.inner.train", "lively.made", "json.tool", "os"])
+def test_a_module_that_may_exist_is_not_refused(name, here):
+    refuse_impossible("run", name, module=True)
+
+
+def test_a_file_that_is_taken_for_a_module_is_recognised(here):
+    with pytest.raises(SondeError, match=r"It is a file: sonde run train\.py"):
+        refuse_impossible("run", "train.py", module=True)
 
 
 @pytest.fixture

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import os
 import sys
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from sonde.errors import SondeError
@@ -12,7 +14,9 @@ from sonde.errors import SondeError
 
 def refuse_impossible(command: str, script: str, *, module: bool) -> None:
     """A letter, before anything starts, where `sonde COMMAND SCRIPT` cannot work."""
-    if not module:
+    if module:
+        refuse_missing_module(command, script)
+    else:
         refuse_missing(command, script)
     if importlib.util.find_spec("torch") is None:
         raise SondeError(
@@ -36,3 +40,37 @@ def refuse_missing(command: str, script: str) -> None:
     nearest = ", ".join(str(folder / name) for name in near)
     hint = f"Nearest: {nearest}" if near else f"For a module: sonde {command} -m package.module"
     raise SondeError(f"no file {path.name} {where}.\n{hint}")
+
+
+def refuse_missing_module(command: str, name: str) -> None:
+    """Looks where `python -m` would. Nothing is imported for it, so a package that makes its modules in its own ways gets its chance."""
+    if name.startswith("-"):
+        raise SondeError(f"-m needs the name of a module, not {name}: sonde {command} -m package.module")
+    parts = name.split(".")
+    spec = _top(parts[0])
+    for depth in range(1, len(parts)):
+        if spec is None or _makes_its_own_modules(spec):
+            break
+        inside = list(spec.submodule_search_locations or ())
+        spec = PathFinder.find_spec(parts[depth], inside)  # by its last name: its package is not imported
+    if spec is None:
+        hint = f"It is a file: sonde {command} {name}" if Path(name).is_file() else f"As a file: sonde {command} path/to/script.py"
+        raise SondeError(f"no module named {name} here, nor among what is installed in {sys.executable}.\n{hint}")
+
+
+def _top(name: str) -> ModuleSpec | None:
+    here = os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        return importlib.util.find_spec(name)
+    except (ValueError, ImportError):  # a name that is none, or something of the kind of __main__
+        return None
+    finally:
+        sys.path.remove(here)
+
+
+def _makes_its_own_modules(package: ModuleSpec) -> bool:
+    try:
+        return "__path__" in Path(package.origin or "").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # a namespace, an archive
+        return package.submodule_search_locations is None or Path(package.origin or "").suffix not in ("", ".py")
