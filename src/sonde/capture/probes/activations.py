@@ -82,8 +82,12 @@ class Activations(Probe):
                 hooks[self._key] = LeafHook(leaf)
                 self._hooked.append(hooks)
             else:
-                leaf.put_in(part.__dict__)
-                self._armed.append((part.__dict__, leaf))
+                attributes = part.__dict__
+                if "forward" in attributes:
+                    leaf.put_in(attributes)
+                else:
+                    attributes["forward"] = leaf  # the same, without a call for every leaf
+                self._armed.append((attributes, leaf))
 
     def left(self, watched: Watched, output: Any) -> None:
         door, self._door = self._door, None
@@ -92,7 +96,10 @@ class Activations(Probe):
                 door.measure(output)
         finally:
             for attributes, leaf in self._armed:
-                leaf.take_out(attributes)
+                if leaf.under is None and attributes.get("forward") is leaf:
+                    del attributes["forward"]
+                else:
+                    leaf.take_out(attributes)
             for hooks in self._hooked:
                 hooks.pop(self._key, None)
             self._armed.clear()

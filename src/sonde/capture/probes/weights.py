@@ -6,6 +6,7 @@ models too.
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Iterable
 
@@ -33,7 +34,7 @@ class _Block:
         self.measured: set[str] = set()
 
     def is_of(self, parameters: list[torch.Tensor]) -> bool:
-        return len(parameters) == len(self.refs) and all(ref() is p for ref, p in zip(self.refs, parameters))
+        return len(parameters) == len(self.refs) and all(map(operator.is_, map(operator.call, self.refs), parameters))
 
 
 class Weights(Probe):
