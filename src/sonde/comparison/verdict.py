@@ -17,7 +17,7 @@ from sonde.comparison.settings import SettingDifference
 from sonde.comparison.words import apart, duration, times
 from sonde.record import Kind, Severity
 from sonde.report import Report, RunFacts
-from sonde.rules.words import listing, number
+from sonde.rules.words import listing
 
 Verdict = Literal["identical", "alike", "different", "unknown"]
 
@@ -184,7 +184,8 @@ def _where(pace: Pace, step: Change) -> str:
     """The phases that went the same way, those that make most of it first."""
     ways = {"more": ("more", "only in B"), "less": ("less", "only in A")}[step.direction]
     moved = [change for change in pace.times if change is not step and change.direction in ways]
-    if len(moved) > 1 and all(change in moved or change.direction in ("unknown", "unclear", "slight") for change in pace.times if change is not step):
+    others = [change for change in pace.times if change is not step and change not in moved]
+    if len(moved) > 1 and all(change.direction in ("unknown", "unclear", "slight") for change in others):
         return ", in every phase: which another machine, its load or its threads would do as well"
     moved.sort(key=lambda change: -abs((change.b.median if change.b else 0.0) - (change.a.median if change.a else 0.0)))
     return f", in {listing([change.name for change in moved])}" if moved else ""
