@@ -1,4 +1,4 @@
-"""Code of ours that runs inside somebody's compiled function is left as it is by torch.compile.
+"""Sonde and torch.compile. Code of ours that runs inside somebody's compiled function is left as it is by torch.compile.
 
 Between the pieces that it compiles, torch.compile looks at every function that is called there and would compile ours as well: more frames
 and graph breaks than without us, and a switchboard that believes for good that it is being compiled, and stays silent. So our functions are
@@ -11,6 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
+
+from torch import nn
+
+
+def inside(model: Any) -> nn.Module | None:
+    """The module within the wrapper of torch.compile; None where there is no wrapper. A model's own __getattr__, which may do anything, is
+    not asked."""
+    found = vars(model).get("_modules", {}).get("_orig_mod") if isinstance(model, nn.Module) else None
+    return found if isinstance(found, nn.Module) else None
 
 
 def leave_alone(function: Callable[..., Any], *, with_all_it_calls: bool) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sonde.capture.kept import Call, Kept
 from sonde.capture.tensors import tensors_in
+from sonde.capture.uncompiled import inside
 from sonde.forensics.company import num_processes, silence
 from sonde.forensics.earlier import Earlier, Pick
 from sonde.forensics.effects import MISSING, lookup
@@ -73,7 +74,7 @@ class Rerun:
 
     def _inputs(self, module: nn.Module) -> tuple[Any, Mapping[str, Any]]:
         for call in reversed(self.kept.calls):
-            if call.module is module or getattr(module, "_orig_mod", None) is call.module:
+            if call.module is module or inside(module) is call.module:
                 return call.args, call.kwargs
         raise CannotReplay(f"the inputs of {type(module).__name__} were not kept")
 
@@ -187,7 +188,7 @@ def reader(kept: Kept) -> Reader:
     return Reader(
         must_be_made=_must_be_made,
         harmless=lambda value: isinstance(value, nn.Module),
-        was_called=lambda value: id(value) in called or id(getattr(value, "_orig_mod", None)) in called,
+        was_called=lambda value: id(value) in called or id(inside(value)) in called,
     )
 
 
