@@ -56,6 +56,7 @@ def _live(words: list[str], cwd: str, env: dict[str, str], output: Path, errors:
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
+    multiprocessing.set_start_method("fork", force=True)  # as in a cold process: workers of a DataLoader must not wait for torch either
     if env.get("PYTHONWARNINGS") == "error":
         warnings.simplefilter("error")
     code = 0

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from sonde.capture.uncompiled import inside
+
 ENTRY = Callable[["Watched", nn.Module, Any, Any], None]
 EXIT = Callable[["Watched", nn.Module, Any], None]
 
@@ -78,7 +80,7 @@ class Watched:
     def body(self) -> nn.Module | None:
         """The module whose paths the user knows: without the wrapper of torch.compile."""
         model = self._model()
-        return getattr(model, "_orig_mod", model) if model is not None else None
+        return model if (within := inside(model)) is None else within
 
     def add_entry(self, module: nn.Module) -> None:
         """Hook a door: the model itself, or a part of it that the user calls directly."""
@@ -153,14 +155,14 @@ class Watched:
     def mode_modules(self) -> list[nn.Module]:
         """Modules that behave differently in eval: dropout and normalisation with running statistics."""
         body = self.body
-        return [] if body is None else [module for module in body.modules() if _depends_on_mode(module)]
+        return [] if body is None else [module for module in body.modules() if depends_on_mode(module)]
 
 
 def is_compiled(module: nn.Module) -> bool:
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+    return inside(module) is not None or getattr(module, "_compiled_call_impl", None) is not None
 
 
-def _depends_on_mode(module: nn.Module) -> bool:
+def depends_on_mode(module: nn.Module) -> bool:
     if isinstance(module, nn.modules.dropout._DropoutNd):
         return module.p > 0
     if isinstance(module, nn.modules.batchnorm._NormBase):

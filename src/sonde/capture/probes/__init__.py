@@ -7,6 +7,7 @@ from sonde.capture.probes.batch import Batch
 from sonde.capture.probes.memory import Memory
 from sonde.capture.probes.modes import Modes
 from sonde.capture.probes.probe import Probe
+from sonde.capture.probes.validation import Validation
 from sonde.capture.probes.weights import Weights
 
-PROBES: tuple[type[Probe], ...] = (Activations, Batch, Memory, Modes, Weights)
+PROBES: tuple[type[Probe], ...] = (Activations, Batch, Memory, Modes, Validation, Weights)

@@ -1,4 +1,4 @@
-"""What went in: shape, range, non-finite values and a content hash of the tensors in a batch."""
+"""What went in: shape, range, non-finite values and a content hash of the tensors in a batch; are its samples alike, and its labels?"""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import nn
 
 from sonde.capture import kernel
 from sonde.capture.far import is_far
+from sonde.capture.labels import Labels, counted, labels_of
 from sonde.capture.probes.probe import Probe, Tools
 from sonde.capture.tensors import tensors_in
 from sonde.capture.watched import Watched
@@ -20,6 +21,8 @@ from sonde.run.format import FramePlan
 MAX_TENSORS = 8  # of one batch, and of one model's inputs
 ALL_OF_THE_FIRST = 16  # observed steps; then one in EVERY: hashing a batch costs as much as all statistics of a small layer
 EVERY = 4
+MAX_SAMPLES = 64  # of a batch are compared with the first; the second alone where that differs
+MAX_OUTPUTS = 4  # of the models of a step, whose shapes are kept
 
 
 class Batch(Probe):
@@ -35,28 +38,42 @@ class Batch(Probe):
         self._plan: tuple[list[int], FramePlan] | None = None
         self._num_steps = 0
         self._looks = True
-        self._fetched: set[int] = set()  # ids of tensors that the loader handed out: as inputs they are not measured again
+        self._batch: Any = None  # what the loader handed out last, before the training's first forward: not what is validated with
+        self._fetched: dict[int, torch.Tensor] = {}  # its tensors, by id: as inputs they are not measured again
+        self._samples: dict[str, Any] = {}  # of what was given to the first forward
+        self._outputs: list[tuple[int, ...]] = []
+        self._labels: list[Labels | None] = []
 
     def begin(self, step: int, *, with_exponents: bool) -> None:
         self._num_steps += 1
         self._looks = self._num_steps <= ALL_OF_THE_FIRST or self._num_steps % EVERY == 0 or self._tools.measured.in_full
 
     def fetched(self, batch: Any) -> None:
-        self._fetched.clear()
-        if not self._looks:
-            return
-        for place, tensor in tensors_in(batch)[:MAX_TENSORS]:
-            self._take(f"batch.{place}", tensor)
-            self._fetched.add(id(tensor))
+        if self._looks and not self._samples:
+            self._batch = batch
 
     def entered(self, watched: Watched, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not self._looks:
             return
-        for place, tensor in tensors_in((args, kwargs))[:MAX_TENSORS]:
+        self._take_batch()
+        inputs = tensors_in((args, kwargs))[:MAX_TENSORS]
+        if not self._samples:
+            near = [tensor for _, tensor in inputs if not is_far(tensor)]
+            self._samples = _samples(near or list(self._fetched.values())[:1])
+        for place, tensor in inputs:
             if id(tensor) not in self._fetched:
                 self._take(f"input.{place.partition('.')[2]}", tensor)
 
+    def left(self, watched: Watched, output: Any) -> None:
+        if self._looks and len(self._outputs) < MAX_OUTPUTS:
+            self._outputs += [tuple(tensor.shape) for _, tensor in tensors_in(output)[:MAX_OUTPUTS]]
+
+    def backward(self, tensors: Any) -> None:
+        if self._looks:
+            self._labels += labels_of(tensors, self._outputs, self._fetched.values())
+
     def tables(self) -> Iterable[kernel.Rows]:
+        self._take_batch()  # where no model was entered
         return (self._rows,)
 
     def write(self, step: int) -> None:
@@ -66,9 +83,20 @@ class Batch(Probe):
             if self._plan is None or self._plan[0] != ids:
                 self._plan = (ids, self._journal.plan(Kind.BATCH, BATCH_FIELDS, ids))
             self._journal.frame(self._plan[1], step, np.hstack([self._rows.values[:num], self._extra[:num]]))
+        if self._samples:
+            self._journal.event("data", step, fetched=bool(self._fetched), **self._samples, labels=counted(self._labels))
 
     def clear(self) -> None:
-        self._taken.clear()
+        self._batch = None
+        for held in (self._taken, self._fetched, self._samples, self._outputs, self._labels):
+            held.clear()
+
+    def _take_batch(self) -> None:
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            for place, tensor in tensors_in(batch)[:MAX_TENSORS]:
+                self._take(f"batch.{place}", tensor)
+                self._fetched[id(tensor)] = tensor
 
     def _take(self, path: str, tensor: torch.Tensor) -> None:
         row = len(self._taken)
@@ -85,3 +113,18 @@ class Batch(Probe):
             fingerprint = kernel.fingerprint(tensor) if not is_far(tensor) else None
             self._extra[row] = (tensor.shape[0] if tensor.dim() else 1, np.nan if fingerprint is None else fingerprint)
             self._taken.append(site)
+
+
+def _samples(inputs: list[torch.Tensor]) -> dict[str, Any]:
+    """How many of the inputs have samples (as many as the first), in how many of these all samples are alike, and what such a one is."""
+    size = next((len(tensor) for tensor in inputs if tensor.dim()), 0)
+    sampled = [tensor for tensor in inputs if tensor.dim() and len(tensor) == size > 1]
+    alike = [tensor for tensor in sampled if _is_alike(tensor)]
+    sample = kernel.fingerprint(alike[0][0]) if alike else None
+    return {"size": size, "num_inputs": len(sampled), "num_alike": len(alike), "sample": sample}
+
+
+def _is_alike(tensor: torch.Tensor) -> bool:
+    with torch.no_grad():
+        first = kernel.fingerprint(tensor[0])
+        return first is not None and all(kernel.fingerprint(tensor[i]) == first for i in range(1, min(len(tensor), MAX_SAMPLES)))

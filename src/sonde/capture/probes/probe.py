@@ -22,6 +22,8 @@ from sonde.capture.watched import Watched
 from sonde.config import DebugConfig, Measured
 
 NOW_AND_THEN = 8  # steps
+EXPONENTS_FIRST = (0, 4, 16)  # observed steps on which histograms are taken
+EXPONENTS_EVERY = 64  # and then: they change slowly and cost more than the statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,12 @@ class Probe:
 
     def left(self, watched: Watched, output: Any) -> None:
         """That forward is over, one way or another; without an output if it failed."""
+
+    def evaluated(self, watched: Watched, module: nn.Module, args: Any, kwargs: Any, step: int) -> None:
+        """In any step, observed or not: without gradients, a forward is about to run through a module that is in training mode."""
+
+    def backward(self, tensors: Any) -> None:
+        """A backward is about to run from these."""
 
     def before(self, optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], *, closure: bool) -> None:
         """An optimizer is about to step; with a closure, the gradients that count are made inside of it."""

@@ -1,0 +1,119 @@
+"""The class labels that a loss was computed from, read from the graph that backward is about to walk: wherever they come from, these count.
+
+Only a loss of torch's own (cross entropy, nll, binary cross entropy) keeps them, and only where the model's own output was compared with
+them it is known that they are classes: the columns of a contrastive loss are other samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sonde.capture.far import is_far
+
+MAX_NODES = 32  # from the loss on: it is near, behind a scale, a mean, a sum with other losses
+MAX_LABELS = 1 << 16  # of one batch are counted, evenly spaced
+MAX_TOLD = 64  # different labels in one event, the most frequent
+FEWEST = 2  # labels: one alone is always alike
+
+_CLASSES = ("NllLossBackward0", "NllLoss2DBackward0")
+_IN_NUMPY = (torch.int64, torch.int32, torch.uint8, torch.float32, torch.float64)
+_BINARY = ("BinaryCrossEntropyWithLogitsBackward0", "BinaryCrossEntropyBackward0")
+
+
+class Labels(NamedTuple):
+    """What one loss was given: whole numbers from 0 on, in their order."""
+
+    values: npt.NDArray[np.integer[Any]]
+    num_classes: int
+
+
+def labels_of(loss: Any, outputs: Sequence[tuple[int, ...]], fetched: Iterable[Tensor]) -> list[Labels | None]:
+    """The labels of the losses that this one is made of, as far as a model's own output (one of these shapes) was compared with them; None
+    for those that are out of reach. Those on a device are looked up in the batch that the loader handed out."""
+    if not isinstance(loss, Tensor) or loss.grad_fn is None:
+        return []
+    found: list[Labels | None] = []
+    queue: deque[Any] = deque([loss.grad_fn])
+    seen: set[Any] = {loss.grad_fn}
+    for _ in range(MAX_NODES):
+        if not queue:
+            break
+        node = queue.popleft()
+        kind = node.name()
+        if kind in _CLASSES or kind in _BINARY:
+            found.append(_given(node, kind, outputs, fetched))
+            continue
+        for after, _ in node.next_functions:
+            if after is not None and after not in seen:
+                seen.add(after)
+                queue.append(after)
+    return found
+
+
+def _given(node: Any, kind: str, outputs: Sequence[tuple[int, ...]], fetched: Iterable[Tensor]) -> Labels | None:
+    labels, scores = _saved(node, "target"), _saved(node, "self")
+    if labels is None or scores is None:
+        return None
+    whole = [shape for shape in outputs if math.prod(shape) == scores.numel()]
+    if kind in _BINARY:
+        # One number per sample, and one label: several are several questions.
+        num_classes, is_own = 2, any(shape[:1] == (scores.numel(),) for shape in whole)
+    else:
+        num_classes = scores.shape[1] if scores.dim() > 1 else 0
+        is_own = any(num_classes in shape[1:] for shape in whole)
+    values = _values(labels, fetched) if is_own else None
+    return None if values is None else Labels(values, num_classes)
+
+
+def _saved(node: Any, name: str) -> Tensor | None:
+    """What a node keeps, unless somebody packed it: unpacking runs code of the user's, and in a checkpoint the whole forward."""
+    kept = getattr(node, f"_raw_saved_{name}", None)
+    if kept is None or getattr(kept, "unpack_hook", kept) is not None:
+        return None
+    tensor = kept.data
+    return tensor if isinstance(tensor, Tensor) else None
+
+
+def _values(labels: Tensor, fetched: Iterable[Tensor]) -> npt.NDArray[np.integer[Any]] | None:
+    if is_far(labels):
+        alike = [tensor for tensor in fetched if tensor.shape == labels.shape and tensor.dtype == labels.dtype and not is_far(tensor)]
+        if len(alike) != 1:
+            return None
+        labels = alike[0]
+    if type(labels) is not Tensor or labels.dtype not in _IN_NUMPY or labels.layout is not torch.strided:
+        return None
+    values = labels.detach().numpy().reshape(-1)
+    values = values[:: len(values) // MAX_LABELS + 1]
+    if values.dtype.kind == "f":
+        if not ((values == 0) | (values == 1)).all():
+            return None  # soft labels
+        values = values.astype(np.int64)
+    kept: npt.NDArray[np.integer[Any]] = values[values >= 0]  # what is ignored is negative
+    return kept
+
+
+def counted(given: Sequence[Labels | None]) -> dict[str, Any] | None:
+    """What an event says of the labels of one step; None where there are none, or not all of them are known."""
+    known = [labels for labels in given if labels is not None]
+    if not known or len(known) < len(given):
+        return None
+    values, counts = np.unique(np.concatenate([labels.values for labels in known]), return_counts=True)
+    if counts.sum() < FEWEST:
+        return None
+    most = np.sort(np.argsort(-counts, kind="stable")[:MAX_TOLD])
+    steps = np.diff(known[0].values)
+    return {
+        "num": int(counts.sum()),
+        "num_classes": max(labels.num_classes for labels in known),
+        "num_distinct": len(values),
+        "counts": [[int(values[i]), int(counts[i])] for i in most.tolist()],
+        "in_order": len(known) == 1 and bool((steps >= 0).all() or (steps <= 0).all()),
+    }

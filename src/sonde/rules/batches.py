@@ -1,0 +1,112 @@
+"""What a run knows of its data: the DataLoader that feeds the training, the batches that were looked at, and their labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from sonde.record import Kind, Step
+from sonde.rules.rule import NotEvaluated
+from sonde.rules.timing import amount
+
+ADJACENT = 2  # pairs of steps in a row, both looked at: batches that come again once in an epoch would meet in any other
+NOTHING_SEEN = NotEvaluated("no batch was looked at: no observed step ran a watched model")
+
+
+@dataclass(slots=True)
+class Loader:
+    """The first DataLoader that was started, which is that of the training."""
+
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def see(self, step: Step) -> None:
+        for event in step.events:
+            if event.kind == "source" and event.data.get("call") == "loader" and not self.facts:
+                self.facts = event.data
+
+    @property
+    def num_batches(self) -> int:
+        """In one pass; 0 where that is not known."""
+        return int(amount(self.facts, "num_batches"))
+
+    @property
+    def num_workers(self) -> int:
+        return int(amount(self.facts, "num_workers"))
+
+    @property
+    def order(self) -> str:
+        """`random`, `sequential`, `stream` or `other`; empty where it is not known."""
+        return str(self.facts.get("order", ""))
+
+    @property
+    def at(self) -> str:
+        """` at train.py:41`, or nothing: for the end of a sentence."""
+        line = str(self.facts.get("line", ""))
+        return f" at {line}" if line else ""
+
+    def evidence(self) -> dict[str, float | str]:
+        line, text = str(self.facts.get("line", "")), str(self.facts.get("text", ""))
+        return {name: value for name, value in (("source", line), ("source_text", text)) if value}
+
+
+@dataclass(slots=True)
+class Repeats:
+    """Batches of a DataLoader by their content: do they come again?"""
+
+    first: tuple[float, ...] = ()
+    first_step: int = -1
+    last: tuple[float, ...] = ()
+    last_step: int = -1
+    num: int = 0
+    num_like_first: int = 0
+    num_adjacent: int = 0  # looked at in two steps in a row
+    num_alike: int = 0  # of these, with the same content in both
+    size: int = 0
+
+    def see(self, step: Step) -> None:
+        rows = [(site, row) for site, row in step.table(Kind.BATCH) if site.path.startswith("batch.")] if Kind.BATCH in step.frames else []
+        content = tuple(row.get("hash", float("nan")) for _, row in rows)
+        if not content or any(part != part for part in content):
+            return
+        if not self.num:
+            self.first, self.first_step = content, step.number
+            self.size = int(rows[0][1].get("size", 0))
+        self.num += 1
+        self.num_like_first += content == self.first
+        if step.number == self.last_step + 1 and self.num > 1:
+            self.num_adjacent += 1
+            self.num_alike += content == self.last
+        self.last, self.last_step = content, step.number
+
+
+class Labels(NamedTuple):
+    """Those of one batch."""
+
+    num: int
+    num_classes: int  # columns of what the model puts out
+    num_distinct: int
+    counts: tuple[tuple[int, int], ...]
+    in_order: bool
+    per_sample: bool  # one for each sample of the batch
+
+
+def data_of(step: Step) -> Mapping[str, Any]:
+    """What was noted of this step's batch; empty where it was not looked at."""
+    return next((event.data for event in step.events if event.kind == "data"), {})
+
+
+def labels_of(step: Step) -> Labels | None:
+    data = data_of(step)
+    given = data.get("labels")
+    if not isinstance(given, Mapping):
+        return None
+    pairs = given.get("counts")
+    counts = tuple((int(pair[0]), int(pair[1])) for pair in pairs if len(pair) == 2) if isinstance(pairs, list) else ()
+    num = int(amount(given, "num"))
+    if not counts or not num:
+        return None
+    return Labels(
+        num, int(amount(given, "num_classes")), int(amount(given, "num_distinct")), counts, bool(given.get("in_order")),
+        num == int(amount(data, "size")),
+    )  # fmt: skip

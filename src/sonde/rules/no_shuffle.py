@@ -1,0 +1,110 @@
+"""The training data come in the order of their labels.
+
+What it finds    sorted data that are not shuffled: batches in a row hold one class, or two where classes meet.
+Why it matters   each stretch pulls the whole model towards one class and away from what it learnt of the others: the loss
+                 saws up and down, batch norm sees one class at a time, and the result is worse than it could be.
+How it knows     the labels of the batches that were looked at: each in order, and with far fewer different ones than
+                 a batch of that size would have, drawn at random from all labels that were seen; and the same labels
+                 come back in the next epoch, or the DataLoader says that it does not shuffle.
+Known problems   a curriculum (K46) is sorted by something else than the label. Tasks that are learnt one after another do not
+                 come back and are shuffled within; samplers that put a few classes into each batch put in several. What
+                 is sorted by time and has labels that last looks the same, and mostly is.
+Fix              DataLoader(..., shuffle=True), or a permutation of the samples at the start of each epoch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from sonde.record import Finding, Severity, Step
+from sonde.rules.batches import Loader, labels_of
+from sonde.rules.rule import Answer, Clear, NotEvaluated
+from sonde.rules.source import Sources
+from sonde.rules.words import number
+
+ENOUGH = 8  # batches that were looked at
+FEWEST = 4  # labels in a batch: fewer are in order by chance
+IN_ORDER = 0.9  # of the batches; the last of an epoch and the first of the next may be one
+FEW = 0.5  # of the different labels that chance would give: shuffled batches have 0.9 to 1.1
+MAX_LABELS = 4096  # different ones that are counted
+
+
+@dataclass(slots=True)
+class NoShuffle:
+    name: ClassVar[str] = "no-shuffle"
+    explains: ClassVar[tuple[str, ...]] = ("loss-plateau", "loss-spike", "gradient-spike", "oscillating-loss")
+
+    sources: Sources = field(default_factory=Sources)
+    loader: Loader = field(default_factory=Loader)
+    totals: Counter[int] = field(default_factory=Counter)
+    sizes: Counter[int] = field(default_factory=Counter)
+    num: int = 0
+    num_in_order: int = 0
+    num_distinct: int = 0  # summed over the batches
+    first_step: int = -1
+    present: frozenset[int] = frozenset()  # labels of the last batch
+    gone: set[int] = field(default_factory=set)  # labels that were there, and then were not
+    num_returns: int = 0
+
+    def see(self, step: Step) -> None:
+        self.sources.see(step)
+        self.loader.see(step)
+        labels = labels_of(step)
+        if labels is None or labels.num < FEWEST or labels.num_classes < 2 or not labels.per_sample:
+            return
+        self.first_step = step.number if not self.num else self.first_step
+        self.num += 1
+        self.num_in_order += labels.in_order
+        self.num_distinct += labels.num_distinct
+        self.sizes[labels.num] += 1
+        now = frozenset(value for value, _ in labels.counts)
+        self.num_returns += bool(now & self.gone)
+        self.gone = (self.gone | self.present) - now
+        self.present = now
+        for value, times in labels.counts:
+            if value in self.totals or len(self.totals) < MAX_LABELS:
+                self.totals[value] += times
+
+    def answer(self) -> Answer:
+        if not self.num:
+            return NotEvaluated("no class labels were seen: no observed step ended in a cross entropy of a model's output")
+        if self.loader.order == "random" or self.num_in_order < IN_ORDER * self.num:
+            return Clear()
+        if self.num < ENOUGH:
+            return NotEvaluated(f"only {self.num} batches with labels were looked at")
+        if len(self.totals) < 2:
+            return NotEvaluated("all labels that were seen are one class")
+        expected = self._expected()
+        distinct = self.num_distinct / self.num
+        if distinct > FEW * expected:
+            return Clear()
+        if not self.num_returns and self.loader.order != "sequential":
+            return NotEvaluated("the labels come in order, but none of them has come back yet")
+        how = "does not shuffle" if self.loader.order == "sequential" else "feeds them"
+        return [
+            Finding(
+                rule=self.name,
+                severity=Severity.WARNING,
+                where="",
+                step=self.first_step,
+                cause=f"the labels come sorted: a batch of {self._size} has {number(distinct)} different ones, where chance gives "
+                f"{number(expected)}, and {self.num_in_order} of {self.num} batches are in order"
+                + (f"; the DataLoader{self.loader.at} {how}" if self.loader.facts else self.sources.at("forward")),
+                fix="shuffle the training data: DataLoader(..., shuffle=True), or a new permutation in each epoch",
+                evidence={
+                    "num_looked_at": self.num, "in_order": self.num_in_order, "distinct": distinct, "distinct_by_chance": expected,
+                    "num_labels_seen": len(self.totals), **(self.loader.evidence() or self.sources.evidence("forward")),
+                },
+            )
+        ]  # fmt: skip
+
+    @property
+    def _size(self) -> int:
+        return self.sizes.most_common(1)[0][0]
+
+    def _expected(self) -> float:
+        """How many different labels a batch would have that is drawn from all that were seen."""
+        total = sum(self.totals.values())
+        return sum(1 - (1 - times / total) ** self._size for times in self.totals.values())
