@@ -72,12 +72,12 @@ class EarlyStopping:
         return None if loop is None else max(loop.clock.number - (not loop.clock.active), 0)
 
     def _tell(self, **news: Any) -> None:
-        step = self._at()
-        if self._session is None or step is None:
+        loop = self._session._loop if self._session is not None else None
+        if self._session is None or loop is None:
             return
         best, best_step = (None, None) if math.isnan(self.best) else (self.best, self.best_step)
         self._session._journal.event(
-            "early_stopping", step, monitor=self.monitor, patience=self.patience, min_delta=self.min_delta, mode=self.mode,
+            "early_stopping", loop.clock.number, monitor=self.monitor, patience=self.patience, min_delta=self.min_delta, mode=self.mode,
             num_evaluations=self.num_evaluations, num_without=self.num_without, num_nan=self.num_nan, best=best, best_step=best_step,
             stopped=self.stopped, why=self.why, **news,
         )  # fmt: skip

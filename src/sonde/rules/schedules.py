@@ -13,7 +13,7 @@ from sonde.rules.epochs import Epochs
 from sonde.rules.learning import FALLEN, History, losses
 from sonde.rules.words import number
 
-COLLAPSED = 1e-3  # of its peak: plans end there, or a little below, in their last updates
+COLLAPSED = 1.001e-3  # of its peak, with room for rounding: plans end there, or a little below, in their last updates
 MAX_SCHEDULES = 200
 MAX_SERIES = 16  # learning rates that are followed; per-layer rates may make thousands
 EVERY_UPDATE = 0.9  # scheduler steps per update from which on it is stepped with every update: a GradScaler may leave out some

@@ -1,0 +1,224 @@
+"""What a run knows of schedulers and of passes over the data."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import sonde
+
+pytestmark = pytest.mark.torch
+
+
+def parts():
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def update(model, optimizer, x=None):
+    optimizer.zero_grad()
+    model(torch.randn(4, 3) if x is None else x).square().mean().backward()
+    optimizer.step()
+
+
+def events(session, kind):
+    session.close()
+    return [event.data for event in sonde.Run(session.run).events(kind)]
+
+
+def loader(num=8, size=2):
+    return DataLoader(TensorDataset(torch.randn(num, 3)), batch_size=size)
+
+
+def test_a_scheduler_is_told_of_with_its_plan_when_it_is_made(tmp_path):
+    model, optimizer = parts()
+    with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True) as session:
+        lr_scheduler.MultiStepLR(optimizer, milestones=[3, 5], gamma=0.5)
+        update(model, optimizer)
+    (one,) = events(session, "scheduler")
+    assert (one["class"], one["plan"], one["rates"]) == ("MultiStepLR", {"milestones": [3, 5], "gamma": 0.5}, [0.1])
+    assert one["source"].startswith("test_course.py:")
+    assert events(session, "scheduler_begins") == []
+
+
+def test_the_parts_of_a_sequence_are_known_as_such_and_its_first_step_is_told_once(tmp_path):
+    model, optimizer = parts()
+    with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True) as session:
+        warm = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)
+        scheduler = lr_scheduler.SequentialLR(optimizer, [warm, lr_scheduler.CosineAnnealingLR(optimizer, 4)], [2])
+        for _ in range(4):
+            update(model, optimizer)
+            scheduler.step()
+    assert [one["parts"] for one in events(session, "scheduler")] == [[], [], [0, 1]]
+    (begun,) = events(session, "scheduler_begins")
+    assert (begun["scheduler"], begun["before_optimizer"], begun["given"]) == (2, False, False)
+    assert sum(step.scalars["scheduler_steps"] for step in sonde.Run(session.run).steps()) == 3
+
+
+@pytest.mark.filterwarnings("ignore:Detected call")
+def test_a_scheduler_that_steps_before_the_optimizer_is_known(tmp_path):
+    model, optimizer = parts()
+    with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True) as session:
+        scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
+        for _ in range(3):
+            scheduler.step()
+            update(model, optimizer)
+    assert events(session, "scheduler_begins")[0]["before_optimizer"] is True
+
+
+@pytest.mark.filterwarnings("ignore:Detected call")
+def test_under_a_grad_scaler_that_skips_the_first_update_nothing_is_before_the_optimizer(tmp_path):
+    model, optimizer = parts()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True) as session:
+        scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
+        for _ in range(2):
+            optimizer.zero_grad()
+            scaler.scale(100 * model(torch.ones(4, 3)).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            scheduler.step()
+    steps = list(sonde.Run(session.run).steps())
+    assert steps[0].scalars["skipped_steps"] == 1
+    assert events(session, "scheduler_begins")[0]["before_optimizer"] is False
+
+
+def test_a_scheduler_that_was_made_before_anybody_listened_is_told_of_with_its_first_step(tmp_path):
+    model, optimizer = parts()
+    scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
+    update(model, optimizer)
+    with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True) as session:
+        scheduler.step()
+        update(model, optimizer)
+    assert events(session, "scheduler")[0]["class"] == "ExponentialLR"
+    assert events(session, "scheduler_begins")[0]["before_optimizer"] is False
+    assert events(session, "optimizer")[0]["groups"][0]["initial_lr"] == 0.1
+
+
+class Halving(lr_scheduler.LRScheduler):
+    def get_lr(self):
+        return [base * 0.5**self.last_epoch for base in self.base_lrs]
+
+    def step(self, epoch=None):
+        super().step()
+
+
+def test_a_scheduler_of_ones_own_that_calls_torchs_step_is_not_taken_to_step_when_it_is_made(tmp_path):
+    model, optimizer = parts()
+    with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True) as session:
+        scheduler = Halving(optimizer)
+        for _ in range(3):
+            update(model, optimizer)
+            scheduler.step()
+    assert [one["heard"] for one in events(session, "scheduler")] == [False]
+    assert events(session, "scheduler_begins")[0]["before_optimizer"] is False
+    assert [step.scalars["scheduler_steps"] for step in sonde.Run(session.run).steps()] == [0, 1, 1]
+
+
+def test_a_scheduler_of_an_optimizer_that_is_not_watched_is_none_of_ours(tmp_path):
+    model, optimizer = parts()
+    _, other = parts()
+    with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True) as session:
+        lr_scheduler.ExponentialLR(other, 0.5)
+        update(model, optimizer)
+    assert events(session, "scheduler") == []
+
+
+def one_pass(model, optimizer, data):
+    for (x,) in data:
+        update(model, optimizer, x)
+
+
+def test_passes_know_the_loop_of_epochs_around_them_and_where_it_may_be_left(tmp_path):
+    model, optimizer = parts()
+    data, args = loader(), argparse.Namespace(epochs=5)
+    with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True) as session:
+        for epoch in range(1, args.epochs + 1):
+            one_pass(model, optimizer, data)
+            if epoch == 3:
+                break
+    found = events(session, "pass")
+    assert [(one["num"], one["at"], one["planned"], one["num_batches"]) for one in found] == [(1, 0, 5, 4), (2, 1, 5, 4), (3, 2, 5, 4)]
+    assert [event.step for event in sonde.Run(session.run).events("pass")] == [0, 4, 8]
+    assert len(found[0]["breaks"]) == 1
+    assert session.report().run.told[-1][1].startswith("in round 3 of 5 of the loop at test_course.py:")
+
+
+def rounds_in(tmp_path, run):
+    model, optimizer = parts()
+    with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True) as session:
+        run(model, optimizer, loader())
+    return [one.get("planned") for one in events(session, "pass")]
+
+
+def test_a_loop_that_is_not_plain_is_not_read(tmp_path):
+    def counting(model, optimizer, data):
+        epoch = 0
+        while epoch < 2:
+            one_pass(model, optimizer, data)
+            epoch += 1
+
+    assert rounds_in(tmp_path, counting) == [None, None]
+
+
+def test_a_loop_over_a_few_names_is_looked_through(tmp_path):
+    def phases(model, optimizer, data):
+        for _epoch in range(2):
+            for _phase in ["train", "val"]:
+                for (x,) in data:
+                    update(model, optimizer, x)
+
+    assert rounds_in(tmp_path, phases) == [2, 2, 2, 2]
+
+
+def test_reading_the_loop_keeps_nothing_of_the_users_alive(tmp_path):
+    model, optimizer = parts()
+    data = loader()
+
+    def train():
+        big = torch.zeros(1000)
+        seen = weakref.ref(big)
+        for _epoch in range(2):
+            one_pass(model, optimizer, data)
+            big = None
+            gc.collect()
+            assert seen() is None
+        return big
+
+    with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True) as session:
+        train()
+    assert len(events(session, "pass")) == 2
+
+
+def test_a_loader_that_is_begun_for_single_batches_is_told_of_a_few_times_only(tmp_path):
+    model, optimizer = parts()
+    data = loader()
+    with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True) as session:
+        for _ in range(40):
+            update(model, optimizer, next(iter(data))[0])
+    assert len(events(session, "pass")) == 16
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter(torch.randn(6, 3))
+
+    def __len__(self):
+        return 2
+
+
+def test_a_loader_over_an_iterable_is_not_asked_for_its_length(tmp_path):
+    # It would warn, since there is more than its length says.
+    model, optimizer = parts()
+    with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True) as session:
+        for x in DataLoader(Endless(), batch_size=2):
+            update(model, optimizer, x)
+    assert events(session, "pass")[0]["num_batches"] is None

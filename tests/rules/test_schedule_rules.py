@@ -1,0 +1,279 @@
+"""The rules about schedules: too often, too rarely, never, before the optimizer, and a warm-up that does not end."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from synthetic import ask, falling, opening, stuck, the_finding, training, why_not
+
+from sonde.record import Event, Severity
+from sonde.rules.lr_stuck_in_warmup import LrStuckInWarmup
+from sonde.rules.rule import Clear
+from sonde.rules.scheduler_before_optimizer import SchedulerBeforeOptimizer
+from sonde.rules.scheduler_never_stepped import SchedulerNeverStepped
+from sonde.rules.scheduler_too_often import SchedulerTooOften
+from sonde.rules.scheduler_too_rarely import SchedulerTooRarely
+
+EPOCH = 20  # updates
+
+
+def made(kind="StepLR", index=0, **given):
+    about = {"class": kind, "scheduler": index, "optimizer": 0, "rates": [0.1], "initial": [0.1], "plan": {}, "parts": [], "heard": True,
+             "last_epoch": 0, "source": "train.py:13", "text": f"scheduler = {kind}(optimizer)"}  # fmt: skip
+    return Event("scheduler", 0, about | given)
+
+
+def begins(step=0, index=0, **given):
+    about = {"scheduler": index, "given": False, "before_optimizer": False, "last_epoch": 1, "source": "train.py:25"}
+    return Event("scheduler_begins", step, about | given)
+
+
+LINE = Event("source", 0, {"call": "scheduler_step", "line": "train.py:25", "text": "scheduler.step()"})
+END = Event("end", 0, {"how": "finished", "exit_code": 0, "exception": ""})
+
+
+def passes(num, planned=None, length=EPOCH):
+    more = [{} if planned is None else {"planned": planned, "at": at, "loop": "train.py:15", "breaks": []} for at in range(num)]
+    return {at * length: [Event("pass", at * length, {"loader": 0, "num": at + 1, "num_batches": length, **more[at]})] for at in range(num)}
+
+
+def run(num_steps=200, *, scheduler, rate=lambda s: 0.1, every=1, epochs=True, planned=None, ended=True, loss=falling, first=None, more=()):
+    """A training under one scheduler, which is stepped `every` so many updates (0: never)."""
+    events = passes(num_steps // EPOCH, planned) if epochs else {}
+    start = [*opening(), scheduler, *more]
+    if every:
+        start += [LINE, first or begins(0 if every == 1 else every)]
+    steps = training(
+        num_steps, loss=loss, events=events, start=start,
+        scalars=lambda s: {"lr": rate(s), "scheduler_steps": float(bool(every) and s > 0 and s % every == 0), "eval_forwards": 0.0},
+    )  # fmt: skip
+    return [*steps[:-1], _with(steps[-1], END)] if ended else steps
+
+
+def _with(step, event):
+    return type(step)(step.number, step.rank, step.scalars, step.frames, (*step.events, event), step.sites)
+
+
+# -- too often -------------------------------------------------------------------------------------
+
+
+def test_a_rate_that_is_gone_in_the_first_epoch_is_found_with_the_line_that_steps():
+    step_lr = made(plan={"step_size": 3, "gamma": 0.1})
+    finding = the_finding(SchedulerTooOften, run(scheduler=step_lr, rate=lambda s: 0.1 * 0.1 ** (s // 3), loss=stuck))
+    assert finding.severity == Severity.CRITICAL
+    assert finding.step == 9
+    assert finding.evidence["source"] == "train.py:25"
+    assert "StepLR(step_size=3, gamma=0.1)" in finding.cause
+    assert "epoch 1 of 10" in finding.cause
+
+
+def test_a_rate_that_is_gone_early_is_an_error_even_where_something_was_learnt():
+    assert the_finding(SchedulerTooOften, run(scheduler=made(), rate=lambda s: 0.1 * 0.7**s)).severity == Severity.ERROR
+
+
+def test_milestones_that_all_lie_in_the_first_epoch_are_found():
+    multi = made("MultiStepLR", plan={"milestones": [8, 12], "gamma": 0.1})
+    finding = the_finding(SchedulerTooOften, run(scheduler=multi, rate=lambda s: 0.1 * 0.1 ** ((s > 8) + (s > 12))))
+    assert "first of 10 epochs" in finding.cause
+
+
+def test_a_cosine_over_the_number_of_epochs_that_swings_with_the_batches_is_found():
+    cosine = made("CosineAnnealingLR", plan={"T_max": 10})
+    swinging = run(scheduler=cosine, planned=10, rate=lambda s: 0.05 + 0.05 * math.cos(math.pi * s / 10))
+    assert the_finding(SchedulerTooOften, swinging).severity == Severity.WARNING
+
+
+def test_a_cosine_that_swings_and_is_not_the_number_of_epochs_may_be_meant():
+    cosine = made("CosineAnnealingLR", plan={"T_max": 7})
+    assert ask(SchedulerTooOften, run(scheduler=cosine, planned=10, rate=lambda s: 0.05 + 0.05 * math.cos(math.pi * s / 7))) == Clear()
+
+
+@pytest.mark.parametrize(
+    "rate",
+    [
+        pytest.param(lambda s: 0.05 + 0.05 * math.cos(math.pi * s / 200), id="cosine to zero"),
+        pytest.param(lambda s: 0.1 * 0.97**s, id="exponential to a five hundredth"),
+        pytest.param(lambda s: 0.1 * (1 - s / 200) ** 2, id="polynomial"),
+        pytest.param(lambda s: 0.1 * 0.1 ** ((s > 100) + (s > 150) + (s > 180)), id="late milestones"),
+        pytest.param(lambda s: 0.05 + 0.05 * math.cos(math.pi * (s % 50) / 50), id="restarts"),
+        pytest.param(lambda s: 0.1 * min(1, s / 100), id="warm-up"),
+    ],
+)
+def test_schedules_that_are_meant_to_move_with_every_update_are_clear(rate):
+    assert ask(SchedulerTooOften, run(scheduler=made(), rate=rate)) == Clear()
+
+
+def test_where_an_epoch_is_one_update_every_update_is_an_epoch():
+    each = {s: [Event("pass", s, {"loader": 0, "num": s + 1, "num_batches": 1})] for s in range(200)}
+    steps = training(200, loss=stuck, start=[*opening(), made(), LINE, begins()], events=each,
+                     scalars=lambda s: {"lr": 0.1 * 0.7**s, "scheduler_steps": float(s > 0)})  # fmt: skip
+    assert ask(SchedulerTooOften, steps) == Clear()
+
+
+def test_a_plateau_scheduler_whose_epochs_are_not_known_may_have_waited_for_what_it_saw():
+    plateau = made("ReduceLROnPlateau", plan={"patience": 5})
+    steps = run(300, scheduler=plateau, epochs=False, rate=lambda s: 0.1 * 0.5 ** (s // 10), loss=stuck)
+    assert ask(SchedulerTooOften, steps) == Clear()
+
+
+def test_a_schedule_in_epochs_is_clear():
+    assert ask(SchedulerTooOften, run(scheduler=made(), every=EPOCH, rate=lambda s: 0.1 * 0.1 ** (s // EPOCH))) == Clear()
+
+
+def test_too_often_cannot_be_told_after_a_few_updates():
+    assert "only 30 updates" in why_not(SchedulerTooOften, run(30, scheduler=made()))
+
+
+# -- too rarely ------------------------------------------------------------------------------------
+
+
+def one_cycle(total):
+    return made("OneCycleLR", plan={"total_steps": total}, rates=[0.004], initial=[0.004])
+
+
+def test_a_plan_over_all_updates_that_is_stepped_per_epoch_is_found():
+    finding = the_finding(SchedulerTooRarely, run(scheduler=one_cycle(200), every=EPOCH, rate=lambda s: 0.004 + 1e-5 * (s // EPOCH)))
+    assert finding.severity == Severity.ERROR
+    assert finding.evidence["total"] == 200
+    assert "stepped 9 times in 200 updates" in finding.cause
+
+
+def test_it_is_found_before_the_end_where_the_loop_says_how_many_epochs_it_is_to_have():
+    steps = run(100, scheduler=one_cycle(200), every=EPOCH, planned=10, rate=lambda s: 0.004, ended=False)
+    assert the_finding(SchedulerTooRarely, steps).evidence["updates"] == 100
+
+
+def test_a_plan_in_epochs_that_is_stopped_early_is_clear():
+    cosine = made("CosineAnnealingLR", plan={"T_max": 100})
+    assert ask(SchedulerTooRarely, run(100, scheduler=cosine, every=EPOCH, planned=100)) == Clear()
+    assert ask(SchedulerTooRarely, run(60, scheduler=cosine, every=EPOCH)) == Clear()
+
+
+def test_a_plan_that_is_followed_is_clear():
+    assert ask(SchedulerTooRarely, run(scheduler=one_cycle(200))) == Clear()
+
+
+def test_parts_of_a_sequence_make_one_plan():
+    start = [
+        made("LinearLR", 0, plan={"total_iters": 20}), made("CosineAnnealingLR", 1, plan={"T_max": 180}),
+        made("SequentialLR", 2, parts=[0, 1], plan={"milestones": [20]}),
+    ]  # fmt: skip
+    steps = run(scheduler=start[0], more=start[1:], every=EPOCH, first=begins(EPOCH, index=2))
+    assert the_finding(SchedulerTooRarely, steps).evidence["total"] == 200
+
+
+# -- a warm-up that does not end -------------------------------------------------------------------
+
+
+def test_a_warm_up_that_is_never_stepped_is_found_with_the_line_that_made_it():
+    warm = made("LinearLR", rates=[1e-5], plan={"total_iters": 100, "start_factor": 1e-4})
+    finding = the_finding(LrStuckInWarmup, run(scheduler=warm, every=0, rate=lambda s: 1e-5, loss=stuck))
+    assert finding.severity == Severity.CRITICAL
+    assert finding.evidence["source"] == "train.py:13"
+    assert finding.evidence["meant_rate"] == 0.1
+
+
+def test_a_warm_up_over_updates_that_is_stepped_per_epoch_is_found():
+    warm = made("LambdaLR", rates=[2e-4])
+    finding = the_finding(LrStuckInWarmup, run(scheduler=warm, every=EPOCH, rate=lambda s: 2e-4 * (1 + s // EPOCH)))
+    assert "stepped 9 times in 200 updates" in finding.cause
+
+
+def test_a_warm_up_that_is_known_from_the_optimizer_alone_is_found():
+    optimizer = Event("optimizer", 0, {"optimizer": 0, "class": "Adam", "groups": [{"lr": 1e-5, "initial_lr": 0.1}]})
+    steps = training(200, start=[optimizer], events=passes(10), scalars=lambda s: {"lr": 1e-5})
+    assert the_finding(LrStuckInWarmup, steps).evidence["rate"] == 1e-5
+
+
+def test_a_warm_up_that_goes_on_with_every_update_is_clear_however_long_it_is():
+    assert ask(LrStuckInWarmup, run(scheduler=made(rates=[1e-5]), rate=lambda s: 1e-5 * (s + 1))) == Clear()
+
+
+def test_a_warm_up_of_some_epochs_is_clear_once_it_is_on_its_way():
+    steps = run(scheduler=made(rates=[1e-3]), every=EPOCH, rate=lambda s: min(0.1, 1e-3 + 0.02 * (s // EPOCH)))
+    assert ask(LrStuckInWarmup, steps) == Clear()
+
+
+def test_in_the_first_epoch_a_warm_up_cannot_be_called_stuck():
+    warm = made(rates=[1e-5])
+    first = Event("pass", 0, {"loader": 0, "num": 1, "num_batches": 5000})
+    assert "first epoch" in why_not(LrStuckInWarmup, run(scheduler=warm, every=0, epochs=False, rate=lambda s: 1e-5, more=[first]))
+
+
+def test_a_small_rate_without_a_schedule_is_no_warm_up():
+    assert ask(LrStuckInWarmup, training(200, scalars=lambda s: {"lr": 1e-6})) == Clear()
+
+
+# -- never -----------------------------------------------------------------------------------------
+
+
+def test_a_scheduler_that_is_never_stepped_is_found_after_some_epochs():
+    finding = the_finding(SchedulerNeverStepped, run(scheduler=made(), every=0, ended=False))
+    assert finding.severity == Severity.WARNING
+    assert finding.evidence["source"] == "train.py:13"
+
+
+def test_a_scheduler_that_is_never_stepped_is_found_at_the_end_of_a_run_without_a_loader():
+    assert the_finding(SchedulerNeverStepped, run(scheduler=made(), every=0, epochs=False)).evidence["updates"] == 200
+    assert "first epoch" in why_not(SchedulerNeverStepped, run(scheduler=made(), every=0, epochs=False, ended=False))
+
+
+def test_a_part_of_a_sequence_is_stepped_by_the_whole():
+    start = [made("LinearLR", 0), made("SequentialLR", 1, parts=[0])]
+    assert ask(SchedulerNeverStepped, run(scheduler=start[0], more=start[1:], first=begins(index=1))) == Clear()
+
+
+def test_a_second_scheduler_of_the_same_optimizer_may_be_for_later():
+    assert ask(SchedulerNeverStepped, run(scheduler=made(), more=[made("SWALR", 1)])) == Clear()
+
+
+def test_a_scheduler_that_steps_by_itself_is_not_judged():
+    assert "by itself" in why_not(SchedulerNeverStepped, run(scheduler=made("Mine", heard=False), every=0))
+
+
+def test_a_rate_that_moves_without_a_scheduler_that_is_heard_is_not_judged():
+    assert "changes" in why_not(SchedulerNeverStepped, run(scheduler=made(), every=0, rate=lambda s: 0.1 / (s + 1)))
+
+
+def test_without_a_scheduler_all_is_clear():
+    for rule in (SchedulerNeverStepped, SchedulerBeforeOptimizer, SchedulerTooOften, SchedulerTooRarely, LrStuckInWarmup):
+        assert ask(rule, training()) == Clear()
+
+
+# -- before the optimizer --------------------------------------------------------------------------
+
+
+def test_a_scheduler_that_steps_first_is_found_with_the_value_that_it_skips():
+    early = run(scheduler=made("ExponentialLR", plan={"gamma": 0.5}), every=EPOCH, first=begins(before_optimizer=True),
+                rate=lambda s: 0.05 * 0.5 ** (s // EPOCH))  # fmt: skip
+    finding = the_finding(SchedulerBeforeOptimizer, early)
+    assert finding.severity == Severity.WARNING
+    assert finding.evidence["skipped_rate"] == 0.1
+    assert finding.evidence["first_rate"] == 0.05
+    assert "one epoch too early" in finding.cause
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param({"given": True}, id="told where it is"),
+        pytest.param({"last_epoch": 8}, id="with loaded state"),
+        pytest.param({"before_optimizer": False}, id="in the right order"),
+    ],
+)
+def test_these_skip_nothing(given):
+    first = begins(**({"before_optimizer": True} | given))
+    assert ask(SchedulerBeforeOptimizer, run(scheduler=made(), every=EPOCH, first=first)) == Clear()
+
+
+def test_a_schedule_that_is_brought_forward_by_another_line_is_clear():
+    other = Event("source", 0, {"call": "scheduler_step", "line": "train.py:14", "text": "scheduler.step()"})
+    steps = run(scheduler=made(), every=EPOCH, first=begins(before_optimizer=True), more=[other])
+    assert ask(SchedulerBeforeOptimizer, steps) == Clear()
+
+
+def test_to_skip_a_first_rate_of_zero_is_only_mentioned():
+    warm = made("LambdaLR", rates=[0.0])
+    finding = the_finding(SchedulerBeforeOptimizer, run(scheduler=warm, first=begins(before_optimizer=True), rate=lambda s: 1e-3 * (s + 1)))
+    assert finding.severity == Severity.INFO
