@@ -222,3 +222,23 @@ def test_a_bad_batch_before_a_batch_norm_is_blamed_itself_not_the_running_statis
     (found,) = origins(tmp_path / "run")
     assert (found.phase, found.samples) == ("input", (5,)), found
     assert "running_mean" not in found.cause
+
+
+def test_that_a_number_is_bad_is_on_disk_before_anybody_looks_back(tmp_path):
+    """Should the process be killed in the meantime."""
+    told = []
+
+    class Watching(nn.Linear):
+        def forward(self, x):
+            told.append([event.data["what"] for event in Run(tmp_path / "run").events("nonfinite")])
+            return super().forward(x)
+
+    model = Watching(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True):
+        for x in [torch.ones(2, 4)]:
+            loss = torch.log(model(x).sum() * 0)
+            loss.backward()
+            optimizer.step()
+    assert told[0] == []
+    assert told[1] == ["loss"]

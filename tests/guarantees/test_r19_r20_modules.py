@@ -248,3 +248,41 @@ def test_r20_pruning_while_training_is_no_trouble(tmp_path: Path) -> None:
     run = sonde.Run(tmp_path / "run")
     assert run.last_step == 5
     assert run.series("activation", "0", "num")[0].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+class Hostile(nn.Module):
+    """Whose every question but torch's own is answered with an error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+    def __getattr__(self, name: str) -> Any:
+        for store in ("_parameters", "_modules", "_buffers"):
+            if name in self.__dict__.get(store, {}):
+                return self.__dict__[store][name]
+        raise RuntimeError(f"nobody may ask for {name}")
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("neither true nor false")
+
+    def __len__(self) -> int:
+        raise RuntimeError("of no length")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("not to be shown")
+
+
+def test_r19_a_model_that_answers_questions_with_errors_is_watched_and_looked_back_at(tmp_path: Path) -> None:
+    model = Hostile()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, tmp_path):
+        one_step(model, optimizer, torch.randn(5, 6))
+        for x in [torch.full((5, 6), float("nan"))]:
+            one_step(model, optimizer, x)
+    run = sonde.Run(tmp_path / "run")
+    assert paths(run, "activation") == {"linear"}
+    assert [event.data["phase"] for event in run.events("origin")] == ["input"]

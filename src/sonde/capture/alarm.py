@@ -84,6 +84,7 @@ class Alarm:
     def _look(self, kept: Kept, what: str, loss: Tensor | None, frame: FrameType | None, *, silent: bool = False) -> tuple[Any, str]:
         """Looks back and writes down what was found. Answers that, or why nothing was; `silent`: which nobody needs to know."""
         began, reason, origin = perf_counter_ns(), "", None
+        self._journal.flush()  # that it is bad is known, whatever becomes of the process while it looks
         try:
             origin = sonde.look_back(kept, frame=frame, loss=loss, what=what, models=self._models())
         except SondeError as error:
