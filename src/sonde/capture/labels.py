@@ -7,7 +7,7 @@ them it is known that they are classes: the columns of a contrastive loss are ot
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,12 +19,12 @@ from torch import Tensor
 from sonde.capture.far import is_far
 
 MAX_NODES = 32  # from the loss on: it is near, behind a scale, a mean, a sum with other losses
-MAX_LABELS = 1 << 16  # of one batch are counted, evenly spaced
+MAX_LABELS = 1 << 13  # of one batch are counted, evenly spaced
 MAX_TOLD = 64  # different labels in one event, the most frequent
 FEWEST = 2  # labels: one alone is always alike
 
 _CLASSES = ("NllLossBackward0", "NllLoss2DBackward0")
-_IN_NUMPY = (torch.int64, torch.int32, torch.uint8, torch.float32, torch.float64)
+_IN_NUMPY = (torch.float32, torch.int64, torch.uint8, torch.float64, torch.float16, torch.int32, torch.int16, torch.int8, torch.bool)
 _BINARY = ("BinaryCrossEntropyWithLogitsBackward0", "BinaryCrossEntropyBackward0")
 
 
@@ -88,11 +88,11 @@ def _values(labels: Tensor, fetched: Iterable[Tensor]) -> npt.NDArray[np.integer
         if len(alike) != 1:
             return None
         labels = alike[0]
-    if type(labels) is not Tensor or labels.dtype not in _IN_NUMPY or labels.layout is not torch.strided:
+    if not is_plain(labels):
         return None
     values = labels.detach().numpy().reshape(-1)
     values = values[:: len(values) // MAX_LABELS + 1]
-    if values.dtype.kind == "f":
+    if values.dtype.kind in "fb":
         if not ((values == 0) | (values == 1)).all():
             return None  # soft labels
         values = values.astype(np.int64)
@@ -100,20 +100,26 @@ def _values(labels: Tensor, fetched: Iterable[Tensor]) -> npt.NDArray[np.integer
     return kept
 
 
+def is_plain(tensor: Tensor) -> bool:
+    """Can numpy read it as it is?"""
+    return type(tensor) is Tensor and tensor.dtype in _IN_NUMPY and tensor.layout is torch.strided and tensor.is_cpu and not tensor.is_neg()
+
+
 def counted(given: Sequence[Labels | None]) -> dict[str, Any] | None:
     """What an event says of the labels of one step; None where there are none, or not all of them are known."""
     known = [labels for labels in given if labels is not None]
     if not known or len(known) < len(given):
         return None
-    values, counts = np.unique(np.concatenate([labels.values for labels in known]), return_counts=True)
-    if counts.sum() < FEWEST:
+    found = Counter[int]()
+    for labels in known:
+        found.update(labels.values.tolist())  # a batch is small: numpy would take longer to begin than this takes
+    if found.total() < FEWEST:
         return None
-    most = np.sort(np.argsort(-counts, kind="stable")[:MAX_TOLD])
     steps = np.diff(known[0].values)
     return {
-        "num": int(counts.sum()),
+        "num": found.total(),
         "num_classes": max(labels.num_classes for labels in known),
-        "num_distinct": len(values),
-        "counts": [[int(values[i]), int(counts[i])] for i in most.tolist()],
+        "num_distinct": len(found),
+        "counts": sorted([value, times] for value, times in found.most_common(MAX_TOLD)),
         "in_order": len(known) == 1 and bool((steps >= 0).all() or (steps <= 0).all()),
     }

@@ -15,6 +15,7 @@ from sonde.capture.far import is_far
 from sonde.capture.journal import Journal
 from sonde.capture.ledger import Ledger
 from sonde.capture.membership import membership
+from sonde.capture.placement import left_behind
 from sonde.capture.source import line_of, user_frame
 from sonde.capture.tensors import tensors_in
 from sonde.capture.watched import COMPILED, ENTRY, EXIT, Watched
@@ -159,7 +160,9 @@ class Models:
         ]
         data, unowned = membership(named, ledger.optimizers())
         self.unowned = [p for _, p in unowned]
-        return data
+        bodies = [body for watched in self if watched.ever_entered and (body := watched.body) is not None]
+        left = [row for body in bodies for row in left_behind(body)]
+        return {**data, "left_behind": left} if left else data
 
     def moved_by_hand(self) -> bool:
         """Have parameters changed since this was last asked? Asked at each backward while no optimizer ever stepped."""

@@ -50,6 +50,7 @@ from sonde.rules.scheduler_too_rarely import SchedulerTooRarely
 from sonde.rules.slow_layer import SlowLayer
 from sonde.rules.slow_step_outliers import SlowStepOutliers
 from sonde.rules.stale_optimizer_params import StaleOptimizerParams
+from sonde.rules.tensor_left_behind import TensorLeftBehind
 from sonde.rules.train_in_eval_mode import TrainInEvalMode
 from sonde.rules.unchanged_parameter import UnchangedParameter
 from sonde.rules.unfused_optimizer import UnfusedOptimizer
@@ -79,6 +80,7 @@ RULES: tuple[type[Rule], ...] = (
     IterableDuplicated,
     WorkerRngDuplicate,
     NoShuffle,
+    TensorLeftBehind,
     UnchangedParameter,
     GraphLeak,
     MemoryGrowth,

@@ -1,0 +1,41 @@
+"""Tensors that a model holds and that are not where it is: `model.to(device)` moves parameters and buffers, not plain attributes.
+
+(With a real device this is untested here: our tests put the model on the meta device.)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+MAX_TOLD = 20  # tensors of one model
+
+
+def left_behind(model: nn.Module) -> list[dict[str, str | int]]:
+    """What is on the CPU while most of the model is not, by its place. A single number is not told of: it is handed over with each call."""
+    devices = Counter(parameter.device.type for parameter in model.parameters())
+    if not devices or set(devices) == {"cpu"}:
+        return []
+    home = devices.most_common(1)[0][0]
+    if home == "cpu":
+        return []  # a part of it is elsewhere, on purpose
+    found = []
+    for kind, path, tensor in _tensors(model):
+        if tensor.device.type == "cpu" and tensor.dim():
+            found.append({"kind": kind, "path": path, "num_elements": tensor.numel(), "device": "cpu", "model_on": home})
+            if len(found) == MAX_TOLD:
+                break
+    return found
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
+    for prefix, module in model.named_modules():
+        path = f"{prefix}." if prefix else ""
+        held = (("parameter", module._parameters), ("buffer", module._buffers), ("attribute", vars(module)))
+        for kind, tensors in held:
+            for name, tensor in list(tensors.items()):
+                if isinstance(tensor, torch.Tensor):
+                    yield kind, path + name, tensor
