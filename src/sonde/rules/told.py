@@ -75,8 +75,8 @@ class Told:
         who = listing([f"{one.name} at {one.source}" if one.source else one.name for one in known.stepped], 2) or "set by hand"
         pace = ""
         if known.stepped and known.num_steps:
-            every = known.num_updates / known.steps_each
-            pace = ", stepped with every update" if known.with_every_update else f", stepped every {number(every)} updates or so"
+            every = round(known.num_updates / (known.steps_each + 1))  # the last time is often after the last update
+            pace = ", stepped with every update" if known.with_every_update else f", stepped about every {every} updates"
         return f"{self._went(rate)} ({who}{pace})"
 
     @staticmethod
