@@ -5,7 +5,7 @@ rare; how often schedulers step is counted with the steps.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +13,10 @@ import torch
 from torch.optim import lr_scheduler
 from torch.utils.data.dataloader import _DatasetKind
 
-from sonde.capture.clock import StepClock
 from sonde.capture.contained import contained
-from sonde.capture.journal import Journal
 from sonde.capture.rates import rate_of
 from sonde.capture.rounds import rounds_around
-from sonde.capture.source import Lines, line_of, user_frame
+from sonde.capture.source import line_of, user_frame
 
 if TYPE_CHECKING:
     from sonde.capture.loop import Loop
@@ -52,8 +50,8 @@ class _Loader:
 
 
 class Course:
-    def __init__(self, journal: Journal, lines: Lines, clock: StepClock, place_of: Callable[[torch.optim.Optimizer], int | None]) -> None:
-        self._journal, self._lines, self._clock, self._place_of = journal, lines, clock, place_of
+    def __init__(self, loop: Loop) -> None:
+        self._loop, self._journal, self._clock = loop, loop._journal, loop.clock
         self._schedulers: dict[int, _Known] = {}
         self._num_schedulers = 0
         self._loaders: dict[int, _Loader] = {}
@@ -63,9 +61,9 @@ class Course:
 
     def made(self, scheduler: Any) -> None:
         optimizer = getattr(scheduler, "optimizer", None)
-        place = self._place_of(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else None
-        if optimizer is None or place is None or self._num_schedulers >= MAX_TOLD:
+        if not isinstance(optimizer, torch.optim.Optimizer) or not self._loop._concerns(optimizer) or self._num_schedulers >= MAX_TOLD:
             return
+        place = self._loop._open(optimizer).index
         known = self._schedulers[id(scheduler)] = _Known(self._num_schedulers)
         self._num_schedulers += 1
         frame = user_frame()

@@ -62,7 +62,7 @@ class Loop(CourseHeard):
         self._far = Far()
         self._losses = Losses(journal, self._far)
         self._rates = Rates(journal)
-        self._course = Course(journal, self._lines, self.clock, self._place_of)
+        self._course = Course(self)
         self.kept = Kept()
         odd = self._odd = Oddities(self)
         self._evaluations = Evaluations(journal, odd.bad_evaluation)
@@ -341,9 +341,6 @@ class Loop(CourseHeard):
             tell_of(optimizer, account.index, self._journal, self.clock.number)
             self._spikes.begin_anew()
         return account
-
-    def _place_of(self, optimizer: torch.optim.Optimizer) -> int | None:
-        return self._open(optimizer).index if self._concerns(optimizer) else None
 
     # -- the end of a step -------------------------------------------------------------------------
 
