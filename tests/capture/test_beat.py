@@ -158,7 +158,8 @@ PROGRAMS |= {program.__name__: program for program in (parameters_in_two_groups,
 
 def watched(program: Callable[[], None], to: Path) -> sonde.Run:
     torch.manual_seed(3)
-    with sonde.DebugSession(sonde.DebugConfig(every=13), to=to, strict=True).start():
+    with sonde.DebugSession(sonde.DebugConfig(every=13), to=to, strict=True).start() as session:
+        session._loop.single_closures = True
         program()
     return sonde.Run(to)
 
@@ -167,8 +168,36 @@ def scalars(run: sonde.Run) -> list[str]:
     return [site.path for site in run.sites.values() if site.kind == "scalar"]
 
 
+def count(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each of the loop's own methods is called."""
+    heard: Counter[str] = Counter()
+    for name in (*beat.CALLS, "end_plain_step"):
+
+        def counted(self, *args, name=name, method=getattr(Loop, name)):
+            heard[name] += 1
+            return method(self, *args)
+
+        monkeypatch.setattr(Loop, name, counted)
+    return heard
+
+
 def events(run: sonde.Run) -> list[tuple[str, int]]:
     return [(event.kind, event.step) for event in run.events() if event.kind not in ("xray", "memory")]
+
+
+def test_a_closure_that_runs_once_takes_the_quick_way_too(tmp_path, monkeypatch):
+    heard = count(monkeypatch)
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    with sonde.watch(model, optimizer, to=tmp_path / "quick", every=10_000) as session:
+        session._loop.single_closures = True
+        for number in range(STEPS):
+            if number == 40:
+                heard.clear()
+            by_closure(model, optimizer, number, torch.randn(5, 6))
+    assert heard["optimizer_begins"] + heard["forward_begins"] + heard["backward_ended"] + heard["optimizer_ended"] <= 8
+    assert heard["backward_begins"] + heard["end_plain_step"] <= (STEPS - 40) / 2
+    assert sum(sonde.Run(tmp_path / "quick").scalar("optimizer_steps")[1]) == STEPS
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -187,14 +216,7 @@ def test_a_run_by_the_quick_way_is_the_run_by_the_slow_one(name, tmp_path, monke
 
 
 def test_most_ordinary_steps_run_no_python_of_the_loop(tmp_path, monkeypatch):
-    heard: Counter[str] = Counter()
-    for name in (*beat.CALLS, "end_plain_step"):
-
-        def counted(self, *args, name=name, method=getattr(Loop, name)):
-            heard[name] += 1
-            return method(self, *args)
-
-        monkeypatch.setattr(Loop, name, counted)
+    heard = count(monkeypatch)
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     with sonde.watch(model, optimizer, to=tmp_path, every=10_000):

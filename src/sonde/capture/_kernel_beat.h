@@ -18,7 +18,7 @@
     X(zero_grad) X(backwards) X(deaf) X(faults) X(forwards) X(loss) X(optimizer_step) X(optimizer_steps) X(zero_grads) X(forward)               \
     X(_away) X(_double) X(_every) X(_expected) X(_fresh) X(_new_sites) X(_observed_ns) X(_opening_backwards) X(_opens) X(_owed) X(_plain_ns)         \
     X(_purse_ns) X(_rest_ns) X(_said) X(_shape) X(_started_ns) X(_step_plan) X(_trained_ns) X(_usual_ns) X(_waiting) X(_wanted) X(_watched)         \
-    X(at_least_every) X(budget) X(clear) X(due_ns) X(every) X(grad_norm) X(long_ns) X(on_step_end) X(put) X(quiet_until_ns) X(sonde_ms) X(step_ms) X(waiting)
+    X(at_least_every) X(budget) X(clear) X(due_ns) X(every) X(grad_norm) X(long_ns) X(on_step_end) X(put) X(quiet_until_ns) X(single_closures) X(sonde_ms) X(step_ms) X(waiting)
 
 #define DECLARE(name) static PyObject *n_##name;
 NAMES(DECLARE)

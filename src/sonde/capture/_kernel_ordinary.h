@@ -236,6 +236,12 @@ static PyObject *only_account(Beat *self)
     return account && says(account, n_far, Py_False) ? account : NULL;
 }
 
+/* Is this optimizer running its closure, which a framework is known to do exactly once? */
+static int is_in_closure(Beat *self, PyObject *account)
+{
+    return says(self->loop, n__in_step, account) && says(self->loop, n__closure, Py_True) && says(self->loop, n_single_closures, Py_True);
+}
+
 /* backward_begins(tensors) */
 static int quick_backward_begins(Beat *self, PyObject *const *args)
 {
@@ -243,9 +249,10 @@ static int quick_backward_begins(Beat *self, PyObject *const *args)
     float wide;
     PyObject *account = only_account(self), *series = peek(self->lines, n__series), *sums = peek(self->losses, n__sums);
     const long step = whole(self->clock, n_number), num_backwards = whole(self->clock, n__backwards);
+    const int inside = !says(self->loop, n__in_step, Py_None);
     if (!account || !series || !PyDict_CheckExact(series) || PyDict_GET_SIZE(series) != 1 || !sums || !PyDict_CheckExact(sums) || PyDict_GET_SIZE(sums) ||
         step % CHECKED_EVERY == 0 || whole(self->lines, n__num_alike) <= LEARNT || num_backwards != 0 || !is_calm(self) ||
-        !says(self->loop, n__in_step, Py_None) || !says(self->ledger, n_ever_used, Py_True) || !says(account, n_written, Py_False) ||
+        (inside && !is_in_closure(self, account)) || !says(self->ledger, n_ever_used, Py_True) || !says(account, n_written, Py_False) ||
         !says(account, n_cleared, Py_True) || !says(self->losses, n_divided_by, Py_None) || !look(args[0], &view) || view.num != 1 || view.repeats != 1)
         return 0;
     PyObject *scale = peek(self->losses, n__scale), *recents = peek(self->spikes, n__losses);
@@ -254,23 +261,13 @@ static int quick_backward_begins(Beat *self, PyObject *const *args)
     if (!recent || !scale || !PyFloat_CheckExact(scale) || !isnan(PyFloat_AS_DOUBLE(scale)))
         return 0;
     PyObject *frame = user_frame(self), *sum = frame ? Py_BuildValue("di", value, 1) : NULL;
-    const int failed = !sum || put(self->clock, n_active, Py_True) < 0 || put_whole(self->clock, n__backwards, 1) < 0 ||
+    const int failed = !sum || put(self->clock, n_active, Py_True) < 0 || (!inside && put_whole(self->clock, n__backwards, 1) < 0) ||
                        put(account, n_backward_since, Py_True) < 0 || add_to(self->meter->scalars, n_backwards, 1) < 0 ||
                        put(self->kept, n_frame, frame) < 0 || put(self->kept, n_maker, Py_None) < 0 || PyDict_SetItem(sums, n_loss, sum) < 0 ||
                        put_float(self->losses, n_last, value) < 0 || see(recent, value) < 0 || meter_begins(self->meter, text_backward) < 0;
     Py_XDECREF(frame);
     Py_XDECREF(sum);
     return failed ? -1 : 1;
-}
-
-static int quick_backward_ended(Beat *self, PyObject *const *args)
-{
-    (void)args;
-    PyObject *account = only_account(self);
-    if (!account || !says(self->loop, n__in_step, Py_None) || whole(self->clock, n_known_optimizers) <= 0 ||
-        !(says(account, n_written, Py_True) || whole(account, n_doubts) == 0))
-        return 0;
-    return meter_finishes(self->meter, text_backward) < 0 || put(account, n_written, Py_True) < 0 ? -1 : 1;
 }
 
 /* The optimizer's groups, a new reference; NULL where they are no plain list. They are the user's: whatever is asked of them may change them. */
@@ -335,6 +332,24 @@ static int is_of(PyObject *account, PyObject *optimizer)
     return reference && PyWeakref_Check(reference) && PyWeakref_GetObject(reference) == optimizer;
 }
 
+static int quick_backward_ended(Beat *self, PyObject *const *args)
+{
+    (void)args;
+    PyObject *account = only_account(self), *reference = account ? peek(account, n_optimizer) : NULL;
+    const int inside = !says(self->loop, n__in_step, Py_None);
+    if (!account || (inside && !is_in_closure(self, account)) || whole(self->clock, n_known_optimizers) <= 0 ||
+        !(says(account, n_written, Py_True) || whole(account, n_doubts) == 0))
+        return 0;
+    if (inside) { /* nobody asks about the gradients of a closure before they are used */
+        PyObject *scale = peek(self->losses, n__scale), *optimizer = reference && PyWeakref_Check(reference) ? PyWeakref_GetObject(reference) : NULL;
+        if (!scale || !PyFloat_CheckExact(scale) || !isnan(PyFloat_AS_DOUBLE(scale)) || !optimizer || squares_of(optimizer) < 0)
+            return 0;
+        if (put(self->kept, n_frame, Py_None) < 0)
+            return -1;
+    }
+    return meter_finishes(self->meter, text_backward) < 0 || put(account, n_written, Py_True) < 0 ? -1 : 1;
+}
+
 /* The norms of this optimizer's gradients, where this one is as usual. */
 static PyObject *usual_norms(Beat *self, PyObject *account, double norm)
 {
@@ -342,24 +357,37 @@ static PyObject *usual_norms(Beat *self, PyObject *account, double norm)
     return norms && index ? is_usual(norms, index, norm) : NULL;
 }
 
+/* Guard.gradients has nothing to tell of but their norm. */
+static int are_fresh(Beat *self, PyObject *account)
+{
+    PyObject *witnesses = peek(account, n_witnesses);
+    return witnesses && PyList_CheckExact(witnesses) && PyList_GET_SIZE(witnesses) && whole(account, n_num_steps) >= 2 &&
+           says(self->guard, n__sum_of_squares, Py_None) && (says(account, n_cleared, Py_True) || says(account, n_backward_since, Py_False));
+}
+
+static int use_gradients(Beat *self, PyObject *account, double sum)
+{
+    return put_float(self->guard, n__sum_of_squares, sum) < 0 || put_whole(account, n_num_steps, whole(account, n_num_steps) + 1) < 0 ||
+                   put(account, n_cleared, Py_False) < 0 || put(account, n_backward_since, Py_False) < 0 || put(account, n_written, Py_False) < 0 ||
+                   put(self->kept, n_frame, Py_None) < 0
+               ? -1
+               : 0;
+}
+
 /* optimizer_begins(optimizer, closure) */
 static int quick_optimizer_begins(Beat *self, PyObject *const *args)
 {
-    PyObject *account = only_account(self), *optimizer = args[0], *witnesses = account ? peek(account, n_witnesses) : NULL;
-    if (!account || args[1] != Py_False || !is_of(account, optimizer) || !witnesses || !PyList_CheckExact(witnesses) || !PyList_GET_SIZE(witnesses) ||
-        whole(account, n_num_steps) < 2 || !is_calm(self) || !is_empty(self->clock, n__stepped) || !is_learnt(self, n_optimizer_step) ||
-        !says(self->guard, n__sum_of_squares, Py_None) || !(says(account, n_cleared, Py_True) || says(account, n_backward_since, Py_False)) ||
-        !usual_norms(self, account, -INFINITY))
+    PyObject *account = only_account(self), *optimizer = args[0], *recent = NULL;
+    const int closure = args[1] == Py_True;
+    if (!account || !is_of(account, optimizer) || !is_calm(self) || !is_empty(self->clock, n__stepped) || !is_learnt(self, n_optimizer_step) ||
+        !(closure || (are_fresh(self, account) && usual_norms(self, account, -INFINITY))))
         return 0;
     Py_INCREF(account); /* reading large gradients lets other threads run */
-    const double sum = squares_of(optimizer), norm = sum > 0 ? 0.5 * log(sum) : NAN;
-    PyObject *recent = sum > 0 ? usual_norms(self, account, norm) : NULL;
+    const double sum = closure ? 0 : squares_of(optimizer), norm = sum > 0 ? 0.5 * log(sum) : NAN;
     int done = 0;
-    if (recent)
-        done = put(self->clock, n_active, Py_True) < 0 || put(self->loop, n__in_step, account) < 0 || put(self->loop, n__closure, Py_False) < 0 ||
-                       put_float(self->guard, n__sum_of_squares, sum) < 0 || put_whole(account, n_num_steps, whole(account, n_num_steps) + 1) < 0 ||
-                       put(account, n_cleared, Py_False) < 0 || put(account, n_backward_since, Py_False) < 0 || put(account, n_written, Py_False) < 0 ||
-                       see(recent, norm) < 0 || put(self->kept, n_frame, Py_None) < 0 || meter_begins(self->meter, text_optimizer) < 0
+    if (closure || (sum > 0 && (recent = usual_norms(self, account, norm))))
+        done = put(self->clock, n_active, Py_True) < 0 || put(self->loop, n__in_step, account) < 0 || put(self->loop, n__closure, args[1]) < 0 ||
+                       (!closure && (use_gradients(self, account, sum) < 0 || see(recent, norm) < 0)) || meter_begins(self->meter, text_optimizer) < 0
                    ? -1
                    : 1;
     Py_DECREF(account);
@@ -391,11 +419,14 @@ static int quick_optimizer_ended(Beat *self, PyObject *const *args)
     Py_XDECREF(found);
     PyObject *key = PyLong_FromVoidPtr(optimizer);
     int done = 0;
+    const int closure = account && is_in_closure(self, account);
+    const double sum = closure && are_fresh(self, account) ? squares_of(optimizer) : -1;
     if (key && account && (!found || found == Py_None) && says(self->loop, n__in_step, account) && is_of(account, optimizer) &&
-        says(self->loop, n__closure, Py_False) && stepped && PyDict_CheckExact(stepped) && PyDict_GET_SIZE(stepped) == 0 && anchor &&
+        (closure ? sum > 0 : says(self->loop, n__closure, Py_False)) && stepped && PyDict_CheckExact(stepped) && PyDict_GET_SIZE(stepped) == 0 && anchor &&
         (anchor == Py_None ? whole(self->clock, n_known_optimizers) <= 1 : PyObject_RichCompareBool(anchor, key, Py_EQ) == 1) &&
         take_rates(self, optimizer, 0))
         done = meter_finishes(self->meter, text_optimizer) < 0 || put(self->loop, n__in_step, Py_None) < 0 ||
+                       (closure && use_gradients(self, account, sum) < 0) ||
                        put(self->loop, n__scaler_stepped, Py_True) < 0 || add_to(self->meter->scalars, n_optimizer_steps, 1) < 0 ||
                        take_rates(self, optimizer, 1) < 0 || PyDict_SetItem(stepped, key, Py_None) < 0 ||
                        put(self->clock, n__ever_stepped, Py_True) < 0 || put_whole(self->clock, n__without, 0) < 0

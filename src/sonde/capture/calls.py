@@ -11,6 +11,7 @@ import contextlib
 import functools
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -47,6 +48,8 @@ class Listener(Protocol):
 
 
 _listeners: tuple[Listener, ...] = ()
+iterators: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Of the loaders that were started while somebody listened."""
 _installed: list[Callable[[], None]] = []  # how to take each patch out again
 
 
@@ -258,7 +261,9 @@ def _start_loader(original: Any) -> Any:
         for listener in _listeners:
             listener.pass_begins(self)
         with _phase("data", "loader", **(loaders.about(self) if _listeners else {})):
-            return original(self)
+            iterator = original(self)
+            iterators.add(iterator)
+            return iterator
 
     return __iter__
 
