@@ -123,18 +123,18 @@ class Course:
 class CourseHeard:
     """The part of the loop that hears of it."""
 
-    @contained  # type: ignore[misc] # a part of it
-    def scheduler_made(self: Loop, scheduler: Any) -> None:
+    @contained
+    def scheduler_made(self: Loop, scheduler: Any) -> None:  # type: ignore[misc] # it is a part of one
         self._course.made(scheduler)
 
-    @contained  # type: ignore[misc] # a part of it
-    def scheduler_stepped(self: Loop, scheduler: Any, given: bool) -> None:
+    @contained
+    def scheduler_stepped(self: Loop, scheduler: Any, given: bool) -> None:  # type: ignore[misc] # it is a part of one
         self._journal.scalars["scheduler_steps"] += 1
         self._lines.learn("scheduler_step", self.clock.number)
         self._course.stepped(scheduler, given=given)
 
-    @contained  # type: ignore[misc] # a part of it
-    def pass_begins(self: Loop, loader: Any) -> None:
+    @contained
+    def pass_begins(self: Loop, loader: Any) -> None:  # type: ignore[misc] # it is a part of one
         self._course.pass_begins(loader)
 
 
