@@ -6,6 +6,7 @@ to thresholds. K01, K02 … in the pages name the healthy programs in tests/faul
 
 from __future__ import annotations
 
+from sonde.rules.activation_heavy_layer import ActivationHeavyLayer
 from sonde.rules.all_targets_ignored import AllTargetsIgnored
 from sonde.rules.checkpoint_stall import CheckpointStall
 from sonde.rules.constant_input import ConstantInput
@@ -84,6 +85,7 @@ RULES: tuple[type[Rule], ...] = (
     UnchangedParameter,
     GraphLeak,
     MemoryGrowth,
+    ActivationHeavyLayer,
     OutOfMemory,
     NanInput,
     UnstableSoftmax,
