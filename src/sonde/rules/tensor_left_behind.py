@@ -76,6 +76,7 @@ class TensorLeftBehind:
             cause=f"the model is on {home}, and {names} ({number(elements)} numbers) {what}",
             fix="register it, so that model.to(device) takes it along: self.register_buffer(name, tensor, persistent=False)",
             evidence={
-                "num_tensors": len(rows), "num_elements": elements, "kind": str(rows[0].get("kind", "")), **({"source": line} if line else {}),
+                "num_tensors": len(rows), "num_elements": elements, "kind": str(rows[0].get("kind", "")),
+                **({"source": line} if line else {}),
             },
         )  # fmt: skip

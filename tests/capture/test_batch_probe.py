@@ -1,0 +1,173 @@
+"""What is noted of batches and of validations, on real trainings."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.optim.swa_utils import update_bn  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+
+import sonde  # noqa: E402
+from sonde.record import Kind  # noqa: E402
+from sonde.report import judge  # noqa: E402
+from sonde.run.reader import Run  # noqa: E402
+
+
+@pytest.fixture
+def data():
+    torch.manual_seed(0)
+    x = torch.randn(60, 6)
+    return x, (x.sum(1) > 0).long()
+
+
+class Training:
+    """A small classifier under watch, with dropout and batch norm."""
+
+    def __init__(self, run, data, **settings):
+        self.run, (self.x, self.y), self.settings = run, data, {"every": 1} | settings
+        self.model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.loader = DataLoader(TensorDataset(self.x, self.y), batch_size=10)
+
+    def __enter__(self):
+        self.session = sonde.watch(self.model, self.optimizer, to=self.run, **self.settings).__enter__()
+        return self
+
+    def __exit__(self, *error):
+        return self.session.__exit__(*error)
+
+    def step(self, x, y):
+        self.optimizer.zero_grad()
+        F.cross_entropy(self.model(x), y).backward()
+        self.optimizer.step()
+
+    def epoch(self):
+        for x, y in self.loader:
+            self.step(x, y)
+
+    def events(self, kind):
+        return [event.data for event in Run(self.run).events(kind)]
+
+
+def test_a_step_says_whether_its_samples_are_alike_and_which_labels_they_have(tmp_path, data):
+    with Training(tmp_path / "run", data) as training:
+        training.epoch()
+        training.step(torch.zeros(10, 6), training.y[:10])
+    noted = training.events("data")
+    assert [(one["size"], one["num_inputs"], one["num_alike"], one["fetched"]) for one in noted[:6]] == [(10, 1, 0, True)] * 6
+    assert noted[6]["num_alike"] == 1
+    assert not noted[6]["fetched"]
+    for place, one in enumerate(noted[:6]):
+        ones = int(training.y[10 * place : 10 * place + 10].sum())
+        assert one["labels"]["counts"] == [pair for pair in ([0, 10 - ones], [1, ones]) if pair[1]]
+
+
+def test_what_is_validated_with_is_not_taken_for_what_is_trained_on(tmp_path, data):
+    """Validation comes at the beginning of the step after it, before that step's own batch."""
+    validation = DataLoader(TensorDataset(data[0] + 100, data[1]), batch_size=20)
+    with Training(tmp_path / "run", data) as training:
+        for _ in range(3):
+            training.epoch()
+            training.model.eval()
+            with torch.no_grad():
+                for x, _ in validation:
+                    training.model(x)
+            training.model.train()
+    rows = [row for step in Run(training.run).steps() for site, row in step.table(Kind.BATCH) if site.path == "batch.0"]
+    assert len(rows) == 16  # then it is one step in four
+    assert {row["size"] for row in rows} == {10}
+    assert max(row["max"] for row in rows) < 50
+    assert len({row["hash"] for row in rows}) == 6
+
+
+def test_no_batch_outlives_its_step_because_of_the_probe(tmp_path, data):
+    with Training(tmp_path / "run", data) as training:
+        x = training.x[:10] + 1
+        training.step(x, training.y[:10])
+        gone = weakref.ref(x)
+        del x
+        training.step(training.x[:10], training.y[:10])
+        assert gone() is None
+
+
+def test_a_training_whose_labels_are_read_is_left_as_it_was(tmp_path, data):
+    """The result is that of a training that nobody watches, bit for bit."""
+    results = []
+    for watched in (True, False):
+        torch.manual_seed(1)
+        training = Training(tmp_path / "run", data)
+        if watched:
+            with training:
+                training.epoch()
+        else:
+            training.epoch()
+        results.append(torch.cat([p.detach().flatten() for p in training.model.parameters()]))
+    assert torch.equal(*results)
+
+
+def validate(training, batches):
+    with torch.no_grad():
+        for x in batches:
+            training.model(x)
+
+
+def test_validation_in_training_mode_is_noted_with_what_it_ran_on(tmp_path, data):
+    with Training(tmp_path / "run", data) as training:
+        for _ in range(2):
+            training.epoch()
+            validate(training, training.x.split(20))
+    first, last = training.events("evaluated_in_training")
+    assert (first["at"], first["num_forwards"], first["num_inputs"], first["num_dropout"], first["num_batch_norm"]) == (6, 3, 3, 1, 1)
+    assert (last["at"], last["num_pauses"], last["input"]) == (12, 2, first["input"])
+
+
+def test_validation_in_eval_mode_and_models_that_are_not_trained_are_not_noted(tmp_path, data):
+    teacher = nn.Sequential(nn.Linear(6, 2), nn.Dropout(0.5))
+    with Training(tmp_path / "run", data) as training:
+        training.session.attach(teacher, name="teacher")
+        training.epoch()
+        with torch.no_grad():
+            teacher(training.x)
+        training.model.eval()
+        validate(training, training.x.split(20))
+    assert training.events("evaluated_in_training") == []
+
+
+def test_samples_of_one_input_are_told_from_a_dataset(tmp_path, data):
+    with Training(tmp_path / "run", data) as training:
+        training.epoch()
+        validate(training, [training.x] * 10)
+    (noted,) = training.events("evaluated_in_training")
+    assert (noted["num_forwards"], noted["num_inputs"]) == (10, 1)
+
+
+def test_batch_statistics_that_are_computed_anew_are_told_from_a_validation(tmp_path, data):
+    with Training(tmp_path / "run", data) as training:
+        training.epoch()
+        update_bn(training.loader, training.model)
+    (noted,) = training.events("evaluated_in_training")
+    assert noted["cumulative"]
+    assert "eval-in-train-mode" not in {finding.rule for finding in judge(training.run).findings}
+
+
+def test_many_pauses_are_not_all_looked_into(tmp_path, data):
+    with Training(tmp_path / "run", data) as training:
+        for _ in range(100):
+            training.step(training.x[:10], training.y[:10])
+            validate(training, [training.x])
+    assert [noted["num_pauses"] for noted in training.events("evaluated_in_training")] == [*range(1, 17), 32, 64]
+
+
+def test_a_loader_begun_anew_for_every_step_is_the_finding_of_a_whole_run(tmp_path, data):
+    with Training(tmp_path / "run", data, every=None) as training:
+        for _ in range(40):
+            training.step(*next(iter(training.loader)))
+    assert [finding.rule for finding in judge(training.run).findings] == ["same-batch"]

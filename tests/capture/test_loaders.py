@@ -1,0 +1,164 @@
+"""What a DataLoader says of itself; the code of datasets is read, never run."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:This DataLoader will create")]
+
+import torch  # noqa: E402
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, WeightedRandomSampler  # noqa: E402
+
+from sonde.capture.loaders import about  # noqa: E402
+
+
+class Eight(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        raise AssertionError("it is never asked for a sample")
+
+
+class Drawing(Eight):
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+
+    def __getitem__(self, i):
+        return self.noisy(i)
+
+    def noisy(self, i):
+        return i + self.rng.normal()
+
+
+class DrawnOnce(Eight):
+    """The generator makes the data, before any worker starts."""
+
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+        self.x = self.rng.normal(size=8)
+
+    def __getitem__(self, i):
+        return self.x[i]
+
+
+class Seeded(Drawing):
+    def noisy(self, i):
+        worker = torch.utils.data.get_worker_info()
+        self.rng = np.random.default_rng(worker.seed if worker else 0)
+        return i + self.rng.normal()
+
+
+class Flip:
+    def __init__(self):
+        self.coin = random.Random(0)
+
+    def __call__(self, x):
+        return -x if self.coin.random() > 0.5 else x
+
+
+class Transformed(Eight):
+    def __init__(self):
+        self.transforms = [Flip()]
+
+    def __getitem__(self, i):
+        for transform in self.transforms:
+            i = transform(i)
+        return i
+
+
+class Shaken(Eight):
+    def __getitem__(self, i):
+        return shaken(i)
+
+
+def shaken(i):
+    return i + np.random.rand()
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from range(8)
+
+
+class Divided(IterableDataset):
+    def __iter__(self):
+        info = torch.utils.data.get_worker_info()
+        yield from range(info.id, 8, info.num_workers)
+
+
+def seeds_all_alike(worker_id):
+    np.random.seed(42)
+
+
+def seeds_each(worker_id):
+    np.random.seed(worker_id)
+
+
+def seeds_from_torch(worker_id):
+    np.random.seed(torch.initial_seed() % 2**32)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "copied"),
+    [
+        (Drawing(), ["rng"]),
+        (Transformed(), ["transforms.0.coin"]),
+        (Subset(Drawing(), [0, 1]), ["dataset.rng"]),
+        (DrawnOnce(), []),
+        (Seeded(), []),
+        (Shaken(), []),
+    ],
+    ids=["its_own", "of_a_transform", "of_a_subset", "drawn_once", "seeded_by_worker", "global"],
+)
+def test_generators_that_workers_draw_from_are_found(dataset, copied):
+    assert about(DataLoader(dataset, num_workers=2))["copied_generators"] == copied
+
+
+@pytest.mark.parametrize(
+    ("dataset", "init", "alike"),
+    [
+        (Shaken(), seeds_all_alike, ["numpy"]),
+        (Shaken(), seeds_each, []),
+        (Shaken(), seeds_from_torch, []),
+        (DrawnOnce(), seeds_all_alike, []),
+        (Transformed(), lambda _: random.seed(1), ["random"]),
+        (Shaken(), lambda _: torch.manual_seed(1), []),
+    ],
+    ids=["alike", "each", "from_torch", "nothing_is_drawn", "random", "another_library"],
+)
+def test_workers_that_are_seeded_alike_are_found_where_they_draw(dataset, init, alike):
+    assert about(DataLoader(dataset, num_workers=2, worker_init_fn=init))["seeded_alike"] == alike
+
+
+def test_one_worker_has_nobody_to_draw_the_same():
+    assert "copied_generators" not in about(DataLoader(Drawing(), num_workers=1))
+    assert "copied_generators" not in about(DataLoader(Drawing()))
+
+
+def test_an_iterable_dataset_is_asked_whether_it_knows_its_worker():
+    told = about(DataLoader(Stream(), num_workers=2))
+    assert (told["order"], told["knows_worker"], "num_batches" in told) == ("stream", False, False)
+    assert about(DataLoader(Divided(), num_workers=2))["knows_worker"]
+
+
+def test_the_order_and_the_number_of_batches_are_told():
+    data = TensorDataset(torch.zeros(10, 2))
+    told = [about(loader) for loader in (DataLoader(data, 4), DataLoader(data, 4, shuffle=True, drop_last=True))]
+    assert [(each["order"], each["num_batches"], each["batch_size"]) for each in told] == [("sequential", 3, 4), ("random", 2, 4)]
+    assert about(DataLoader(data, sampler=WeightedRandomSampler([1.0] * 10, 10)))["order"] == "other"
+
+
+def test_a_loader_that_raises_when_it_is_asked_is_believed_to_say_nothing():
+    class Rude:
+        num_workers = "many"
+
+        @property
+        def dataset(self):
+            raise RuntimeError("not now")
+
+    assert about(Rude()) == {}

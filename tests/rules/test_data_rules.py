@@ -1,0 +1,232 @@
+"""The rules about what goes in: batches, samples, labels, and the workers that make them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from synthetic import SITES, ask, opening, the_finding, training, why_not
+
+from sonde.record import BATCH_FIELDS, Event, Frame, Kind, Severity, Site
+from sonde.rules.constant_input import ConstantInput
+from sonde.rules.iterable_duplicated import IterableDuplicated
+from sonde.rules.label_constant import LabelConstant
+from sonde.rules.no_shuffle import NoShuffle
+from sonde.rules.rule import Clear
+from sonde.rules.same_batch import SameBatch
+from sonde.rules.worker_rng_duplicate import WorkerRngDuplicate
+
+X, Y = Site(900, "input", "batch.0"), Site(901, "input", "batch.1")
+
+
+def loader(**about):
+    facts = {"num_workers": 0, "order": "sequential", "num_batches": 20, "dataset": "Digits"} | about
+    return Event("source", 0, {"call": "loader", "line": "train.py:15", "text": "for x, y in loader:", **facts})
+
+
+def steps_with(content=None, data=None, labels=None, num=100, start=None, observed=lambda step: step < 12 or step % 15 == 0):
+    """Steps whose observed ones say what the loader handed out (`content(step)`: two hashes) and what is noted of it."""
+    steps = []
+    for step in training(num, start=[*opening(), *([loader()] if start is None else start)], observed=observed):
+        if observed(step.number):
+            if content is not None:
+                usual = {"num": 640, "min": 0.0, "max": 0.0, "size": 32}
+                rows = [[usual.get(name, hash_ if name == "hash" else 0.5) for hash_ in content(step.number)] for name in BATCH_FIELDS]
+                frame = Frame(Kind.BATCH, step.number, np.array([900, 901], np.uint32), BATCH_FIELDS, np.array(rows))
+                step = replace(step, frames={**step.frames, Kind.BATCH: frame}, sites={**SITES, 900: X, 901: Y})
+            about = {"fetched": True, "size": 32, "num_inputs": 1, "num_alike": 0, "sample": None}
+            about |= data(step.number) if data else {}
+            about["labels"] = labels(step.number) if labels else None
+            step = replace(step, events=(*step.events, Event("data", step.number, about)))
+        steps.append(step)
+    return steps
+
+
+def some_labels(counts, *, num_classes=10, in_order=False):
+    pairs = sorted([value, times] for value, times in counts.items())
+    return {"num": sum(counts.values()), "num_classes": num_classes, "num_distinct": len(pairs), "counts": pairs, "in_order": in_order}
+
+
+def mixed(step):
+    return some_labels({value: 3 + (value + step) % 2 for value in range(9)})
+
+
+def sorted_labels(step):
+    """Twenty batches of 32 in an epoch, two of each class."""
+    return some_labels({step % 20 // 2: 32}, in_order=True)
+
+
+# -- same-batch ------------------------------------------------------------------------------------
+
+
+def test_the_same_batch_in_every_step_is_found_with_the_line_of_its_loader():
+    finding = the_finding(SameBatch, steps_with(lambda step: (7, 8)))
+    assert (finding.severity, finding.step, finding.evidence["source"]) == (Severity.ERROR, 0, "train.py:15")
+    assert "20 batches" in finding.cause
+
+
+def test_other_batches_are_clear_and_so_are_the_same_samples_with_other_labels():
+    assert ask(SameBatch, steps_with(lambda step: (step, step))) == Clear()
+    assert ask(SameBatch, steps_with(lambda step: (7, step))) == Clear()
+
+
+def test_a_loader_with_one_batch_hands_it_out_again():
+    assert ask(SameBatch, steps_with(lambda step: (7, 8), start=[loader(num_batches=1)])) == Clear()
+
+
+def test_batches_that_come_again_with_each_epoch_are_not_taken_for_one():
+    """Every twentieth step was looked at, and an epoch has twenty."""
+    steps = steps_with(lambda step: (step % 20, 1), num=400, observed=lambda step: step % 20 == 0)
+    assert "right after another" in why_not(SameBatch, steps)
+
+
+def test_the_same_batch_is_not_judged_without_a_loader_or_its_length():
+    assert "no batch of a DataLoader" in why_not(SameBatch, steps_with())
+    assert "how many batches" in why_not(SameBatch, steps_with(lambda step: (7, 8), start=[loader(num_batches=0, order="stream")]))
+
+
+# -- constant-input --------------------------------------------------------------------------------
+
+
+def alike(step):
+    return {"num_alike": 1, "sample": 1234}
+
+
+def test_the_same_input_for_all_samples_of_all_batches_is_critical():
+    finding = the_finding(ConstantInput, steps_with(lambda step: (7, step), data=alike))
+    assert (finding.severity, finding.evidence["value"], finding.evidence["source"]) == (Severity.CRITICAL, 0.0, "train.py:19")
+    assert "every number was 0" in finding.cause
+
+
+def test_copies_of_one_sample_that_change_with_the_step_are_clear():
+    assert ask(ConstantInput, steps_with(data=lambda step: {"num_alike": 1, "sample": step})) == Clear()
+
+
+def test_one_input_that_varies_is_enough():
+    assert ask(ConstantInput, steps_with(data=lambda step: alike(step) | {"num_inputs": 2})) == Clear()
+
+
+def test_one_batch_of_zeros_is_clear():
+    assert ask(ConstantInput, steps_with(data=lambda step: alike(step) if step == 0 else {})) == Clear()
+
+
+def test_constant_inputs_are_not_judged_where_there_is_nothing_to_compare():
+    assert "one sample" in why_not(ConstantInput, steps_with(data=lambda step: {"size": 1, "num_inputs": 0}))
+    assert "no batch" in why_not(ConstantInput, training())
+    assert "only 3" in why_not(ConstantInput, steps_with(data=alike, num=3))
+
+
+# -- label-constant --------------------------------------------------------------------------------
+
+
+def one_class(step):
+    return some_labels({4: 32}, in_order=True)
+
+
+def test_one_class_in_every_batch_is_critical():
+    finding = the_finding(LabelConstant, steps_with(labels=one_class))
+    assert (finding.severity, finding.evidence["label"], finding.evidence["num_classes"]) == (Severity.CRITICAL, 4, 10)
+
+
+def test_labels_of_several_classes_are_clear():
+    assert ask(LabelConstant, steps_with(labels=mixed)) == Clear()
+    assert ask(LabelConstant, steps_with(labels=sorted_labels)) == Clear()
+
+
+def test_sorted_labels_in_their_first_epoch_are_not_called_constant():
+    assert "been through its data" in why_not(LabelConstant, steps_with(labels=one_class, start=[loader(num_batches=500)]))
+
+
+def test_one_label_for_inputs_that_are_optimized_is_not_judged():
+    frozen = opening(optimizers=[{"optimizer": 0, "num_owned": 0, "num_foreign": 1}])[3]
+    assert "no parameter" in why_not(LabelConstant, steps_with(labels=one_class, start=[loader(), frozen]))
+
+
+def test_labels_are_not_judged_where_none_were_seen():
+    assert "no class labels" in why_not(LabelConstant, steps_with())
+
+
+# -- no-shuffle ------------------------------------------------------------------------------------
+
+
+def test_labels_that_come_sorted_are_a_warning():
+    finding = the_finding(NoShuffle, steps_with(labels=sorted_labels, num=400))
+    assert (finding.severity, finding.evidence["distinct"]) == (Severity.WARNING, 1.0)
+    assert finding.evidence["distinct_by_chance"] > 5
+    assert "does not shuffle" in finding.cause
+
+
+def test_sorted_batches_made_by_hand_are_found_when_their_labels_come_back():
+    finding = the_finding(NoShuffle, steps_with(labels=sorted_labels, num=400, start=[]))
+    assert finding.evidence["source"] == "train.py:19"
+
+
+def test_shuffled_labels_are_clear():
+    assert ask(NoShuffle, steps_with(labels=mixed)) == Clear()
+
+
+def test_tasks_that_are_learnt_one_after_another_are_clear():
+    """Two classes at a time, shuffled."""
+    def tasks(step):
+        return some_labels({step // 40 * 2: 15, step // 40 * 2 + 1: 17})
+
+    assert ask(NoShuffle, steps_with(labels=tasks, num=400, start=[])) == Clear()
+
+
+def test_classes_that_are_learnt_one_after_another_and_never_return_are_not_judged():
+    def tasks(step):
+        return some_labels({step // 40: 32}, in_order=True)
+
+    assert "come back" in why_not(NoShuffle, steps_with(labels=tasks, num=400, start=[]))
+
+
+def test_a_rare_class_that_misses_in_most_batches_is_clear():
+    """In order, since they are all alike; and chance would give no more."""
+    def rare(step):
+        return some_labels({0: 32} if step % 8 else {0: 31, 1: 1}, num_classes=2, in_order=True)
+
+    assert ask(NoShuffle, steps_with(labels=rare, num=400)) == Clear()
+
+
+def test_a_loader_that_shuffles_is_believed():
+    assert ask(NoShuffle, steps_with(labels=sorted_labels, num=400, start=[loader(order="random")])) == Clear()
+
+
+# -- workers ---------------------------------------------------------------------------------------
+
+
+def test_a_stream_that_every_worker_delivers_is_found():
+    start = [loader(order="stream", num_batches=0, num_workers=2, knows_worker=False, dataset="Records")]
+    finding = the_finding(IterableDuplicated, steps_with(lambda step: (step // 2, step // 2), start=start))
+    assert (finding.severity, finding.evidence["num_workers"]) == (Severity.WARNING, 2)
+    assert "Records" in finding.cause
+
+
+@pytest.mark.parametrize(("knows", "copies"), [(True, 2), (False, 1)], ids=["divided", "drawn_at_random"])
+def test_a_stream_that_is_divided_or_drawn_at_random_is_clear(knows, copies):
+    start = [loader(order="stream", num_batches=0, num_workers=2, knows_worker=knows)]
+    assert ask(IterableDuplicated, steps_with(lambda step: (step // copies, 1), start=start)) == Clear()
+
+
+def test_a_loader_of_known_length_is_no_stream():
+    assert "no IterableDataset" in why_not(IterableDuplicated, steps_with(lambda step: (step // 2, 1), start=[loader(num_workers=2)]))
+
+
+@pytest.mark.parametrize(
+    ("about", "words"),
+    [
+        ({"copied_generators": ["augment.rng"], "seeded_alike": []}, "copy of augment.rng of the Digits"),
+        ({"copied_generators": [], "seeded_alike": ["numpy"]}, "seeds np.random with the same number"),
+    ],
+    ids=["copied", "seeded"],
+)
+def test_workers_that_draw_the_same_are_a_warning(about, words):
+    finding = the_finding(WorkerRngDuplicate, steps_with(start=[loader(num_workers=4, **about)]))
+    assert finding.severity == Severity.WARNING
+    assert words in finding.cause
+
+
+def test_workers_that_draw_differently_are_clear_and_without_workers_nothing_is_judged():
+    assert ask(WorkerRngDuplicate, steps_with(start=[loader(num_workers=4, copied_generators=[], seeded_alike=[])])) == Clear()
+    assert "several workers" in why_not(WorkerRngDuplicate, steps_with())
