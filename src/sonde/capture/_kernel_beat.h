@@ -13,9 +13,9 @@
     X(_place) X(_scale) X(_scaler_stepped) X(_series) X(_stepped) X(_sum_of_squares) X(_sums) X(_thread) X(_under_way) X(_values)        \
     X(_with_output) X(_without) X(accounts) X(active) X(append) X(backward_since) X(bound) X(by_library) X(calls) X(cleared) X(divided_by)           \
     X(doors_used) X(doubts) X(end_plain_step) X(ever_entered) X(ever_used) X(far) X(found_inf) X(frame) X(grad) X(index) X(is_floating_point)        \
-    X(known_optimizers) X(last) X(left) X(lr) X(maker) X(name) X(num) X(num_steps) X(number) X(optimizer) X(param_groups) X(params) X(training)      \
+    X(known_optimizers) X(last) X(lr) X(maker) X(name) X(num) X(num_steps) X(number) X(optimizer) X(param_groups) X(params) X(training)      \
     X(witnesses) X(written) X(backward_begins) X(backward_ended) X(forward_begins) X(forward_ended) X(optimizer_begins) X(optimizer_ended)           \
-    X(zero_grad) X(backwards) X(deaf) X(faults) X(forwards) X(loss) X(optimizer_step) X(optimizer_steps) X(zero_grads) X(forward)               \
+    X(zero_grad) X(backwards) X(deaf) X(faults) X(fetch_begins) X(fetch_ended) X(forwards) X(loss) X(optimizer_step) X(optimizer_steps) X(zero_grads) X(forward)               \
     X(_away) X(_double) X(_every) X(_expected) X(_fresh) X(_new_sites) X(_observed_ns) X(_opening_backwards) X(_opens) X(_owed) X(_plain_ns)         \
     X(_purse_ns) X(_rest_ns) X(_said) X(_shape) X(_started_ns) X(_step_plan) X(_trained_ns) X(_usual_ns) X(_waiting) X(_wanted) X(_watched)         \
     X(at_least_every) X(budget) X(clear) X(due_ns) X(every) X(grad_norm) X(long_ns) X(on_step_end) X(put) X(quiet_until_ns) X(single_closures) X(sonde_ms) X(step_ms) X(waiting)
@@ -95,6 +95,8 @@ static PyObject *beat(PyObject *object, PyObject *const *args, Py_ssize_t num_ar
     {                                                                                                                                               \
         return beat(self, args, num_args, expected, n_##name, quick_##name);                                                                        \
     }
+HANDLER(fetch_begins, 0)
+HANDLER(fetch_ended, 1)
 HANDLER(zero_grad, 1)
 HANDLER(forward_begins, 4)
 HANDLER(forward_ended, 3)
@@ -166,7 +168,7 @@ static void beat_dealloc(PyObject *object)
 }
 
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))beat_##name, METH_FASTCALL, NULL},
-static PyMethodDef beat_methods[] = {METHOD(zero_grad) METHOD(forward_begins) METHOD(forward_ended) METHOD(backward_begins) METHOD(backward_ended)
+static PyMethodDef beat_methods[] = {METHOD(fetch_begins) METHOD(fetch_ended) METHOD(zero_grad) METHOD(forward_begins) METHOD(forward_ended) METHOD(backward_begins) METHOD(backward_ended)
                                          METHOD(optimizer_begins) METHOD(optimizer_ended){NULL, NULL, 0, NULL}};
 #undef METHOD
 
@@ -189,7 +191,8 @@ static int add_beat_types(PyObject *module)
         return -1;
     NAMES(INTERN)
 #undef INTERN
-    if (!(text_other = PyUnicode_InternFromString("other_ms")) || !(text_backward = PyUnicode_InternFromString("backward")))
+    if (!(text_other = PyUnicode_InternFromString("other_ms")) || !(text_backward = PyUnicode_InternFromString("backward")) ||
+        !(text_data = PyUnicode_InternFromString("data")))
         return -1;
     static const struct {
         const char *name;

@@ -11,7 +11,7 @@ typedef struct {
     char validating;
 } Meter;
 
-static PyObject *text_other, *text_forward, *text_backward, *text_optimizer;
+static PyObject *text_other, *text_data, *text_forward, *text_backward, *text_optimizer;
 
 static int meter_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {

@@ -104,28 +104,65 @@ static int see(PyObject *recent, double value)
     return put_whole(recent, n_num, whole(recent, n_num) + 1) < 0 || put_whole(recent, n__place, (place + 1) % WINDOW) < 0 ? -1 : 0;
 }
 
-/* The nearest calling frame in the user's own code; None where a library trains. */
+/* Is this frame in code of a library? -1: an exception. */
+static int is_in_library(Beat *self, PyFrameObject *frame)
+{
+    PyCodeObject *code = PyFrame_GetCode(frame);
+    PyObject *answer = PyObject_CallOneArg(self->is_library, code->co_filename);
+    Py_DECREF(code);
+    Py_XDECREF(answer);
+    return answer ? answer == Py_True : -1;
+}
+
+/* The nearest calling frame in the user's own code, as sonde.capture.source has it; None where a library trains. */
 static PyObject *user_frame(Beat *self)
 {
     PyFrameObject *frame = PyEval_GetFrame();
     Py_XINCREF(frame);
     while (frame) {
-        PyCodeObject *code = PyFrame_GetCode(frame);
-        PyObject *answer = PyObject_CallOneArg(self->is_library, code->co_filename);
-        Py_DECREF(code);
-        Py_XDECREF(answer);
-        if (answer == Py_False)
+        const int in_library = is_in_library(self, frame);
+        if (in_library == 0)
             return (PyObject *)frame;
-        PyFrameObject *back = answer ? PyFrame_GetBack(frame) : NULL;
-        Py_DECREF(frame);
-        if (!answer)
+        Py_SETREF(frame, in_library < 0 ? NULL : PyFrame_GetBack(frame));
+        if (in_library < 0)
             return NULL;
-        frame = back;
     }
     return Py_NewRef(Py_None);
 }
 
+/* The function of the user's that a library called, from which the code in this frame was called. Takes the reference, gives another. */
+static PyObject *called_by_library(Beat *self, PyObject *given)
+{
+    while (given && given != Py_None) {
+        PyFrameObject *back = PyFrame_GetBack((PyFrameObject *)given);
+        const int in_library = back ? is_in_library(self, back) : 1;
+        if (in_library) {
+            Py_XDECREF(back);
+            if (in_library < 0)
+                Py_CLEAR(given);
+            return given;
+        }
+        Py_SETREF(given, (PyObject *)back);
+    }
+    return given;
+}
+
 /* ---- the handlers: 1 done, 0 left to Python with nothing changed, -1 an exception ---- */
+
+static int quick_fetch_begins(Beat *self, PyObject *const *args)
+{
+    (void)args;
+    if (!is_empty(self->clock, n__stepped))
+        return 0;
+    return put(self->clock, n_active, Py_True) < 0 || meter_begins(self->meter, text_data) < 0 ? -1 : 1;
+}
+
+/* fetch_ended(batch) */
+static int quick_fetch_ended(Beat *self, PyObject *const *args)
+{
+    (void)args;
+    return meter_finishes(self->meter, text_data) < 0 ? -1 : 1;
+}
 
 static int quick_zero_grad(Beat *self, PyObject *const *args)
 {
@@ -218,12 +255,12 @@ static int quick_forward_ended(Beat *self, PyObject *const *args)
     }
     if (put_whole(self->loop, n__depth, 0) < 0 || meter_finishes(self->meter, text_forward) < 0)
         return -1;
-    if (says(self->kept, n_by_library, Py_True)) {
-        PyObject *done = PyObject_CallMethodNoArgs(self->kept, n_left);
-        Py_XDECREF(done);
-        return done ? 1 : -1;
-    }
-    return 1;
+    if (!says(self->kept, n_by_library, Py_True))
+        return 1;
+    PyObject *maker = called_by_library(self, user_frame(self));
+    const int failed = !maker || put(self->kept, n_maker, maker) < 0;
+    Py_XDECREF(maker);
+    return failed ? -1 : 1;
 }
 
 /* The only optimizer's account, borrowed; NULL where there are none or several. */
@@ -242,6 +279,20 @@ static int is_in_closure(Beat *self, PyObject *account)
     return says(self->loop, n__in_step, account) && says(self->loop, n__closure, Py_True) && says(self->loop, n_single_closures, Py_True);
 }
 
+/* The loss before a framework divided it. */
+static double divided(Beat *self, double value)
+{
+    PyObject *divisor = peek(self->losses, n_divided_by), *answer = divisor && divisor != Py_None ? PyObject_CallNoArgs(divisor) : NULL;
+    if (answer)
+        value *= PyFloat_AsDouble(answer);
+    Py_XDECREF(answer);
+    if (PyErr_Occurred()) {
+        PyErr_Clear();
+        return NAN;
+    }
+    return value;
+}
+
 /* backward_begins(tensors) */
 static int quick_backward_begins(Beat *self, PyObject *const *args)
 {
@@ -253,10 +304,10 @@ static int quick_backward_begins(Beat *self, PyObject *const *args)
     if (!account || !series || !PyDict_CheckExact(series) || PyDict_GET_SIZE(series) != 1 || !sums || !PyDict_CheckExact(sums) || PyDict_GET_SIZE(sums) ||
         step % CHECKED_EVERY == 0 || whole(self->lines, n__num_alike) <= LEARNT || num_backwards != 0 || !is_calm(self) ||
         (inside && !is_in_closure(self, account)) || !says(self->ledger, n_ever_used, Py_True) || !says(account, n_written, Py_False) ||
-        !says(account, n_cleared, Py_True) || !says(self->losses, n_divided_by, Py_None) || !look(args[0], &view) || view.num != 1 || view.repeats != 1)
+        !says(account, n_cleared, Py_True) || !look(args[0], &view) || view.num != 1 || view.repeats != 1)
         return 0;
     PyObject *scale = peek(self->losses, n__scale), *recents = peek(self->spikes, n__losses);
-    const double value = view.kind == F64 ? *(const double *)view.data : (double)*widen(&view, view.data, 1, &wide);
+    const double value = divided(self, view.kind == F64 ? *(const double *)view.data : (double)*widen(&view, view.data, 1, &wide));
     PyObject *recent = isfinite(value) ? is_usual(recents, n_loss, value) : NULL;
     if (!recent || !scale || !PyFloat_CheckExact(scale) || !isnan(PyFloat_AS_DOUBLE(scale)))
         return 0;

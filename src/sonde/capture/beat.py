@@ -24,7 +24,10 @@ try:
 except ImportError:  # built without a compiler
     Beat = None
 
-CALLS = ("zero_grad", "forward_begins", "forward_ended", "backward_begins", "backward_ended", "optimizer_begins", "optimizer_ended")
+CALLS = (
+    "fetch_begins", "fetch_ended", "zero_grad", "forward_begins", "forward_ended", "backward_begins", "backward_ended", "optimizer_begins",
+    "optimizer_ended",
+)  # fmt: skip
 
 
 def quicken(loop: Loop, **parts: Any) -> bool:
