@@ -18,6 +18,7 @@ from sonde.report import MAX_POINTS, judge
 from sonde.rules import RULES
 from sonde.rules.rule import Clear
 from sonde.run.directory import write_run_json
+from sonde.run.format import Gap, gap_record
 from sonde.run.reader import Run
 from sonde.run.writer import Writer
 
@@ -178,6 +179,24 @@ def test_damage_is_said_and_the_rest_is_judged(tmp_path):
     assert report.damage
     assert report.verdict == "healthy"
     assert report.run.num_steps >= 99
+
+
+@pytest.mark.parametrize(
+    ("gap", "said"),
+    [
+        (Gap(1, -1, -1, "No space left"), "1 record could not be written: No space left"),
+        (Gap(1200, 3, 3, "No space left"), "1,200 records of step 3 could not be written: No space left"),
+        (Gap(2, 0, 9, "No space left"), "2 records of steps 0 to 9 could not be written: No space left"),
+    ],
+    ids=["of no step", "of one step", "of several"],
+)
+def test_a_run_of_which_nothing_could_be_written_is_not_called_a_script_that_trained_nothing(gap, said, tmp_path):
+    path = write(tmp_path / "full", [], end="")
+    with next(path.glob("*.sonde")).open("ab") as log:
+        log.write(gap_record(gap))
+    report = judge(path)
+    assert (report.verdict, report.damage) == ("unknown", (said,))
+    assert report.why_unknown == "What Sonde saw could not be written (No space left), so there is nothing to judge."
 
 
 def test_ranks_are_judged_each_by_itself(tmp_path):

@@ -21,6 +21,7 @@ from sonde.rules.learning import losses
 from sonde.rules.rule import NotEvaluated, Rule
 from sonde.rules.told import Told
 from sonde.rules.words import number
+from sonde.run.format import Gap
 from sonde.run.reader import Run
 
 SCHEMA = 1
@@ -168,7 +169,7 @@ def judge(run: Run | Path | str, rules: Sequence[type[Rule]] = RULES) -> Report:
     clear = tuple(
         one.rule.name for one in outcomes if not isinstance(one.answer, (NotEvaluated, Sequence)) or one.answer == []
     )
-    verdict, why = _verdict(findings, facts, len(outcomes) == len(unevaluated))
+    verdict, why = _verdict(findings, facts, len(outcomes) == len(unevaluated), source)
     return Report(
         run=_run_facts(source, facts),
         verdict=verdict,
@@ -200,9 +201,11 @@ def _all_steps(run: Run) -> Iterator[Step]:
             yield Step(max(event.step for event in events), rank, {}, {}, events, sites)
 
 
-def _verdict(findings: Sequence[Finding], facts: _Facts, nothing_evaluated: bool) -> tuple[Verdict, str]:
+def _verdict(findings: Sequence[Finding], facts: _Facts, nothing_evaluated: bool, run: Run) -> tuple[Verdict, str]:
     if any(finding.severity.rank >= Severity.WARNING.rank for finding in findings):
         return "problems", ""
+    if not facts.num_steps and run.gaps:
+        return "unknown", f"What Sonde saw could not be written ({run.gaps[0].reason}), so there is nothing to judge."
     if not facts.activity.totals["backwards"] and not facts.activity.updates:
         return "unknown", "Sonde saw no training: no optimizer stepped and no backward ran."
     if not facts.activity.updates and not facts.num_models:
@@ -325,13 +328,16 @@ def _damage(run: Run) -> tuple[str, ...]:
         f"{one.num_bytes} bytes of {Path(one.file).name} at offset {one.offset} could not be read: {one.reason}"
         for one in run.damage
     ]
-    notes += [
-        f"{gap.num_dropped} records of steps {gap.first_step} to {gap.last_step} could not be written: {gap.reason}"
-        for gap in run.gaps
-    ]
+    notes += [_told_gap(gap) for gap in run.gaps]
     if len(notes) > MAX_NOTES:
         notes = [*notes[:MAX_NOTES], f"and {len(notes) - MAX_NOTES} more"]
     return tuple(notes)
+
+
+def _told_gap(gap: Gap) -> str:
+    steps = f"step {gap.first_step}" if gap.first_step == gap.last_step else f"steps {gap.first_step} to {gap.last_step}"
+    records = f"{gap.num_dropped:,} record{'s' if gap.num_dropped != 1 else ''}" + (f" of {steps}" if gap.first_step >= 0 else "")
+    return f"{records} could not be written: {gap.reason}"
 
 
 def strict(value: Any) -> Any:

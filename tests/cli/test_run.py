@@ -137,6 +137,22 @@ def test_a_script_that_trains_nothing_gets_one_line(sonde, script):
     assert child.stderr == "Sonde saw no training: no optimizer stepped and no backward ran.\n"
 
 
+FULL = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({kib} << 10, resource.RLIM_INFINITY))\n"
+
+
+def test_what_a_full_disk_has_cost_is_said_with_the_verdict(warm_sonde, script):
+    result = warm_sonde("run", "--every", "1", script(FULL.format(kib=16) + SICK))
+    assert result.returncode == 0
+    assert "arguments []" in result.stdout
+    assert re.search(r"sonde: \d+ records of this run, from step \d+ on, could not be written \(.*File too large", result.stderr)
+
+
+def test_a_run_that_is_removed_while_the_script_runs_is_not_said_to_be_kept(warm_sonde, script):
+    result = warm_sonde("run", "--to", "gone", script(HEALTHY + "import shutil; shutil.rmtree('gone')\n"))
+    assert result.returncode == 0
+    assert result.stderr == "sonde: the run in gone was removed while the script ran: there is nothing left to judge.\n"
+
+
 def test_the_run_goes_where_it_is_told_and_is_the_newest(warm_sonde, script, tmp_path):
     assert warm_sonde("run", "--quiet", "--to", "runs/base", "--every", "1", script(HEALTHY)).returncode == 0
     assert (tmp_path / "runs" / "base" / "run.json").exists()

@@ -27,6 +27,7 @@ class Launched:
     run: Path | None
     exit_code: int
     exception: BaseException | None = None
+    lost: str = ""  # what could not be written and is not mentioned in the run either, as a sentence
 
 
 def run_script(
@@ -45,7 +46,7 @@ def run_script(
     except Exception:
         if strict:
             raise
-    return Launched(session.run, played.exit_code, error)
+    return Launched(session.run, played.exit_code, error, session._lost())
 
 
 @dataclass(frozen=True, slots=True)

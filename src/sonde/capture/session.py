@@ -186,6 +186,16 @@ class DebugSession(Bench, Controls):
                 raise
             _log.warning("sonde: why memory ran out could not be found (%s: %s).", type(failure).__name__, failure)
 
+    def _lost(self) -> str:
+        """What could not be written and is not mentioned in the run either, as a sentence; "" where all is well."""
+        if self.run is None:
+            return ""
+        if not self.run.is_dir():
+            return f"the run in {self.run} was removed while the script ran"
+        gap = self._journal.writer.unsaid
+        since = f", from step {gap.first_step} on," if gap and gap.first_step >= 0 else ""
+        return f"{gap.num_dropped:,} records of this run{since} could not be written ({gap.reason})" if gap else ""
+
     def _left_open(self) -> None:
         """The program ends and nobody has closed us: what was recorded since the last step is written, and that it ended."""
         error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)  # set where an exception ends the program

@@ -66,12 +66,15 @@ def run(
     report = None
     # Of the processes that torchrun starts, one speaks for all.
     if launched.run is not None and os.environ.get("RANK", "0") == "0" and (check or not quiet):
-        report = _judged(launched.run, quiet=quiet, strict=strict)
+        report = _judged(launched.run, launched.lost, quiet=quiet, strict=strict)
     raise SystemExit(launched.exit_code or (report.exit_code if check and report is not None else 0))
 
 
-def _judged(path: Path, *, quiet: bool, strict: bool) -> Report | None:
+def _judged(path: Path, lost: str, *, quiet: bool, strict: bool) -> Report | None:
     """The verdict, drawn on stderr. The training is over: nothing here may change how it ended."""
+    if lost and not path.is_dir():
+        click.echo(f"sonde: {printable(lost)}: there is nothing left to judge.", err=True)
+        return None
     try:
         from rich.text import Text
 
@@ -80,9 +83,12 @@ def _judged(path: Path, *, quiet: bool, strict: bool) -> Report | None:
         from sonde.views.text import Verdict
 
         report = judge(path)
-        if not quiet:
-            # Most scripts are no trainings: then one line is enough.
-            screen(stderr=True).print(Verdict(report) if report.run.num_steps or report.findings else Text(printable(report.why_unknown)))
+        if not quiet and (report.run.num_steps or report.findings):
+            screen(stderr=True).print(Verdict(report))
+        elif not quiet and not lost:  # most scripts are no trainings: then one line is enough
+            screen(stderr=True).print(Text(printable(report.why_unknown)))
+        if lost:
+            click.echo(f"sonde: {printable(lost)}: what is said of it, here and later, is about the rest.", err=True)
     except Exception as error:
         if strict:
             raise

@@ -98,6 +98,11 @@ class Writer:
         """Records that could not be written, so far."""
         return self._num_dropped
 
+    @property
+    def unsaid(self) -> Gap | None:
+        """What was dropped and is not even mentioned in the run, since nothing could be written after it."""
+        return self._gap
+
     # ---- collecting
 
     def plan(self, kind: str, fields: Sequence[str], site_ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> FramePlan:
