@@ -154,6 +154,18 @@ def test_a_plan_that_is_followed_is_clear():
     assert ask(SchedulerTooRarely, run(scheduler=one_cycle(200))) == Clear()
 
 
+def test_a_plan_over_all_batches_that_is_stepped_with_the_updates_is_found_where_gradients_are_accumulated():
+    steps = [_scaled(step, backwards=4.0) for step in run(scheduler=one_cycle(800))]
+    finding = the_finding(SchedulerTooRarely, steps)
+    assert "one per batch" in finding.cause
+    assert "divide" in finding.fix
+    assert ask(SchedulerTooRarely, [_scaled(step, backwards=4.0) for step in run(scheduler=one_cycle(800), ended=False)]) == Clear()
+
+
+def _scaled(step, **scalars):
+    return type(step)(step.number, step.rank, {**step.scalars, **scalars}, step.frames, step.events, step.sites)
+
+
 def test_parts_of_a_sequence_make_one_plan():
     start = [
         made("LinearLR", 0, plan={"total_iters": 20}), made("CosineAnnealingLR", 1, plan={"T_max": 180}),
@@ -271,6 +283,11 @@ def test_a_schedule_that_is_brought_forward_by_another_line_is_clear():
     other = Event("source", 0, {"call": "scheduler_step", "line": "train.py:14", "text": "scheduler.step()"})
     steps = run(scheduler=made(), every=EPOCH, first=begins(before_optimizer=True), more=[other])
     assert ask(SchedulerBeforeOptimizer, steps) == Clear()
+
+
+def test_a_scheduler_that_counts_batches_of_which_several_make_an_update_is_clear():
+    steps = run(scheduler=made(), first=begins(before_optimizer=True))
+    assert ask(SchedulerBeforeOptimizer, [_scaled(step, scheduler_steps=4.0) for step in steps]) == Clear()
 
 
 def test_to_skip_a_first_rate_of_zero_is_only_mentioned():

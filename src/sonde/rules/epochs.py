@@ -98,8 +98,9 @@ class Epochs:
 
     @property
     def course(self) -> Rounds | None:
-        """The loop of epochs, where one is known: the loader that is begun once in each of its rounds."""
-        return next((each for each in self.rounds.values() if each.regular and each.planned > 0 and each.num), None)
+        """The last loop of epochs, where one is known: with a loader that is begun once in each of its rounds."""
+        known = [each for each in self.rounds.values() if each.regular and each.planned > 0 and each.num]
+        return max((each for each in known if each.loop == known[-1].loop), key=lambda each: each.num, default=None)
 
     @property
     def planned(self) -> int:

@@ -6,7 +6,8 @@ How it knows     the scheduler's first step came before any optimizer had steppe
 Known problems   under a GradScaler the optimizer is held back in the first steps, and torch itself warns of a wrong order: such steps
                  are counted here as what they are, and nothing is said. A scheduler that is brought forward before a training goes on
                  (another line, or state that was loaded) and one that is told its place (step(epoch + i / n)) skip nothing.
-                 ReduceLROnPlateau has no first value. Where the first value is 0, to skip it may be meant: that is only mentioned.
+                 ReduceLROnPlateau has no first value. Where the first value is 0, to skip it may be meant: that is only mentioned. Nor
+                 is anything said of a scheduler that counts batches where several of them make an update.
 Fix              call scheduler.step() after optimizer.step(): at the end of the iteration or of the epoch.
 """
 
@@ -21,6 +22,7 @@ from sonde.rules.schedules import Schedule, Schedules
 from sonde.rules.words import number
 
 FEWEST = 2  # steps of the scheduler: one alone may be part of setting it up
+BATCHES = 1.5  # steps per update: it counts the batches of which several make an update
 NOTHING = 1e-3  # of the learning rate: a warm-up from here loses nothing with its first value
 
 
@@ -48,8 +50,10 @@ class SchedulerBeforeOptimizer:
     def _is_early(self, one: Schedule) -> bool:
         if not one.before_optimizer or one.given or one.name == "ReduceLROnPlateau":
             return False
+        known = self.schedules
         anew = one.last_epoch == 1  # else its state was loaded
-        return anew and len(self.schedules.lines) <= len(self.schedules.stepped)
+        counts_batches = known.steps_each > BATCHES * known.num_updates
+        return anew and not counts_batches and len(known.lines) <= len(known.stepped)
 
     def _finding(self, one: Schedule) -> Finding:
         known = self.schedules

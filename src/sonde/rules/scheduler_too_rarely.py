@@ -4,7 +4,8 @@ What it finds    OneCycleLR(total_steps=epochs * len(loader)), a warm-up or a co
                  outside of the loop over the batches.
 Why it matters   the learning rate hardly leaves its first value: a one-cycle plan starts at a twenty-fifth of its peak and stays there.
 How it knows     the plan's total is the number of updates of the run (or of the epochs that the loop is meant to have, times their
-                 length), and the scheduler made a quarter of its steps or fewer.
+                 length), and the scheduler made a quarter of its steps or fewer. Or: gradients are accumulated, the total is the number
+                 of batches, and it was stepped with every update.
 Known problems   a plan in epochs that is stopped early has steps left, too: its total is no number of updates. Plans without an end
                  (StepLR, LambdaLR) cannot be judged like this.
 Fix              step it after every optimizer.step(), inside of the loop over the batches; or give it the number of epochs.
@@ -24,6 +25,7 @@ from sonde.rules.words import number
 ENOUGH = 40  # updates and steps of the plan: below, epochs and updates are too alike
 FEWEST = 2  # steps that were made: after one, nobody knows in which unit
 LEFT = 4.0  # times as many steps in the plan as were made
+ACCUMULATED = 1.8  # the same, where the plan counts batches and gradients are accumulated over two or more
 ALIKE = 0.1  # the last batch of an epoch may be dropped, and a scaler may skip: what is further off is another number
 
 
@@ -50,7 +52,9 @@ class SchedulerTooRarely:
             return NotEvaluated(f"only {known.num_updates} updates and {known.num_steps} steps of a scheduler were made")
         for one, total in planned:
             if known.steps_each * LEFT <= total and self._counts_updates(total):
-                return [self._finding(one, total)]
+                return [self._finding(one, total, "update")]
+            if self._counts_batches(total):
+                return [self._finding(one, total, "batch")]
         return Clear()
 
     def _counts_updates(self, total: float) -> bool:
@@ -60,7 +64,13 @@ class SchedulerTooRarely:
         meant = known.epochs.planned * known.epochs.length or known.num_updates
         return any(abs(total - num) <= ALIKE * total for num in (known.num_updates, meant))
 
-    def _finding(self, one: Schedule, total: float) -> Finding:
+    def _counts_batches(self, total: float) -> bool:
+        known = self.schedules
+        accumulates = known.with_every_update and known.num_backwards >= ACCUMULATED * known.num_updates
+        left = total >= ACCUMULATED * known.steps_each
+        return accumulates and left and known.has_finished and abs(total - known.num_backwards) <= ALIKE * total
+
+    def _finding(self, one: Schedule, total: float, unit: str) -> Finding:
         known = self.schedules
         rates = [rate for rate in known.rates.values() if rate.num]
         rate = max(rates, key=lambda each: each.num, default=None)
@@ -71,10 +81,12 @@ class SchedulerTooRarely:
             severity=Severity.CRITICAL if stuck else Severity.ERROR,
             where="",
             step=one.begun,
-            cause=f"{one} has a plan of {number(total)} steps, which is one per update, but was stepped {number(known.steps_each)} times "
+            cause=f"{one} has a plan of {number(total)} steps, which is one per {unit}, but was stepped {number(known.steps_each)} times "
             f"in {known.num_updates} updates{known.at()}{went}" + (f"; {stuck}" if stuck else ""),
             fix="call scheduler.step() after every optimizer.step(), inside of the loop over the batches, or give the schedule the number "
-            "of epochs",
+            "of epochs"
+            if unit == "update"
+            else "lay the schedule out in updates: divide its total by the number of batches whose gradients are accumulated",
             evidence={
                 **known.evidence(), "total": total, "scheduler_steps": known.num_steps, "updates": known.num_updates,
                 **({"first_rate": rate.first, "peak_rate": rate.peak, "last_rate": rate.last} if rate else {}),
