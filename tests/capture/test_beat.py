@@ -18,6 +18,7 @@ from sonde import spikes
 from sonde.capture import beat, source, xray
 from sonde.capture.loop import Loop
 from sonde.capture.probes import probe
+from sonde.run import writer
 from torch import nn
 
 pytestmark = [pytest.mark.torch, pytest.mark.skipif(beat.Beat is None, reason="the native kernel was not built")]
@@ -68,6 +69,12 @@ def clipped_and_cleared_by_the_model(model, optimizer, number, x):
     model.zero_grad()
     model(x).square().mean().backward()
     nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+
+
+def cleared_by_the_model(model, optimizer, number, x):
+    model.zero_grad()
+    model(x).square().mean().backward()
     optimizer.step()
 
 
@@ -149,7 +156,7 @@ def from_a_loader() -> None:
 
 
 STEP_FUNCTIONS = [
-    ordinary, evaluated_between, accumulated, never_cleared, clipped_and_cleared_by_the_model, by_closure, bad_at_the_end, spiking,
+    ordinary, evaluated_between, accumulated, never_cleared, clipped_and_cleared_by_the_model, cleared_by_the_model, by_closure, bad_at_the_end, spiking,
     without_gradients_now_and_then, two_losses, failing_forward,
 ]  # fmt: skip
 PROGRAMS = {step.__name__: (lambda step=step: plain(step)) for step in STEP_FUNCTIONS}
@@ -243,6 +250,7 @@ def test_the_kernel_counts_with_the_same_numbers_as_python():
     assert _kernel.CHECKED_EVERY == source.CHECKED_EVERY
     assert (_kernel.RENEWED, _kernel.WINDOW) == (spikes.RENEWED, spikes.WINDOW)
     assert (_kernel.NOW_AND_THEN, _kernel.SETTLED) == (probe.NOW_AND_THEN, xray.SETTLED)
+    assert _kernel.UNLINKED_CHECK == writer.UNLINKED_CHECK
 
 
 def test_a_closed_session_leaves_nothing_behind(tmp_path):

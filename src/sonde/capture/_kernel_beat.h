@@ -7,7 +7,7 @@
 
 #define PARTS(X)                                                                                                                                    \
     X(clock) X(ledger) X(kept) X(losses) X(lines) X(guard) X(spikes) X(evaluations) X(models) X(governor) X(xray) X(journal) X(writer) X(far)
-#define TOOLS(X) X(graph_task) X(tracing) X(grad_enabled) X(rng_state) X(is_library) X(call_type) X(rate_names) X(constants)
+#define TOOLS(X) X(graph_task) X(tracing) X(grad_enabled) X(rng_state) X(is_library) X(call_type) X(rate_names) X(constants) X(writer_globals) X(os_write)
 #define NAMES(X)                                                                                                                                    \
     X(_anchor) X(_backwards) X(_closure) X(_depth) X(_entered) X(_ever_stepped) X(_in_step) X(_losses) X(_norms) X(_num_alike) X(_num_lookups)       \
     X(_place) X(_scale) X(_scaler_stepped) X(_series) X(_stepped) X(_sum_of_squares) X(_sums) X(_thread) X(_under_way) X(_values)        \
@@ -16,7 +16,8 @@
     X(known_optimizers) X(last) X(lr) X(maker) X(name) X(num) X(num_steps) X(number) X(optimizer) X(param_groups) X(params) X(training)      \
     X(witnesses) X(written) X(backward_begins) X(backward_ended) X(forward_begins) X(forward_ended) X(optimizer_begins) X(optimizer_ended)           \
     X(zero_grad) X(backwards) X(deaf) X(faults) X(fetch_begins) X(fetch_ended) X(forwards) X(loss) X(optimizer_step) X(optimizer_steps) X(zero_grads) X(forward)               \
-    X(_away) X(_double) X(_every) X(_expected) X(_fresh) X(_new_sites) X(_observed_ns) X(_opening_backwards) X(_opens) X(_owed) X(_plain_ns)         \
+    X(_away) X(_fd) X(_gap) X(_lock) X(_num_flushes) X(_pending) X(_pid) X(_segment_bytes) X(_size) X(_write) X(acquire) X(release) X(_double)                \
+    X(_every) X(_expected) X(_fresh) X(_new_sites) X(_observed_ns) X(_opening_backwards) X(_opens) X(_owed) X(_plain_ns)         \
     X(_purse_ns) X(_rest_ns) X(_said) X(_shape) X(_started_ns) X(_step_plan) X(_trained_ns) X(_usual_ns) X(_waiting) X(_wanted) X(_watched)         \
     X(at_least_every) X(budget) X(clear) X(due_ns) X(every) X(grad_norm) X(long_ns) X(on_step_end) X(put) X(quiet_until_ns) X(single_closures) X(sonde_ms) X(step_ms) X(waiting)
 
@@ -197,7 +198,8 @@ static int add_beat_types(PyObject *module)
     static const struct {
         const char *name;
         long value;
-    } shared[] = {{"LEARNT", LEARNT}, {"CHECKED_EVERY", CHECKED_EVERY}, {"RENEWED", RENEWED}, {"WINDOW", WINDOW}, {"NOW_AND_THEN", NOW_AND_THEN}, {"SETTLED", SETTLED}};
+    } shared[] = {{"LEARNT", LEARNT}, {"CHECKED_EVERY", CHECKED_EVERY}, {"RENEWED", RENEWED}, {"WINDOW", WINDOW}, {"NOW_AND_THEN", NOW_AND_THEN}, {"SETTLED", SETTLED},
+                  {"UNLINKED_CHECK", UNLINKED_CHECK}};
     for (size_t i = 0; i < sizeof shared / sizeof *shared; i++)
         if (PyModule_AddIntConstant(module, shared[i].name, shared[i].value) < 0)
             return -1;

@@ -1,7 +1,9 @@
 /* The ordinary end of a step: `Loop._end_step` where nothing was observed, nothing is due, and the next step is not to be observed either.
  * As everywhere here, nothing is changed before that is known. */
 
-enum { NOW_AND_THEN = 8, SETTLED = 8, MAX_SCALARS = 256 }; /* as sonde.capture.probes.probe and xray have them; a test compares */
+#include <unistd.h>
+
+enum { NOW_AND_THEN = 8, SETTLED = 8, UNLINKED_CHECK = 256, MAX_SCALARS = 256 }; /* as sonde.capture.probes.probe, xray and sonde.run.writer have them */
 
 /* The governor's constants, and the x-ray's: written to once, by `Beat`. */
 static double aim, least_share, start_ns, memory, long_memory, xray_slow, xray_slow_ns, xray_light_ns, xray_memory;
@@ -162,6 +164,40 @@ static int write_scalars(Beat *self, const End *end)
     return put_scalar(self, n_step_ms, end->step_ns / 1e6) < 0 || put_scalar(self, n_sonde_ms, end->own_ns / 1e6) < 0 ? -1 : 0;
 }
 
+/* Writer.put where nothing else is to be written and nothing is amiss; 0 where that is left to Python, with nothing written. */
+static int put_quickly(Beat *self, PyObject *record)
+{
+    PyObject *writer = self->writer, *lock = peek(writer, n__lock), *seam = PyDict_GetItemWithError(self->writer_globals, n__write);
+    const long fd = whole(writer, n__fd), size = whole(writer, n__size), num_flushes = whole(writer, n__num_flushes);
+    PyErr_Clear();
+    if (!lock || seam != self->os_write || fd < 0 || whole(writer, n__pid) != (long)getpid() || !is_empty(writer, n__pending) ||
+        !says(writer, n__gap, Py_None) || size < 0 || size > whole(writer, n__segment_bytes) || num_flushes < 0 || (num_flushes + 1) % UNLINKED_CHECK == 0)
+        return 0;
+    PyObject *taken = PyObject_CallMethodOneArg(lock, n_acquire, Py_False);
+    PyErr_Clear();
+    Py_XDECREF(taken);
+    if (taken != Py_True)
+        return 0;
+    const char *data = PyBytes_AS_STRING(record);
+    const Py_ssize_t num = PyBytes_GET_SIZE(record);
+    Py_ssize_t written = 0, more = 1;
+    Py_BEGIN_ALLOW_THREADS
+    while (written < num && (more = write((int)fd, data + written, (size_t)(num - written))) > 0)
+        written += more;
+    Py_END_ALLOW_THREADS
+    int done = written > 0;
+    if (written == num)
+        done = put_whole(writer, n__size, size + num) < 0 || put_whole(writer, n__num_flushes, num_flushes + 1) < 0 ? -1 : 1;
+    else if (written > 0) { /* a full disk, usually: what is lost is counted there */
+        PyObject *settled = PyObject_CallMethod(writer, "_settle", "[O]ins", record, 0, written, "short write");
+        done = settled ? 1 : -1;
+        Py_XDECREF(settled);
+    }
+    PyObject *freed = PyObject_CallMethodNoArgs(lock, n_release);
+    Py_XDECREF(freed);
+    return freed ? done : -1;
+}
+
 /* Journal.end_step */
 static int write_step(Beat *self, const End *end)
 {
@@ -170,7 +206,10 @@ static int write_step(Beat *self, const End *end)
     PyObject *record = NULL;
     if (plan && plan != Py_None && fresh && PyDict_GET_SIZE(scalars) == PyDict_GET_SIZE(fresh))
         record = encode_step(plan, end->step, time_ns, scalars);
-    if (record)
+    const int is_written = record ? put_quickly(self, record) : 0;
+    if (is_written)
+        done = is_written > 0 ? Py_NewRef(Py_None) : NULL;
+    else if (record)
         done = PyObject_CallMethodOneArg(self->writer, n_put, record);
     else if (!PyErr_Occurred())
         done = PyObject_CallMethod(self->journal, "_write_step", "lOL", end->step, scalars, time_ns);
@@ -224,7 +263,10 @@ static int end_quickly(Beat *self)
     meter->desk->own_ns = 0;
     if (failed || write_step(self, &end) < 0 || begin_step(self, &end) < 0)
         return -1;
-    PyObject *hears = peek(self->loop, n_on_step_end), *done = hears ? PyObject_CallFunction(hears, "lO", end.step, Py_False) : NULL;
+    PyObject *hears = peek(self->loop, n_on_step_end), *done;
+    if (!hears || hears == Py_None)
+        return 1;
+    done = PyObject_CallFunction(hears, "lO", end.step, Py_False);
     Py_XDECREF(done);
     return done ? 1 : -1;
 }

@@ -279,6 +279,18 @@ static int is_in_closure(Beat *self, PyObject *account)
     return says(self->loop, n__in_step, account) && says(self->loop, n__closure, Py_True) && says(self->loop, n_single_closures, Py_True);
 }
 
+/* Gradients that nobody was heard to clear: are those of the witnesses gone? */
+static int are_gone(PyObject *account)
+{
+    PyObject *witnesses = peek(account, n_witnesses);
+    int gone = witnesses && PyList_CheckExact(witnesses) && PyList_GET_SIZE(witnesses);
+    for (Py_ssize_t i = 0; gone && i < PyList_GET_SIZE(witnesses); i++) {
+        PyObject *reference = PyList_GET_ITEM(witnesses, i), *parameter = PyWeakref_Check(reference) ? PyWeakref_GetObject(reference) : NULL;
+        gone = parameter && parameter != Py_None && says(parameter, n_grad, Py_None);
+    }
+    return gone;
+}
+
 /* The loss before a framework divided it. */
 static double divided(Beat *self, double value)
 {
@@ -304,7 +316,7 @@ static int quick_backward_begins(Beat *self, PyObject *const *args)
     if (!account || !series || !PyDict_CheckExact(series) || PyDict_GET_SIZE(series) != 1 || !sums || !PyDict_CheckExact(sums) || PyDict_GET_SIZE(sums) ||
         step % CHECKED_EVERY == 0 || whole(self->lines, n__num_alike) <= LEARNT || num_backwards != 0 || !is_calm(self) ||
         (inside && !is_in_closure(self, account)) || !says(self->ledger, n_ever_used, Py_True) || !says(account, n_written, Py_False) ||
-        !says(account, n_cleared, Py_True) || !look(args[0], &view) || view.num != 1 || view.repeats != 1)
+        !(says(account, n_cleared, Py_True) || are_gone(account)) || !look(args[0], &view) || view.num != 1 || view.repeats != 1)
         return 0;
     PyObject *scale = peek(self->losses, n__scale), *recents = peek(self->spikes, n__losses);
     const double value = divided(self, view.kind == F64 ? *(const double *)view.data : (double)*widen(&view, view.data, 1, &wide));
@@ -313,7 +325,8 @@ static int quick_backward_begins(Beat *self, PyObject *const *args)
         return 0;
     PyObject *frame = user_frame(self), *sum = frame ? Py_BuildValue("di", value, 1) : NULL;
     const int failed = !sum || put(self->clock, n_active, Py_True) < 0 || (!inside && put_whole(self->clock, n__backwards, 1) < 0) ||
-                       put(account, n_backward_since, Py_True) < 0 || add_to(self->meter->scalars, n_backwards, 1) < 0 ||
+                       put(account, n_cleared, Py_True) < 0 || put(account, n_backward_since, Py_True) < 0 ||
+                       add_to(self->meter->scalars, n_backwards, 1) < 0 ||
                        put(self->kept, n_frame, frame) < 0 || put(self->kept, n_maker, Py_None) < 0 || PyDict_SetItem(sums, n_loss, sum) < 0 ||
                        put_float(self->losses, n_last, value) < 0 || see(recent, value) < 0 || meter_begins(self->meter, text_backward) < 0;
     Py_XDECREF(frame);

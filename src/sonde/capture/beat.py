@@ -15,6 +15,7 @@ from sonde.capture import governor, kernel, xray
 from sonde.capture.kept import Call
 from sonde.capture.rates import MOST, scalar_name
 from sonde.capture.source import is_library
+from sonde.run import writer
 
 if TYPE_CHECKING:
     from sonde.capture.loop import Loop
@@ -42,6 +43,7 @@ def quicken(loop: Loop, **parts: Any) -> bool:
             governor.AIM, governor.LEAST_SHARE, governor.START_NS, governor.MEMORY, governor.LONG_MEMORY,
             xray.SLOW, xray.SLOW_NS, xray.LIGHT_NS, xray.MEMORY,
         ),
+        writer_globals=vars(writer), os_write=os.write,
         rate_names=tuple(scalar_name(1, index) for index in range(1, MOST + 1)),
     )  # fmt: skip
     for name in CALLS:

@@ -79,7 +79,7 @@ class Loop(CourseHeard):
         self.single_closures = False  # a framework runs every closure exactly once
         self._scaler_stepped = False
         self.on_new_optimizer: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
-        self.on_step_end: Callable[[int, bool], None] = lambda step, unseen: None
+        self.on_step_end: Callable[[int, bool], None] | None = None
         self.between_steps: Callable[[int, int], None] = lambda step, training_ns: None  # the step's scalars are still there
         self.quiet_until_ns = 0  # on our clock: before, there is nothing to do between two steps
         self.on_compile: Callable[[Any], None] = lambda target: None
@@ -373,7 +373,8 @@ class Loop(CourseHeard):
         self._governor.step_ended(step_ns=step_ns, own_ns=own_ns, observed=self.observing)
         self._begin_step()
         self.xray.step_begins(step + 1, step_ns - own_ns, self.observing and self._governor.every != 1)
-        self.on_step_end(step, unseen)
+        if self.on_step_end is not None:
+            self.on_step_end(step, unseen)
         self._desk.plain = self._is_quick and not (self.observing or self.xray.active or self._far.waiting or self.faults.retired)
 
     def _begin_step(self) -> None:
