@@ -121,3 +121,17 @@ def test_it_goes_on_deciding_where_the_session_is_closed(tmp_path):
     with sonde.watch(model, to=tmp_path / "run") as session:
         stopping = session.early_stopping(patience=1)
     assert answers(stopping, [1.0, 2.0]) == [False, True]
+
+
+def test_the_switch_tells_of_the_one_that_was_asked_for(tmp_path, caplog):
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True) as session:
+        session.enable_debugging(["early_stopping"])
+        stopping = session.early_stopping("val_acc", patience=3)
+        for value in (0.5, 0.4, 0.3):
+            optimizer.zero_grad()
+            model(torch.randn(4, 3)).square().mean().backward()
+            optimizer.step()
+            stopping.step(value)
+    assert "watches val_acc, best 0.5, best_step 0, without_better 1, patience 3" in caplog.text

@@ -248,7 +248,10 @@ class DebugSession(Bench, Controls):
 
     def early_stopping(self, monitor: str = "val_loss", *, patience: int = 5, min_delta: float = 0.0, mode: str = "auto") -> EarlyStopping:
         """When to stop: `if stopping.step(val_loss): break`. Each value and the decision, with its reason, are written into the run."""
-        return EarlyStopping(monitor, patience=patience, min_delta=min_delta, mode=mode, session=self)
+        stopping = EarlyStopping(monitor, patience=patience, min_delta=min_delta, mode=mode, session=self)
+        if self._loop is not None:
+            self._switches.tellers.stopping = stopping
+        return stopping
 
     def training_step(self, function: Any = None, /) -> Any:
         """One step of the loop, as a context or as a decorator: a step that fails is told of, and numbers that it returns are kept."""

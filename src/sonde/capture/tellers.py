@@ -18,6 +18,7 @@ from sonde.record import STATISTICS
 if TYPE_CHECKING:
     from sonde.capture.journal import Journal
     from sonde.capture.loop import Loop
+    from sonde.capture.stopping import EarlyStopping
 
 MB = 2**20
 MAX_PARAMETERS = 4096  # whose norms are taken one by one
@@ -36,6 +37,7 @@ class Tellers:
         self._best: tuple[str, float, int] = ("", math.inf, -1)  # of which series, the value, the step
         self._logged: dict[str, float] = {}
         self._num_skipped = 0
+        self.stopping: EarlyStopping | None = None  # one that the user asked the session for
 
     def logged(self, values: Mapping[str, float]) -> None:
         self._logged.update({name: value for name, value in values.items() if name.lower() in _VALIDATION})
@@ -119,6 +121,12 @@ class Tellers:
         return {"eval_forwards": int(scalars["eval_forwards"]), "validation_ms": scalars["validation_ms"]} | self._logged
 
     def early_stopping(self, step: int) -> dict[str, Any] | None:
+        if self.stopping is not None and self.stopping.num_evaluations:
+            asked = self.stopping
+            return {
+                "watches": asked.monitor, "best": asked.best, "best_step": asked.best_step, "without_better": asked.num_without,
+                "patience": asked.patience, "stops": asked.stopped, "why": asked.why,
+            }  # fmt: skip
         name, value = next(iter(self._logged.items()), ("loss", self._journal.scalars["loss"]))
         if math.isnan(value):
             return None
