@@ -6,7 +6,8 @@ with Sonde's callback over without it.
 
 Whole trainings take turns in one process, bare and watched, each from the same seed; a ratio is to the bare trainings just before and
 after. Both are timed by the same stopwatch after a number of steps, so that neither building the framework's objects nor the densely
-observed start of a run is in it, nor looking back from a step whose loss leapt. Exit code 1: a framework is over its budget, which is that of a loop by hand.
+observed start of a run is in it, nor looking back from a step whose loss leapt. Exit code 1: a framework is over its budget, which is
+that of a loop by hand.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ about a call is unusual, the loop's own methods are the way.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 try:
     from sonde.capture._kernel import Beat
 except ImportError:  # built without a compiler
-    Beat = None
+    Beat = None  # type: ignore[assignment,misc]
 
 CALLS = (
     "fetch_begins", "fetch_ended", "zero_grad", "forward_begins", "forward_ended", "backward_begins", "backward_ended", "optimizer_begins",
@@ -31,12 +31,14 @@ CALLS = (
 )  # fmt: skip
 
 
-def quicken(loop: Loop, **parts: Any) -> bool:
+def quicken(loop: Loop) -> bool:
     """From now on the loop's calls go through the native kernel first. False: there is none."""
     if Beat is None or not kernel.NATIVE or os.environ.get("SONDE_NATIVE", "1") == "0":
         return False
     beat = Beat(
-        loop, loop._phases, **parts,
+        loop, loop._phases, clock=loop.clock, ledger=loop.ledger, kept=loop.kept, losses=loop._losses, lines=loop._lines,
+        guard=loop._guard, spikes=loop._spikes, evaluations=loop._evaluations, models=loop._models, governor=loop._governor,
+        xray=loop.xray, journal=loop._journal, writer=loop._journal.writer, far=loop._far,
         graph_task=torch._C._current_graph_task_id, tracing=torch._C._get_tracing_state, grad_enabled=torch.is_grad_enabled,
         rng_state=torch.default_generator.get_state, is_library=is_library, call_type=Call,
         constants=(

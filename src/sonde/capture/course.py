@@ -60,7 +60,7 @@ class Course:
     # -- schedulers --------------------------------------------------------------------------------
 
     def made(self, scheduler: Any) -> None:
-        optimizer = getattr(scheduler, "optimizer", None)
+        optimizer: Any = getattr(scheduler, "optimizer", None)
         while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
             optimizer = optimizer.optimizer  # a framework's wrapper, which itself never steps
         if not isinstance(optimizer, torch.optim.Optimizer) or not self._loop._concerns(optimizer) or self._num_schedulers >= MAX_TOLD:

@@ -27,6 +27,7 @@ MAX_DEPTH = 3
 _ENTRIES = ("__getitem__", "__getitems__", "__iter__", "__call__", "forward")  # through which a worker comes
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 _BY_WORKER = frozenset({"get_worker_info", "initial_seed", "worker_info", "getpid", "SeedSequence", "urandom", "time", "time_ns"})
+_SEEDS = frozenset({"seed", "manual_seed", "default_rng", "RandomState", "Random", "set_state"})
 _NUMPY = frozenset({"np", "numpy"})
 _TORCH_DRAWS = frozenset({"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "bernoulli", "normal", "multinomial"})
 
@@ -86,8 +87,8 @@ def _parts(dataset: Any) -> Iterator[_Part]:
         seen.add(id(holder))
         part = _Part(_names_used(type(holder)), [])
         yield part
-        if part.names & _BY_WORKER:
-            continue  # it knows in which worker it is, and may seed what it holds
+        if part.names & (_BY_WORKER | _SEEDS):
+            continue  # it knows in which worker it is, or seeds what it holds itself, by the sample for instance
         for name, value in _held(holder, part.names):
             place = f"{path}.{name}" if path else name
             if isinstance(value, _GENERATORS):

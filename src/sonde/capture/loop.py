@@ -57,7 +57,6 @@ class Loop(CourseHeard):
         self._panel = Panel(Tools(journal, config, faults, models, self._desk, measured))
         self.observing = measured.statistics
         self._num_observed = 0
-        self._membership: dict[str, Any] = {}
         self._lines = Lines(journal)
         self._far = Far()
         self._losses = Losses(journal, self._far)
@@ -84,11 +83,7 @@ class Loop(CourseHeard):
         self.quiet_until_ns = 0  # on our clock: before, there is nothing to do between two steps
         self.on_compile: Callable[[Any], None] = lambda target: None
         self._panel.each("begin", 0, with_exponents=True)
-        self._is_quick = quicken(
-            self, clock=self.clock, ledger=self.ledger, kept=self.kept, losses=self._losses, lines=self._lines, guard=self._guard,
-            spikes=self._spikes, evaluations=self._evaluations, models=models, governor=self._governor, xray=self.xray, journal=journal,
-            writer=journal.writer, far=self._far,
-        )  # fmt: skip
+        self._is_quick = quicken(self)
 
     @contained
     def known(self, optimizer: torch.optim.Optimizer) -> None:
@@ -354,7 +349,9 @@ class Loop(CourseHeard):
         self.xray.step_ends(step)
         self._leave_doors()
         if step & (step - 1) == 0:  # 0, 1, 2, 4, 8 …: models and optimizers change rarely
-            self._update_membership(step)
+            if self._models.tell_membership(self.ledger, step):
+                self._governor.look_closely()
+            self._models.refresh()
         self._losses.write(step)
         self._guard.write()
         if step % NOW_AND_THEN == 0:
@@ -391,14 +388,6 @@ class Loop(CourseHeard):
             num = self._num_observed
             in_full = self._measured.in_full or num in EXPONENTS_FIRST or num % EXPONENTS_EVERY == 0
             self._panel.each("begin", self.clock.number, with_exponents=in_full)
-
-    def _update_membership(self, step: int) -> None:
-        data = self._models.membership(self.ledger)
-        if data != self._membership:
-            self._membership = data
-            self._journal.event("membership", step, **data)
-            self._governor.look_closely()
-        self._models.refresh()
 
     @contained
     def finish(self) -> None:

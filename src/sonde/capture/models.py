@@ -35,6 +35,7 @@ class Models:
         self._sites: dict[int, tuple[weakref.ref[torch.Tensor], Site]] = {}
         self._names: dict[int, tuple[str, str, str, bool]] | None = None
         self._with_output: set[int] = set()
+        self._membership: dict[str, Any] = {}
         self._num_named = 0
         self._num_foreign = 0
         self._looked = ""  # what the parameters looked like at the last backward, while no optimizer steps
@@ -150,8 +151,16 @@ class Models:
             name = ("", f"(in no watched model).{self._num_foreign}", "", parameter.requires_grad)
         return name
 
-    def membership(self, ledger: Ledger) -> dict[str, Any]:
-        """Who owns what, over the models that have run."""
+    def tell_membership(self, ledger: Ledger, step: int) -> bool:
+        """Who owns what, over the models that have run. False: that is known already."""
+        data = self._find_membership(ledger)
+        if data == self._membership:
+            return False
+        self._membership = data
+        self._journal.event("membership", step, **data)
+        return True
+
+    def _find_membership(self, ledger: Ledger) -> dict[str, Any]:
         named = [
             (f"{watched.name}.{path}" if watched.name else path, p)
             for watched in self

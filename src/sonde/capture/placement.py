@@ -22,7 +22,7 @@ def left_behind(model: nn.Module) -> list[dict[str, str | int]]:
     home = devices.most_common(1)[0][0]
     if home == "cpu":
         return []  # a part of it is elsewhere, on purpose
-    found = []
+    found: list[dict[str, str | int]] = []
     for kind, path, tensor in _tensors(model):
         if tensor.device.type == "cpu" and tensor.dim():
             found.append({"kind": kind, "path": path, "num_elements": tensor.numel(), "device": "cpu", "model_on": home})
