@@ -77,7 +77,10 @@ def _row(site: Site, values: dict[str, float]) -> Row:
     num = values.get("num", 0.0)
     if not num:
         return Row(path, site.type, (Cell("none"), *(Cell("") for _ in COLUMNS[1:])))
-    return Row(path, site.type, tuple(_cell(name, values.get(name, float("nan")), num) for name in COLUMNS))
+    cells = [_cell(name, values.get(name, float("nan")), num) for name in COLUMNS]
+    if values.get("nan", 0.0) + values.get("inf", 0.0) >= num:  # the other statistics are of its finite numbers, and it has none
+        cells[: COLUMNS.index("nan")] = [Cell("–")] * COLUMNS.index("nan")
+    return Row(path, site.type, tuple(cells))
 
 
 def _cell(name: str, value: float, num: float) -> Cell:
