@@ -37,6 +37,7 @@ typedef struct {
 #undef DECLARE
 } Beat;
 
+#include "_kernel_peek.h"
 #include "_kernel_ordinary.h"
 #include "_kernel_end.h"
 

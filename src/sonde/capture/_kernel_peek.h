@@ -1,0 +1,147 @@
+/* What the handlers ask of objects of Python. All leave no exception where they answer "no". */
+
+/* An attribute of an object of ours, borrowed: the object holds it. NULL where there is none. */
+static PyObject *peek(PyObject *object, PyObject *name)
+{
+    PyObject *value = PyObject_GetAttr(object, name);
+    if (!value) {
+        PyErr_Clear();
+        return NULL;
+    }
+    Py_DECREF(value);
+    return value;
+}
+
+static int says(PyObject *object, PyObject *name, PyObject *expected) { return peek(object, name) == expected; }
+
+static long whole(PyObject *object, PyObject *name)
+{
+    PyObject *value = PyObject_GetAttr(object, name);
+    long number = value && PyLong_CheckExact(value) ? PyLong_AsLong(value) : -1;
+    Py_XDECREF(value);
+    PyErr_Clear();
+    return number;
+}
+
+static int put(PyObject *object, PyObject *name, PyObject *value) { return PyObject_SetAttr(object, name, value); }
+
+static int put_whole(PyObject *object, PyObject *name, long number)
+{
+    PyObject *value = PyLong_FromLong(number);
+    int failed = !value || PyObject_SetAttr(object, name, value) < 0;
+    Py_XDECREF(value);
+    return failed ? -1 : 0;
+}
+
+static int put_float(PyObject *object, PyObject *name, double number)
+{
+    PyObject *value = PyFloat_FromDouble(number);
+    int failed = !value || PyObject_SetAttr(object, name, value) < 0;
+    Py_XDECREF(value);
+    return failed ? -1 : 0;
+}
+
+/* Is what this function answers the expected object? */
+static int answers(PyObject *function, PyObject *expected)
+{
+    PyObject *answer = PyObject_CallNoArgs(function);
+    PyErr_Clear();
+    Py_XDECREF(answer);
+    return answer == expected;
+}
+
+static int is_empty(PyObject *object, PyObject *name)
+{
+    PyObject *value = peek(object, name);
+    return value && ((PyDict_CheckExact(value) && PyDict_GET_SIZE(value) == 0) || (PyList_CheckExact(value) && PyList_GET_SIZE(value) == 0));
+}
+
+static PyObject *by_id(PyObject *dict, PyObject *object)
+{
+    PyObject *key = dict && PyDict_CheckExact(dict) ? PyLong_FromVoidPtr(object) : NULL;
+    PyObject *value = key ? PyDict_GetItemWithError(dict, key) : NULL;
+    Py_XDECREF(key);
+    PyErr_Clear();
+    return value;
+}
+
+/* Is the line of this kind of call known? */
+static int is_learnt(Beat *self, PyObject *call)
+{
+    PyObject *lookups = peek(self->lines, n__num_lookups), *num = lookups && PyDict_CheckExact(lookups) ? PyDict_GetItemWithError(lookups, call) : NULL;
+    PyErr_Clear();
+    return num && PyLong_AsLong(num) >= LEARNT;
+}
+
+/* No forward is under way, no evaluation either, and the first step has begun: the doors need not be left, the clock not be touched. */
+static int is_calm(Beat *self)
+{
+    return self->meter->step_began && whole(self->loop, n__depth) == 0 && says(self->loop, n__entered, Py_None) && is_empty(self->evaluations, n__under_way);
+}
+
+/* Would this value be taken by `Recent.see` without further ado? */
+static PyObject *is_usual(PyObject *series, PyObject *key, double value)
+{
+    PyObject *recent = series && PyDict_CheckExact(series) ? PyDict_GetItemWithError(series, key) : NULL;
+    PyErr_Clear();
+    PyObject *bound = recent ? peek(recent, n_bound) : NULL, *values = recent ? peek(recent, n__values) : NULL;
+    if (!bound || !PyFloat_CheckExact(bound) || !(value <= PyFloat_AS_DOUBLE(bound)) || !values || !PyList_CheckExact(values))
+        return NULL;
+    const long place = whole(recent, n__place);
+    return place >= 0 && place <= PyList_GET_SIZE(values) && (place + 1) % RENEWED ? recent : NULL;
+}
+
+static int see(PyObject *recent, double value)
+{
+    const long place = whole(recent, n__place);
+    PyObject *number = PyFloat_FromDouble(value), *values = peek(recent, n__values);
+    const int failed = !number || !values || (place < PyList_GET_SIZE(values) ? PyList_SetItem(values, place, Py_NewRef(number)) : PyList_Append(values, number)) < 0;
+    Py_XDECREF(number);
+    if (failed)
+        return -1;
+    return put_whole(recent, n_num, whole(recent, n_num) + 1) < 0 || put_whole(recent, n__place, (place + 1) % WINDOW) < 0 ? -1 : 0;
+}
+
+/* Is this frame in code of a library? -1: an exception. */
+static int is_in_library(Beat *self, PyFrameObject *frame)
+{
+    PyCodeObject *code = PyFrame_GetCode(frame);
+    PyObject *answer = PyObject_CallOneArg(self->is_library, code->co_filename);
+    Py_DECREF(code);
+    Py_XDECREF(answer);
+    return answer ? answer == Py_True : -1;
+}
+
+/* The nearest calling frame in the user's own code, as sonde.capture.source has it; None where a library trains. */
+static PyObject *user_frame(Beat *self)
+{
+    PyFrameObject *frame = PyEval_GetFrame();
+    Py_XINCREF(frame);
+    while (frame) {
+        const int in_library = is_in_library(self, frame);
+        if (in_library == 0)
+            return (PyObject *)frame;
+        Py_SETREF(frame, in_library < 0 ? NULL : PyFrame_GetBack(frame));
+        if (in_library < 0)
+            return NULL;
+    }
+    return Py_NewRef(Py_None);
+}
+
+/* The function of the user's that a library called, from which the code in this frame was called. Takes the reference, gives another. */
+static PyObject *called_by_library(Beat *self, PyObject *given)
+{
+    while (given && given != Py_None) {
+        PyFrameObject *back = PyFrame_GetBack((PyFrameObject *)given);
+        const int in_library = back ? is_in_library(self, back) : 1;
+        if (in_library) {
+            Py_XDECREF(back);
+            if (in_library < 0)
+                Py_CLEAR(given);
+            return given;
+        }
+        Py_SETREF(given, (PyObject *)back);
+    }
+    return given;
+}
+
