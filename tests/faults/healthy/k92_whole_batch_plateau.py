@@ -19,8 +19,8 @@ class Field(nn.Module):
 
 net = Field()
 optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
-scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.2, patience=12)
-for epoch in range(900):
+scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.1, patience=5)
+for epoch in range(500):
     optimizer.zero_grad()
     loss = nn.functional.mse_loss(net(t), u)
     loss.backward()
