@@ -4,10 +4,10 @@ What it finds    scheduler.step() at the beginning of an epoch or of an iteratio
 Why it matters   the first value of the schedule is never used, and everything comes one epoch (or one update) too early.
 How it knows     the scheduler's first step came before any optimizer had stepped, and the same line goes on to step it.
 Known problems   under a GradScaler the optimizer is held back in the first steps, and torch itself warns of a wrong order: such steps
-                 are counted here as what they are, and nothing is said. A scheduler that is brought forward before a training goes on
-                 (another line, or state that was loaded) and one that is told its place (step(epoch + i / n)) skip nothing.
-                 ReduceLROnPlateau has no first value. Where the first value is 0, to skip it may be meant: that is only mentioned. Nor
-                 is anything said of a scheduler that counts batches where several of them make an update.
+                 are counted here as what they are, and nothing is said (K70). A scheduler that is brought forward before a training
+                 goes on (by another line, K73, or by state that was loaded) and one that is told its place (step(epoch + i / n), K74)
+                 skip nothing. ReduceLROnPlateau has no first value. Where the first value is 0, to skip it may be meant: that is only
+                 mentioned. Nor is anything said of a scheduler that counts batches where several of them make an update.
 Fix              call scheduler.step() after optimizer.step(): at the end of the iteration or of the epoch.
 """
 

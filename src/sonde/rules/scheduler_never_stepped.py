@@ -4,9 +4,9 @@ What it finds    scheduler = StepLR(optimizer, 30) without a scheduler.step() an
 Why it matters   the learning rate stays where it was: the plan that somebody wrote down is not followed.
 How it knows     torch's own step of the scheduler, and of every other one of the same optimizer, was never called, although epochs have
                  passed or the run has come to its end.
-Known problems   a run that ends within its first epoch may only not have come to it. Where another scheduler of the same optimizer is
-                 stepped, one of them may be for later (SWALR). A scheduler of your own class that steps by itself is not heard, and not
-                 judged. A rate that stays at the beginning of a warm-up is lr-stuck-in-warmup.
+Known problems   a run that ends within its first epoch may only not have come to it (K76). Where another scheduler of the same
+                 optimizer is stepped, one of them may be for later (SWALR, K71). A scheduler of your own class that steps by itself is
+                 not heard, and not judged. A rate that stays at the beginning of a warm-up is lr-stuck-in-warmup.
 Fix              call scheduler.step() once per epoch, or after every optimizer.step(), as the schedule is laid out; or take the
                  scheduler out.
 """

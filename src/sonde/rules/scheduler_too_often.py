@@ -9,7 +9,7 @@ How it knows     the scheduler steps with every update, and: the rate fell to a 
                  of many epochs; or T_max is the number of epochs.
 Known problems   schedules that are meant to be stepped with every update (K34), that end near 0 (K33) or start again (K58) are silent:
                  their rate is small for a few updates only. Where an epoch is one update (the whole of the data as one batch), every
-                 batch is every epoch. A plan that does not shrink the rate by much does little harm, and is not found.
+                 batch is every epoch (K72). A plan that does not shrink the rate by much does little harm, and is not found.
 Fix              step it once per epoch, after the loop over the batches; or lay it out in updates: epochs times len(loader).
 """
 

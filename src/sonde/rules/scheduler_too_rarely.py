@@ -6,8 +6,8 @@ Why it matters   the learning rate hardly leaves its first value: a one-cycle pl
 How it knows     the plan's total is the number of updates of the run (or of the epochs that the loop is meant to have, times their
                  length), and the scheduler made a quarter of its steps or fewer. Or: gradients are accumulated, the total is the number
                  of batches, and it was stepped with every update.
-Known problems   a plan in epochs that is stopped early has steps left, too: its total is no number of updates. Plans without an end
-                 (StepLR, LambdaLR) cannot be judged like this.
+Known problems   a plan in epochs that is stopped early has steps left, too: its total is no number of updates (K75). Plans without an
+                 end (StepLR, LambdaLR) cannot be judged like this.
 Fix              step it after every optimizer.step(), inside of the loop over the batches; or give it the number of epochs.
 """
 
