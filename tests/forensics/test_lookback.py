@@ -242,3 +242,22 @@ def test_that_a_number_is_bad_is_on_disk_before_anybody_looks_back(tmp_path):
             optimizer.step()
     assert told[0] == []
     assert told[1] == ["loss"]
+
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["torch.compile", "Module.compile"])
+def test_a_look_back_at_a_compiled_model_says_that_it_ran_without_compiling(in_place, tmp_path):
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh())
+    compiled = model if in_place else torch.compile(model, backend="eager")
+    if in_place:
+        model.compile(backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    weight = torch.ones(8)
+    weight[2] = 0.0
+    with sonde.watch(compiled, optimizer, to=tmp_path / "run", strict=True):
+        for x in [torch.randn(8, 4)]:
+            loss = (compiled(x).square().sum(1) / weight).mean()
+            loss.backward()
+            optimizer.step()
+    (found,) = origins(tmp_path / "run")
+    assert (found.operation, found.samples) == ("div", (2,))
+    assert [note for note in found.caveats if "without compiling" in note]

@@ -14,7 +14,6 @@ from torch._ops import OpOverload
 
 from sonde.forensics.places import storage_of
 
-
 _RUNNING = frozenset({"running_mean", "running_var"})
 
 

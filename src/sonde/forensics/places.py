@@ -133,7 +133,7 @@ class Places:
             return
         try:
             kind = type(module).__name__
-            self.compiled = self.compiled or kind == "OptimizedModule"
+            self.compiled = self.compiled or kind == "OptimizedModule" or vars(module).get("_compiled_call_impl") is not None
             if not self._under_way:
                 self._enters(module, kind, args)
             paths = self._paths.get(id(module), [self.module])

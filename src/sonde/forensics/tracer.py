@@ -72,8 +72,6 @@ class Tracer:
         self._stack.close()
         if not self._is_over:
             self._decide(self._loose_ends(), even_on_purpose=not self._ignore_masks)
-        if self._places.compiled:
-            self.caveats.append("a compiled model was run without compiling, operation by operation")
         self._places.release()
         self._makers.clear()
         self._nodes.clear()
@@ -94,7 +92,8 @@ class Tracer:
             return None
         sizes = self._places.sizes
         near = tuple((path, sizes[path]) for path in dict.fromkeys((*origin.after, origin.module)) if path in sizes)
-        return replace(origin, sizes=near, caveats=(*origin.caveats, *self.caveats))
+        compiled = ["a compiled model was run without compiling, operation by operation"] if self._places.compiled else []
+        return replace(origin, sizes=near, caveats=(*origin.caveats, *self.caveats, *compiled))
 
     # ---- what the mode asks, before and after each operation
 
