@@ -149,7 +149,7 @@ def test_passes_know_the_loop_of_epochs_around_them_and_where_it_may_be_left(tmp
     assert [(one["num"], one["at"], one["planned"], one["num_batches"]) for one in found] == [(1, 0, 5, 4), (2, 1, 5, 4), (3, 2, 5, 4)]
     assert [event.step for event in sonde.Run(session.run).events("pass")] == [0, 4, 8]
     assert len(found[0]["breaks"]) == 1
-    assert session.report().run.told[-1][1].startswith("in round 3 of 5 of the loop at test_course.py:")
+    assert dict(session.report().run.told)["stopped"].startswith("in round 3 of 5 of the loop at test_course.py:")
 
 
 def rounds_in(tmp_path, run):
@@ -204,7 +204,19 @@ def test_a_loader_that_is_begun_for_single_batches_is_told_of_a_few_times_only(t
     with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True) as session:
         for _ in range(40):
             update(model, optimizer, next(iter(data))[0])
-    assert len(events(session, "pass")) == 16
+    told = events(session, "pass")
+    assert len(told) == 16
+    assert told[-1]["last_told"]
+    assert "stopped" not in dict(session.report().run.told)
+
+
+def test_a_loop_around_the_session_is_not_one_that_it_sees_the_end_of(tmp_path):
+    model, optimizer = parts()
+    data = loader()
+    for epoch in range(3):
+        with sonde.watch(model, optimizer, to=tmp_path / f"run{epoch}", strict=True) as session:
+            one_pass(model, optimizer, data)
+        assert "planned" not in events(session, "pass")[0]
 
 
 class Endless(IterableDataset):

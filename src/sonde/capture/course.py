@@ -15,7 +15,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from sonde.capture.contained import contained
 from sonde.capture.rates import rate_of
-from sonde.capture.rounds import rounds_around
+from sonde.capture.rounds import lines_of_callers, rounds_around
 from sonde.capture.source import line_of, user_frame
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class Course:
         self._num_schedulers = 0
         self._loaders: dict[int, _Loader] = {}
         self._num_loaders = self._num_passes = 0
+        self._since = lines_of_callers()
 
     # -- schedulers --------------------------------------------------------------------------------
 
@@ -118,8 +119,9 @@ class Course:
         if known.in_a_row >= RESTARTS:
             return
         self._num_passes += 1
-        around = rounds_around()
-        self._journal.event("pass", step, loader=known.index, num=known.num_passes, num_batches=known.num_batches, **around)
+        last = known.in_a_row == RESTARTS - 1 or self._num_passes == MAX_PASSES  # of those that are told
+        about = {"num": known.num_passes, "num_batches": known.num_batches, **({"last_told": True} if last else {})}
+        self._journal.event("pass", step, loader=known.index, **about, **rounds_around(self._since))
 
 
 class CourseHeard:

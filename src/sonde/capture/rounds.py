@@ -10,7 +10,7 @@ import inspect
 import linecache
 import operator
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
@@ -28,9 +28,20 @@ _OPERATORS: dict[type[ast.operator], Any] = {
 }  # fmt: skip
 
 
-def rounds_around() -> dict[str, Any]:
+def lines_of_callers() -> list[tuple[str, int]]:
+    """Where in the user's code we are: file and line of each frame."""
+    found: list[tuple[str, int]] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and len(found) < MAX_FRAMES:
+        if not is_library(frame.f_code.co_filename):
+            found.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return found
+
+
+def rounds_around(since: Sequence[tuple[str, int]] = ()) -> dict[str, Any]:
     """Where a loader is begun now: `planned` rounds of the loop around it, `at` which of them (from 0), its line, and where it may be left.
-    Empty where that is not plain."""
+    Empty where that is not plain, and where the loop is also around the lines `since` which we listen: we may stop before it does."""
     frame = _caller()
     inner = frame.f_lineno if frame is not None else 0
     for _ in range(MAX_FRAMES):
@@ -38,7 +49,9 @@ def rounds_around() -> dict[str, Any]:
             break
         loop = _loop_around(frame.f_code.co_filename, frame.f_lineno, inner)
         if loop is not None:
-            return _described(loop, frame) if isinstance(loop, ast.For) else {}
+            path, first, last = frame.f_code.co_filename, loop.lineno, loop.end_lineno or 0
+            begun_inside = any(name == path and first <= line <= last for name, line in since)
+            return _described(loop, frame) if isinstance(loop, ast.For) and not begun_inside else {}
         frame, inner = frame.f_back, 0
     return {}
 

@@ -76,7 +76,8 @@ class Epochs:
         if known is None:
             named = [str(each) for each in data.get("breaks", ())]
             known = self.rounds[loader] = Rounds(planned if isinstance(planned, int) else 0, str(data.get("loop", "")), named)
-        known.regular = known.regular and planned == known.planned and at == known.num and data.get("num") == known.num + 1
+        is_next = at == known.num and data.get("num") == known.num + 1 and not data.get("last_told")
+        known.regular = known.regular and planned == known.planned and is_next
         known.num += 1
 
     @property
