@@ -33,21 +33,69 @@ _BAD: dict[str, tuple[str, Callable[[Tensor], Tensor], str, str, str]] = {
 }
 
 
+# Where both factors are saved, the result can be made again.
+_FACTORS: dict[str, tuple[str, str, Callable[[Any, Any], Tensor]]] = {
+    "mul": ("self", "other", torch.mul),
+    "mm": ("self", "mat2", torch.mm),
+    "bmm": ("self", "mat2", torch.bmm),
+    "pow": ("self", "exponent", torch.pow),
+}
+# A bad number that these are given is in what they put out. Others may be given an Inf that is meant: a maximum, a softmax, logsumexp.
+_SPREADS = frozenset(
+    {"mul", "div", "mm", "bmm", "addmm", "convolution", "mseloss", "l1loss", "smoothl1loss", "huberloss", "binarycrossentropy"}
+)
+_INPUTS = ("self", "other", "mat1", "mat2", "input", "target", "weight")  # what operations call that which they are given
+
+MAX_WORK = 1 << 24  # numbers among the factors: more are not multiplied again
+CAVEAT = "read from the graph of the loss: line and module are not known"
+
+
 def origin_in_graph(loss: Tensor) -> Origin | None:
-    """The earliest operation in the graph of the loss that is known to have made a bad number."""
+    """The earliest operation in the graph of the loss that is known to have made a bad number, or to have been given one."""
+    kind = "nan" if bool(loss.isnan().any()) else "inf"
     for node in sorted(_nodes(loss), key=lambda node: int(node._sequence_nr())):
         operation = _operation(node)
-        known = _BAD.get(operation)
-        saved = _saved(node, known[0]) if known else None
-        if known is None or saved is None or (known[0] != "result" and not is_finite(saved)):
-            continue
         with torch.no_grad():
-            num = int(known[1](saved).sum())
+            told = _made(node, operation) or _given(node, operation)
+        if told is not None:
+            phase, cause, fix, key = told
+            return Origin(kind, phase, operation, "", "", "", cause, fix, key, how="graph", caveats=(CAVEAT,))
+    return None
+
+
+def _made(node: Any, operation: str) -> tuple[str, str, str, str] | None:
+    """Phase, cause, fix and key where this operation made a bad number out of good ones."""
+    known, factors = _BAD.get(operation), _FACTORS.get(operation)
+    if known is not None:
+        saved = _saved(node, known[0])
+        num = int(known[1](saved).sum()) if saved is not None and (known[0] == "result" or is_finite(saved)) else 0
+        if saved is not None and num:
+            return "forward", f"{operation} met {num:,} {known[2]} among {saved.numel():,} values", known[4], known[3]
+    elif factors is not None:
+        one = _saved(node, factors[0])
+        other = _saved(node, factors[1]) if operation != "pow" else getattr(node, "_saved_exponent", None)
+        if one is None or other is None or one.numel() > MAX_WORK:
+            return None
+        if not is_finite(one) or (isinstance(other, Tensor) and not is_finite(other)):
+            return None
+        num = int((~factors[2](one, other).isfinite()).sum())
         if num:
-            kind = "nan" if bool(loss.isnan().any()) else "inf"
-            cause = f"{operation} met {num:,} {known[2]} among {saved.numel():,} values"
-            caveat = "read from the graph of the loss: line and module are not known"
-            return Origin(kind, "forward", operation, "", "", "", cause, known[4], known[3], how="graph", caveats=(caveat,))
+            size = float(one.abs().max())
+            cause = f"{operation} of {one.numel():,} values up to {size:.3g} makes {num:,} that leave the range of their type"
+            return "forward", cause, "keep what goes into it small: normalise it, clip it, or compute with logarithms", "overflow"
+    return None
+
+
+def _given(node: Any, operation: str) -> tuple[str, str, str, str] | None:
+    """The same where a bad number went into this operation: nothing before it in the graph is known to have made it."""
+    for name in _INPUTS if operation in _SPREADS else ():
+        saved = _saved(node, name)
+        if saved is not None and not is_finite(saved):
+            nan, inf = int(saved.isnan().sum()), int(saved.isinf().sum())
+            bad = " and ".join(f"{num:,} {what}" for num, what in ((nan, "NaN"), (inf, "Inf")) if num)
+            cause = f"{bad} among {saved.numel():,} values were given to {operation}"
+            fix = "look where these numbers come from: data with missing values, a state of your own, or an operation before this one"
+            return "input", cause, fix, "nan-input"
     return None
 
 
