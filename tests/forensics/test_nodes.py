@@ -60,4 +60,4 @@ def test_a_step_that_cannot_be_run_again_is_answered_from_the_graph_and_says_why
     (event,) = Run(tmp_path / "run").events("origin")
     found = Origin.from_dict(event.data)
     assert (found.operation, found.key, found.how) == ("mul", "overflow", "graph")
-    assert any("what makes it so was not run again" in note for note in found.caveats)
+    assert any("what made it so was not run" in note for note in found.caveats)

@@ -145,7 +145,7 @@ class _Look:
             notes = [refused, *notes] if refused else notes
             else_made = ": it went bad after that backward, or in an earlier one of this step" if self.what == "gradient" else ""
             else_made += ", or in another process" if else_made and company.num_processes() > 1 else ""
-            came = f"its {self.what} was finite{else_made}" if is_finite(loss) else "its loss is bad, but what makes it so was not run again"
+            came = f"its {self.what} was finite{else_made}" if is_finite(loss) else "its loss is bad, but what made it so was not run"
             self.reason = f"the step was run again and {came}" + "".join(f"; {note}" for note in notes[:3])
             return None
         return replace(found, how="replayed", caveats=(*found.caveats, *self._remarks(rerun, found)))
