@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+
+NO_ROOM = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))  # the disk is full, or a limit of it for files or users
+
 
 class SondeError(Exception):
     """A mistake that the user can mend. The command line prints it in plain words, without a traceback."""
 
     exit_code = 2
+
+
+class Stopped(SondeError):
+    """By Ctrl-C, before there was anything to tell."""
+
+    exit_code = 130  # as a shell says it
 
 
 class NoRunError(SondeError):

@@ -1,6 +1,9 @@
 """The group of commands: help, usage errors, exit codes."""
 
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -75,3 +78,12 @@ def test_a_broken_settings_file_gets_a_letter(sonde, tmp_path):
     child = sonde("diagnose")
     assert child.returncode == 2
     assert "sonde.toml is not valid TOML" in child.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no full device")
+def test_a_full_disk_is_a_letter_and_no_traceback():
+    with open("/dev/full", "wb") as full:
+        child = subprocess.run([sys.executable, "-m", "sonde", "explain", "dead-relu"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (child.returncode, child.stderr.splitlines()[0]) == (2, "sonde: the answer could not be written: No space left on device.")
+    assert "Traceback" not in child.stderr
+    assert "Exception ignored" not in child.stderr

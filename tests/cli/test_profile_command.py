@@ -113,6 +113,14 @@ def test_a_module_is_profiled_as_python_m_would_run_it(folder: Path) -> None:
     assert child.stderr.startswith("profile     pkg.train")
 
 
+def test_one_file_that_cannot_be_written_costs_neither_the_others_nor_what_is_shown(folder: Path) -> None:
+    (folder / "elsewhere.json").symlink_to(folder / "nowhere" / "p.json")
+    child = profile(folder, "--steps", "1", "-o", "elsewhere.json", "-o", "kept.json", "train.py")
+    assert (child.returncode, child.stderr.startswith("profile     train.py")) == (2, True)
+    assert "\nkept.json\nsonde: elsewhere.json is a symbolic link" in child.stderr
+    assert load(folder / "kept.json").layers
+
+
 def test_too_few_steps_get_a_letter_with_how_many_it_takes(folder: Path) -> None:
     child = profile(folder, "short.py")
     assert child.returncode == 2

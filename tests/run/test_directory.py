@@ -71,6 +71,9 @@ def test_no_run_is_a_letter(tmp_path):
         newest_run(tmp_path)
     with pytest.raises(NoRunError, match="there is no directory"):
         newest_run(tmp_path / "missing")
+    (tmp_path / "train.py").write_text("")
+    with pytest.raises(NoRunError, match=r"train\.py is a file, and no log of a run"):
+        find_run(str(tmp_path / "train.py"))
 
 
 def test_a_run_is_found_by_path_name_or_part_of_a_name(tmp_path):

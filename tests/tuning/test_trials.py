@@ -241,7 +241,7 @@ def test_where_nothing_can_be_forked_an_interpreter_is_started_for_each(trial, p
     ("text", "words"),
     [
         ("print('hello')", "ended without training"),
-        ("raise RuntimeError('no data')", "failed at step 0, as it is: RuntimeError: no data"),
+        ("raise RuntimeError('no data')", "failed before its first step, as it is: RuntimeError: no data"),
         (SMALL.replace("default=60", "default=7"), "ended after 7 steps"),
     ],
     ids=["no training", "it fails", "too short"],

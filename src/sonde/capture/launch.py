@@ -6,9 +6,10 @@ import builtins
 import os
 import pkgutil
 import runpy
+import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -17,6 +18,7 @@ from types import CodeType, ModuleType, TracebackType
 from sonde.capture.session import DebugSession
 from sonde.config import DebugConfig
 
+PR_SET_PDEATHSIG = 1  # of Linux
 _OURS = (str(Path(__file__).resolve().parents[1]), runpy.__file__, "<frozen runpy>", "<frozen importlib")
 
 
@@ -132,3 +134,11 @@ def _exit_code(leaving: SystemExit) -> int:
 def _name(target: str, module: bool) -> str:
     return target.rpartition(".")[2] if module else Path(target).stem
 
+
+def die_with_parent() -> None:
+    """Where the system offers it: nobody is left behind when the parent is killed."""
+    if sys.platform == "linux":
+        import ctypes
+
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

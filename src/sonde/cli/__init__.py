@@ -14,7 +14,7 @@ from importlib import import_module
 
 import click
 
-from sonde.errors import SondeError
+from sonde.errors import NO_ROOM, SondeError
 
 COMMANDS = (
     "run", "diagnose", "report", "explain", "runs", "compare", "baseline", "export", "compact",
@@ -81,8 +81,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = INTERRUPTED
     except BrokenPipeError:
         # Whoever read us has left. What is still in the buffer must not raise again when the interpreter flushes it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_stdout()
         code = BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        _silence_stdout()
+        code = _complain(f"the answer could not be written: {error.strerror}.\nMake room, or send it elsewhere.", 2)
     raise SystemExit(code)
 
 
@@ -96,6 +101,10 @@ def _call(arguments: list[str]) -> int:
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else 0
     return 0
+
+
+def _silence_stdout() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(message: str, exit_code: int) -> int:

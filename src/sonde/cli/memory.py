@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sonde.cli._script import refuse_impossible
-from sonde.errors import SondeError
+from sonde.errors import SondeError, Stopped
 
 if TYPE_CHECKING:
     from sonde.memory.data import MemoryReport
@@ -63,7 +63,10 @@ def _followed(how: str, script: str, args: tuple[str, ...], *, module: bool) -> 
         output = Path(folder) / "report.json"
         kind = "module" if module else "file"
         command = [sys.executable, "-m", "sonde.workbench.memory.script", str(output), how, kind, script, *args]
-        done = subprocess.run(command, stdout=STDERR, check=False)
+        try:
+            done = subprocess.run(command, stdout=STDERR, check=False)
+        except KeyboardInterrupt:
+            raise Stopped(f"stopped by you before {script} had made its second optimizer step; nothing was measured.") from None
         try:
             answer: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
         except (OSError, ValueError):

@@ -60,7 +60,7 @@ def profile(
     Exit code: that of the script where it fails; 1 where --against finds the step slower; 2 where nothing could be profiled.
     """
     refuse_impossible("profile", script, module=module)
-    from sonde.profiles import load, save
+    from sonde.profiles import load
 
     for output in outputs:
         _refuse(output, force)
@@ -74,9 +74,12 @@ def profile(
         shown.append(report)
         if os.environ.get("RANK", "0") == "0":  # of the processes that torchrun starts, one speaks for all
             compared.extend([report.compare(before)] if before is not None else [])
-            for output in outputs:
-                save(report, output, replace=force, comparison=compared[0] if compared else None)
-            _print(report, compared[0] if compared else None, outputs, stdout)
+            comparison = compared[0] if compared else None
+            # Shown first, and every file tried: one that cannot be written is no reason to lose the rest.
+            _print(report, comparison, stdout)
+            letters = [str(letter) for output in outputs if (letter := _saved(report, output, force, comparison))]
+            if letters:
+                raise SondeError("\n".join(letters))
 
     stdout = _stdout_for_us() if as_json else None
     meanwhile = show if keep_going else None
@@ -89,7 +92,19 @@ def profile(
     raise SystemExit(profiled.played.exit_code or (1 if slower else 0))
 
 
-def _print(report: ProfileReport, comparison: ProfileComparison | None, outputs: tuple[Path, ...], stdout: TextIO | None) -> None:
+def _saved(report: ProfileReport, output: Path, force: bool, comparison: ProfileComparison | None) -> SondeError | None:
+    """The letter, where it could not be written."""
+    from sonde.profiles import save
+
+    try:
+        save(report, output, replace=force, comparison=comparison)
+    except SondeError as letter:
+        return letter
+    click.echo(printable(output), err=True)
+    return None
+
+
+def _print(report: ProfileReport, comparison: ProfileComparison | None, stdout: TextIO | None) -> None:
     if stdout is not None:
         document = report.to_dict() | {"spans": []}  # for a trace: -o trace.json.gz
         text = json.dumps(document | ({"comparison": comparison.to_dict()} if comparison else {}), indent=1, allow_nan=False)
@@ -103,8 +118,6 @@ def _print(report: ProfileReport, comparison: ProfileComparison | None, outputs:
     if comparison is not None:
         paper.print()
         paper.print(Comparison(comparison))
-    for output in outputs:
-        click.echo(printable(output), err=True)
 
 
 def _refuse(output: Path, force: bool) -> None:

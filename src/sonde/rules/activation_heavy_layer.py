@@ -84,7 +84,8 @@ class ActivationHeavyLayer:
                 where=first.name,
                 step=self.first_step,
                 cause=f"its output{beside} takes {size(heavy)}: {100 * heavy / self.limit:.0f} % of the {size(self.limit)} of "
-                f"{self.limit_by}, and {100 * heavy / whole:.0f} % of what all layers keep for backward, which needs gradients of that size beside it",
+                f"{self.limit_by}, and {100 * heavy / whole:.0f} % of what all layers keep for backward, which needs gradients of that "
+                "size beside it",
                 fix="make that tensor smaller: compute it in pieces of the batch or the sequence, attention by "
                 "scaled_dot_product_attention, a stride or fewer channels before it, or bfloat16",
                 evidence={

@@ -160,6 +160,8 @@ def no_run(path: Path, near: list[str] | None = None) -> NoRunError:
             f'Did the script run under "sonde run", or call sonde.watch(model, to="{path}")?'
         )
     hint = f"Nearest: {', '.join(near)}." if near else '"sonde runs" lists what there is.'
+    if path.exists():
+        return NoRunError(f"{path} is a file, and no log of a run: a run is a directory with {RUN_JSON} in it. {hint}")
     return NoRunError(f"No run {path}: nothing is there. {hint}")
 
 

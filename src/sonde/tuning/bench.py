@@ -181,8 +181,9 @@ def _letter(target: str, trial: Trial) -> str:
     shown = last_line(Path(trial.log))
     output = f"\nIts last words: {shown}\nIts output: {trial.log}" if shown else ""
     if trial.outcome == "failed":
+        when = f"at step {trial.total_steps}" if trial.total_steps else "before its first step"
         return (
-            f"{target} failed at step {trial.total_steps}, as it is: {trial.error}.\nMake it run first; try: sonde run {target}\n"
+            f"{target} failed {when}, as it is: {trial.error}.\nMake it run first; try: sonde run {target}\n"
             f"(Options of sonde tune come before the script, those of the script after it.){output}"
         )
     if trial.outcome == "stuck":

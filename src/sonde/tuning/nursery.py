@@ -14,8 +14,9 @@ from typing import Any
 
 import torch._dynamo  # noqa: F401 - the first optimizer of a process loads it, which takes a second or two each time
 
+from sonde.capture.launch import die_with_parent
 from sonde.tuning.facts import Request
-from sonde.tuning.trial import die_with_parent, run_trial, take_streams
+from sonde.tuning.trial import run_trial, take_streams
 
 CRASHED = 70  # by convention: an error inside
 

@@ -12,7 +12,6 @@ import os
 import random
 import runpy
 import shutil
-import signal
 import sys
 import traceback
 from contextlib import suppress
@@ -23,7 +22,7 @@ import numpy
 import torch
 
 from sonde.capture.calls import listen
-from sonde.capture.launch import run_file
+from sonde.capture.launch import die_with_parent, run_file
 from sonde.tuning.facts import Place, Request, Survey, Trial
 from sonde.tuning.loaders import Loaders
 from sonde.tuning.models import Models
@@ -33,7 +32,6 @@ from sonde.tuning.proposals import Patch
 from sonde.tuning.stopwatch import Stopwatch
 
 SEED = 0  # for scripts that set none: two trials must train alike
-PR_SET_PDEATHSIG = 1
 
 
 def run_trial(request: Request) -> NoReturn:
@@ -119,15 +117,6 @@ def num_cores() -> int:
 
 def has_compiler() -> bool:
     return any(shutil.which(name) for name in (os.environ.get("CXX") or "c++", "g++", "clang++", "cl"))
-
-
-def die_with_parent() -> None:
-    """Where the system offers it: nobody is left behind when the parent is killed."""
-    if sys.platform == "linux":
-        import ctypes
-
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def take_streams(log: str) -> None:

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from time import monotonic
 
-from sonde.errors import SondeError
+from sonde.errors import Stopped
 from sonde.tuning.bench import TIME_LIMIT_S, WARMUP, Bench, OutOfTime, Progress, name_of
 from sonde.tuning.facts import Request
 from sonde.tuning.processes import Processes
@@ -23,12 +23,6 @@ MORE_REPEATS = 4  # of what may be faster or not: a noisy machine needs more of 
 FOR_SCREENING, FOR_REPEATING = 0.5, 0.8  # of the time, so that some is left for what comes after
 BETWEEN = 2  # trials between two of the unchanged script
 NEARLY = 0.9  # of the speed of the best of its family: what is slower is not measured again
-
-
-class Stopped(SondeError):
-    """By Ctrl-C, before there was anything to tell."""
-
-    exit_code = 130  # as a shell says it
 
 
 def tune(

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from sonde.errors import SondeError
+from sonde.errors import NO_ROOM, SondeError
 
 UNSAFE = re.compile(r"[^\w. -]+")
 DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\.|$)", re.IGNORECASE)  # names that are no files on Windows
@@ -58,4 +58,5 @@ def write_new(path: Path, content: str | bytes, *, replace: bool = False) -> Non
 
 
 def _unwritable(path: Path, error: OSError) -> SondeError:
-    return SondeError(f"{path} cannot be written: {error.strerror or error}.\nIs its directory there, and yours?")
+    hint = "Make room there, or name another place." if error.errno in NO_ROOM else "Is its directory there, and yours?"
+    return SondeError(f"{path} cannot be written: {error.strerror or error}.\n{hint}")

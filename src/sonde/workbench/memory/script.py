@@ -25,8 +25,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import DataLoader, dataloader
 
-from sonde.capture.launch import run_file, show, standing_in
+from sonde.capture.launch import die_with_parent, run_file, show, standing_in
 from sonde.capture.source import is_library
+from sonde.errors import Stopped
 from sonde.memory.data import MemoryReport
 from sonde.workbench.memory.tracker import Tracker
 from sonde.workbench.memory_profiler import Base, report_of
@@ -163,6 +164,7 @@ def _place(error: BaseException) -> str:
 
 def main() -> None:
     """In a process of its own: OUTPUT fake|real file|module TARGET ARGS…  Writes the report, or why there is none, as JSON."""
+    die_with_parent()
     output, how, kind, target, *args = sys.argv[1:]
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # compiled code has no operations to look at
 
@@ -182,6 +184,8 @@ def main() -> None:
         write({"failed": str(error), "final": isinstance(error, Final)})
         if (how == "real" or isinstance(error, Final)) and error.__cause__ is not None:
             show(error.__cause__)
+    except KeyboardInterrupt:
+        os._exit(Stopped.exit_code)  # who started this process heard it too, and says it
 
 
 if __name__ == "__main__":
