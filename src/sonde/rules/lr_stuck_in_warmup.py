@@ -40,12 +40,14 @@ class LrStuckInWarmup:
     given: float = 0.0  # rate of an optimizer that had a scheduler before anybody listened
 
     def see(self, step: Step) -> None:
-        self.schedules.see(step)
-        self.learning.see(step)
         for event in step.events:
             if event.kind == "optimizer":
                 initial = [group.get("initial_lr") for group in event.data.get("groups", ())]
                 self.given = max([self.given, *(float(each) for each in initial if isinstance(each, (int, float)) and isfinite(each))])
+                self.schedules.always = self.given > 0
+        self.schedules.see(step)
+        if self.schedules.made or self.given:
+            self.learning.see(step)
 
     def answer(self) -> Answer:
         known = self.schedules

@@ -42,7 +42,8 @@ class SchedulerTooOften:
 
     def see(self, step: Step) -> None:
         self.schedules.see(step)
-        self.learning.see(step)
+        if self.schedules.made:
+            self.learning.see(step)
 
     def answer(self) -> Answer:
         known = self.schedules

@@ -39,7 +39,8 @@ class SchedulerTooRarely:
 
     def see(self, step: Step) -> None:
         self.schedules.see(step)
-        self.learning.see(step)
+        if self.schedules.made:
+            self.learning.see(step)
 
     def answer(self) -> Answer:
         known = self.schedules

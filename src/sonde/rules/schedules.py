@@ -88,8 +88,9 @@ class Rate:
 
 @dataclass(slots=True)
 class Schedules:
-    """A fold: who sets the rates, how often they did, and what became of them."""
+    """A fold: who sets the rates, how often they did, and what became of them. Most runs have no scheduler, and pay for little."""
 
+    always: bool = False  # rates are followed even where no scheduler is known
     made: dict[int, Schedule] = field(default_factory=dict)
     rates: dict[str, Rate] = field(default_factory=dict)
     epochs: Epochs = field(default_factory=Epochs)
@@ -112,6 +113,8 @@ class Schedules:
         if not skipped + made:
             return
         self.num_updates += 1
+        if not (self.made or self.always):
+            return
         found, _ = losses(step)
         loss = next(iter(found.values()), nan)
         if len(step.scalars) != self._num_scalars:  # names come and do not go: they need not be looked through at every step
