@@ -240,6 +240,13 @@ def test_a_second_scheduler_of_the_same_optimizer_may_be_for_later():
     assert ask(SchedulerNeverStepped, run(scheduler=made(), more=[made("SWALR", 1)])) == Clear()
 
 
+def test_the_scheduler_of_an_optimizer_that_does_not_train_yet_is_not_judged():
+    second = Event("optimizer", 0, {"optimizer": 1, "class": "Adam", "groups": [{"lr": 0.1}]})
+    later = made("LinearLR", 0, optimizer=1, rates=[1e-6])
+    for rule in (SchedulerNeverStepped, LrStuckInWarmup):
+        assert ask(rule, run(scheduler=later, every=0, more=[second], rate=lambda s: 1e-4)) == Clear()
+
+
 def test_a_scheduler_that_steps_by_itself_is_not_judged():
     assert "by itself" in why_not(SchedulerNeverStepped, run(scheduler=made("Mine", heard=False), every=0))
 

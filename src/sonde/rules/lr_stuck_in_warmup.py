@@ -53,11 +53,11 @@ class LrStuckInWarmup:
         known = self.schedules
         if not known.num_updates:
             return NotEvaluated("no optimizer stepped")
-        if not known.made and not self.given:
+        if not known.live and not self.given:
             return Clear()
         if known.num_updates < ENOUGH:
             return NotEvaluated(f"only {known.num_updates} updates were made")
-        meant = max((each for one in known.made.values() for each in one.initial if isfinite(each)), default=self.given)
+        meant = max((each for one in known.live for each in one.initial if isfinite(each)), default=self.given)
         rate = max(known.rates.values(), key=lambda each: each.peak, default=None)
         if rate is None or not meant or not rate.peak <= SMALL * meant or rate.last < rate.first:
             return Clear()
@@ -77,7 +77,7 @@ class LrStuckInWarmup:
 
     def _finding(self, rate: Rate, meant: float) -> Finding:
         known = self.schedules
-        one = next(iter(known.whole), None)
+        one = next(iter(known.live), None)
         stuck = self.learning.stuck
         how = f"was stepped {number(known.steps_each)} times in {known.num_updates} updates" if known.num_steps else "was never stepped"
         went = f"stays at {number(rate.last)}" if rate.last == rate.first else f"went from {number(rate.first)} to {number(rate.last)}"

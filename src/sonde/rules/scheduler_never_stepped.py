@@ -40,7 +40,7 @@ class SchedulerNeverStepped:
         if not known.num_updates:
             return NotEvaluated("no optimizer stepped")
         driven = {one.optimizer for one in known.made.values() if one.begun >= 0}
-        idle = [one for one in known.whole if one.begun < 0 and one.optimizer not in driven]
+        idle = [one for one in known.live if one.begun < 0 and one.optimizer not in driven]
         if not idle:
             return Clear()
         if not all(one.heard for one in idle):

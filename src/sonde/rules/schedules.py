@@ -98,6 +98,8 @@ class Schedules:
     num_updates: int = 0
     num_backwards: int = 0
     num_skipped: int = 0
+    num_optimizers: int = 0
+    stepping: set[int] = field(default_factory=set)  # optimizers that were seen to step, of the first calls
     lines: list[tuple[str, str]] = field(default_factory=list)  # that step a scheduler: line, text
     _num_scalars: int = 0
     ended: str = ""  # how the training ended; "" while it runs, or where it was killed
@@ -141,6 +143,10 @@ class Schedules:
             one.given, one.last_epoch = bool(data.get("given")), _float(data.get("last_epoch"))
         elif event.kind == "source" and data.get("call") == "scheduler_step" and len(self.lines) < MAX_SERIES:
             self.lines.append((str(data.get("line", "")), str(data.get("text", ""))))
+        elif event.kind == "optimizer":
+            self.num_optimizers += 1
+        elif event.kind == "source" and data.get("call") == "optimizer_step" and len(self.stepping) < MAX_SERIES:
+            self.stepping.add(int(data.get("optimizer", 0)))
         elif event.kind == "end":
             self.ended = str(data.get("how", ""))
 
@@ -151,6 +157,11 @@ class Schedules:
         """Those that are no part of another."""
         parts = {part for one in self.made.values() for part in one.parts}
         return (one for one in self.made.values() if one.index not in parts)
+
+    @property
+    def live(self) -> list[Schedule]:
+        """Those whose optimizer is known to train: another may be for a later stage."""
+        return [one for one in self.whole if self.num_optimizers <= 1 or one.optimizer in self.stepping]
 
     @property
     def stepped(self) -> list[Schedule]:
