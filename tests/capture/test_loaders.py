@@ -53,6 +53,12 @@ class Seeded(Drawing):
         return i + self.rng.normal()
 
 
+class SeededBySample(Drawing):
+    def noisy(self, i):
+        self.rng = np.random.default_rng(i)
+        return i + self.rng.normal()
+
+
 class Flip:
     def __init__(self):
         self.coin = random.Random(0)
@@ -111,9 +117,10 @@ def seeds_from_torch(worker_id):
         (Subset(Drawing(), [0, 1]), ["dataset.rng"]),
         (DrawnOnce(), []),
         (Seeded(), []),
+        (SeededBySample(), []),
         (Shaken(), []),
     ],
-    ids=["its_own", "of_a_transform", "of_a_subset", "drawn_once", "seeded_by_worker", "global"],
+    ids=["its_own", "of_a_transform", "of_a_subset", "drawn_once", "seeded_by_worker", "seeded_by_sample", "global"],
 )
 def test_generators_that_workers_draw_from_are_found(dataset, copied):
     assert about(DataLoader(dataset, num_workers=2))["copied_generators"] == copied

@@ -10,6 +10,7 @@ from synthetic import SITES, ask, opening, the_finding, training, why_not
 
 from sonde.record import BATCH_FIELDS, Event, Frame, Kind, Severity, Site
 from sonde.rules.constant_input import ConstantInput
+from sonde.rules.feeding import Feeding
 from sonde.rules.iterable_duplicated import IterableDuplicated
 from sonde.rules.label_constant import LabelConstant
 from sonde.rules.no_shuffle import NoShuffle
@@ -189,6 +190,13 @@ def test_a_rare_class_that_misses_in_most_batches_is_clear():
     assert ask(NoShuffle, steps_with(labels=rare, num=400)) == Clear()
 
 
+def test_a_sampler_that_gives_each_batch_one_class_by_chance_is_clear():
+    def jumping(step):
+        return some_labels({step * 7 % 10: 32}, in_order=True)
+
+    assert ask(NoShuffle, steps_with(labels=jumping, num=400, start=[loader(order="other")])) == Clear()
+
+
 def test_a_loader_that_shuffles_is_believed():
     assert ask(NoShuffle, steps_with(labels=sorted_labels, num=400, start=[loader(order="random")])) == Clear()
 
@@ -230,3 +238,24 @@ def test_workers_that_draw_the_same_are_a_warning(about, words):
 def test_workers_that_draw_differently_are_clear_and_without_workers_nothing_is_judged():
     assert ask(WorkerRngDuplicate, steps_with(start=[loader(num_workers=4, copied_generators=[], seeded_alike=[])])) == Clear()
     assert "several workers" in why_not(WorkerRngDuplicate, steps_with())
+
+
+# -- what is told of them --------------------------------------------------------------------------
+
+
+def told(steps):
+    feeding = Feeding()
+    for step in steps:
+        feeding.see(step)
+    return dict(feeding.sentences())
+
+
+def test_who_hands_out_the_data_and_how_often_each_label_comes_is_told():
+    start = [loader(num_workers=2, batch_size=32, order="random")]
+    sentences = told(steps_with(labels=lambda step: some_labels({0: 24, 3: 8}), start=start))
+    assert sentences["data"] == "20 batches of 32 from the DataLoader at train.py:15, shuffled, 2 workers"
+    assert sentences["labels"] == "2 of 10 classes in 576 labels that were looked at, from 75 % (class 0) to 25 % (class 3)"
+
+
+def test_nothing_is_told_of_data_that_were_not_seen():
+    assert told(training()) == {}

@@ -44,6 +44,11 @@ def test_samples_of_a_gan_from_the_same_noise_are_only_mentioned():
     assert the_finding(EvalInTrainMode, run(num_forwards=1, num_inputs=1, input=5.0, num_models=2)).severity == Severity.INFO
 
 
+def test_batch_norm_alone_in_one_of_several_models_is_only_mentioned():
+    assert the_finding(EvalInTrainMode, run(num_dropout=0, num_batch_norm=2, num_models=2)).severity == Severity.INFO
+    assert the_finding(EvalInTrainMode, run(num_dropout=1, num_batch_norm=2, num_models=2)).severity == Severity.WARNING
+
+
 def test_validation_after_every_one_of_a_few_large_updates_is_found():
     finding = the_finding(EvalInTrainMode, run(range(30), lambda step: True, 30, num_forwards=1, num_inputs=1, input=5.0))
     assert finding.severity == Severity.WARNING

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from sonde.rules.rule import NotEvaluated
 from sonde.rules.timing import amount
 
 ADJACENT = 2  # pairs of steps in a row, both looked at: batches that come again once in an epoch would meet in any other
+MAX_LABELS = 4096  # different ones that are counted
 NOTHING_SEEN = NotEvaluated("no batch was looked at: no observed step ran a watched model")
 
 
@@ -33,6 +35,10 @@ class Loader:
     @property
     def num_workers(self) -> int:
         return int(amount(self.facts, "num_workers"))
+
+    @property
+    def batch_size(self) -> int:
+        return int(amount(self.facts, "batch_size"))
 
     @property
     def order(self) -> str:
@@ -110,3 +116,23 @@ def labels_of(step: Step) -> Labels | None:
         num, int(amount(given, "num_classes")), int(amount(given, "num_distinct")), counts, bool(given.get("in_order")),
         num == int(amount(data, "size")),
     )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Balance:
+    """How often each label was seen."""
+
+    totals: Counter[int] = field(default_factory=Counter)
+    num_batches: int = 0
+    num_classes: int = 0
+
+    def add(self, labels: Labels) -> None:
+        self.num_batches += 1
+        self.num_classes = max(self.num_classes, labels.num_classes)
+        for value, times in labels.counts:
+            if value in self.totals or len(self.totals) < MAX_LABELS:
+                self.totals[value] += times
+
+    def shares(self) -> list[float]:
+        total = self.totals.total()
+        return [times / total for times in self.totals.values()]

@@ -8,12 +8,12 @@ Why it matters   dropout switches off units of the very model that is judged, an
 How it knows     between updates, a model that is being trained was run without gradients while it and dropout or batch norm
                  in it were in training mode: on several batches, or on the same data each time, and in most of such
                  pauses of the run.
-Known problems   one input again and again is a sample of a random network (Monte-Carlo dropout, K42) and is left alone; so
+Known problems   one input again and again is a sample of a random network (Monte-Carlo dropout, K42, K92) and is left alone; so
                  are batch norms that average over all batches (momentum=None: their statistics are computed anew, as
                  torch.optim.swa_utils.update_bn does), teachers that are never trained (mean teacher, BYOL), and what is
                  run without gradients in every step on ever new data (a GAN's generator, pseudo-labels, rollouts). A
-                 single forward, such as drawing a few samples, is only mentioned. Validation with gradients on
-                 looks like training and is not seen here.
+                 single forward, such as drawing a few samples, is only mentioned, and so is batch norm alone in one of
+                 several models that are trained. Validation with gradients on looks like training and is not seen.
 Fix              call model.eval() before validation and model.train() after it.
 """
 
@@ -103,7 +103,8 @@ class EvalInTrainMode:
 
     def _finding(self, name: str, model: _Model) -> Finding:
         parts = [f"{num} {what}" for num, what in ((model.num_dropout, "dropout"), (model.num_batch_norm, "batch norm")) if num]
-        certain = model.num_validations > 0
+        # Two models that train each other: pictures are drawn of a generator in training mode, and nobody measures it.
+        certain = model.num_validations > 0 and (self.num_models == 1 or model.num_dropout > 0)
         times = f"{model.num_pauses} times" if model.num_pauses > 1 else "once"
         return Finding(
             rule=self.name,

@@ -4,8 +4,8 @@ What it finds    a classifier whose every label, in every batch, is one and the 
 Why it matters   the loss falls to nothing and the model answers with that class whatever it is given.
 How it knows     the labels that cross entropy (or binary cross entropy) was computed from, in the steps that were looked at,
                  over at least one pass through the data.
-Known problems   a contrastive loss whose right answer is always column 0 compares samples, not classes: only where the model's
-                 own output goes into the loss are its columns classes. Inputs that are optimized against a frozen model
+Known problems   a contrastive loss whose right answer is always column 0 (K90) compares samples, not classes: only where the
+                 model's own output goes into the loss are its columns classes. Inputs that are optimized against a frozen model
                  (an adversarial patch) have one label on purpose: nothing is said where no parameter of a model is trained.
                  Sorted data show one class for a while: see no-shuffle.
 Fix              follow the labels from their file to the loss: a tensor that is overwritten, a wrong column, a broadcast.

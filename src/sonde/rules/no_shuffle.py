@@ -4,11 +4,12 @@ What it finds    sorted data that are not shuffled: batches in a row hold one cl
 Why it matters   each stretch pulls the whole model towards one class and away from what it learnt of the others: the loss
                  saws up and down, batch norm sees one class at a time, and the result is worse than it could be.
 How it knows     the labels of the batches that were looked at: each in order, and with far fewer different ones than
-                 a batch of that size would have, drawn at random from all labels that were seen; and the same labels
-                 come back in the next epoch, or the DataLoader says that it does not shuffle.
-Known problems   a curriculum (K46) is sorted by something else than the label. Tasks that are learnt one after another do not
-                 come back and are shuffled within; samplers that put a few classes into each batch put in several. What
-                 is sorted by time and has labels that last looks the same, and mostly is.
+                 a batch of that size would have, drawn at random from all labels that were seen; batches in a row go on
+                 with the same label or the next; and the same labels come back in the next epoch, or the DataLoader
+                 says that it does not shuffle.
+Known problems   a curriculum (K46) is sorted by something else than the label. Tasks that are learnt one after another (K93) do not
+                 come back and are shuffled within; samplers that put one or a few classes into each batch jump from one
+                 to another. What is sorted by time and has labels that last looks the same, and mostly is.
 Fix              DataLoader(..., shuffle=True), or a permutation of the samples at the start of each epoch.
 """
 
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from sonde.record import Finding, Severity, Step
-from sonde.rules.batches import Loader, labels_of
+from sonde.rules.batches import Balance, Loader, labels_of
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.source import Sources
 from sonde.rules.words import number
@@ -28,7 +29,7 @@ ENOUGH = 8  # batches that were looked at
 FEWEST = 4  # labels in a batch: fewer are in order by chance
 IN_ORDER = 0.9  # of the batches; the last of an epoch and the first of the next may be one
 FEW = 0.5  # of the different labels that chance would give: shuffled batches have 0.9 to 1.1
-MAX_LABELS = 4096  # different ones that are counted
+GOES_ON = 0.8  # of the batches in a row have the same label or the next; some meet where the last epoch ends
 
 
 @dataclass(slots=True)
@@ -38,7 +39,7 @@ class NoShuffle:
 
     sources: Sources = field(default_factory=Sources)
     loader: Loader = field(default_factory=Loader)
-    totals: Counter[int] = field(default_factory=Counter)
+    balance: Balance = field(default_factory=Balance)
     sizes: Counter[int] = field(default_factory=Counter)
     num: int = 0
     num_in_order: int = 0
@@ -47,6 +48,9 @@ class NoShuffle:
     present: frozenset[int] = frozenset()  # labels of the last batch
     gone: set[int] = field(default_factory=set)  # labels that were there, and then were not
     num_returns: int = 0
+    last_step: int = -1
+    num_adjacent: int = 0  # looked at in two steps in a row
+    num_touching: int = 0  # of these, where the second goes on with the labels of the first, or with the next
 
     def see(self, step: Step) -> None:
         self.sources.see(step)
@@ -62,10 +66,12 @@ class NoShuffle:
         now = frozenset(value for value, _ in labels.counts)
         self.num_returns += bool(now & self.gone)
         self.gone = (self.gone | self.present) - now
-        self.present = now
-        for value, times in labels.counts:
-            if value in self.totals or len(self.totals) < MAX_LABELS:
-                self.totals[value] += times
+        before, self.present = self.present, now
+        self.balance.add(labels)
+        if step.number == self.last_step + 1 and self.num > 1:
+            self.num_adjacent += 1
+            self.num_touching += min(now) - max(before) in (0, 1) or min(before) - max(now) in (0, 1) or bool(now & before)
+        self.last_step = step.number
 
     def answer(self) -> Answer:
         if not self.num:
@@ -74,11 +80,11 @@ class NoShuffle:
             return Clear()
         if self.num < ENOUGH:
             return NotEvaluated(f"only {self.num} batches with labels were looked at")
-        if len(self.totals) < 2:
+        if len(self.balance.totals) < 2:
             return NotEvaluated("all labels that were seen are one class")
         expected = self._expected()
         distinct = self.num_distinct / self.num
-        if distinct > FEW * expected:
+        if distinct > FEW * expected or self.num_touching < GOES_ON * self.num_adjacent:
             return Clear()
         if not self.num_returns and self.loader.order != "sequential":
             return NotEvaluated("the labels come in order, but none of them has come back yet")
@@ -95,7 +101,7 @@ class NoShuffle:
                 fix="shuffle the training data: DataLoader(..., shuffle=True), or a new permutation in each epoch",
                 evidence={
                     "num_looked_at": self.num, "in_order": self.num_in_order, "distinct": distinct, "distinct_by_chance": expected,
-                    "num_labels_seen": len(self.totals), **(self.loader.evidence() or self.sources.evidence("forward")),
+                    "num_labels_seen": len(self.balance.totals), **(self.loader.evidence() or self.sources.evidence("forward")),
                 },
             )
         ]  # fmt: skip
@@ -106,5 +112,4 @@ class NoShuffle:
 
     def _expected(self) -> float:
         """How many different labels a batch would have that is drawn from all that were seen."""
-        total = sum(self.totals.values())
-        return sum(1 - (1 - times / total) ** self._size for times in self.totals.values())
+        return sum(1 - (1 - share) ** self._size for share in self.balance.shares())

@@ -1,4 +1,4 @@
-"""What is worth telling of how a training went, beside its findings: its learning rate, its GradScaler, who stopped it.
+"""What is worth telling of how a training went, beside its findings: its learning rate, its GradScaler, who stopped it, its data.
 
 Facts in sentences; nothing is judged.
 """
@@ -13,11 +13,13 @@ from typing import Any
 
 from sonde.record import Step
 from sonde.rules.activity import count
+from sonde.rules.feeding import Feeding
 from sonde.rules.schedules import Rate, Schedules
 from sonde.rules.words import listing, number
 
 VALIDATION = re.compile(r"(?:^|[^a-z])(?:val|valid|validation|eval|dev|test)(?:[^a-z]|$)", re.IGNORECASE)
 FEWEST = 3  # evaluations: the best of two says nothing
+MAX_NAMES = 16
 RISES = 0.9  # of its peak: a rate that begins below is warmed up
 
 
@@ -25,7 +27,8 @@ RISES = 0.9  # of its peak: a rate that begins below is warmed up
 class Told:
     """A fold over the steps of one process."""
 
-    schedules: Schedules = field(default_factory=Schedules)
+    schedules: Schedules = field(default_factory=lambda: Schedules(always=True))
+    feeding: Feeding = field(default_factory=Feeding)
     stopping: Mapping[str, Any] = field(default_factory=dict)  # the last word of an early stopping of Sonde's
     framework: Mapping[str, Any] = field(default_factory=dict)  # how a framework says that its training ended
     num_scaled: int = 0
@@ -38,13 +41,14 @@ class Told:
 
     def see(self, step: Step) -> None:
         self.schedules.see(step)
+        self.feeding.see(step)
         for event in step.events:
             if event.kind == "early_stopping":
                 self.stopping = event.data
             elif event.kind == "training_end":
                 self.framework = event.data
-            elif event.kind == "overflow" and (where := str(event.data.get("where", ""))) and where not in self.overflowed[:16]:
-                self.overflowed.append(where)
+            elif event.kind == "overflow" and (where := str(event.data.get("where", ""))) and where not in self.overflowed:
+                self.overflowed = [*self.overflowed, where][:MAX_NAMES]
         scale = step.scalar("loss_scale")
         if isfinite(scale):
             self.num_scaled += 1
@@ -64,6 +68,7 @@ class Told:
             yield "validation", validation
         if stop := self._stop():
             yield "stopped", stop
+        yield from self.feeding.sentences()
 
     # -- the learning rate -------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ Why it matters   every worker gets a copy in the same state: with four workers e
 How it knows     a DataLoader with several workers was started, and the code that runs when a sample is asked for draws from such a
                  generator. The code is read, not run. (The global generators of torch, random and numpy are seeded
                  differently in each worker, by torch itself.)
-Known problems   a generator that is only used to make the data, before the workers start, is not drawn from in them. Code that
+Known problems   a generator that is only used to make the data, before the workers start (K94), is not drawn from in them. Code that
                  asks for its worker (get_worker_info, torch.initial_seed) or a worker_init_fn that tells workers apart is
                  taken to do it right. Draws deep inside of other libraries are not seen.
 Fix              make the generator in the worker: seed it from torch.initial_seed(), or use the global generator.

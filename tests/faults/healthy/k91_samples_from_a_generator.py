@@ -21,7 +21,7 @@ fixed_noise = torch.randn(200, 4)
 ones, zeros = torch.ones(64, 1), torch.zeros(64, 1)
 pictures = []
 
-for it in range(400):
+for it in range(300):
     opt_d.zero_grad()
     loss_real = bce(D(ring(64)), ones)
     loss_real.backward()
