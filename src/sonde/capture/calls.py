@@ -12,7 +12,7 @@ import functools
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -20,7 +20,6 @@ from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
-from sonde.capture import loaders
 from sonde.capture.uncompiled import leave_alone
 
 
@@ -42,7 +41,7 @@ class Listener(Protocol):
     def pass_begins(self, loader: Any) -> None: ...
     def fetch_begins(self) -> None: ...
     def fetch_ended(self, batch: Any) -> None: ...
-    def phase_begins(self, phase: str, call: str, about: Mapping[str, Any]) -> None: ...
+    def phase_begins(self, phase: str, call: str, by: Any) -> None: ...
     def phase_ended(self, phase: str) -> None: ...
     def compiling(self, target: Any) -> None: ...
 
@@ -260,7 +259,7 @@ def _start_loader(original: Any) -> Any:
     def __iter__(self: Any) -> Any:
         for listener in _listeners:
             listener.pass_begins(self)
-        with _phase("data", "loader", **(loaders.about(self) if _listeners else {})):
+        with _phase("data", "loader", self):
             iterator = original(self)
             iterators.add(iterator)
             return iterator
@@ -288,10 +287,10 @@ def _transfer(original: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _phase(phase: str, call: str, **about: Any) -> Iterator[None]:
+def _phase(phase: str, call: str, by: Any = None) -> Iterator[None]:
     listeners = _listeners
     for listener in listeners:
-        listener.phase_begins(phase, call, about)
+        listener.phase_begins(phase, call, by)
     try:
         yield
     finally:

@@ -6,13 +6,14 @@ and the guard against non-finite loss, input and gradients, which never lapses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
 import torch
 from torch import nn
 
+from sonde.capture import loaders
 from sonde.capture.beat import quicken
 from sonde.capture.calibration import hook_ns
 from sonde.capture.clock import StepClock
@@ -119,8 +120,8 @@ class Loop(CourseHeard):
             self._panel.each("fetched", batch)
 
     @contained
-    def phase_begins(self, phase: str, call: str, about: Mapping[str, Any]) -> None:
-        self._lines.learn(call, self.clock.number, **about)
+    def phase_begins(self, phase: str, call: str, by: Any) -> None:
+        self._lines.learn(call, self.clock.number, **(loaders.about(by) if call == "loader" else {}))
         self._phases.begin(phase)
 
     @contained

@@ -19,10 +19,16 @@ def indices_of(samples: Sequence[int], inputs: Sequence[Tensor], batch_size: int
     """The places of these samples in the dataset; None where they cannot be known, or are not certain. `back`: batches before the last."""
     if not samples:
         return None
-    # Asking the collector for all objects takes a tenth of a second in a large program, so only where nobody saw a loader start.
-    loaders = list(calls.iterators) or [item for item in gc.get_objects() if issubclass(type(item), _BaseDataLoaderIter)]
-    known = {found for loader in loaders if (found := _by_content(loader, samples, inputs, batch_size) or _by_order(loader, samples, back))}
-    return known.pop() if len(known) == 1 else None
+    # Asking the collector for all objects takes a tenth of a second in a large program, so only where nobody saw the loader start.
+    for loaders in (lambda: list(calls.iterators), _all_iterators):
+        known = {found for each in loaders() if (found := _by_content(each, samples, inputs, batch_size) or _by_order(each, samples, back))}
+        if known:
+            return known.pop() if len(known) == 1 else None
+    return None
+
+
+def _all_iterators() -> list[Any]:
+    return [item for item in gc.get_objects() if issubclass(type(item), _BaseDataLoaderIter)]
 
 
 def _by_order(loader: Any, samples: Sequence[int], back: int) -> tuple[int, ...] | None:

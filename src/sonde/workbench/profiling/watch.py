@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from typing import Any, Concatenate, ParamSpec, cast
@@ -195,7 +195,7 @@ class StepWatcher:
         if self._recorder is not None:
             self._recorder.fetched(batch)
 
-    def phase_begins(self, phase: str, call: str, about: Mapping[str, Any]) -> None:
+    def phase_begins(self, phase: str, call: str, by: Any) -> None:
         if phase == "data":
             self._begin_contained(phase)
 
