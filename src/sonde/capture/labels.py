@@ -102,7 +102,12 @@ def _values(labels: Tensor, fetched: Iterable[Tensor]) -> npt.NDArray[np.integer
 
 def is_plain(tensor: Tensor) -> bool:
     """Can numpy read it as it is?"""
-    return type(tensor) is Tensor and tensor.dtype in _IN_NUMPY and tensor.layout is torch.strided and tensor.is_cpu and not tensor.is_neg()
+    if type(tensor) is not Tensor or tensor.dtype not in _IN_NUMPY or tensor.layout is not torch.strided or not tensor.is_cpu or tensor.is_neg():
+        return False
+    try:
+        return tensor.data_ptr() != 0 or tensor.numel() == 0
+    except RuntimeError:  # inside of vmap and the like there is no memory behind it
+        return False
 
 
 def counted(given: Sequence[Labels | None]) -> dict[str, Any] | None:
