@@ -20,7 +20,7 @@ def test_layers_of_a_stack_are_one_bottleneck_with_its_speed() -> None:
     report = ProfileReport(layers=layers, step=ms(50.0), remainder={"optimizer": 10.0}, peak_flops_per_s=1e12)
     (found,) = report.bottlenecks()
     assert (found.where, found.ms, found.share) == ("layers.*.linear", 40.0, 0.8)
-    assert "100 GFLOP/s, 10% of this machine's peak" in found.why
+    assert "100 GFLOP/s, 10 % of this machine's peak" in found.why
 
 
 def test_a_single_layer_keeps_its_path_and_small_ones_are_left_out() -> None:
@@ -32,7 +32,7 @@ def test_waiting_for_data_is_named_with_what_to_do() -> None:
     report = ProfileReport(step=ms(100.0), phases={"data": ms(60.0), "optimizer": ms(5.0)})
     assert report.bottlenecks()[0].where == "(data)"
     (advice,) = report.recommendations()
-    assert "60% of the step (60 ms) is waiting for data" in advice
+    assert "60 % of the step (60 ms) is waiting for data" in advice
     assert "num_workers" in advice
 
 

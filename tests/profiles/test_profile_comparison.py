@@ -69,7 +69,7 @@ def test_one_part_slower_and_another_faster_are_both_named() -> None:
 def test_a_change_within_the_spread_of_either_is_no_change() -> None:
     times = _times(OLD) | {"head": 7.0}
     assert "head" in profile(**times).compare(OLD).sentence
-    assert profile(0.4, **times).compare(OLD).sentence == "everything unchanged"
+    assert profile(0.4, **times).compare(OLD).sentence == "nothing changed beyond the noise"
 
 
 def test_a_layer_that_is_new_or_gone_is_named() -> None:
@@ -118,7 +118,7 @@ def test_the_verdict_does_not_depend_on_how_many_steps_were_measured(num: int) -
     wide = Spread(10.0, 5.0, 15.0, num)
     old = ProfileReport(layers=(LayerCost("", "Net", forward=Spread(8.0, 7.9, 8.1, num)),), step=wide)
     new = ProfileReport(layers=(LayerCost("", "Net", forward=wide),), step=wide)
-    assert new.compare(old).layers[0].verdict == "unchanged"
+    assert new.compare(old).layers[0].verdict == "could not tell"
 
 
 def _times(report: ProfileReport) -> dict[str, float]:
@@ -136,3 +136,11 @@ def test_one_layer_of_a_long_stack_is_named_alone() -> None:
 def test_layers_of_a_sequence_are_not_taken_for_a_stack() -> None:
     old, new = profile(a_0=5.0, a_1=5.0, a_2=5.0), profile(a_0=5.0, a_1=5.0, a_2=15.0)
     assert new.compare(old).sentence == "a.2 3.0x slower, everything else unchanged"
+
+
+def test_a_slower_step_that_no_layer_explains_is_told_by_its_phases() -> None:
+    def made(ms: float) -> ProfileReport:
+        layers = (LayerCost("", "Net", forward=Spread(ms, ms - 6, ms + 6, 5)),)
+        return ProfileReport(layers=layers, step=around(2 * ms), phases={"forward": around(ms), "other": around(1.0)})
+
+    assert made(13.0).compare(made(10.0)).sentence == "(forward) 1.3x slower, the rest within the noise"

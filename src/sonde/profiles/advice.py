@@ -45,7 +45,7 @@ def bottlenecks(report: ProfileReport) -> tuple[Bottleneck, ...]:
         spread = report.phases.get(phase)
         if spread is not None and spread.median_ms > 0:
             share = report.phase_share(phase)
-            found.append(Bottleneck(f"({phase})", "phase", spread.median_ms, share, f"{share:.0%} of the step"))
+            found.append(Bottleneck(f"({phase})", "phase", spread.median_ms, share, f"{_percent(share)} of the step"))
     notable = [one for one in found if one.share >= NOTABLE]
     return tuple(sorted(notable, key=lambda one: -one.ms)[:MOST])
 
@@ -68,15 +68,15 @@ def _name(where: str, layers: list[LayerCost]) -> str:
 
 def _why(report: ProfileReport, kind: str, layers: list[LayerCost], ms: float) -> str:
     flops = sum(layer.flops_self for layer in layers)
-    share = f"{kind} takes {report.share(ms):.0%} of the step itself"
+    share = f"{kind} takes {_percent(report.share(ms))} of the step itself"
     if len(layers) > 1:
-        share = f"{len(layers)} layers of {kind} take {report.share(ms):.0%} of the step themselves"
+        share = f"{len(layers)} layers of {kind} take {_percent(report.share(ms))} of the step themselves"
     if not flops:
         return f"{share}, without arithmetic that is counted: it moves memory"
     speed = flops / ms * 1e3
     if not report.peak_flops_per_s > 0:
         return f"{share}, at {number(speed / 1e9)} GFLOP/s"
-    return f"{share}, at {number(speed / 1e9)} GFLOP/s, {speed / report.peak_flops_per_s:.0%} of this machine's peak"
+    return f"{share}, at {number(speed / 1e9)} GFLOP/s, {_percent(speed / report.peak_flops_per_s)} of this machine's peak"
 
 
 def recommendations(report: ProfileReport) -> tuple[str, ...]:
@@ -87,19 +87,19 @@ def _recommendations(report: ProfileReport) -> Iterator[str]:
     data, optimizer = report.phases.get("data"), report.phases.get("optimizer")
     if data is not None and report.phase_share("data") >= DATA_WAIT:
         yield (
-            f"{report.phase_share('data'):.0%} of the step ({number(data.median_ms)} ms) is waiting for data: load it in the background "
+            f"{_percent(report.phase_share('data'))} of the step ({number(data.median_ms)} ms) is waiting for data: load it in the background "
             "(DataLoader(num_workers=…), or more of them, with persistent_workers=True), or do less per sample."
         )
     if optimizer is not None and report.phase_share("optimizer") >= HEAVY_OPTIMIZER:
         yield (
-            f"The optimizer takes {report.phase_share('optimizer'):.0%} of the step ({number(optimizer.median_ms)} ms): "
+            f"The optimizer takes {_percent(report.phase_share('optimizer'))} of the step ({number(optimizer.median_ms)} ms): "
             "try its fused=True where it has that, or a larger batch, which spreads one update over more samples."
         )
     tiny = [layer for layer in report.layers if layer.calls and 0 < layer.self_ms / layer.calls < TINY_MS]
     tiny_ms = math.fsum(layer.self_ms for layer in tiny)
     if report.share(tiny_ms) >= MANY_TINY:
         yield (
-            f"{report.share(tiny_ms):.0%} of the step is in {len(tiny)} layers whose calls take less than {TINY_MS:g} ms each: "
+            f"{_percent(report.share(tiny_ms))} of the step is in {len(tiny)} layers whose calls take less than {TINY_MS:g} ms each: "
             "that is the way to the arithmetic, not the arithmetic. Try torch.compile(model), or a larger batch."
         )
     limit = SLOW_ARITHMETIC * report.peak_flops_per_s
@@ -110,9 +110,14 @@ def _recommendations(report: ProfileReport) -> Iterator[str]:
     if slow and report.share(tiny_ms) < MANY_TINY:
         names = listing(slow)
         yield (
-            f"{names}: below {SLOW_ARITHMETIC:.0%} of this machine's peak of {number(report.peak_flops_per_s / 1e9)} GFLOP/s. "
+            f"{names}: below {_percent(SLOW_ARITHMETIC)} of this machine's peak of {number(report.peak_flops_per_s / 1e9)} GFLOP/s. "
             "Larger batches, channels_last for convolutions, or bfloat16 where the machine has it, may bring them nearer."
         )
     recomputed = [layer.path for layer in report.layers if layer.flops_backward > 2.5 * layer.flops_forward > 0 and not layer.depth]
     if recomputed:
         yield "The backward computes more than twice the forward's FLOPs: activation checkpointing trades that time for memory."
+
+
+def _percent(share: float) -> str:
+    """As the table beside it has it."""
+    return "less than 1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"

@@ -134,7 +134,8 @@ def _verdict(before: Spread, after: Spread, whole_ms: float) -> str:
         return "slower"
     if after.high_ms < before.low_ms and before.median_ms > CHANGED * after.median_ms:
         return "faster"
-    return "unchanged"
+    low, high = sorted((before.median_ms, after.median_ms))
+    return "unchanged" if high <= CHANGED * low else "could not tell"  # another median, but both waver by as much
 
 
 # -- one sentence ---------------------------------------------------------------------------------
@@ -144,7 +145,8 @@ def _sentence(layers: Sequence[LayerChange], phases: Sequence[LayerChange], whol
     if not layers and not phases:
         return "nothing to compare: one of the two profiles has no layers"
     named = list(_named(layers, whole_ms))
-    named += [((one,), one.path) for one in phases if one.path not in ("(forward)", "(backward)") and one.verdict in ("slower", "faster")]
+    explained = ("(forward)", "(backward)") if named else ()  # by layers
+    named += [((one,), one.path) for one in phases if one.path not in explained and one.verdict in ("slower", "faster")]
     named.sort(key=lambda group: -abs(math.fsum(one.change_ms for one in group[0])))
     parts = [_words(members, name) for members, name in named]
     if len(named) == 1 and not named[0][1]:
@@ -154,14 +156,17 @@ def _sentence(layers: Sequence[LayerChange], phases: Sequence[LayerChange], whol
         outermost = [path for path in paths if not any(above in paths for above in _above(path))]
         if outermost:
             parts.append(f"{listing(outermost)} {verdict}")
+    doubtful = any(one.verdict == "could not tell" and one.before.is_known and one.after.is_known for one in (*layers, *phases))
     if not parts:
-        return "everything unchanged"
-    return parts[0] if parts[0].startswith("everything") and len(parts) == 1 else f"{', '.join(parts)}, everything else unchanged"
+        return "nothing changed beyond the noise" if doubtful else "everything unchanged"
+    if parts[0].startswith("everything") and len(parts) == 1:
+        return parts[0]
+    return f"{', '.join(parts)}, {'the rest within the noise' if doubtful else 'everything else unchanged'}"
 
 
 def _named(layers: Sequence[LayerChange], whole_ms: float) -> Iterator[tuple[tuple[LayerChange, ...], str]]:
     """What explains the change: first the layers of a stack together, which are one thing to look at, then what is left, one by one."""
-    compared = [one for one in layers if one.verdict in ("slower", "faster", "unchanged")]
+    compared = [one for one in layers if one.before.is_known and one.after.is_known]
     inside = {above for one in compared for above in _above(one.path)}
     stacks: dict[str, list[LayerChange]] = {}
     for one in compared:

@@ -270,7 +270,7 @@ def _changes(changes: Sequence[LayerChange], options: ConsoleOptions, what: str)
     room = options.max_width - (fixed - 32 if compact else fixed)
     width = max(min(widest, room), 8)
     spread = "" if compact else " " * 16
-    yield line((f"{_fitted(what, width)}{'before':>8}{spread}{'after':>8}{spread}{'':>7}", "dim"))
+    yield line((f"{_fitted(what, width)}{'before':>8}{spread}{'after':>8}", "dim"))
     for name, one in zip(names, changes):
         cells: list[Part | str] = [(_fitted_end(name, width), "bold" if one.verdict in ("slower", "faster") else "")]
         for side in (one.before, one.after):
