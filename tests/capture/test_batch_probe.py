@@ -62,9 +62,8 @@ def test_a_step_says_whether_its_samples_are_alike_and_which_labels_they_have(tm
         training.epoch()
         training.step(torch.zeros(10, 6), training.y[:10])
     noted = training.events("data")
-    assert [(one["size"], one["num_inputs"], one["num_alike"], one["fetched"]) for one in noted[:6]] == [(10, 1, 0, True)] * 6
-    assert noted[6]["num_alike"] == 1
-    assert not noted[6]["fetched"]
+    assert [(one["size"], one["num_inputs"], one["num_alike"], one["num_fetched"]) for one in noted[:6]] == [(10, 1, 0, 1)] * 6
+    assert (noted[6]["num_alike"], noted[6]["num_fetched"]) == (1, 0)
     for place, one in enumerate(noted[:6]):
         ones = int(training.y[10 * place : 10 * place + 10].sum())
         assert one["labels"]["counts"] == [pair for pair in ([0, 10 - ones], [1, ones]) if pair[1]]

@@ -36,7 +36,7 @@ def steps_with(content=None, data=None, labels=None, num=100, start=None, observ
                 rows = [[usual.get(name, hash_ if name == "hash" else 0.5) for hash_ in content(step.number)] for name in BATCH_FIELDS]
                 frame = Frame(Kind.BATCH, step.number, np.array([900, 901], np.uint32), BATCH_FIELDS, np.array(rows))
                 step = replace(step, frames={**step.frames, Kind.BATCH: frame}, sites={**SITES, 900: X, 901: Y})
-            about = {"fetched": True, "size": 32, "num_inputs": 1, "num_alike": 0, "sample": None}
+            about = {"num_fetched": 1, "size": 32, "num_inputs": 1, "num_alike": 0, "sample": None}
             about |= data(step.number) if data else {}
             about["labels"] = labels(step.number) if labels else None
             step = replace(step, events=(*step.events, Event("data", step.number, about)))
@@ -80,6 +80,14 @@ def test_batches_that_come_again_with_each_epoch_are_not_taken_for_one():
     """Every twentieth step was looked at, and an epoch has twenty."""
     steps = steps_with(lambda step: (step % 20, 1), num=400, observed=lambda step: step % 20 == 0)
     assert "right after another" in why_not(SameBatch, steps)
+
+
+def test_where_several_batches_make_a_step_the_first_may_be_the_same_each_time():
+    """An epoch of four batches whose gradients are added up, or a small loader beside a large one."""
+    steps = steps_with(lambda step: (7, 8))
+    accumulated = [replace(step, scalars={**step.scalars, "backwards": 4.0}) for step in steps]
+    assert "no batch of a DataLoader" in why_not(SameBatch, accumulated)
+    assert "no batch of a DataLoader" in why_not(SameBatch, steps_with(lambda step: (7, 8), data=lambda step: {"num_fetched": 2}))
 
 
 def test_the_same_batch_is_not_judged_without_a_loader_or_its_length():

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sonde.record import Kind, Step
+from sonde.rules.activity import count
 from sonde.rules.rule import NotEvaluated
 from sonde.rules.timing import amount
 
@@ -71,6 +72,8 @@ class Repeats:
     size: int = 0
 
     def see(self, step: Step) -> None:
+        if count(step, "backwards") > 1 or amount(data_of(step), "num_fetched") != 1:
+            return  # one of several batches of this step, of several loaders perhaps: an epoch may begin with every step
         rows = [(site, row) for site, row in step.table(Kind.BATCH) if site.path.startswith("batch.")] if Kind.BATCH in step.frames else []
         content = tuple(row.get("hash", float("nan")) for _, row in rows)
         if not content or any(part != part for part in content):

@@ -8,7 +8,7 @@ How it knows     the content of each batch that the loader handed out, by a hash
 Known problems   a batch taken out of the loader once and trained on for a while (K26) is a deliberate check: the loader is
                  not asked in each step, and nothing is said. Nor is it where the loader has one batch only. With random
                  augmentation the content differs, and with shuffle=True next(iter(loader)) gives another batch each time.
-                 Batches that are made without a DataLoader are not judged.
+                 Batches that are made without a DataLoader are not judged, nor steps that are made of several batches.
 Fix              iterate over the loader: for x, y in loader; or keep one iterator and call next() on that.
 """
 

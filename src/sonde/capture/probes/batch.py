@@ -39,6 +39,7 @@ class Batch(Probe):
         self._num_steps = 0
         self._looks = True
         self._batch: Any = None  # what the loader handed out last, before the training's first forward: not what is validated with
+        self._num_fetched = 0  # up to that forward: more than one, where several loaders feed it or a validation came before
         self._fetched: dict[int, torch.Tensor] = {}  # its tensors, by id: as inputs they are not measured again
         self._samples: dict[str, Any] = {}  # of what was given to the first forward
         self._outputs: list[tuple[int, ...]] = []
@@ -51,6 +52,7 @@ class Batch(Probe):
     def fetched(self, batch: Any) -> None:
         if self._looks and not self._samples:
             self._batch = batch
+            self._num_fetched += batch is not None
 
     def entered(self, watched: Watched, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not self._looks:
@@ -84,10 +86,10 @@ class Batch(Probe):
                 self._plan = (ids, self._journal.plan(Kind.BATCH, BATCH_FIELDS, ids))
             self._journal.frame(self._plan[1], step, np.hstack([self._rows.values[:num], self._extra[:num]]))
         if self._samples:
-            self._journal.event("data", step, fetched=bool(self._fetched), **self._samples, labels=counted(self._labels))
+            self._journal.event("data", step, num_fetched=self._num_fetched, **self._samples, labels=counted(self._labels))
 
     def clear(self) -> None:
-        self._batch = None
+        self._batch, self._num_fetched = None, 0
         for held in (self._taken, self._fetched, self._samples, self._outputs, self._labels):
             held.clear()
 
