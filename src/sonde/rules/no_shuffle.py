@@ -35,7 +35,7 @@ GOES_ON = 0.8  # of the batches in a row have the same label or the next; some m
 @dataclass(slots=True)
 class NoShuffle:
     name: ClassVar[str] = "no-shuffle"
-    explains: ClassVar[tuple[str, ...]] = ("loss-plateau", "loss-spike", "gradient-spike", "oscillating-loss")
+    explains: ClassVar[tuple[str, ...]] = ("loss-plateau", "loss-spike", "gradient-spike")
 
     sources: Sources = field(default_factory=Sources)
     loader: Loader = field(default_factory=Loader)
