@@ -87,8 +87,8 @@ def _recommendations(report: ProfileReport) -> Iterator[str]:
     data, optimizer = report.phases.get("data"), report.phases.get("optimizer")
     if data is not None and report.phase_share("data") >= DATA_WAIT:
         yield (
-            f"{_percent(report.phase_share('data'))} of the step ({number(data.median_ms)} ms) is waiting for data: load it in the background "
-            "(DataLoader(num_workers=…), or more of them, with persistent_workers=True), or do less per sample."
+            f"{_percent(report.phase_share('data'))} of the step ({number(data.median_ms)} ms) is waiting for data: load it in the "
+            "background (DataLoader(num_workers=…), or more of them, with persistent_workers=True), or do less per sample."
         )
     if optimizer is not None and report.phase_share("optimizer") >= HEAVY_OPTIMIZER:
         yield (

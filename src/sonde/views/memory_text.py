@@ -27,7 +27,7 @@ def memory_text(report: MemoryReport) -> str:
     parts = []
     for name in sorted(report.devices, key=lambda name: name != report.device):
         device = report.devices[name]
-        parts.append(_headline(device))
+        parts.append("\n".join(wrap(_headline(device), WIDTH, subsequent_indent="  ", break_on_hyphens=False)))
         parts.append(text_table(("category", "at the peak", "share", ""), _categories(device)))
         modules, more = _modules(device)
         if modules:

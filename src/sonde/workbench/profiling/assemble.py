@@ -61,8 +61,8 @@ def _disturbed(report: ProfileReport) -> Iterator[str]:
     if not 1 / DISTURBED < share < DISTURBED:
         busy = report.utilisation.get("busy_cores", float("nan"))
         yield (
-            f"layers and remainder add up to {100 * share:.0f} % of the step: other programs disturbed it (this one kept {number(float(busy))} "
-            "cores busy). Profile again when the machine is quieter, or with more repeats"
+            f"layers and remainder add up to {100 * share:.0f} % of the step: other programs disturbed it (this one kept "
+            f"{number(float(busy))} cores busy). Profile again when the machine is quieter, or with more repeats"
         )
 
 
