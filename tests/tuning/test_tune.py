@@ -1,6 +1,7 @@
 """`tune` on a script with a slow loader and an optimizer that loops: it finds both, and what it promises comes true."""
 
 import json
+import time
 from dataclasses import asdict
 from statistics import median
 
@@ -104,6 +105,21 @@ def test_after_an_interrupt_what_was_not_tried_is_listed(folder, processes):
     assert (result.stopped, result.results) == ("interrupted", ())
     assert "DataLoader(…, num_workers=1)" in result.untried
     assert json.dumps(result.to_dict())
+
+
+@pytest.mark.timing
+def test_time_that_nothing_had_to_be_repeated_in_goes_to_what_was_not_tried_yet(folder, processes):
+    script = folder / "slowly.py"
+    script.write_text(SMALL)
+    waited = []
+
+    def wait(what, *_):
+        if what != "the script as it is" and not waited:
+            waited.append(what)
+            time.sleep(7)  # more than the half of the time that is for trying each once
+
+    result = tune(str(script), only=["workers", "threads"], steps=5, time_limit_s=14, progress=wait, processes=processes)
+    assert len(result.results) > 1
 
 
 def test_an_interrupt_before_anything_was_measured_is_a_letter(folder, processes):

@@ -59,6 +59,8 @@ def tune(
             (FOR_SCREENING, lambda: _in_turn(bench, [(each,) for each in proposals], tried)),
             (FOR_REPEATING, lambda: _repeat(bench, tried, repeats)),
             (1.0, lambda: _combine(bench, [bench.result(each) for each in tried.values()], repeats, together)),
+            # What was kept back for repeats and nobody needed.
+            (1.0, lambda: _in_turn(bench, [(each,) for each in proposals if name_of((each,)) not in tried], tried)),
         )
         stopped = ""
         try:
