@@ -121,7 +121,7 @@ def _loss(measured: Measured) -> str:
     if check.kind == "same":
         return "loss the same bit for bit"
     if check.kind == "close":
-        return f"loss within {percent(check.difference)}"
+        return f"loss within {percent(check.difference).removeprefix('< ')}"
     if check.kind == "departs":
         words = "THE LOSS DEPARTS" if measured.standing == "departs" else "the loss departs"
         return f"{words} from step {check.step} on, by up to {percent(check.difference)}"
