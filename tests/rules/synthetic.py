@@ -6,12 +6,13 @@ By default only some steps carry statistics (the first dozen, then every fifteen
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import exp, isfinite, isnan, log, nan
 from typing import Any
 
 import numpy as np
 
-from sonde.record import STATISTICS, Event, Finding, Frame, Kind, Site, Step
+from sonde.record import BATCH_FIELDS, STATISTICS, Event, Finding, Frame, Kind, Site, Step
 from sonde.rules.rule import Answer, NotEvaluated, Rule
 
 LAYERS = ("net.0", "net.2", "net.4", "net.6", "head")
@@ -85,6 +86,10 @@ def parameter_rows(step: int, **given: float) -> dict[str, dict[str, float]]:
     return {path: row(mean=0.01 + 1e-5 * step, l2=8.0 + 1e-4 * step) | given for path in PARAMETER_IDS}
 
 
+def sometimes(step: int) -> bool:
+    return step < 12 or step % 15 == 0
+
+
 def training(
     num_steps: int = 100,
     *,
@@ -93,7 +98,7 @@ def training(
     frames: Callable[[int], Mapping[str, Rows]] = lambda step: {},
     events: Mapping[int, Sequence[Event]] | None = None,
     start: Sequence[Event] | None = None,
-    observed: Callable[[int], bool] = lambda step: step < 12 or step % 15 == 0,
+    observed: Callable[[int], bool] = sometimes,
     rank: int = 0,
 ) -> list[Step]:
     """A training of so many steps. `frames(step)` replaces whole kinds of rows; an empty mapping takes a kind away."""
@@ -125,6 +130,46 @@ def training(
         built = {kind: frame(kind, number, rows) for kind, rows in tables.items() if rows}
         steps.append(Step(number, rank, values, built, tuple(happened), SITES))
     return steps
+
+
+def loader(**about: Any) -> Event:
+    """A DataLoader is started."""
+    facts = {"num_workers": 0, "order": "sequential", "num_batches": 20, "dataset": "Digits"} | about
+    return Event("source", 0, {"call": "loader", "line": "train.py:15", "text": "for x, y in loader:", **facts})
+
+
+def some_labels(counts: Mapping[int, int], *, num_classes: int = 10, in_order: bool = False) -> dict[str, Any]:
+    pairs = sorted([value, times] for value, times in counts.items())
+    return {"num": sum(counts.values()), "num_classes": num_classes, "num_distinct": len(pairs), "counts": pairs, "in_order": in_order}
+
+
+def mixed(step: int) -> dict[str, Any]:
+    """A shuffled batch of 32."""
+    return some_labels({value: 3 + (value + step) % 2 for value in range(9)})
+
+
+def fed(
+    steps: Sequence[Step],
+    content: Callable[[int], tuple[float, float]] | None = lambda step: (step, step),
+    data: Callable[[int], Mapping[str, Any]] | None = None,
+    labels: Callable[[int], Mapping[str, Any]] | None = mixed,
+) -> list[Step]:
+    """The same with what is noted of batches: `content` is a hash of the samples and of the labels."""
+    result = []
+    for step in steps:
+        if step.scalar("observed"):
+            if content is not None:
+                usual = {"num": 640, "min": 0.0, "max": 0.0, "size": 32}
+                rows = [[usual.get(name, each if name == "hash" else 0.5) for each in content(step.number)] for name in BATCH_FIELDS]
+                batch = Frame(Kind.BATCH, step.number, np.array([900, 901], np.uint32), BATCH_FIELDS, np.array(rows))
+                sites = {**step.sites, 900: Site(900, "input", "batch.0"), 901: Site(901, "input", "batch.1")}
+                step = replace(step, frames={**step.frames, Kind.BATCH: batch}, sites=sites)
+            about: dict[str, Any] = {"num_fetched": 1, "size": 32, "num_inputs": 1, "num_alike": 0, "sample": None}
+            about |= dict(data(step.number)) if data else {}
+            about["labels"] = labels(step.number) if labels else None
+            step = replace(step, events=(*step.events, Event("data", step.number, about)))
+        result.append(step)
+    return result
 
 
 def frame(kind: str, step: int, rows: Rows) -> Frame:

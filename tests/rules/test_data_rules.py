@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from synthetic import SITES, ask, opening, the_finding, training, why_not
+from synthetic import ask, fed, loader, mixed, opening, some_labels, sometimes, the_finding, training, why_not
 
-from sonde.record import BATCH_FIELDS, Event, Frame, Kind, Severity, Site
+from sonde.record import Severity
 from sonde.rules.constant_input import ConstantInput
 from sonde.rules.feeding import Feeding
 from sonde.rules.iterable_duplicated import IterableDuplicated
@@ -18,39 +17,11 @@ from sonde.rules.rule import Clear
 from sonde.rules.same_batch import SameBatch
 from sonde.rules.worker_rng_duplicate import WorkerRngDuplicate
 
-X, Y = Site(900, "input", "batch.0"), Site(901, "input", "batch.1")
 
-
-def loader(**about):
-    facts = {"num_workers": 0, "order": "sequential", "num_batches": 20, "dataset": "Digits"} | about
-    return Event("source", 0, {"call": "loader", "line": "train.py:15", "text": "for x, y in loader:", **facts})
-
-
-def steps_with(content=None, data=None, labels=None, num=100, start=None, observed=lambda step: step < 12 or step % 15 == 0):
-    """Steps whose observed ones say what the loader handed out (`content(step)`: two hashes) and what is noted of it."""
-    steps = []
-    for step in training(num, start=[*opening(), *([loader()] if start is None else start)], observed=observed):
-        if observed(step.number):
-            if content is not None:
-                usual = {"num": 640, "min": 0.0, "max": 0.0, "size": 32}
-                rows = [[usual.get(name, hash_ if name == "hash" else 0.5) for hash_ in content(step.number)] for name in BATCH_FIELDS]
-                frame = Frame(Kind.BATCH, step.number, np.array([900, 901], np.uint32), BATCH_FIELDS, np.array(rows))
-                step = replace(step, frames={**step.frames, Kind.BATCH: frame}, sites={**SITES, 900: X, 901: Y})
-            about = {"num_fetched": 1, "size": 32, "num_inputs": 1, "num_alike": 0, "sample": None}
-            about |= data(step.number) if data else {}
-            about["labels"] = labels(step.number) if labels else None
-            step = replace(step, events=(*step.events, Event("data", step.number, about)))
-        steps.append(step)
-    return steps
-
-
-def some_labels(counts, *, num_classes=10, in_order=False):
-    pairs = sorted([value, times] for value, times in counts.items())
-    return {"num": sum(counts.values()), "num_classes": num_classes, "num_distinct": len(pairs), "counts": pairs, "in_order": in_order}
-
-
-def mixed(step):
-    return some_labels({value: 3 + (value + step) % 2 for value in range(9)})
+def steps_with(content=None, data=None, labels=None, num=100, start=None, observed=sometimes):
+    """A training from a DataLoader whose observed steps say what it handed out, and what is noted of that."""
+    start = [*opening(), *([loader()] if start is None else start)]
+    return fed(training(num, start=start, observed=observed), content, data, labels)
 
 
 def sorted_labels(step):

@@ -7,10 +7,10 @@ import inspect
 from pathlib import Path
 
 import pytest
-from synthetic import SITES, row, stuck, training
+from synthetic import SITES, fed, loader, opening, row, stuck, training
 
 import sonde.rules
-from sonde.record import STATISTICS, Finding, Kind, Severity, Site, Step
+from sonde.record import STATISTICS, Event, Finding, Kind, Severity, Site, Step
 from sonde.rules import RULES
 from sonde.rules.engine import Engine, in_order
 from sonde.rules.rule import Clear, NotEvaluated
@@ -46,9 +46,16 @@ def test_a_rule_that_saw_nothing_says_that_it_could_not_tell(rule):
     assert isinstance(rule().answer(), NotEvaluated)
 
 
+def healthy():
+    """A training that has what every rule needs."""
+    about = {"order": "stream", "num_workers": 2, "knows_worker": True, "copied_generators": [], "seeded_alike": []}
+    memory = Event("memory_limit", 0, {"num_bytes": 8 << 30, "by": "this machine"})
+    return fed(training(200, start=[*opening(), loader(**about), memory]))
+
+
 def test_a_healthy_training_is_clear_by_every_rule():
     engine = Engine(RULES)
-    for step in training(200):
+    for step in healthy():
         engine.see(step)
     assert {one.rule.name: one.answer for one in engine.outcomes()} == {rule.name: Clear() for rule in RULES}
 
@@ -95,7 +102,7 @@ def test_what_is_only_mentioned_explains_no_fault():
 
 def test_a_resumed_attempt_is_judged_by_itself():
     engine = Engine(RULES)
-    for step in (*training(loss=stuck, scalars=lambda s: {"lr": 0.0}), *training()):
+    for step in (*training(loss=stuck, scalars=lambda s: {"lr": 0.0}), *healthy()):
         engine.see(step)
     assert all(one.answer == Clear() for one in engine.outcomes())
 
