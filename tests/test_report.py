@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "rules"))
-from synthetic import falling, stuck, training
+from synthetic import falling, healthy, stuck, training
 
 from sonde.record import STEP_SCALARS, Event, Finding, Kind, Severity, Site
 from sonde.report import MAX_POINTS, judge
@@ -50,7 +50,7 @@ def write(path, steps, *, end="finished", late=(), rank=0, world_size=1):
 
 
 def test_a_healthy_run_is_healthy_with_exit_code_0(tmp_path):
-    report = judge(write(tmp_path / "base", training()))
+    report = judge(write(tmp_path / "base", healthy(100)))
     assert report.verdict == "healthy"
     assert report.exit_code == 0
     assert report.findings == ()

@@ -172,6 +172,13 @@ def fed(
     return result
 
 
+def healthy(num_steps: int = 200) -> list[Step]:
+    """A training that has what every rule needs."""
+    about = {"order": "stream", "num_workers": 2, "knows_worker": True, "copied_generators": [], "seeded_alike": []}
+    memory = Event("memory_limit", 0, {"num_bytes": 8 << 30, "by": "this machine"})
+    return fed(training(num_steps, start=[*opening(), loader(**about), memory]))
+
+
 def frame(kind: str, step: int, rows: Rows) -> Frame:
     ids = OUTPUT_IDS if kind in (Kind.ACTIVATION, Kind.ACTIVATION_GRADIENT) else PARAMETER_IDS
     sites = np.array([ids[path] for path in rows], dtype=np.uint32)

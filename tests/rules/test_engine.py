@@ -7,10 +7,10 @@ import inspect
 from pathlib import Path
 
 import pytest
-from synthetic import SITES, fed, loader, opening, row, stuck, training
+from synthetic import SITES, healthy, row, stuck, training
 
 import sonde.rules
-from sonde.record import STATISTICS, Event, Finding, Kind, Severity, Site, Step
+from sonde.record import STATISTICS, Finding, Kind, Severity, Site, Step
 from sonde.rules import RULES
 from sonde.rules.engine import Engine, in_order
 from sonde.rules.rule import Clear, NotEvaluated
@@ -44,13 +44,6 @@ def test_every_rule_has_a_page_and_names_only_rules_that_exist(rule):
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_a_rule_that_saw_nothing_says_that_it_could_not_tell(rule):
     assert isinstance(rule().answer(), NotEvaluated)
-
-
-def healthy():
-    """A training that has what every rule needs."""
-    about = {"order": "stream", "num_workers": 2, "knows_worker": True, "copied_generators": [], "seeded_alike": []}
-    memory = Event("memory_limit", 0, {"num_bytes": 8 << 30, "by": "this machine"})
-    return fed(training(200, start=[*opening(), loader(**about), memory]))
 
 
 def test_a_healthy_training_is_clear_by_every_rule():
@@ -87,8 +80,8 @@ def test_a_run_without_steps_is_not_evaluated():
 
 def test_what_only_one_rank_shows_is_found_with_its_rank():
     engine = Engine(RULES)
-    for sick, healthy in zip(training(rank=1, loss=stuck, scalars=lambda s: {"lr": 0.0}), training(rank=0)):
-        engine.see(healthy)
+    for sick, well in zip(training(rank=1, loss=stuck, scalars=lambda s: {"lr": 0.0}), training(rank=0)):
+        engine.see(well)
         engine.see(sick)
     (finding,) = next(one.answer for one in engine.outcomes() if one.rule.name == "lr-zero")
     assert finding.evidence["rank"] == 1
