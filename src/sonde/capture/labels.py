@@ -102,7 +102,9 @@ def _values(labels: Tensor, fetched: Iterable[Tensor]) -> npt.NDArray[np.integer
 
 def is_plain(tensor: Tensor) -> bool:
     """Can numpy read it as it is?"""
-    if type(tensor) is not Tensor or tensor.dtype not in _IN_NUMPY or tensor.layout is not torch.strided or not tensor.is_cpu or tensor.is_neg():
+    if type(tensor) is not Tensor or tensor.dtype not in _IN_NUMPY or tensor.layout is not torch.strided:
+        return False
+    if not tensor.is_cpu or tensor.is_neg():
         return False
     try:
         return tensor.data_ptr() != 0 or tensor.numel() == 0

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from sonde.record import Kind, Step
 from sonde.rules.activity import count
 from sonde.rules.rule import NotEvaluated
-from sonde.rules.timing import amount
+from sonde.rules.words import amount
 
 ADJACENT = 2  # pairs of steps in a row, both looked at: batches that come again once in an epoch would meet in any other
 MAX_LABELS = 4096  # different ones that are counted

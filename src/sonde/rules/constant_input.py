@@ -19,8 +19,7 @@ from sonde.record import Finding, Kind, Severity, Step
 from sonde.rules.batches import NOTHING_SEEN, data_of
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.source import Sources
-from sonde.rules.timing import amount
-from sonde.rules.words import number
+from sonde.rules.words import amount, number
 
 ENOUGH = 5  # steps that were looked at: a first batch of zeros is often given to try the model out
 

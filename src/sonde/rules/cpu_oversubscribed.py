@@ -18,8 +18,8 @@ from typing import ClassVar
 
 from sonde.record import Finding, Step
 from sonde.rules.rule import Answer, Clear, NotEvaluated
-from sonde.rules.timing import Timing, Xrays, amount, severity, with_gain
-from sonde.rules.words import number
+from sonde.rules.timing import Timing, Xrays, severity, with_gain
+from sonde.rules.words import amount, number
 
 MOST_GAIN = 0.4  # promised, however many threads there are
 

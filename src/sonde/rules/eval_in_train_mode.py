@@ -27,7 +27,7 @@ from sonde.record import Finding, Severity, Step
 from sonde.rules.activity import count
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.source import Sources
-from sonde.rules.timing import amount
+from sonde.rules.words import amount
 
 MOST = 0.5  # of the pauses: who validates in eval mode too, and more often, knows what the mode is for
 EVERY_STEP = 0.5  # pauses per update: what happens so often belongs to the step

@@ -24,8 +24,8 @@ from typing import Any, ClassVar
 
 from sonde.record import Finding, Step
 from sonde.rules.rule import Answer, Clear, NotEvaluated
-from sonde.rules.timing import Timing, Xrays, amount, severity, with_gain
-from sonde.rules.words import number
+from sonde.rules.timing import Timing, Xrays, severity, with_gain
+from sonde.rules.words import amount, number
 
 FEWEST_WORKERS = 2  # proposed: one alone hands over in fits and starts
 COMPUTES = 0.5  # share of the loading that is computing, from which on workers need cores

@@ -21,8 +21,8 @@ from typing import Any, ClassVar
 
 from sonde.record import Finding, Step
 from sonde.rules.rule import Answer, Clear, NotEvaluated
-from sonde.rules.timing import PHASES, Timing, Xrays, amount, lines_of, severity, with_gain
-from sonde.rules.words import number
+from sonde.rules.timing import PHASES, Timing, Xrays, lines_of, severity, with_gain
+from sonde.rules.words import amount, number
 
 SLOW = 2.5  # times the usual step: on a busy machine single steps are slower too, but not at equal distances
 SLOW_MS = 2.0  # and so much longer

@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any
 
 from sonde.record import Severity, Step
+from sonde.rules.words import amount
 
 PHASES = ("data", "transfer", "forward", "backward", "optimizer", "validation", "checkpoint", "other")
 SETTLED = 8  # steps that are not counted
@@ -162,9 +163,3 @@ def typical(shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """For each place its median over the steps that were looked at; where it did not appear, its share was 0."""
     places = dict.fromkeys(place for step in shares for place in step)
     return {place: median(step.get(place, 0.0) for step in shares) for place in places}
-
-
-def amount(row: Mapping[str, Any], name: str) -> float:
-    """A number of a row that somebody else wrote; 0 where it is none."""
-    value = row.get(name)
-    return float(value) if isinstance(value, (int, float)) and value == value else 0.0

@@ -19,7 +19,8 @@ from typing import Any, ClassVar
 
 from sonde.record import Finding, Severity, Step
 from sonde.rules.rule import Answer, Clear, NotEvaluated
-from sonde.rules.timing import Timing, amount, with_gain
+from sonde.rules.timing import Timing, with_gain
+from sonde.rules.words import amount
 
 # Share of the optimizer's time that fused=True saves, the least that was measured over 4 to 100 parameters of 100 to 2,000,000 elements:
 SAVED = {"Adam": 0.55, "AdamW": 0.55, "Adagrad": 0.5, "SGD": 0.35}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 
 def number(value: float) -> str:
@@ -49,3 +50,9 @@ def _owners(path: str) -> list[str]:
     """From the nearest module to the farthest: `a.b.weight` gives `a.b`, `a`."""
     parts = path.split(".")[:-1]
     return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+
+
+def amount(row: Mapping[str, Any], name: str) -> float:
+    """A number of a row that somebody else wrote; 0 where it is none."""
+    value = row.get(name)
+    return float(value) if isinstance(value, (int, float)) and value == value else 0.0
