@@ -20,15 +20,12 @@ def indices_of(samples: Sequence[int], inputs: Sequence[Tensor], batch_size: int
     if not samples:
         return None
     # Asking the collector for all objects takes a tenth of a second in a large program, so only where nobody saw the loader start.
-    for loaders in (lambda: list(calls.iterators), _all_iterators):
-        known = {found for each in loaders() if (found := _by_content(each, samples, inputs, batch_size) or _by_order(each, samples, back))}
+    for ask in (calls.iterators.copy, gc.get_objects):
+        loaders = [item for item in ask() if issubclass(type(item), _BaseDataLoaderIter)]
+        known = {found for each in loaders if (found := _by_content(each, samples, inputs, batch_size) or _by_order(each, samples, back))}
         if known:
             return known.pop() if len(known) == 1 else None
     return None
-
-
-def _all_iterators() -> list[Any]:
-    return [item for item in gc.get_objects() if issubclass(type(item), _BaseDataLoaderIter)]
 
 
 def _by_order(loader: Any, samples: Sequence[int], back: int) -> tuple[int, ...] | None:
