@@ -26,7 +26,7 @@ lint: $(STAMP)
 	$(VENV)/bin/mypy
 
 unit: $(STAMP)
-	$(VENV)/bin/python -m pytest -n 2 -m "not timing and not slow and not reading"
+	$(VENV)/bin/python -m pytest -n 2 --durations=40 -m "not timing and not slow and not reading"
 
 # Each folder in a process of its own: what others leave in its memory counts.
 timing: $(STAMP)
