@@ -33,8 +33,9 @@ class Panel:
 
     def each(self, moment: str, *args: Any, **kwargs: Any) -> None:
         """Tells every probe of a moment of the observed step. One that fails does not keep the others from it."""
+        retired = self._faults.retired
         for probe in self._listening[moment]:
-            if (probe.name, "") not in self._faults.retired:
+            if not retired or (probe.name, "") not in retired:
                 try:
                     getattr(probe, moment)(*args, **kwargs)
                 except Exception as error:

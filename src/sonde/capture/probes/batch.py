@@ -19,8 +19,8 @@ from sonde.record import BATCH_FIELDS, Kind, Site
 from sonde.run.format import FramePlan
 
 MAX_TENSORS = 8  # of one batch, and of one model's inputs
-ALL_OF_THE_FIRST = 16  # observed steps; then one in EVERY: hashing a batch costs as much as all statistics of a small layer
-EVERY = 4
+ALL_OF_THE_FIRST = 16  # observed steps; then those that are so far apart: hashing a batch costs as much as all statistics of a small layer
+APART = 16  # steps
 MAX_SAMPLES = 64  # of a batch are compared with the first; the second alone where that differs
 MAX_OUTPUTS = 4  # of the models of a step, whose shapes are kept
 
@@ -37,6 +37,7 @@ class Batch(Probe):
         self._taken: list[Site] = []
         self._plan: tuple[list[int], FramePlan] | None = None
         self._num_steps = 0
+        self._last_look = 0
         self._looks = True
         self._batch: Any = None  # what the loader handed out last, before the training's first forward: not what is validated with
         self._num_fetched = 0  # up to that forward: more than one, where several loaders feed it or a validation came before
@@ -47,7 +48,9 @@ class Batch(Probe):
 
     def begin(self, step: int, *, with_exponents: bool) -> None:
         self._num_steps += 1
-        self._looks = self._num_steps <= ALL_OF_THE_FIRST or self._num_steps % EVERY == 0 or self._tools.measured.in_full
+        self._looks = self._num_steps <= ALL_OF_THE_FIRST or step - self._last_look >= APART or self._tools.measured.in_full
+        if self._looks:
+            self._last_look = step
 
     def fetched(self, batch: Any) -> None:
         if self._looks and not self._samples:

@@ -17,6 +17,7 @@ from sonde.growth import Growth
 
 MB = 2**20
 MAX_TOKENS = 32  # graphs that are remembered; beyond, every second is forgotten
+ONE_BY_ONE = 64  # steps that are looked at wherever they are observed; later ones now and then: asking the system takes its time
 KEPT_GRAPHS = 8  # of different steps: a variable or two keep the last one or two
 KEPT_STEPS = 40  # over which these are spread
 GROWN_MB = 24.0  # a growth worth an inquest
@@ -72,7 +73,7 @@ class Memory(Probe):
             self._told = True
             self._tell_limit(step)
         scalars = self._journal.scalars
-        if step % NOW_AND_THEN:
+        if step % NOW_AND_THEN and step < ONE_BY_ONE:
             self._look(step)
         self._graphs = [one for one in self._graphs if one[1]() is not None]
         kept = [born for born, _ in self._graphs if born < step - 1]
