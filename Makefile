@@ -19,17 +19,14 @@ export OMP_NUM_THREADS ?= 1
 demo: $(STAMP)
 	@$(VENV)/bin/sonde demo
 
-# What waits for a package index or a single core goes beside the tests; what depends on time has the machine to itself.
-test:
-	@$(MAKE) --no-print-directory -j 3 lint unit $(READING_STAMP)
-	@$(MAKE) --no-print-directory timing reading
+test: lint unit timing reading
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 
 unit: $(STAMP)
-	$(VENV)/bin/python -m pytest -n 2 --dist worksteal --durations=40 -m "not timing and not slow and not reading"
+	$(VENV)/bin/python -m pytest -n 2 --durations=40 -m "not timing and not slow and not reading"
 
 # Each folder in a process of its own: what others leave in its memory counts.
 timing: $(STAMP)

@@ -361,6 +361,7 @@ static PyObject *setup(PyObject *self, PyObject *args)
 }
 
 #include "_kernel_hooks.h"
+#include "_kernel_places.h"
 #include "_kernel_meter.h"
 #include "_kernel_beat.h"
 
@@ -375,6 +376,8 @@ static PyMethodDef methods[] = {
     {"any_nonzero", (PyCFunction)(void (*)(void))any_nonzero, METH_FASTCALL, "any_nonzero(tensors, limit) -> (found, indices not handled or None)"},
     {"exponents", (PyCFunction)(void (*)(void))exponents, METH_FASTCALL, "exponents(tensor, limit) -> pairs of float64, or None where not handled"},
     {"singles", (PyCFunction)(void (*)(void))singles, METH_FASTCALL, "singles(rows, num_rows) -> their columns in float32, or None"},
+    {"put_in", (PyCFunction)(void (*)(void))put_in, METH_FASTCALL, "put_in(plan, door, armed) -> pairs of the plan that are not simple"},
+    {"take_out", take_out, METH_O, "take_out(armed) -> pairs that are not simple"},
     {"number", number, METH_O, "number(tensor) -> the one element as a float, or None where not handled"},
     {NULL, NULL, 0, NULL},
 };

@@ -46,7 +46,7 @@ typedef struct {
 /* Half of a handler is done, and then it failed: as `contained` has it. What is no Exception, Ctrl-C above all, is the user's. */
 static PyObject *stumble(Beat *self, PyObject *name)
 {
-    self->meter->desk->plain = 0;
+    self->meter->desk->plain = self->meter->desk->steady = 0;
     if (!PyErr_ExceptionMatches(PyExc_Exception))
         return NULL;
     PyObject *type, *error, *trace, *faults = NULL, *answer = NULL;
@@ -63,13 +63,13 @@ static PyObject *stumble(Beat *self, PyObject *name)
 
 /* The handler in C where the step is an ordinary one, else the loop's method. */
 static PyObject *beat(PyObject *object, PyObject *const *args, Py_ssize_t num_args, Py_ssize_t expected, PyObject *name,
-                      int (*quick)(Beat *, PyObject *const *))
+                      int (*quick)(Beat *, PyObject *const *), int with_probes)
 {
     Beat *self = (Beat *)object;
     if (!self->loop || check_count("a handler of the loop", num_args, expected) < 0)
         return self->loop ? NULL : Py_NewRef(Py_None);
     Desk *desk = self->meter->desk;
-    if (desk->plain && says(self->loop, n_deaf, Py_False)) {
+    if ((with_probes ? desk->plain : desk->steady) && says(self->loop, n_deaf, Py_False)) {
         self->meter->entered_ns = now_ns();
         int done = quick(self, args);
         const int ended = done == 2 ? end_quickly(self) : 0;
@@ -92,20 +92,21 @@ static PyObject *beat(PyObject *object, PyObject *const *args, Py_ssize_t num_ar
     return answer;
 }
 
-#define HANDLER(name, expected)                                                                                                                     \
+/* `with_probes`: on an observed step they have a part in it, and that is Python. */
+#define HANDLER(name, expected, with_probes)                                                                                                        \
     static PyObject *beat_##name(PyObject *self, PyObject *const *args, Py_ssize_t num_args)                                                        \
     {                                                                                                                                               \
-        return beat(self, args, num_args, expected, n_##name, quick_##name);                                                                        \
+        return beat(self, args, num_args, expected, n_##name, quick_##name, with_probes);                                                           \
     }
-HANDLER(fetch_begins, 0)
-HANDLER(fetch_ended, 1)
-HANDLER(zero_grad, 1)
-HANDLER(forward_begins, 4)
-HANDLER(forward_ended, 3)
-HANDLER(backward_begins, 1)
-HANDLER(backward_ended, 0)
-HANDLER(optimizer_begins, 2)
-HANDLER(optimizer_ended, 1)
+HANDLER(fetch_begins, 0, 0)
+HANDLER(fetch_ended, 1, 1)
+HANDLER(zero_grad, 1, 0)
+HANDLER(forward_begins, 4, 1)
+HANDLER(forward_ended, 3, 1)
+HANDLER(backward_begins, 1, 1)
+HANDLER(backward_ended, 0, 0)
+HANDLER(optimizer_begins, 2, 1)
+HANDLER(optimizer_ended, 1, 1)
 
 static int beat_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {

@@ -6,7 +6,7 @@
 #include <structmember.h>
 #include <time.h>
 
-static PyObject *name_slowly, *name_failed, *name_requires_grad, *name_hooks, *name_grad_fn, *name_register, *name_version, *our_key;
+static PyObject *name_slowly, *name_failed, *name_requires_grad, *name_hooks, *name_grad_fn, *name_register, *name_version, *name_forward, *name_forward_hooks, *our_key;
 
 static int64_t now_ns(void)
 {
@@ -26,6 +26,7 @@ typedef struct {
     long long hook_ns;                         /* what torch takes to call a hook */
     char fast;                                 /* 0: everything is left to Python */
     char plain;                                /* the step under way is an ordinary one (_kernel_beat.h) */
+    char steady;                               /* or would be, were it not observed */
     Py_buffer rows[NUM_TABLES], taken[NUM_TABLES]; /* statistics, and which of them were written in this step */
     PyObject *source;                          /* a weak reference to the output measured last, where a ReLU is expected to follow it */
     PyObject *source_version;                  /* its _version then: what was changed in place meanwhile is another tensor */
@@ -125,6 +126,7 @@ static PyMemberDef desk_members[] = {
     {"hook_ns", T_LONGLONG, offsetof(Desk, hook_ns), 0, NULL},
     {"fast", T_BOOL, offsetof(Desk, fast), 0, NULL},
     {"plain", T_BOOL, offsetof(Desk, plain), 0, NULL},
+    {"steady", T_BOOL, offsetof(Desk, steady), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -395,7 +397,8 @@ static int add_hook_types(PyObject *module)
         PyObject **slot;
         const char *text;
     } const names[] = {{&name_slowly, "slowly"}, {&name_failed, "failed"}, {&name_requires_grad, "requires_grad"}, {&name_hooks, "_backward_hooks"},
-                       {&name_grad_fn, "grad_fn"}, {&name_register, "_register_hook_dict"}, {&name_version, "_version"}};
+                       {&name_grad_fn, "grad_fn"}, {&name_register, "_register_hook_dict"}, {&name_version, "_version"},
+                       {&name_forward, "forward"}, {&name_forward_hooks, "_forward_hooks"}};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!(*names[i].slot = PyUnicode_InternFromString(names[i].text)))
             return -1;

@@ -71,8 +71,7 @@ class Loop(CourseHeard):
         self._phases = Phases(journal, self._desk)
         self._phases.are_logged = measured.times
         self.xray = Xray(journal, models, self._desk, self._phases, faults, measured)
-        self._depth = 0  # doors entered and not left
-        self._thread = 0  # the one that entered them
+        self._depth, self._thread = 0, 0  # doors entered and not left, and who entered them
         self._entered: Watched | None = None  # the model whose forward is being observed
         self._in_step: Account | None = None
         self._closure = False
@@ -373,7 +372,8 @@ class Loop(CourseHeard):
         self.xray.step_begins(step + 1, step_ns - own_ns, self.observing and self._governor.every != 1)
         if self.on_step_end is not None:
             self.on_step_end(step, unseen)
-        self._desk.plain = self._is_quick and not (self.observing or self.xray.active or self._far.waiting or self.faults.retired)
+        self._desk.steady = self._is_quick and not (self.xray.active or self._far.waiting or self.faults.retired)
+        self._desk.plain = self._desk.steady and not self.observing
 
     def _begin_step(self) -> None:
         self.clock.end()

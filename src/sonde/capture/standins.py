@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 
 class Desk:
     """What the loop shares with the leaves and hooks that it put in: which step is observed, and what all of them have cost."""
 
-    __slots__ = ("fast", "hook_ns", "own_ns", "plain", "step")
+    __slots__ = ("fast", "hook_ns", "own_ns", "plain", "steady", "step")
 
     def __init__(self) -> None:
         self.step = 0  # that is being observed; -1: none
@@ -22,6 +22,7 @@ class Desk:
         self.hook_ns = 0  # what torch takes to call a hook
         self.fast = False  # the native ones may take the common case
         self.plain = False  # the step under way is an ordinary one: nothing is observed, and nothing else wants to hear of it
+        self.steady = False  # or would be, were it not observed
 
     def write_to(self, *tables: Any) -> None:
         """Rows and flags of outputs, rows and flags of their gradients: where the native ones write."""
@@ -87,8 +88,21 @@ class Leaf:
         raise error
 
 
+Pair = TypeVar("Pair")
+
+
+def put_in(plan: list[Pair], door: Any, armed: list[Any]) -> list[Pair]:
+    """The native one puts in what is simple. Answers with what is left to Python."""
+    return plan
+
+
+def take_out(armed: list[Pair]) -> list[Pair]:
+    """And takes it out."""
+    return armed
+
+
 if not TYPE_CHECKING and os.environ.get("SONDE_NATIVE", "1") != "0":
     try:
-        from sonde.capture._kernel import Desk, Hook, Leaf  # noqa: F401 - the same, faster
+        from sonde.capture._kernel import Desk, Hook, Leaf, put_in, take_out  # noqa: F401 - the same, faster
     except ImportError:  # built without a compiler
         pass

@@ -15,6 +15,7 @@ from sonde.capture import kernel
 from sonde.capture.exponents import Exponents
 from sonde.capture.leaves import GradientHook, Leaf, LeafHook, await_gradient
 from sonde.capture.probes.probe import Probe, Tools
+from sonde.capture.standins import put_in, take_out
 from sonde.capture.watched import Watched
 from sonde.record import STATISTICS, Kind, Site
 from sonde.run.format import FramePlan
@@ -71,7 +72,8 @@ class Activations(Probe):
 
     def entered(self, watched: Watched, module: nn.Module, args: Any, kwargs: Any) -> None:
         retired = self.faults.retired
-        for ref, leaf in self._plan(watched):
+        plan = self._plan(watched)
+        for ref, leaf in plan if retired else put_in(plan, module, self._armed):
             part = ref()
             if part is None or (retired and (self.name, leaf.path) in retired):
                 continue
@@ -82,12 +84,8 @@ class Activations(Probe):
                 hooks[self._key] = LeafHook(leaf)
                 self._hooked.append(hooks)
             else:
-                attributes = part.__dict__
-                if "forward" in attributes:
-                    leaf.put_in(attributes)
-                else:
-                    attributes["forward"] = leaf  # the same, without a call for every leaf
-                self._armed.append((attributes, leaf))
+                leaf.put_in(part.__dict__)
+                self._armed.append((part.__dict__, leaf))
 
     def left(self, watched: Watched, output: Any) -> None:
         door, self._door = self._door, None
@@ -95,11 +93,8 @@ class Activations(Probe):
             if door is not None and output is not None:
                 door.measure(output)
         finally:
-            for attributes, leaf in self._armed:
-                if leaf.under is None and attributes.get("forward") is leaf:
-                    del attributes["forward"]
-                else:
-                    leaf.take_out(attributes)
+            for attributes, leaf in take_out(self._armed):
+                leaf.take_out(attributes)
             for hooks in self._hooked:
                 hooks.pop(self._key, None)
             self._armed.clear()
