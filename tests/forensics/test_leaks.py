@@ -51,6 +51,21 @@ def test_a_healthy_program_gets_no_report(program, num_steps):
     assert watched(program, num_steps) == []
 
 
+def test_what_was_there_before_the_training_hides_no_leak_by_going():
+    before = [torch.randn(64) for _ in range(40)]  # of the same kind as what leaks
+
+    def program(num_steps, step):
+        def step_and_forget():
+            if len(before) > 2:
+                del before[:2]
+            step()
+
+        leak_programs.small_views_of_large_batches(num_steps, step_and_forget)
+
+    (leak,) = watched(program, 24)
+    assert leak.num_tensors == 22
+
+
 def test_the_numbers_of_a_leak_are_those_of_the_pile():
     (leak,) = watched(leak_programs.global_dict_of_batches, 30)
     assert leak.num_tensors == 28  # all but those of the last two steps

@@ -67,7 +67,7 @@ class Leak:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    alive: Counter[Kind]
+    alive: Counter[Kind]  # of the tensors that were born in a step
     num_nodes: int  # of the largest graph
 
 
@@ -122,7 +122,9 @@ class LeakWatch:
                 known = Suspect(weakref.ref(tensor), self._step)
             born[id(tensor)] = known
         self._born = born
-        self._records.append(_Record(Counter(map(kind_of, tensors)), largest(tensors)[0]))
+        # Only those of the training: what was there before may go at any time, and would hide as much growth.
+        of_steps = Counter(kind_of(tensor) for tensor in tensors if born[id(tensor)].born >= 0)
+        self._records.append(_Record(of_steps, largest(tensors)[0]))
         if len(self._records) > MAX_RECORDS:
             self._records = self._records[::2]
             self._every *= 2
