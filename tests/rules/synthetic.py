@@ -77,7 +77,10 @@ def xray(step: int, **given: Any) -> Event:
         for path in LAYERS
     ]  # fmt: skip
     machine = {"threads": 1, "cores": 2.0, "load": 0.5, "cpu_share": 1.0, "pushed_off_per_s": 3.0}
-    about = {"why": "", "lines": lines, "waits": [], "layers": layers, "machine": machine, "fetch_ms": 0.4, "fetch_cpu_ms": 0.4}
+    about = {
+        "why": "", "lines": lines, "waits": [], "layers": layers, "num_transfers": 0, "machine": machine, "fetch_ms": 0.4,
+        "fetch_cpu_ms": 0.4,
+    }  # fmt: skip
     return Event("xray", step, about | given)
 
 

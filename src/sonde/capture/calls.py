@@ -20,6 +20,7 @@ from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
+from sonde.capture import methods
 from sonde.capture.uncompiled import leave_alone
 
 
@@ -117,7 +118,7 @@ def _install() -> None:
         _patch(module, "save", _save)
     if torch.accelerator.is_available():  # without a device nothing is brought to one, and nothing is patched
         for name in ("to", "cuda"):
-            _patch_tensor(name)
+            _installed.append(methods.replace(name, lambda original: functools.wraps(original)(_transfer(original))))
     _patch(torch, "compile", _compile)
     _patch(torch.nn.Module, "compile", _compile)
 
@@ -296,18 +297,6 @@ def _phase(phase: str, call: str, by: Any = None) -> Iterator[None]:
     finally:
         for listener in listeners:
             listener.phase_ended(phase)
-
-
-def _patch_tensor(name: str) -> None:
-    """Methods of a tensor are inherited from a class of C, which cannot be patched."""
-    wrapper = functools.wraps(getattr(torch.Tensor, name))(_transfer(getattr(torch.Tensor, name)))
-    setattr(torch.Tensor, name, wrapper)
-
-    def undo() -> None:
-        if torch.Tensor.__dict__.get(name) is wrapper:
-            delattr(torch.Tensor, name)
-
-    _installed.append(undo)
 
 
 def _compile(original: Any) -> Any:

@@ -169,9 +169,12 @@ class Models:
         ]
         data, unowned = membership(named, ledger.optimizers())
         self.unowned = [p for _, p in unowned]
-        bodies = [body for watched in self if watched.ever_entered and (body := watched.body) is not None]
-        left = [row for body in bodies for row in left_behind(body)]
+        left = [row for body in self.bodies() for row in left_behind(body)]
         return {**data, "left_behind": left} if left else data
+
+    def bodies(self) -> list[nn.Module]:
+        """The models that have run."""
+        return [body for watched in self if watched.ever_entered and (body := watched.body) is not None]
 
     def moved_by_hand(self) -> bool:
         """Have parameters changed since this was last asked? Asked at each backward while no optimizer ever stepped."""

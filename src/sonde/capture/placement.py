@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
@@ -29,6 +29,18 @@ def left_behind(model: nn.Module) -> list[dict[str, str | int]]:
             if len(found) == MAX_TOLD:
                 break
     return found
+
+
+def holder(models: Iterable[nn.Module], storages: set[int]) -> dict[int, str]:
+    """Which of these storages, by their addresses, a model holds, and at which place."""
+    if not storages:
+        return {}
+    held: dict[int, str] = {}
+    for model in models:
+        for _, path, tensor in _tensors(model):
+            if tensor.layout is torch.strided and (address := tensor.untyped_storage()._cdata) in storages:
+                held.setdefault(address, path)
+    return held
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:

@@ -2,12 +2,14 @@
 
 It may cost as much as the step itself, so it is rare: the first after 0.4 s of training (20 s where steps are tiny), the next ones after
 twice the time each, or later where the last one was expensive. Where slow steps come at equal distances, the next of them is looked at as
-well. What it found is one event. Its own time is part of what Sonde is said to cost.
+well. What it found is one event. Its own time is part of what Sonde is said to cost. Where tensors went from one device to another, the
+next step is listened to as well, for those alone.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from contextlib import ExitStack
 from time import perf_counter_ns, thread_time_ns
 from typing import Any
 
@@ -19,6 +21,7 @@ from sonde.capture.machine import Machine
 from sonde.capture.models import Models
 from sonde.capture.phases import Phases
 from sonde.capture.standins import Desk
+from sonde.capture.transfers import Transfers
 from sonde.capture.waits import Waits
 from sonde.config import Measured
 
@@ -39,9 +42,11 @@ class Xray:
     def __init__(self, journal: Journal, models: Models, desk: Desk, phases: Phases, faults: Faults, measured: Measured) -> None:
         self._journal, self._models, self._desk, self._phases, self._faults = journal, models, desk, phases, faults
         self._lines, self._waits, self._layers, self._machine = LineTimes(desk), Waits(), LayerTimes(desk), Machine()
+        self._transfers = Transfers(desk, models)
         self._wanted, self._every = measured.lines, measured.lines_every
         self._is_asked = False
         self.active = False
+        self._looks = False  # at all of the step; else, while active, only its transfers are listened to
         self.compiles = False  # torch.compile guards on what is patched here, and would compile again
         self.due_ns, self.long_ns = FIRST_NS, LONG_NS  # after so much training
         self._trained_ns = 0
@@ -95,9 +100,10 @@ class Xray:
             return
         self._why = why
         self._fetch_ns = self._fetch_cpu_ns = 0
-        self.active = True
+        self.active = self._looks = True
         try:
             self._phases.on_change = self._phase_changes
+            self._transfers.start()  # first, since they may stay longer and both listen to .cpu()
             self._waits.start()
             for watched in self._models:
                 self._layers.put_on(watched)
@@ -118,30 +124,41 @@ class Xray:
         if not self.active:
             return
         try:
-            own_ns = self._desk.own_ns
-            lines, waits, layers = self._lines.stop(), self._waits.stop(), self._layers.stop()
+            looked, moved = self._looks, self._transfers.num
+            if looked:
+                self._write_look(step)
             self._leave()
-            self._journal.event(
-                "xray", step, why=self._why, lines=[_rounded(line._asdict()) for line in lines if line.ms >= 0.001],
-                waits=[_rounded(wait._asdict()) for wait in waits], layers=[_rounded(layer._asdict()) for layer in layers],
-                machine=self._machine.since(), fetch_ms=round(self._fetch_ns / 1e6, 3), fetch_cpu_ms=round(self._fetch_cpu_ns / 1e6, 3),
-            )  # fmt: skip
-            self.due_ns = max(self.due_ns, self._trained_ns + int(own_ns / SHARE))
+            transfers = self._transfers.turn()
+            if transfers is not None:
+                self._journal.event("transfers", step, transfers=[_rounded(transfer._asdict()) for transfer in transfers])
+            if looked and moved:
+                self.active = True
+            else:
+                self._transfers.stop()
         except Exception as error:
             self._failed(error)
+
+    def _write_look(self, step: int) -> None:
+        own_ns = self._desk.own_ns
+        lines, waits, layers = self._lines.stop(), self._waits.stop(), self._layers.stop()
+        self._journal.event(
+            "xray", step, why=self._why, lines=[_rounded(line._asdict()) for line in lines if line.ms >= 0.001],
+            waits=[_rounded(wait._asdict()) for wait in waits], layers=[_rounded(layer._asdict()) for layer in layers],
+            num_transfers=self._transfers.num, machine=self._machine.since(), fetch_ms=round(self._fetch_ns / 1e6, 3),
+            fetch_cpu_ms=round(self._fetch_cpu_ns / 1e6, 3),
+        )  # fmt: skip
+        self.due_ns = max(self.due_ns, self._trained_ns + int(own_ns / SHARE))
 
     def give_up(self) -> None:
         """Nothing of it stays, whatever became of the step."""
         if self.active:
-            try:
-                self._lines.stop()
-                self._waits.stop()
-                self._layers.stop()
-            finally:
-                self._leave()
+            with ExitStack() as stack:
+                stack.callback(self._leave)
+                for part in (self._transfers, self._waits, self._layers, self._lines):  # the last one first
+                    stack.callback(part.stop)
 
     def _leave(self) -> None:
-        self.active = False
+        self.active = self._looks = False
         self._phases.on_change = None
 
     def _failed(self, error: Exception) -> None:

@@ -48,6 +48,7 @@ from sonde.rules.scheduler_before_optimizer import SchedulerBeforeOptimizer
 from sonde.rules.scheduler_never_stepped import SchedulerNeverStepped
 from sonde.rules.scheduler_too_often import SchedulerTooOften
 from sonde.rules.scheduler_too_rarely import SchedulerTooRarely
+from sonde.rules.silent_transfer import SilentTransfer
 from sonde.rules.slow_layer import SlowLayer
 from sonde.rules.slow_step_outliers import SlowStepOutliers
 from sonde.rules.stale_optimizer_params import StaleOptimizerParams
@@ -82,6 +83,7 @@ RULES: tuple[type[Rule], ...] = (
     WorkerRngDuplicate,
     NoShuffle,
     TensorLeftBehind,
+    SilentTransfer,
     UnchangedParameter,
     GraphLeak,
     MemoryGrowth,

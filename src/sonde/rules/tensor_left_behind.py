@@ -3,8 +3,8 @@
 What it finds    a tensor that is a plain attribute of a module (self.mask = torch.ones(…)), which model.to(device) does not move,
                  and that is brought over anew whenever it is used.
 Why it matters   each time, the training waits for a copy that need not be; such tensors are also missing from checkpoints.
-How it knows     most parameters of the model are on a device, the attribute is on the CPU, and a line of the training brings a tensor of
-                 that name over.
+How it knows     most parameters of the model are on a device, the attribute is on the CPU, and a line of the training brings it over:
+                 one that was seen doing so in two steps in a row, or in whose text its name is.
 Known problems   an attribute that no line brings over may never be used: that, and parameters or buffers that are kept on the CPU
                  (offloading), are only mentioned. Tensors with a single number are handed over with the call and do not count.
 Fix              self.register_buffer("mask", torch.ones(…)), with persistent=False where it does not belong into a checkpoint.
@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 from sonde.record import Finding, Severity, Step
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.source import Sources
+from sonde.rules.timing import rows_of
 from sonde.rules.words import amount, listing, number
 
 MAX_TENSORS = 20  # that are named in one finding or looked for in the lines
@@ -34,6 +35,7 @@ class TensorLeftBehind:
     num_looks: int = 0
     left: list[Mapping[str, Any]] = field(default_factory=list)
     step: int = -1
+    brought: dict[str, str] = field(default_factory=dict)  # what a line was seen bringing over, and that line
 
     def see(self, step: Step) -> None:
         self.sources.see(step)
@@ -44,6 +46,12 @@ class TensorLeftBehind:
                 self.left = [row for row in left if isinstance(row, Mapping)][:MAX_TENSORS] if isinstance(left, list) else []
                 if self.left and self.step < 0:
                     self.step = step.number
+            elif event.kind == "transfers":
+                for row in rows_of(event.data, "transfers"):
+                    held, line = row.get("held_as"), str(row.get("line"))
+                    if isinstance(held, list) and held and len(self.brought) < MAX_TENSORS:
+                        self.brought |= {str(path): line for path in held[:MAX_TENSORS]}
+                        self.sources.texts[line] = str(row.get("text", ""))
 
     def answer(self) -> Answer:
         if not self.num_looks:
@@ -59,6 +67,8 @@ class TensorLeftBehind:
     def _brought_over_at(self, row: Mapping[str, Any]) -> str:
         if row.get("kind") != "attribute":
             return ""
+        if line := self.brought.get(str(row.get("path", ""))):
+            return line
         attribute = re.escape(str(row.get("path", "")).rpartition(".")[2])
         moves = re.compile(rf"\.{attribute}\b[^=]*\.(to|cuda)\(")
         return next((line for line in self.sources.lines.get("transfer", ()) if moves.search(self.sources.texts.get(line, ""))), "")
@@ -76,6 +86,6 @@ class TensorLeftBehind:
             fix="register it, so that model.to(device) takes it along: self.register_buffer(name, tensor, persistent=False)",
             evidence={
                 "num_tensors": len(rows), "num_elements": elements, "kind": str(rows[0].get("kind", "")),
-                **({"source": line} if line else {}),
+                **({"source": line, "source_text": self.sources.texts.get(line, "")} if line else {}),
             },
         )  # fmt: skip

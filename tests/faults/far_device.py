@@ -1,0 +1,95 @@
+"""A device that is written in Python, for machines that have none: tensors on it are real and compute, in the memory of the CPU, but only
+what is brought over can be used beside them.
+
+torch can be told of one such backend, and not be told to forget it: whoever wants it needs a process of his own. Called as a program, it
+runs others under Sonde, with a close look at every fifth step:  python -m far_device DIRECTORY PROGRAM …  (`-`: without Sonde)
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import backend_registration
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_any, tree_map_only
+
+NAME = "far"
+
+
+class FarTensor(torch.Tensor):
+    """Says that it is on the device, and holds one that is not."""
+
+    held: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, held: torch.Tensor) -> FarTensor:
+        made: FarTensor = torch.Tensor._make_wrapper_subclass(
+            cls, held.shape, strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype, device=torch.device(NAME, 0)
+        )
+        made.held = held
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _compute(operation, args, kwargs or {})
+
+    def __repr__(self, **_: Any) -> str:
+        return f"{self.held!r} on {NAME}"
+
+
+class FarDevice(TorchDispatchMode):
+    """While it is on, tensors can be made there and brought there."""
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _compute(operation, args, kwargs or {})
+
+
+def _compute(operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    wanted = kwargs.get("device")
+    is_far = tree_any(lambda one: isinstance(one, FarTensor), (args, kwargs)) if wanted is None else torch.device(wanted).type == NAME
+    if wanted is not None:
+        kwargs = {**kwargs, "device": torch.device("cpu")}
+    near_args, near_kwargs = tree_map_only(FarTensor, lambda one: one.held, (args, kwargs))
+    result = operation(*near_args, **near_kwargs)
+    if operation._schema.is_mutable:
+        return args[0] if isinstance(args[0], torch.Tensor) else None
+    return tree_map_only(torch.Tensor, FarTensor, result) if is_far else result
+
+
+def _pin_memory(tensor: torch.Tensor, device: object = None) -> torch.Tensor:
+    copy = tensor.clone()
+    copy.lies_pinned = True  # type: ignore[attr-defined]
+    return copy
+
+
+def install() -> None:
+    backend_registration._setup_privateuseone_for_python_backend(NAME)
+    # Nor is there memory that could be pinned for it.
+    torch.Tensor.pin_memory = _pin_memory  # type: ignore[assignment,method-assign]
+    torch.Tensor.is_pinned = lambda tensor, device=None: hasattr(tensor, "lies_pinned")  # type: ignore[assignment,method-assign]
+
+
+def main(directory: str, programs: list[str]) -> None:
+    install()
+    from sonde.capture import transfers
+    from sonde.capture.launch import run_script
+    from sonde.config import load_config
+
+    transfers.PINS = (NAME,)
+    config = load_config(mode="performance_profiling", performance_profiling_frequency=5)
+    for program in programs:
+        with FarDevice():
+            if directory == "-":
+                runpy.run_path(program, run_name="__main__")
+                continue
+            to = "/".join((directory, *Path(program).with_suffix("").parts[-2:]))
+            launched = run_script(program, (), module=False, config=config, to=to, name=None, strict=True)
+            assert launched.exit_code == 0, program
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,28 @@
+"""A convolutional net whose mask is a buffer, which goes where the net goes."""
+import torch
+from torch import nn
+
+device = "far"
+torch.manual_seed(0)
+
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 4, 3, padding=1), nn.Linear(256, 2)
+        self.register_buffer("mask", torch.ones(8, 8).tril(), persistent=False)
+
+    def forward(self, images):
+        hidden = self.conv(images).relu() * self.mask
+        return self.head(hidden.flatten(1))
+
+
+net = Masked().to(device)
+opt = torch.optim.SGD(net.parameters(), lr=0.05)
+for step in range(14):
+    images = torch.rand(8, 1, 8, 8)
+    loss = nn.functional.cross_entropy(net(images.to(device)), images.mean((1, 2, 3)).gt(0.5).long().to(device))
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+print(f"loss {loss.item():.3f}")

@@ -1,0 +1,148 @@
+"""Tensors that travel without need: what the rule says of what was heard, what it leaves alone, when it cannot tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from synthetic import ask, the_finding, why_not
+
+from sonde.record import Event, Severity, Step
+from sonde.rules.rule import Clear
+from sonde.rules.silent_transfer import SilentTransfer
+from sonde.rules.tensor_left_behind import TensorLeftBehind
+
+
+def row(line: str = "train.py:14", **given: Any) -> dict[str, Any]:
+    """A batch that goes over, as it should."""
+    return {
+        "line": line, "text": "x = x.to(device)", "call": ".to()", "origin": "cpu", "target": "cuda:0", "num": 1, "num_bytes": 4_194_304,
+        "ms": 1.0, "what": "float32 [1024, 1024]", "what_bytes": 4_194_304, "num_same": 0, "num_again": 0, "num_back": 0,
+        "num_pageable": 0, "left_at": "", "held_as": [],
+    } | given  # fmt: skip
+
+
+def looked_at(*looks: list[dict[str, Any]], step_ms: float = 40.0) -> list[Step]:
+    """Pairs of steps that were looked at, with what the second of each moved."""
+    scalars = {"step_ms": step_ms + 1.0, "sonde_ms": 1.0}
+    steps = []
+    for number, rows in enumerate(looks):
+        steps.append(Step(20 * number, 0, scalars, {}, (Event("xray", 20 * number, {"num_transfers": len(rows)}),), {}))
+        steps.append(Step(20 * number + 1, 0, scalars, {}, (Event("transfers", 20 * number + 1, {"transfers": rows}),), {}))
+    return steps
+
+
+def optimizer(device: str) -> Step:
+    return Step(0, 0, {}, {}, (Event("optimizer", 0, {"groups": [{"device": device}]}),), {})
+
+
+SAME = row("train.py:16", text="w = w.to(device)", num_same=1, ms=2.0)
+
+
+def test_a_tensor_that_is_brought_over_in_every_step_is_said_with_its_size_and_time():
+    finding = the_finding(SilentTransfer, looked_at([row(), SAME], [row(), SAME]))
+    assert finding.severity is Severity.INFO
+    assert finding.cause == (
+        "train.py:16 brings the same tensor (float32 [1024, 1024], 4 MiB) from the CPU to cuda:0 in step after step, and nothing in it "
+        "has changed; that takes 2 ms, 5 % of the step"
+    )
+    assert finding.step == 1
+    assert finding.evidence["source_text"] == "w = w.to(device)"
+
+
+def test_it_is_a_warning_where_it_takes_a_tenth_of_the_step():
+    slow = {**SAME, "ms": 4.0}
+    assert the_finding(SilentTransfer, looked_at([slow], [slow])).severity is Severity.WARNING
+
+
+def test_where_no_times_were_taken_it_is_only_mentioned():
+    finding = the_finding(SilentTransfer, looked_at([SAME], [SAME], step_ms=float("nan")))
+    assert finding.severity is Severity.INFO
+    assert finding.cause.endswith("has changed")
+
+
+def test_several_lines_are_counted_together_and_the_longest_is_named():
+    other = {**SAME, "line": "train.py:17", "num_same": 3, "ms": 3.0}
+    finding = the_finding(SilentTransfer, looked_at([SAME, other], [SAME, other]))
+    assert finding.cause.startswith("train.py:17 brings the same 3 tensors (the largest float32")
+    assert finding.cause.endswith("in them has changed, and 1 other line does so too; that takes 5 ms, 12 % of the step")
+
+
+def test_what_comes_again_within_a_step_is_not_said_a_second_time_of_what_comes_in_every_step():
+    both, again = row(num_same=1, num_again=11), row(num_again=11)
+    assert the_finding(SilentTransfer, looked_at([both], [both])).evidence["kind"] == "same"
+    finding = the_finding(SilentTransfer, looked_at([again], [again]))
+    assert "that is there already, unchanged, 11 times in every step" in finding.cause
+
+
+@pytest.mark.parametrize(("left_at", "who"), [("train.py:9", "train.py:9"), ("", "another line")], ids=["known", "unknown"])
+def test_what_goes_to_the_cpu_and_back_is_said_with_both_lines(left_at, who):
+    back = row(num_back=1, left_at=left_at)
+    cause = the_finding(SilentTransfer, looked_at([back], [back])).cause
+    assert cause.startswith(f"train.py:14 brings back to cuda:0, in every step, what {who} takes from there to the CPU (float32")
+
+
+def test_memory_that_is_not_pinned_is_only_mentioned_however_long_it_takes():
+    slow = row(num_pageable=1, ms=30.0)
+    finding = the_finding(SilentTransfer, looked_at([slow], [slow]))
+    assert finding.severity is Severity.INFO
+    assert "pin_memory=True" in finding.fix
+
+
+def test_a_small_batch_need_not_be_pinned():
+    small = row(num_pageable=1, what_bytes=65536)
+    assert ask(SilentTransfer, looked_at([small], [small])) == Clear()
+
+
+@pytest.mark.parametrize("rows", [[], [row()], [row(num=8, origin="cuda:0", target="cpu")]], ids=["none", "batch", "numbers"])
+def test_what_has_to_be_moved_is_clear(rows):
+    assert ask(SilentTransfer, looked_at(rows, rows, rows)) == Clear()
+
+
+def test_what_happens_once_in_a_while_is_clear():
+    assert ask(SilentTransfer, looked_at([SAME], [row()], [row()], [row()], [SAME], [row()])) == Clear()
+
+
+def test_a_tensor_that_a_model_holds_is_left_to_the_rule_for_those():
+    held = row(held_as=["mask"], text="x * mask_of(self).to(x.device)")
+    steps = looked_at([held], [held])
+    left = [{"kind": "attribute", "path": "mask", "num_elements": 64, "model_on": "cuda"}]
+    assert ask(SilentTransfer, steps) == Clear()
+    finding = the_finding(TensorLeftBehind, [Step(0, 0, {}, {}, (Event("membership", 0, {"left_behind": left}),), {}), *steps])
+    assert (finding.severity, finding.evidence["source"]) == (Severity.WARNING, "train.py:14")
+
+
+def test_a_step_that_moves_nothing_is_clear():
+    assert ask(SilentTransfer, [optimizer("cuda"), *looked_at([])]) == Clear()
+
+
+def test_a_training_on_the_cpu_is_clear_without_a_look():
+    assert ask(SilentTransfer, [optimizer("cpu")]) == Clear()
+
+
+@pytest.mark.parametrize(
+    ("steps", "reason"),
+    [
+        ([], "no step was looked at closely"),
+        ([optimizer("cuda")], "no step was looked at closely"),
+        ([Step(9, 0, {}, {}, (Event("xray", 9, {"lines": []}),), {})], "no step was looked at closely"),
+        (looked_at([SAME]), "fewer than 2 pairs of steps were looked at closely"),
+    ],
+    ids=["nothing", "no look", "an older version", "one look"],
+)  # fmt: skip
+def test_too_few_looks_are_not_judged(steps, reason):
+    assert why_not(SilentTransfer, steps) == reason
+
+
+def test_damaged_rows_are_no_reason_to_fail():
+    odd: list[Any] = [3, {"num_same": "x"}, {"line": None, "num_again": None, "held_as": 7}]
+    assert ask(SilentTransfer, looked_at(odd, odd)) == Clear()
+    assert ask(TensorLeftBehind, [Step(0, 0, {}, {}, (Event("membership", 0, {}),), {}), *looked_at(odd, odd)]) == Clear()
+
+
+def test_of_many_looks_only_some_are_kept():
+    rule = SilentTransfer()
+    for step in looked_at(*[[SAME]] * 100):
+        rule.see(step)
+    assert len(rule.looks) <= 16
+    assert rule.answer() != Clear()
