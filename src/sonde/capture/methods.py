@@ -60,14 +60,16 @@ class Listening:
 
     def start(self) -> None:
         if not self._undo:
-            self._thread, self._inside = get_ident(), False
+            self._thread, self._inside, self._error = get_ident(), False, None
             self._undo = [replace(name, self._made(name)) for name in self._names if hasattr(torch.Tensor, name)]
 
     def stop(self) -> None:
-        """Raises what went wrong while it listened."""
         self._thread = -1
         while self._undo:
             self._undo.pop()()
+
+    def check(self) -> None:
+        """Raises what went wrong while it listened."""
         error, self._error = self._error, None
         if error is not None:
             raise error

@@ -111,6 +111,7 @@ class Transfers:
 
     def turn(self) -> list[Transfer] | None:
         """A step is over. What it moved, the longest first; None where the step before was not listened to."""
+        self._listening.check()
         places = self._places
         held = holder(self._models.bodies(), {key[0] for place in places.values() for key in (*place.same, *place.again)})
         told = [place.told(held) for place in places.values()] if self._before is not None else None
@@ -129,7 +130,7 @@ class Transfers:
     # -- one call ----------------------------------------------------------------------------------
 
     def _note(self, call: Call) -> None:
-        given = call.args[1] if len(call.args) > 1 else call.kwargs.get("src")
+        given = call.args[1] if len(call.args) > 1 else call.kwargs.get("other")
         source, goal = (given, call.args[0]) if call.name == "copy_" else (call.args[0], call.result)
         if not (isinstance(source, Tensor) and isinstance(goal, Tensor)) or source.device == goal.device or call.result is None:
             return

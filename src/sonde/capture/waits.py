@@ -43,6 +43,7 @@ class Waits:
 
     def stop(self) -> list[Wait]:
         self._listening.stop()
+        self._listening.check()
         found = [Wait(line, text, call, num, ns / 1e6) for (_, _, call), (ns, num, (line, text)) in self._places.items()]
         self._places = {}
         return sorted(found, key=lambda wait: -wait.ms)

@@ -127,10 +127,10 @@ class Xray:
             looked, moved = self._looks, self._transfers.num
             if looked:
                 self._write_look(step)
-            self._leave()
             transfers = self._transfers.turn()
             if transfers is not None:
                 self._journal.event("transfers", step, transfers=[_rounded(transfer._asdict()) for transfer in transfers])
+            self._leave()
             if looked and moved:
                 self.active = True
             else:
