@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_any, tree_map_only
 
 NAME = "far"
+MOVES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
 
 
 class FarTensor(torch.Tensor):
@@ -48,10 +49,18 @@ class FarDevice(TorchDispatchMode):
         return _compute(operation, args, kwargs or {})
 
 
+def _is_near(one: object) -> bool:
+    """A tensor of the CPU that is more than a number, which may go along."""
+    return isinstance(one, torch.Tensor) and not isinstance(one, FarTensor) and one.dim() > 0
+
+
 def _compute(operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     wanted = kwargs.get("device")
-    is_far = tree_any(lambda one: isinstance(one, FarTensor), (args, kwargs)) if wanted is None else torch.device(wanted).type == NAME
+    is_far = tree_any(lambda one: isinstance(one, FarTensor), (args, kwargs))
+    if is_far and operation not in MOVES and tree_any(_is_near, (args, kwargs)):
+        raise RuntimeError(f"{operation}: expected all tensors to be on the same device, but some are on {NAME} and some on the CPU")
     if wanted is not None:
+        is_far = torch.device(wanted).type == NAME
         kwargs = {**kwargs, "device": torch.device("cpu")}
     near_args, near_kwargs = tree_map_only(FarTensor, lambda one: one.held, (args, kwargs))
     result = operation(*near_args, **near_kwargs)
