@@ -148,6 +148,22 @@ def scaled() -> None:
         scaler.update()
 
 
+def scaled_at_first() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for number in range(STEPS):
+        optimizer.zero_grad()
+        loss = model(torch.randn(5, 6)).square().mean()
+        if number < 43:
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            loss.backward()
+            optimizer.step()
+
+
 def from_a_loader() -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -162,12 +178,12 @@ STEP_FUNCTIONS = [
     bad_at_the_end, spiking, without_gradients_now_and_then, two_losses, failing_forward,
 ]  # fmt: skip
 PROGRAMS = {step.__name__: (lambda step=step: plain(step)) for step in STEP_FUNCTIONS}
-PROGRAMS |= {program.__name__: program for program in (parameters_in_two_groups, two_networks, scaled, from_a_loader)}
+PROGRAMS |= {program.__name__: program for program in (parameters_in_two_groups, two_networks, scaled, scaled_at_first, from_a_loader)}
 
 
-def watched(program: Callable[[], None], to: Path) -> sonde.Run:
+def watched(program: Callable[[], None], to: Path, every: int = 13) -> sonde.Run:
     torch.manual_seed(3)
-    with sonde.DebugSession(sonde.DebugConfig(every=13), to=to, strict=True).start() as session:
+    with sonde.DebugSession(sonde.DebugConfig(every=every), to=to, strict=True).start() as session:
         session._loop.single_closures = True
         program()
     return sonde.Run(to)
@@ -213,11 +229,18 @@ def test_a_closure_that_runs_once_takes_the_quick_way_too(tmp_path, monkeypatch)
     assert sum(sonde.Run(tmp_path / "quick").scalar("optimizer_steps")[1]) == STEPS
 
 
+def statistics(run: sonde.Run) -> list[tuple[str, int, list[int], list[float]]]:
+    """All that was measured of tensors."""
+    frames = [(kind, frame) for kind in run.kinds if kind not in ("step", "log") for frame in run.frames(kind)]
+    return [(kind, frame.step, list(frame.sites), frame.values.ravel().tolist()) for kind, frame in frames]
+
+
+@pytest.mark.parametrize("every", [1, 13])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_run_by_the_quick_way_is_the_run_by_the_slow_one(name, tmp_path, monkeypatch):
-    quick = watched(PROGRAMS[name], tmp_path / "quick")
+def test_a_run_by_the_quick_way_is_the_run_by_the_slow_one(name, every, tmp_path, monkeypatch):
+    quick = watched(PROGRAMS[name], tmp_path / "quick", every)
     monkeypatch.setattr(beat, "Beat", None)
-    slow = watched(PROGRAMS[name], tmp_path / "slow")
+    slow = watched(PROGRAMS[name], tmp_path / "slow", every)
     assert quick.last_step == slow.last_step
     assert not quick.damage
     assert scalars(quick) == scalars(slow)
@@ -226,13 +249,17 @@ def test_a_run_by_the_quick_way_is_the_run_by_the_slow_one(name, tmp_path, monke
         assert list(given_steps) == list(steps)
         assert list(given) == pytest.approx(list(expected), rel=1e-6, nan_ok=True), series
     assert events(quick) == events(slow)
+    for given_frame, expected_frame in zip(statistics(quick), statistics(slow), strict=True):
+        assert given_frame[:3] == expected_frame[:3]
+        assert given_frame[3] == pytest.approx(expected_frame[3], rel=1e-6, nan_ok=True)
 
 
-def test_most_ordinary_steps_run_no_python_of_the_loop(tmp_path, monkeypatch):
+@pytest.mark.parametrize("every", [1, 10_000], ids=["observed", "unobserved"])
+def test_most_ordinary_steps_run_no_python_of_the_loop(every, tmp_path, monkeypatch):
     heard = count(monkeypatch)
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    with sonde.watch(model, optimizer, to=tmp_path, every=10_000):
+    with sonde.watch(model, optimizer, to=tmp_path, every=every):
         for number in range(STEPS):
             if number == 40:
                 heard.clear()
@@ -247,6 +274,36 @@ def test_phases_and_our_own_time_add_up_to_the_step_by_the_quick_way(tmp_path):
     parts = [f"{phase}_ms" for phase in PHASES if f"{phase}_ms" in scalars(run)]
     totals = [sum(values) for values in zip(*(list(run.scalar(name)[1]) for name in parts))]
     assert totals[1:] == pytest.approx(list(run.scalar("step_ms")[1])[1:], rel=1e-3, abs=0.02)
+
+
+def test_times_that_nobody_wants_are_not_written(tmp_path):
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    with sonde.watch(model, optimizer, to=tmp_path, config=sonde.DebugConfig(log_performance=False)):
+        for number in range(STEPS):
+            ordinary(model, optimizer, number, torch.randn(5, 6))
+    assert all(math.isnan(value) for value in sonde.Run(tmp_path).scalar("forward_ms")[1])
+
+
+def test_a_step_with_a_new_scalar_is_in_the_file_when_it_has_ended(tmp_path):
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    with sonde.watch(model, optimizer, to=tmp_path, every=10_000) as session:
+        for number in range(STEPS):
+            ordinary(model, optimizer, number, torch.randn(5, 6))
+            session._journal.scalars.setdefault(f"new {number // 10}", 1.0)
+            assert sonde.Run(tmp_path).last_step == number
+
+
+def test_an_error_in_the_middle_of_a_call_does_not_reach_the_training(tmp_path):
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    with sonde.watch(model, optimizer, to=tmp_path, every=10_000) as session:
+        for number in range(STEPS):
+            if number == 41:
+                del session._journal.scalars["optimizer_steps"]
+            ordinary(model, optimizer, number, torch.randn(5, 6))
+        assert ("optimizer_ended", "") in session._loop.faults.retired
 
 
 def test_the_kernel_counts_with_the_same_numbers_as_python():

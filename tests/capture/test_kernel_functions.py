@@ -18,6 +18,7 @@ from kernel_cases import as_numpy, assert_right, each_way, reference  # noqa: F4
 
 from sonde.capture import kernel
 from sonde.record import STATISTICS
+from sonde.run.format import FramePlan
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
@@ -390,3 +391,31 @@ def test_eight_threads_measure_into_rows_of_their_own(way):
 def test_the_environment_can_switch_the_native_kernel_off():
     code = "from sonde.capture import kernel; import sys; sys.exit(7 if kernel.NATIVE else 3)"
     assert subprocess.run([sys.executable, "-c", code], env=os.environ | {"SONDE_NATIVE": "0"}, check=False).returncode == 3
+
+
+# records
+
+
+def _plan(num_sites: int, num_fields: int, *, exact: bool = False) -> FramePlan:
+    return FramePlan("some kind", [f"field{i}" for i in range(num_fields)], range(num_sites), exact=exact)
+
+
+@pytest.mark.skipif(kernel.frame_record is kernel._by_numpy, reason="the native kernel was not built, or this machine is not little-endian")
+@pytest.mark.parametrize(("num_sites", "num_fields"), [(0, 3), (1, 1), (3, 13), (7, 2), (41, 13), (500, 16)])
+def test_a_record_of_the_kernel_is_the_record_of_the_plan(num_sites, num_fields):
+    rows = noise(num_sites, num_fields, seed=num_sites).numpy()
+    rows[::3] = [math.inf, -math.inf, math.nan, 0.0, -0.0][num_sites % 5]
+    plan = _plan(num_sites, num_fields)
+    assert kernel.frame_record(plan, 2**40, 2**61, rows) == plan.encode(2**40, 2**61, rows)
+
+
+@pytest.mark.parametrize(
+    ("rows", "exact"),
+    [
+        (np.full((2, 3), 1e300), False), (np.full((2, 3), 1e-300), False), (np.ones((2, 3)), True), (np.ones((3, 2)).T, False),
+        (np.ones((2, 3), dtype=np.float32), False), (np.ones((2, 4)), False), (np.ones(6), False), ("text", False),
+    ],
+    ids=["too large", "too small", "exact", "by columns", "float32", "of another shape", "flat", "no array"],
+)  # fmt: skip
+def test_what_single_precision_cannot_hold_is_left_to_the_plan(rows, exact):
+    assert kernel.frame_record(_plan(2, 3, exact=exact), 1, 1, rows) is None

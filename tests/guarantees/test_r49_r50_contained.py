@@ -224,7 +224,7 @@ def test_the_scenes_reach_most_of_capture_and_what_torch_calls() -> None:
     everywhere = set().union(*reached().values())
     assert len(everywhere) > 230
     for expected in (
-        "loop.Loop._end_step", "kernel.guard", "journal.Journal.end_step", "probes.activations.Activations.take", "leaves.Leaf.__init__",
+        "stepends.StepEnds._end_step", "kernel.guard", "journal.Journal.end_step", "probes.activations.Activations.take", "leaves.Leaf.__init__",
         "journal.Journal.close", "models.Models.__iter__", "discovery.Discovery._search", "alarm.Alarm.ring", "kernel_torch.statistics",
     ):  # fmt: skip
         assert expected in everywhere

@@ -294,30 +294,6 @@ static PyObject *number(PyObject *self, PyObject *tensor)
     return PyFloat_FromDouble(view.kind == F64 ? *(const double *)view.data : (double)*widen(&view, view.data, 1, &wide));
 }
 
-/* singles(rows, num_rows): the columns of a table of float64, one after the other, as float32; None where a finite number would become
- * infinite, or another one zero. numpy does the same, but once in a step its code has gone cold, and waking it takes longer than the work. */
-static PyObject *singles(PyObject *self, PyObject *const *args, Py_ssize_t num_args)
-{
-    (void)self;
-    Py_buffer buffer;
-    Py_ssize_t num;
-    if (check_count("singles", num_args, 2) < 0 || PyObject_GetBuffer(args[0], &buffer, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) < 0)
-        return NULL;
-    PyObject *result = NULL;
-    if (buffer.ndim != 2 || buffer.itemsize != 8 || !buffer.format || strcmp(buffer.format, "d") != 0)
-        PyErr_SetString(PyExc_ValueError, "rows must be a table of float64");
-    else if ((num = PyNumber_AsSsize_t(args[1], PyExc_IndexError)) < 0 || num > buffer.shape[0])
-        PyErr_Occurred() ? (void)0 : PyErr_Format(PyExc_IndexError, "there are no %zd rows", num);
-    else
-        result = PyBytes_FromStringAndSize(NULL, num * buffer.shape[1] * 4);
-    if (result && !to_singles(buffer.buf, num, buffer.shape[1], (float *)(void *)PyBytes_AS_STRING(result))) {
-        Py_DECREF(result);
-        result = Py_NewRef(Py_None);
-    }
-    PyBuffer_Release(&buffer);
-    return result;
-}
-
 static void replace(PyObject **slot, PyObject *value)
 {
     PyObject *old = *slot;
@@ -375,7 +351,7 @@ static PyMethodDef methods[] = {
     {"guard_rows", guard_rows, METH_O, "guard_rows(rows) -> (sum of squares, first row with a non-finite value or -1)"},
     {"any_nonzero", (PyCFunction)(void (*)(void))any_nonzero, METH_FASTCALL, "any_nonzero(tensors, limit) -> (found, indices not handled or None)"},
     {"exponents", (PyCFunction)(void (*)(void))exponents, METH_FASTCALL, "exponents(tensor, limit) -> pairs of float64, or None where not handled"},
-    {"singles", (PyCFunction)(void (*)(void))singles, METH_FASTCALL, "singles(rows, num_rows) -> their columns in float32, or None"},
+    {"frame_record", (PyCFunction)(void (*)(void))frame_record, METH_FASTCALL, "frame_record(plan, step, time_ns, rows) -> the record, or None where not handled"},
     {"put_in", (PyCFunction)(void (*)(void))put_in, METH_FASTCALL, "put_in(plan, door, armed) -> pairs of the plan that are not simple"},
     {"take_out", take_out, METH_O, "take_out(armed) -> pairs that are not simple"},
     {"number", number, METH_O, "number(tensor) -> the one element as a float, or None where not handled"},

@@ -1,4 +1,4 @@
-/* The beat of an ordinary step: what the loop does when nothing is observed and nothing is wrong, with no line of Python in between.
+/* The beat of an ordinary step: what the loop does when nothing is wrong, with no line of Python in between but the probes' where it is observed.
  *
  * Every handler first looks whether the call is the ordinary one, and changes nothing before it knows. Then it does exactly what the method of
  * the same name in sonde.capture.loop would do, on the same objects; everything else it leaves to that method. Once in a step, Python has gone
@@ -6,7 +6,7 @@
  */
 
 #define PARTS(X)                                                                                                                                    \
-    X(clock) X(ledger) X(kept) X(losses) X(lines) X(guard) X(spikes) X(evaluations) X(models) X(governor) X(xray) X(journal) X(writer) X(far)
+    X(clock) X(ledger) X(kept) X(losses) X(lines) X(guard) X(spikes) X(evaluations) X(models) X(governor) X(xray) X(journal) X(writer) X(far) X(panel)
 #define TOOLS(X) X(graph_task) X(tracing) X(grad_enabled) X(rng_state) X(is_library) X(call_type) X(rate_names) X(constants) X(writer_globals) X(os_write)
 #define NAMES(X)                                                                                                                                    \
     X(_anchor) X(_backwards) X(_closure) X(_depth) X(_entered) X(_ever_stepped) X(_in_step) X(_losses) X(_norms) X(_num_alike) X(_num_lookups)       \
@@ -18,7 +18,7 @@
     X(zero_grad) X(backwards) X(deaf) X(faults) X(fetch_begins) X(fetch_ended) X(forwards) X(loss) X(optimizer_step) X(optimizer_steps) X(zero_grads) X(forward)               \
     X(_away) X(_fd) X(_gap) X(_lock) X(_num_flushes) X(_pending) X(_pid) X(_segment_bytes) X(_size) X(_write) X(acquire) X(release) X(_double)                \
     X(_every) X(_expected) X(_fresh) X(_new_sites) X(_observed_ns) X(_opening_backwards) X(_opens) X(_owed) X(_plain_ns)         \
-    X(_purse_ns) X(_rest_ns) X(_said) X(_shape) X(_started_ns) X(_step_plan) X(_trained_ns) X(_usual_ns) X(_waiting) X(_wanted) X(_watched)         \
+    X(_purse_ns) X(_rest_ns) X(_said) X(_shape) X(_scale_away) X(_single) X(_write_step) X(after) X(backward) X(before) X(closure) X(each) X(entered) X(fetched) X(flush) X(guarded) X(left) X(trained) X(write_observed) X(_started_ns) X(_step_plan) X(_trained_ns) X(_usual_ns) X(_waiting) X(_wanted) X(_watched)         \
     X(at_least_every) X(budget) X(clear) X(due_ns) X(every) X(grad_norm) X(long_ns) X(on_step_end) X(put) X(quiet_until_ns) X(single_closures) X(sonde_ms) X(step_ms) X(waiting)
 
 #define DECLARE(name) static PyObject *n_##name;
@@ -38,6 +38,7 @@ typedef struct {
 } Beat;
 
 #include "_kernel_peek.h"
+#include "_kernel_records.h"
 #include "_kernel_ordinary.h"
 #include "_kernel_end.h"
 
@@ -47,6 +48,8 @@ typedef struct {
 static PyObject *stumble(Beat *self, PyObject *name)
 {
     self->meter->desk->plain = self->meter->desk->steady = 0;
+    if (!PyErr_Occurred())
+        Py_RETURN_NONE;
     if (!PyErr_ExceptionMatches(PyExc_Exception))
         return NULL;
     PyObject *type, *error, *trace, *faults = NULL, *answer = NULL;
@@ -63,13 +66,13 @@ static PyObject *stumble(Beat *self, PyObject *name)
 
 /* The handler in C where the step is an ordinary one, else the loop's method. */
 static PyObject *beat(PyObject *object, PyObject *const *args, Py_ssize_t num_args, Py_ssize_t expected, PyObject *name,
-                      int (*quick)(Beat *, PyObject *const *), int with_probes)
+                      int (*quick)(Beat *, PyObject *const *))
 {
     Beat *self = (Beat *)object;
     if (!self->loop || check_count("a handler of the loop", num_args, expected) < 0)
         return self->loop ? NULL : Py_NewRef(Py_None);
     Desk *desk = self->meter->desk;
-    if ((with_probes ? desk->plain : desk->steady) && says(self->loop, n_deaf, Py_False)) {
+    if (desk->steady && says(self->loop, n_deaf, Py_False)) {
         self->meter->entered_ns = now_ns();
         int done = quick(self, args);
         const int ended = done == 2 ? end_quickly(self) : 0;
@@ -92,21 +95,20 @@ static PyObject *beat(PyObject *object, PyObject *const *args, Py_ssize_t num_ar
     return answer;
 }
 
-/* `with_probes`: on an observed step they have a part in it, and that is Python. */
-#define HANDLER(name, expected, with_probes)                                                                                                        \
+#define HANDLER(name, expected)                                                                                                                     \
     static PyObject *beat_##name(PyObject *self, PyObject *const *args, Py_ssize_t num_args)                                                        \
     {                                                                                                                                               \
-        return beat(self, args, num_args, expected, n_##name, quick_##name, with_probes);                                                           \
+        return beat(self, args, num_args, expected, n_##name, quick_##name);                                                                        \
     }
-HANDLER(fetch_begins, 0, 0)
-HANDLER(fetch_ended, 1, 1)
-HANDLER(zero_grad, 1, 0)
-HANDLER(forward_begins, 4, 1)
-HANDLER(forward_ended, 3, 1)
-HANDLER(backward_begins, 1, 1)
-HANDLER(backward_ended, 0, 0)
-HANDLER(optimizer_begins, 2, 1)
-HANDLER(optimizer_ended, 1, 1)
+HANDLER(fetch_begins, 0)
+HANDLER(fetch_ended, 1)
+HANDLER(zero_grad, 1)
+HANDLER(forward_begins, 4)
+HANDLER(forward_ended, 3)
+HANDLER(backward_begins, 1)
+HANDLER(backward_ended, 0)
+HANDLER(optimizer_begins, 2)
+HANDLER(optimizer_ended, 1)
 
 static int beat_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
@@ -205,7 +207,7 @@ static int add_beat_types(PyObject *module)
     for (size_t i = 0; i < sizeof shared / sizeof *shared; i++)
         if (PyModule_AddIntConstant(module, shared[i].name, shared[i].value) < 0)
             return -1;
-    make_crc_table();
+    make_crc_tables();
     text_forward = n_forward, text_optimizer = n_optimizer;
     return PyModule_AddType(module, &MeterType) < 0 || PyModule_AddType(module, &BeatType) < 0 ? -1 : 0;
 }

@@ -1,9 +1,9 @@
-/* The ordinary end of a step: `Loop._end_step` where nothing was observed, nothing is due, and the next step is not to be observed either.
+/* The ordinary end of a step: `StepEnds._end_step` where nothing is due, and the next step is not to be observed, unless this one was.
  * As everywhere here, nothing is changed before that is known. */
 
 #include <unistd.h>
 
-enum { NOW_AND_THEN = 8, SETTLED = 8, UNLINKED_CHECK = 256, MAX_SCALARS = 256 }; /* as sonde.capture.probes.probe, xray and sonde.run.writer have them */
+enum { NOW_AND_THEN = 8, SETTLED = 8, UNLINKED_CHECK = 256 }; /* as sonde.capture.probes.probe, xray and sonde.run.writer have them */
 
 /* The governor's constants, and the x-ray's: written to once, by `Beat`. */
 static double aim, least_share, start_ns, memory, long_memory, xray_slow, xray_slow_ns, xray_light_ns, xray_memory;
@@ -85,62 +85,6 @@ static int is_quiet(Beat *self, const End *end)
            PyFloat_CheckExact(unseen) && PyFloat_AS_DOUBLE(unseen) > 0 && self->meter->step_began;
 }
 
-/* ---- the record: as sonde.run.format.FramePlan.encode_column ---- */
-
-static uint32_t crc_table[256];
-
-static void make_crc_table(void)
-{
-    for (uint32_t i = 0; i < 256; i++) {
-        uint32_t value = i;
-        for (int bit = 0; bit < 8; bit++)
-            value = value >> 1 ^ (value & 1 ? 0xEDB88320u : 0);
-        crc_table[i] = value;
-    }
-}
-
-static uint32_t crc32_of(const unsigned char *data, Py_ssize_t num, uint32_t seed)
-{
-    uint32_t value = ~seed;
-    while (num--)
-        value = crc_table[(value ^ *data++) & 255] ^ value >> 8;
-    return ~value;
-}
-
-/* NULL without an exception where the plan does not fit. */
-static PyObject *encode_step(PyObject *plan, long long step, long long time_ns, PyObject *scalars)
-{
-    const Py_ssize_t num = PyDict_GET_SIZE(scalars);
-    PyObject *parts = peek(plan, n__double), *shape = peek(plan, n__shape), *value;
-    double numbers[MAX_SCALARS];
-    Py_ssize_t place = 0, i = 0;
-    if (!parts || !PyTuple_CheckExact(parts) || PyTuple_GET_SIZE(parts) != 3 || !shape || !PyTuple_CheckExact(shape) ||
-        PyLong_AsSsize_t(PyTuple_GET_ITEM(shape, 0)) != num || num > MAX_SCALARS)
-        return NULL;
-    while (PyDict_Next(scalars, &place, NULL, &value)) {
-        if (!PyFloat_CheckExact(value))
-            return NULL;
-        numbers[i++] = PyFloat_AS_DOUBLE(value);
-    }
-    PyObject *front = PyTuple_GET_ITEM(parts, 0), *constant = PyTuple_GET_ITEM(parts, 2);
-    const uint32_t seed = (uint32_t)PyLong_AsUnsignedLong(PyTuple_GET_ITEM(parts, 1));
-    if (!PyBytes_CheckExact(front) || !PyBytes_CheckExact(constant))
-        return NULL;
-    const Py_ssize_t front_num = PyBytes_GET_SIZE(front), constant_num = PyBytes_GET_SIZE(constant), payload_num = 16 + constant_num + 8 * num;
-    PyObject *record = PyBytes_FromStringAndSize(NULL, front_num + 4 + payload_num);
-    if (!record)
-        return NULL;
-    char *out = PyBytes_AS_STRING(record), *payload = out + front_num + 4;
-    memcpy(out, PyBytes_AS_STRING(front), (size_t)front_num);
-    memcpy(payload, &step, 8);
-    memcpy(payload + 8, &time_ns, 8);
-    memcpy(payload + 16, PyBytes_AS_STRING(constant), (size_t)constant_num);
-    memcpy(payload + 16 + constant_num, numbers, 8 * (size_t)num);
-    const uint32_t checksum = crc32_of((unsigned char *)payload, payload_num, seed);
-    memcpy(out + front_num, &checksum, 4);
-    return record;
-}
-
 /* ---- the end ---- */
 
 static int put_scalar(Beat *self, PyObject *name, double number)
@@ -198,6 +142,28 @@ static int put_quickly(Beat *self, PyObject *record)
     return freed ? done : -1;
 }
 
+/* object.name(…, flush=True) */
+static PyObject *call_flushing(PyObject *object, PyObject *name, PyObject *const *args, Py_ssize_t num)
+{
+    PyObject *all[6] = {NULL, object}, *names = PyTuple_Pack(1, n_flush);
+    for (Py_ssize_t i = 0; i < num; i++)
+        all[i + 2] = args[i];
+    all[num + 2] = Py_True;
+    PyObject *done = names ? PyObject_VectorcallMethod(name, all + 1, (size_t)(num + 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, names) : NULL;
+    Py_XDECREF(names);
+    return done;
+}
+
+/* Journal._write_step: there is a scalar that the plan does not know. */
+static PyObject *write_new_scalars(Beat *self, long step, long long time_ns)
+{
+    PyObject *const args[] = {PyLong_FromLong(step), self->meter->scalars, PyLong_FromLongLong(time_ns)};
+    PyObject *done = args[0] && args[2] ? call_flushing(self->journal, n__write_step, args, 3) : NULL;
+    Py_XDECREF(args[0]);
+    Py_XDECREF(args[2]);
+    return done;
+}
+
 /* Journal.end_step */
 static int write_step(Beat *self, const End *end)
 {
@@ -210,28 +176,30 @@ static int write_step(Beat *self, const End *end)
     if (is_written)
         done = is_written > 0 ? Py_NewRef(Py_None) : NULL;
     else if (record)
-        done = PyObject_CallMethodOneArg(self->writer, n_put, record);
+        done = call_flushing(self->writer, n_put, &record, 1);
     else if (!PyErr_Occurred())
-        done = PyObject_CallMethod(self->journal, "_write_step", "lOL", end->step, scalars, time_ns);
+        done = write_new_scalars(self, end->step, time_ns);
     Py_XDECREF(record);
     Py_XDECREF(done);
     return done && fresh && PyDict_Update(scalars, fresh) == 0 ? 0 : -1;
 }
 
-static int forget(PyObject *object, PyObject *name)
+/* Calls a method that has nothing to answer. */
+static int call(PyObject *object, PyObject *name)
 {
     PyObject *done = PyObject_CallMethodNoArgs(object, name);
     Py_XDECREF(done);
     return done ? 0 : -1;
 }
 
-/* Loop._begin_step */
+/* The rest of StepEnds._end_step, but for its choice */
 static int begin_step(Beat *self, const End *end)
 {
     PyObject *stepped = peek(self->clock, n__stepped), *sums = peek(self->losses, n__sums), *calls = peek(self->kept, n_calls), *watched = peek(self->models, n__watched);
     if (!stepped || !sums || !calls || put_whole(self->clock, n_number, end->step + 1) < 0 || put(self->clock, n_active, Py_False) < 0 ||
-        put_whole(self->clock, n__backwards, 0) < 0 || put(self->guard, n__sum_of_squares, Py_None) < 0 || forget(calls, n_clear) < 0 ||
-        put(self->kept, n_frame, Py_None) < 0 || put(self->kept, n_maker, Py_None) < 0)
+        put_whole(self->clock, n__backwards, 0) < 0 || put(self->guard, n__sum_of_squares, Py_None) < 0 || call(calls, n_clear) < 0 ||
+        put(self->kept, n_frame, Py_None) < 0 || put(self->kept, n_maker, Py_None) < 0 || put_float(self->losses, n__scale, NAN) < 0 ||
+        put(self->losses, n__scale_away, Py_None) < 0)
         return -1;
     PyDict_Clear(stepped);
     PyDict_Clear(sums);
@@ -243,25 +211,39 @@ static int begin_step(Beat *self, const End *end)
     return 0;
 }
 
+/* Governor.step_ended and what follows from it; of an observed step that is Python, which also decides about the next. */
+static int tell_governor(Beat *self, const End *end, int observed)
+{
+    PyObject *governor = self->governor, *rests = peek(governor, n__rest_ns), *done = NULL;
+    if (observed)
+        done = PyObject_CallMethod(self->loop, "begin_after_observed", "dd", end->step_ns, end->own_ns);
+    else if ((done = PyFloat_FromDouble(end->rest_ns)) &&
+             (PyDict_SetItem(rests, Py_False, done) < 0 || put_float(governor, n__plain_ns, end->plain_ns) < 0 ||
+              put_float(governor, n__purse_ns, end->purse_ns) < 0))
+        Py_CLEAR(done);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
+}
+
 /* 1: the step has ended, and the next one begun. 0: Python ends it. */
 static int end_quickly(Beat *self)
 {
     Meter *meter = self->meter;
-    const long long now = now_ns();
     End end = {.step = whole(self->clock, n_number)};
+    const int observed = is_observed(self);
+    if (!is_quiet(self, &end) || (observed && call(self->loop, n_write_observed) < 0))
+        return PyErr_Occurred() ? -1 : 0;
+    const long long now = now_ns();
     end.own_ns = (double)(meter->desk->own_ns + now - meter->entered_ns);
     end.step_ns = (double)(now - meter->step_began);
-    if (!is_quiet(self, &end) || !governor_rests(self, &end) || !xray_rests(self, &end))
+    if ((observed ? !is_empty(self->far, n_waiting) : !governor_rests(self, &end)) || !xray_rests(self, &end))
         return 0;
-    PyObject *governor = self->governor, *rest = PyFloat_FromDouble(end.rest_ns), *rests = peek(governor, n__rest_ns), *xray = self->xray;
-    int failed = !rest || meter_account(meter) < 0 || write_scalars(self, &end) < 0 || PyDict_SetItem(rests, Py_False, rest) < 0 ||
-                 put_float(governor, n__plain_ns, end.plain_ns) < 0 || put_float(governor, n__purse_ns, end.purse_ns) < 0 ||
-                 put_float(xray, n__usual_ns, end.usual_ns) < 0 || put_float(xray, n__trained_ns, end.trained_ns) < 0 ||
-                 PyList_SetSlice(meter->under_way, 1, PyList_GET_SIZE(meter->under_way), NULL) < 0;
-    Py_XDECREF(rest);
+    PyObject *xray = self->xray;
+    int failed = meter_account(meter) < 0 || write_scalars(self, &end) < 0 || put_float(xray, n__usual_ns, end.usual_ns) < 0 ||
+                 put_float(xray, n__trained_ns, end.trained_ns) < 0 || PyList_SetSlice(meter->under_way, 1, PyList_GET_SIZE(meter->under_way), NULL) < 0;
     meter->mark_ns = meter->step_began = meter->entered_ns = now;
     meter->desk->own_ns = 0;
-    if (failed || write_step(self, &end) < 0 || begin_step(self, &end) < 0)
+    if (failed || write_step(self, &end) < 0 || begin_step(self, &end) < 0 || tell_governor(self, &end, observed) < 0)
         return -1;
     PyObject *hears = peek(self->loop, n_on_step_end), *done;
     if (!hears || hears == Py_None)

@@ -8,11 +8,25 @@ static int quick_fetch_begins(Beat *self, PyObject *const *args)
     return put(self->clock, n_active, Py_True) < 0 || meter_begins(self->meter, text_data) < 0 ? -1 : 1;
 }
 
+static int is_observed(Beat *self) { return !self->meter->desk->plain; }
+
+/* Panel.each(moment, …): 0, or -1 with an exception. */
+static int tell_probes(Beat *self, PyObject *moment, PyObject *const *args, Py_ssize_t num)
+{
+    PyObject *all[8] = {NULL, self->panel, moment};
+    for (Py_ssize_t i = 0; i < num; i++)
+        all[i + 3] = args[i];
+    PyObject *told = PyObject_VectorcallMethod(n_each, all + 1, (size_t)(num + 2) | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    Py_XDECREF(told);
+    return told ? 0 : -1;
+}
+
 /* fetch_ended(batch) */
 static int quick_fetch_ended(Beat *self, PyObject *const *args)
 {
-    (void)args;
-    return meter_finishes(self->meter, text_data) < 0 ? -1 : 1;
+    if (meter_finishes(self->meter, text_data) < 0)
+        return -1;
+    return is_observed(self) && tell_probes(self, n_fetched, args, 1) < 0 ? -1 : 1;
 }
 
 static int quick_zero_grad(Beat *self, PyObject *const *args)
@@ -81,6 +95,7 @@ static int quick_forward_begins(Beat *self, PyObject *const *args)
         (call = PyTuple_Type.tp_new((PyTypeObject *)self->call_type, wrapped, NULL)) && (thread = PyLong_FromUnsignedLong(PyThread_get_thread_ident())) &&
         (key = PyLong_FromVoidPtr(module)) && put(self->kept, n_frame, Py_None) == 0 && (done = PyObject_CallMethodOneArg(calls, n_append, call)) &&
         put(self->clock, n_active, Py_True) == 0 && put_whole(self->loop, n__depth, 1) == 0 && put(self->loop, n__thread, thread) == 0 &&
+        (!is_observed(self) || PySet_Contains(doors, key) || (put(self->loop, n__entered, watched) == 0 && tell_probes(self, n_entered, args, 4) == 0)) &&
         PySet_Add(doors, key) == 0 && add_to(self->meter->scalars, n_forwards, 1) == 0)
         failed = meter_begins(self->meter, text_forward);
     Py_XDECREF(rng);
@@ -93,25 +108,43 @@ static int quick_forward_begins(Beat *self, PyObject *const *args)
     return failed < 0 ? -1 : 1;
 }
 
+/* Evaluations.trained, where it may have something to say, and Loop._leave */
+static int leave_observed(Beat *self, PyObject *const *args)
+{
+    if (says(args[1], n_training, Py_True) && !is_finite_input(args[2])) {
+        PyObject *done = PyObject_CallMethodOneArg(self->evaluations, n_trained, args[2]);
+        Py_XDECREF(done);
+        if (!done)
+            return -1;
+    }
+    if (says(self->loop, n__entered, Py_None))
+        return 0;
+    PyObject *const told[] = {args[0], args[2]};
+    return put(self->loop, n__entered, Py_None) < 0 ? -1 : tell_probes(self, n_left, told, 2);
+}
+
 /* forward_ended(watched, module, output) */
 static int quick_forward_ended(Beat *self, PyObject *const *args)
 {
     PyObject *thread = peek(self->loop, n__thread), *seen = peek(self->models, n__with_output), *key = PyLong_FromVoidPtr(args[0]);
     const int is_seen = key && seen && PySet_Check(seen) && PySet_Contains(seen, key) == 1;
     Py_XDECREF(key);
-    if (args[2] == Py_None || whole(self->loop, n__depth) != 1 || !says(self->loop, n__entered, Py_None) || !is_empty(self->evaluations, n__under_way) ||
-        !thread || PyLong_AsUnsignedLong(thread) != PyThread_get_thread_ident() || !answers(self->grad_enabled, Py_True) || !is_seen) {
+    PyObject *entered = peek(self->loop, n__entered);
+    if (args[2] == Py_None || whole(self->loop, n__depth) != 1 || (entered != Py_None && (!is_observed(self) || entered != args[0])) ||
+        !is_empty(self->evaluations, n__under_way) || !thread || PyLong_AsUnsignedLong(thread) != PyThread_get_thread_ident() || !answers(self->grad_enabled, Py_True) || !is_seen) {
         PyErr_Clear();
         return 0;
     }
     if (put_whole(self->loop, n__depth, 0) < 0 || meter_finishes(self->meter, text_forward) < 0)
         return -1;
-    if (!says(self->kept, n_by_library, Py_True))
-        return 1;
-    PyObject *maker = called_by_library(self, user_frame(self));
-    const int failed = !maker || put(self->kept, n_maker, maker) < 0;
-    Py_XDECREF(maker);
-    return failed ? -1 : 1;
+    if (says(self->kept, n_by_library, Py_True)) {
+        PyObject *maker = called_by_library(self, user_frame(self));
+        const int failed = !maker || put(self->kept, n_maker, maker) < 0;
+        Py_XDECREF(maker);
+        if (failed)
+            return -1;
+    }
+    return is_observed(self) && leave_observed(self, args) < 0 ? -1 : 1;
 }
 
 /* The only optimizer's account, borrowed; NULL where there are none or several. */
@@ -174,12 +207,17 @@ static int quick_backward_begins(Beat *self, PyObject *const *args)
     PyObject *recent = isfinite(value) ? is_usual(recents, n_loss, value) : NULL;
     if (!recent || !scale || !PyFloat_CheckExact(scale) || !isnan(PyFloat_AS_DOUBLE(scale)))
         return 0;
+    Py_INCREF(account); /* the probes' Python lets other threads run */
+    Py_INCREF(recent);
     PyObject *frame = user_frame(self), *sum = frame ? Py_BuildValue("di", value, 1) : NULL;
     const int failed = !sum || put(self->clock, n_active, Py_True) < 0 || (!inside && put_whole(self->clock, n__backwards, 1) < 0) ||
                        put(account, n_cleared, Py_True) < 0 || put(account, n_backward_since, Py_True) < 0 ||
                        add_to(self->meter->scalars, n_backwards, 1) < 0 ||
-                       put(self->kept, n_frame, frame) < 0 || put(self->kept, n_maker, Py_None) < 0 || PyDict_SetItem(sums, n_loss, sum) < 0 ||
+                       put(self->kept, n_frame, frame) < 0 || (is_observed(self) && tell_probes(self, n_backward, args, 1) < 0) ||
+                       put(self->kept, n_maker, Py_None) < 0 || PyDict_SetItem(sums, n_loss, sum) < 0 ||
                        put_float(self->losses, n_last, value) < 0 || see(recent, value) < 0 || meter_begins(self->meter, text_backward) < 0;
+    Py_DECREF(account);
+    Py_DECREF(recent);
     Py_XDECREF(frame);
     Py_XDECREF(sum);
     return failed ? -1 : 1;
@@ -289,6 +327,44 @@ static int use_gradients(Beat *self, PyObject *account, double sum)
                : 0;
 }
 
+/* sonde.capture.ledger.parameters_of, a new reference; NULL, and no exception, where the groups are not plain. */
+static PyObject *parameters_of(PyObject *optimizer)
+{
+    PyObject *groups = groups_of(optimizer), *all = groups ? PyList_New(0) : NULL;
+    for (Py_ssize_t i = 0; all && i < PyList_GET_SIZE(groups); i++) {
+        PyObject *params = in_group(groups, i, n_params);
+        if (!params || !PyList_CheckExact(params) || PyList_SetSlice(all, PY_SSIZE_T_MAX, PY_SSIZE_T_MAX, params) < 0)
+            Py_CLEAR(all);
+    }
+    PyErr_Clear();
+    Py_XDECREF(groups);
+    return all;
+}
+
+/* Panel.each("before" or "after", optimizer, parameters, closure=…) */
+static int tell_of_update(Beat *self, PyObject *moment, PyObject *optimizer, PyObject *parameters, int closure)
+{
+    PyObject *all[] = {NULL, self->panel, moment, optimizer, parameters, closure ? Py_True : Py_False}, *names = PyTuple_Pack(1, n_closure);
+    PyObject *told = names ? PyObject_VectorcallMethod(n_each, all + 1, 4 | PY_VECTORCALL_ARGUMENTS_OFFSET, names) : NULL;
+    Py_XDECREF(names);
+    Py_XDECREF(told);
+    return told ? 0 : -1;
+}
+
+/* What `squares_of` says, where the probes have just read the gradients and know it. */
+static double squares_known(Beat *self, PyObject *optimizer)
+{
+    PyObject *known = PyObject_CallMethodOneArg(self->panel, n_guarded, optimizer);
+    double sum = -1;
+    if (known == Py_None)
+        sum = squares_of(optimizer);
+    else if (known && PyTuple_CheckExact(known) && PyTuple_GET_SIZE(known) == 2 && PyLong_AsLong(PyTuple_GET_ITEM(known, 1)) == -1)
+        sum = PyFloat_AsDouble(PyTuple_GET_ITEM(known, 0));
+    Py_XDECREF(known);
+    PyErr_Clear();
+    return sum > 0 && isfinite(sum) ? sum : -1;
+}
+
 /* optimizer_begins(optimizer, closure) */
 static int quick_optimizer_begins(Beat *self, PyObject *const *args)
 {
@@ -297,14 +373,21 @@ static int quick_optimizer_begins(Beat *self, PyObject *const *args)
     if (!account || !is_of(account, optimizer) || !is_calm(self) || !is_empty(self->clock, n__stepped) || !is_learnt(self, n_optimizer_step) ||
         !(closure || (are_fresh(self, account) && usual_norms(self, account, -INFINITY))))
         return 0;
+    const int observed = is_observed(self);
+    PyObject *parameters = observed ? parameters_of(optimizer) : NULL;
+    if (observed && !parameters)
+        return 0;
     Py_INCREF(account); /* reading large gradients lets other threads run */
-    const double sum = closure ? 0 : squares_of(optimizer), norm = sum > 0 ? 0.5 * log(sum) : NAN;
-    int done = 0;
-    if (closure || (sum > 0 && (recent = usual_norms(self, account, norm))))
-        done = put(self->clock, n_active, Py_True) < 0 || put(self->loop, n__in_step, account) < 0 || put(self->loop, n__closure, args[1]) < 0 ||
-                       (!closure && (use_gradients(self, account, sum) < 0 || see(recent, norm) < 0)) || meter_begins(self->meter, text_optimizer) < 0
-                   ? -1
-                   : 1;
+    /* Where this turns out not to be ordinary, the probes are told again: they measure the same once more. */
+    int done = observed && tell_of_update(self, n_before, optimizer, parameters, closure) < 0 ? -1 : 1;
+    const double sum = closure || done < 0 ? 0 : observed ? squares_known(self, optimizer) : squares_of(optimizer), norm = sum > 0 ? 0.5 * log(sum) : NAN;
+    if (done == 1 && !closure && !(sum > 0 && (recent = usual_norms(self, account, norm))))
+        done = 0;
+    if (done == 1 &&
+        (put(self->clock, n_active, Py_True) < 0 || put(self->loop, n__in_step, account) < 0 || put(self->loop, n__closure, args[1]) < 0 ||
+         (!closure && (use_gradients(self, account, sum) < 0 || see(recent, norm) < 0)) || meter_begins(self->meter, text_optimizer) < 0))
+        done = -1;
+    Py_XDECREF(parameters);
     Py_DECREF(account);
     return done;
 }
@@ -332,23 +415,27 @@ static int quick_optimizer_ended(Beat *self, PyObject *const *args)
     PyObject *found = PyObject_GetAttr(optimizer, n_found_inf);
     PyErr_Clear();
     Py_XDECREF(found);
-    PyObject *key = PyLong_FromVoidPtr(optimizer);
+    PyObject *key = PyLong_FromVoidPtr(optimizer), *parameters = NULL;
     int done = 0;
-    const int closure = account && is_in_closure(self, account);
+    const int closure = account && is_in_closure(self, account), observed = is_observed(self);
     const double sum = closure && are_fresh(self, account) ? squares_of(optimizer) : -1;
+    Py_XINCREF(account); /* nobody else holds it while the probes are told */
     if (key && account && (!found || found == Py_None) && says(self->loop, n__in_step, account) && is_of(account, optimizer) &&
         (closure ? sum > 0 : says(self->loop, n__closure, Py_False)) && stepped && PyDict_CheckExact(stepped) && PyDict_GET_SIZE(stepped) == 0 && anchor &&
         (anchor == Py_None ? whole(self->clock, n_known_optimizers) <= 1 : PyObject_RichCompareBool(anchor, key, Py_EQ) == 1) &&
-        take_rates(self, optimizer, 0))
+        take_rates(self, optimizer, 0) && (!observed || (parameters = parameters_of(optimizer))))
         done = meter_finishes(self->meter, text_optimizer) < 0 || put(self->loop, n__in_step, Py_None) < 0 ||
-                       (closure && use_gradients(self, account, sum) < 0) ||
-                       put(self->loop, n__scaler_stepped, Py_True) < 0 || add_to(self->meter->scalars, n_optimizer_steps, 1) < 0 ||
-                       take_rates(self, optimizer, 1) < 0 || PyDict_SetItem(stepped, key, Py_None) < 0 ||
-                       put(self->clock, n__ever_stepped, Py_True) < 0 || put_whole(self->clock, n__without, 0) < 0
+                       (observed && tell_of_update(self, n_after, optimizer, parameters, closure) < 0) ||
+                       (closure && use_gradients(self, account, sum) < 0) || put(self->loop, n__scaler_stepped, Py_True) < 0 ||
+                       add_to(self->meter->scalars, n_optimizer_steps, 1) < 0 || take_rates(self, optimizer, 1) < 0 ||
+                       PyDict_SetItem(stepped, key, Py_None) < 0 || put(self->clock, n__ever_stepped, Py_True) < 0 ||
+                       put_whole(self->clock, n__without, 0) < 0
                    ? -1
                    : 2;
-    PyErr_Clear();
+    if (done == 0)
+        PyErr_Clear();
+    Py_XDECREF(account);
+    Py_XDECREF(parameters);
     Py_XDECREF(key);
     return done;
 }
-

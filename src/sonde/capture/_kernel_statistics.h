@@ -279,8 +279,8 @@ static void count_exponents(const View *view, int64_t limit, int64_t *counts)
             counts[exponent - 127 - LOWEST] += normal[table][exponent];
 }
 
-/* Rows of double to columns of float. 0 where a number would not survive. */
-static int to_singles(const double *rows, int64_t num_rows, int64_t num_columns, float *out)
+/* Rows of double to columns of float, at any address. 0 where a number would not survive. */
+static int to_singles(const double *rows, int64_t num_rows, int64_t num_columns, char *out)
 {
     for (int64_t column = 0; column < num_columns; column++)
         for (int64_t row = 0; row < num_rows; row++) {
@@ -288,7 +288,8 @@ static int to_singles(const double *rows, int64_t num_rows, int64_t num_columns,
             float single = (float)value;
             if ((isinf(single) && !isinf(value)) || (single == 0 && value != 0))
                 return 0;
-            *out++ = single;
+            memcpy(out, &single, 4);
+            out += 4;
         }
     return 1;
 }

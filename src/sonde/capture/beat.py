@@ -41,6 +41,7 @@ def quicken(loop: Loop) -> bool:
         loop, loop._phases, clock=loop.clock, ledger=loop.ledger, kept=loop.kept, losses=loop._losses, lines=loop._lines,
         guard=loop._guard, spikes=loop._spikes, evaluations=loop._evaluations, models=loop._models, governor=loop._governor,
         xray=loop.xray, journal=loop._journal, writer=loop._journal.writer, far=loop._far,
+        panel=loop._panel,
         graph_task=torch._C._current_graph_task_id, tracing=torch._C._get_tracing_state, grad_enabled=torch.is_grad_enabled,
         rng_state=torch.default_generator.get_state, is_library=is_library, call_type=Call,
         constants=(

@@ -18,7 +18,7 @@ class Exponents:
     """The histograms that a probe takes in one step."""
 
     def __init__(self) -> None:
-        self._taken: dict[str, list[tuple[int, bytes]]] = {}  # by kind: sites and their pairs
+        self._taken: dict[str, dict[int, bytes]] = {}  # by kind and site: pairs
         self._num_missed = 0
         self._is_told = False
 
@@ -28,7 +28,7 @@ class Exponents:
         pairs = kernel.exponent_pairs(tensor, MOST_ELEMENTS)
         self._num_missed += pairs is None
         if pairs:
-            self._taken.setdefault(kind, []).append((site_id, pairs))
+            self._taken.setdefault(kind, {})[site_id] = pairs
 
     def write(self, journal: Journal, step: int) -> None:
         if self._num_missed and not self._is_told:
@@ -36,9 +36,9 @@ class Exponents:
             reason = f"no histogram could be taken of {self._num_missed} tensors"
             journal.event("unobserved", step, probe="exponents", where="", reason=reason)
         for kind, taken in self._taken.items():
-            sites = np.repeat([site_id for site_id, _ in taken], [len(pairs) // PAIR_BYTES for _, pairs in taken])
+            sites = np.repeat(list(taken), [len(pairs) // PAIR_BYTES for pairs in taken.values()])
             plan = journal.plan(kind + Kind.EXPONENTS, EXPONENT_FIELDS, sites)
-            journal.frame(plan, step, np.frombuffer(b"".join(pairs for _, pairs in taken)).reshape(-1, 2))
+            journal.frame(plan, step, np.frombuffer(b"".join(taken.values())).reshape(-1, 2))
 
     def clear(self) -> None:
         self._taken.clear()

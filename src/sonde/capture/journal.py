@@ -57,8 +57,14 @@ class Journal:
 
     def frame(self, plan: FramePlan, step: int, rows: npt.NDArray[np.float64]) -> None:
         """`rows` has one row per site of the plan."""
-        self._tell_sites()
-        self.writer.frame(plan, step, rows, self._now(), kernel.singles(rows))
+        if self._new_sites:
+            self._tell_sites()
+        time_ns = time.monotonic_ns() - self._started_ns
+        record = kernel.frame_record(plan, step, time_ns, rows)
+        if record is None:
+            self.writer.frame(plan, step, rows, time_ns)
+        else:
+            self.writer.put(record)
 
     # -- the end of a step -------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import hashlib
 import math
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -23,6 +23,7 @@ from torch.nn import Parameter
 from sonde.capture import far, kernel_torch
 from sonde.capture.kernel_torch import Unsupported, readable, reason
 from sonde.record import STATISTICS
+from sonde.run.format import FramePlan
 
 try:
     from sonde.capture import _kernel as _native
@@ -36,20 +37,30 @@ WHOLE_BYTES = 1 << 20  # up to here a fingerprint is of the whole content
 NUM_SAMPLES = 16384  # above it, of so many elements
 
 _IN_NUMPY = {torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8}
-_LITTLE_ENDIAN = sys.byteorder == "little"  # as the run on disk
 _BEST = 2  # instruction set: as far as the processor goes
 
 
 def use_native(on: bool, *, by_table: bool = True, level: int = _BEST) -> bool:
     """Switch the native kernel on or off; returns whether it is in use now. `by_table` and `level` let tests reach every way through it."""
-    global NATIVE
-    NATIVE = False
+    global NATIVE, frame_record
+    NATIVE, frame_record = False, _by_numpy
     if on and _native is not None:
         table = getattr(Tensor, "__dlpack_c_exchange_api__", None) if by_table else None
         dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
         _native.setup(Tensor, Parameter, dtypes, torch.strided, table, level)
         NATIVE = True
+        if sys.byteorder == "little":  # as the run on disk
+            frame_record = _native.frame_record
     return NATIVE
+
+
+def _by_numpy(plan: FramePlan, step: int, time_ns: int, rows: npt.NDArray[np.float64]) -> bytes | None:
+    return None
+
+
+frame_record: Callable[[FramePlan, int, int, npt.NDArray[np.float64]], bytes | None] = _by_numpy
+"""What `FramePlan.encode` would say; None where only that can tell. Once in a step, numpy's code has gone cold, and waking it takes longer
+than the work."""
 
 
 use_native(os.environ.get("SONDE_NATIVE", "1") != "0")
@@ -61,38 +72,38 @@ class Rows:
     A tensor that cannot be measured leaves a row of zeros, as a missing one does, and its reason in `unsupported`.
     """
 
-    __slots__ = ("_pending", "unsupported", "values")
+    __slots__ = ("late", "unsupported", "values")
 
     def __init__(self, num_rows: int) -> None:
         self.values: npt.NDArray[np.float64] = np.zeros((num_rows, len(STATISTICS)), dtype=np.float64)
         self.unsupported: dict[int, str] = {}
-        self._pending: dict[int, Tensor] = {}
+        self.late: dict[int, Tensor] = {}  # what torch has computed for a row, until it is settled
 
     def measure(self, first_row: int, tensors: Sequence[Tensor | None]) -> None:
         """One row per tensor, from `first_row` on. Rows that torch computes are written by `settle`."""
-        if self._pending:
+        if self.late:
             self._forget(range(first_row, first_row + len(tensors)))
         for i in _rest(_native.measure(self.values, first_row, tensors)) if NATIVE else range(len(tensors)):
             self._measure_by_torch(first_row + i, tensors[i])
 
     def measure_one(self, row: int, tensor: Tensor) -> None:
-        if self._pending:
-            self._pending.pop(row, None)
+        if self.late:
+            self.late.pop(row, None)
         if not (NATIVE and _native.measure_one(self.values, row, tensor)):
             self._measure_by_torch(row, tensor)
 
     def guard(self) -> tuple[float, int] | None:
         """What `guard` would say of the tensors behind these rows, without reading them again; None where that is not known yet."""
-        return None if self._pending or self.unsupported or not NATIVE else _native.guard_rows(self.values)
+        return None if self.late or self.unsupported or not NATIVE else _native.guard_rows(self.values)
 
     def settle(self) -> None:
         """Write what torch computed since the last call: one transfer per device, none where all was native."""
-        if self._pending:
+        if self.late:
             far.bring_over(self.pending())
 
     def pending(self) -> list[tuple[Tensor, far.Use]]:
         """The same for several tables in one transfer: what torch computed since the last call, and how it is written."""
-        pending, self._pending = self._pending, {}
+        pending, self.late = self.late, {}
         return [(result, partial(self._write, row)) for row, result in pending.items()]
 
     def _write(self, row: int, numbers: Sequence[float] | Exception) -> None:
@@ -114,7 +125,7 @@ class Rows:
             self._give_up([row], error)
             return
         if result is not None:
-            self._pending[row] = result
+            self.late[row] = result
 
     def _give_up(self, rows: Iterable[int], error: Exception) -> None:
         for row in rows:
@@ -123,7 +134,7 @@ class Rows:
 
     def _forget(self, rows: Iterable[int]) -> None:
         for row in rows:
-            self._pending.pop(row, None)
+            self.late.pop(row, None)
 
 
 class Kept:
@@ -149,7 +160,7 @@ class Kept:
         if len(self._copies) != len(tensors):
             self.release()
             self._copies = [None] * len(tensors)
-        if rows._pending:
+        if rows.late:
             rows._forget(range(first_row, first_row + len(tensors)))
         rest = _rest(_native.keep(rows.values, first_row, tensors, self._copies)) if NATIVE else range(len(tensors))
         for i in rest:
@@ -163,7 +174,7 @@ class Kept:
     def change(self, tensors: Sequence[Tensor | None], rows: Rows, first_row: int) -> None:
         """Measure the tensors minus what they were at the last `keep`. What was not kept gives zeros."""
         copies = self._copies
-        if rows._pending:
+        if rows.late:
             rows._forget(range(first_row, first_row + len(tensors)))
         if len(copies) != len(tensors):
             rows.values[first_row : first_row + len(tensors)] = 0.0
@@ -250,11 +261,6 @@ def norms_of(tensors: Sequence[Tensor]) -> Tensor:
 def number(tensor: Tensor) -> float | None:
     """A one-element tensor as a float, without a torch operation; None where only torch can read it."""
     return _native.number(tensor) if NATIVE else None
-
-
-def singles(rows: npt.NDArray[np.float64]) -> bytes | None:
-    """The columns of a table in float32, as frames hold them; None where a number would not survive, or only numpy can tell."""
-    return _native.singles(rows, len(rows)) if NATIVE and _LITTLE_ENDIAN and rows.flags.c_contiguous else None
 
 
 def any_nonzero(tensors: Sequence[Tensor | None], limit_elements: int = 4096) -> bool:

@@ -32,20 +32,22 @@ from sonde.capture.models import Models
 from sonde.capture.oddities import Oddities
 from sonde.capture.panel import Panel
 from sonde.capture.phases import Phases
-from sonde.capture.probes.probe import EXPONENTS_EVERY, EXPONENTS_FIRST, NOW_AND_THEN, Tools
+from sonde.capture.probes.probe import Tools
 from sonde.capture.rates import Rates, tell_of
 from sonde.capture.source import Lines, user_frame
 from sonde.capture.spikes import Spikes
 from sonde.capture.standins import Desk
+from sonde.capture.stepends import StepEnds
 from sonde.capture.watched import Watched
 from sonde.capture.xray import Xray
 from sonde.config import DebugConfig
 
 
-class Loop(CourseHeard):
+class Loop(StepEnds, CourseHeard):
     def __init__(
         self, journal: Journal, config: DebugConfig, faults: Faults, models: Models, concerns: Callable[[torch.optim.Optimizer], bool]
     ) -> None:
+        super().__init__()
         self.deaf = False
         self.clock = StepClock()
         self.ledger = Ledger()
@@ -57,7 +59,6 @@ class Loop(CourseHeard):
         self._desk.hook_ns = int(hook_ns())
         self._panel = Panel(Tools(journal, config, faults, models, self._desk, measured))
         self.observing = measured.statistics
-        self._num_observed = 0
         self._lines = Lines(journal)
         self._far = Far()
         self._losses = Losses(journal, self._far)
@@ -78,9 +79,6 @@ class Loop(CourseHeard):
         self.single_closures = False  # a framework runs every closure exactly once
         self._scaler_stepped = False
         self.on_new_optimizer: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
-        self.on_step_end: Callable[[int, bool], None] | None = None
-        self.between_steps: Callable[[int, int], None] = lambda step, training_ns: None  # the step's scalars are still there
-        self.quiet_until_ns = 0  # on our clock: before, there is nothing to do between two steps
         self.on_compile: Callable[[Any], None] = lambda target: None
         self._panel.each("begin", 0, with_exponents=True)
         self._is_quick = quicken(self)
@@ -337,58 +335,10 @@ class Loop(CourseHeard):
             self._spikes.begin_anew()
         return account
 
-    # -- the end of a step -------------------------------------------------------------------------
-
     @contained
     def end_plain_step(self) -> None:
         """The native kernel has heard the last call of an ordinary step."""
         self._end_step()
-
-    def _end_step(self) -> None:
-        journal, step = self._journal, self.clock.number
-        self.xray.step_ends(step)
-        self._leave_doors()
-        if step & (step - 1) == 0:  # 0, 1, 2, 4, 8 …: models and optimizers change rarely
-            if self._models.tell_membership(self.ledger, step):
-                self._governor.look_closely()
-            self._models.refresh()
-        self._losses.write(step)
-        self._guard.write()
-        if step % NOW_AND_THEN == 0:
-            self._panel.each("now_and_then", step)
-        if self.observing:
-            journal.scalars["observed"] = 1.0
-            self._far.fetch(self._panel.pending())
-            self._panel.each("write", step)
-            self._num_observed += 1
-        elif self._far.waiting and self._far.is_overdue():
-            self._far.fetch()
-        step_ns, own_ns = self._phases.write()
-        self.between_steps(step, step_ns - own_ns)
-        unseen = journal.scalars["backwards"] > 0 and journal.scalars["forwards"] == 0
-        journal.end_step(step, waits=bool(self._far.waiting))
-        self._governor.step_ended(step_ns=step_ns, own_ns=own_ns, observed=self.observing)
-        self._begin_step()
-        self.xray.step_begins(step + 1, step_ns - own_ns, self.observing and self._governor.every != 1)
-        if self.on_step_end is not None:
-            self.on_step_end(step, unseen)
-        self._desk.steady = self._is_quick and not (self.xray.active or self._far.waiting or self.faults.retired)
-        self._desk.plain = self._desk.steady and not self.observing
-
-    def _begin_step(self) -> None:
-        self.clock.end()
-        self._losses.clear()
-        self._guard.clear()
-        self.kept.clear()
-        if self.observing:
-            self._panel.each("clear")
-        for watched in self._models:
-            watched.doors_used.clear()
-        self.observing = self._measured.statistics and self._governor.observes(self.clock.number)
-        if self.observing:
-            num = self._num_observed
-            in_full = self._measured.in_full or num in EXPONENTS_FIRST or num % EXPONENTS_EVERY == 0
-            self._panel.each("begin", self.clock.number, with_exponents=in_full)
 
     @contained
     def finish(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,12 +21,13 @@ _MOMENTS = [name for name in vars(Probe) if not name.startswith("_") and name !=
 class Panel:
     def __init__(self, tools: Tools) -> None:
         self._faults, self._journal = tools.faults, tools.journal
-        self._tables: list[tuple[str, Rows]] = []  # of the step that is being written
+        self._tables: list[tuple[str, Rows]] = []  # of the step that is being written, where something is not measured yet, or cannot be
         self._told: set[tuple[str, str]] = set()
         probes = [probe(tools) for probe in PROBES]
         wanted = [each for each in probes if each.wanted]
-        self._listening = {
-            moment: [each for each in wanted if getattr(type(each), moment) is not getattr(Probe, moment)] for moment in _MOMENTS
+        self._listening: dict[str, list[tuple[str, Callable[..., Any]]]] = {
+            moment: [(each.name, getattr(each, moment)) for each in wanted if getattr(type(each), moment) is not getattr(Probe, moment)]
+            for moment in _MOMENTS
         }
         self._weights = next(each for each in probes if isinstance(each, Weights))
         self._memory = next(each for each in probes if isinstance(each, Memory))
@@ -34,31 +35,35 @@ class Panel:
     def each(self, moment: str, *args: Any, **kwargs: Any) -> None:
         """Tells every probe of a moment of the observed step. One that fails does not keep the others from it."""
         retired = self._faults.retired
-        for probe in self._listening[moment]:
-            if not retired or (probe.name, "") not in retired:
+        for name, tell in self._listening[moment]:
+            if not retired or (name, "") not in retired:
                 try:
-                    getattr(probe, moment)(*args, **kwargs)
+                    tell(*args, **kwargs)
                 except Exception as error:
-                    self._faults.caught(probe.name, "", error)
-        if moment == "write":
+                    self._faults.caught(name, "", error)
+        if moment == "write" and self._tables:
             self._tell_unmeasured(*args)
 
-    def pending(self) -> Iterator[tuple[torch.Tensor, Use]]:
+    def pending(self) -> list[tuple[torch.Tensor, Use]]:
         """What the probes have measured and is still on a device."""
         self._tables.clear()
-        for probe in self._listening["tables"]:
-            if (probe.name, "") not in self._faults.retired:
+        pending: list[tuple[torch.Tensor, Use]] = []
+        retired = self._faults.retired
+        for name, tables in self._listening["tables"]:
+            if not retired or (name, "") not in retired:
                 try:
-                    tables = list(probe.tables())
-                    self._tables += [(probe.name, table) for table in tables]
-                    yield from [pending for table in tables for pending in table.pending()]
+                    for table in tables():
+                        if table.late or table.unsupported:
+                            self._tables.append((name, table))
+                            pending += table.pending()
                 except Exception as error:
-                    self._faults.caught(probe.name, "", error)
+                    self._faults.caught(name, "", error)
+        return pending
 
     def _tell_unmeasured(self, step: int) -> None:
         """A tensor that could not be measured leaves zeros, as one that is not there: why is said, once for each probe and reason."""
         try:
-            for told in [(name, why) for name, table in self._tables if table.unsupported for why in table.unsupported.values()]:
+            for told in [(name, why) for name, table in self._tables for why in table.unsupported.values()]:
                 if told not in self._told and len(self._told) < MAX_TOLD:
                     self._told.add(told)
                     reason = f"some tensors could not be measured: {told[1]}"

@@ -17,6 +17,8 @@ MAX_LEAVES = 64
 
 def tensors_in(value: Any) -> list[tuple[str, torch.Tensor]]:
     """`("0", tensor)`, `("hidden.1", tensor)` …: tensors by their place, to a bounded depth and number. Iterators are never consumed."""
+    if type(value) is torch.Tensor:  # most models
+        return [("0", value)]
     return list(_walk(value, "", 0, [MAX_LEAVES], set()))
 
 

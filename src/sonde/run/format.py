@@ -116,29 +116,26 @@ def gap_record(gap: Gap) -> bytes:
 class FramePlan:
     """How frames of one kind, fields and sites are written: everything that does not change is encoded once."""
 
-    __slots__ = ("_double", "_exact", "_pack", "_shape", "_single", "kind")
+    __slots__ = ("_double", "_pack", "_shape", "_single", "kind")
 
     def __init__(self, kind: str, fields: Sequence[str], site_ids: Sequence[int] | np.ndarray[Any, Any], *, exact: bool) -> None:
         ids = np.asarray(site_ids, dtype=np.uint32 if len(site_ids) else None).astype("<u4")
         if any("," in name or not name for name in fields):
             raise FormatError(f"field names are joined by commas and cannot hold one: {fields}")
         self.kind = kind
-        self._exact = exact
         self._shape = (len(ids), len(fields))
         self._pack = struct.Struct(f"<{len(ids)}d").pack  # of a plan with a single field
-        self._single = _constant_parts(kind, fields, ids, 4)
+        self._single = None if exact else _constant_parts(kind, fields, ids, 4)
         self._double = _constant_parts(kind, fields, ids, 8)
 
-    def encode(self, step: int, time_ns: int, rows: np.ndarray[Any, np.dtype[np.float64]], singles: bytes | None = None) -> bytes:
+    def encode(self, step: int, time_ns: int, rows: np.ndarray[Any, np.dtype[np.float64]]) -> bytes:
         """One record. Numbers take 4 bytes unless that would make a finite one infinite or a non-zero one zero."""
         if rows.shape != self._shape:
             raise FormatError(f"a {self.kind} frame of shape {rows.shape} where {self._shape} was planned")
-        if self._exact:
-            singles = None
-        elif singles is None:
-            singles = _as_singles(rows)
-        front, seed, constant = self._double if singles is None else self._single
-        values = rows.T.astype(_F8, order="C").tobytes() if singles is None else singles
+        values = _as_singles(rows) if self._single is not None else None
+        front, seed, constant = self._double if values is None or self._single is None else self._single
+        if values is None:
+            values = rows.T.astype(_F8, order="C").tobytes()
         payload = b"".join((_CLOCK.pack(step, time_ns), constant, values))
         return b"".join((front, _U32.pack(zlib.crc32(payload, seed)), payload))
 

@@ -113,14 +113,12 @@ class Writer:
             self._lose(0, -1, f"the {f.capped(kind)} frame cannot be written: {error}")
             return FramePlan("", (), (), exact=True)  # fits no rows, so what is measured for it is counted as dropped
 
-    def frame(
-        self, plan: FramePlan, step: int, rows: npt.NDArray[np.float64], time_ns: int = 0, singles: bytes | None = None
-    ) -> None:
-        """One row per site, one column per field. `singles` are the same numbers as `FramePlan.encode` would store them, if known."""
+    def frame(self, plan: FramePlan, step: int, rows: npt.NDArray[np.float64], time_ns: int = 0) -> None:
+        """One row per site, one column per field."""
         if os.getpid() != self._pid:
             return
         try:
-            self._collect(plan.encode(step, time_ns, rows, singles))
+            self.put(plan.encode(step, time_ns, rows))
         except Exception as error:
             self._lose(1, step, str(error))
 
@@ -129,17 +127,18 @@ class Writer:
         if os.getpid() != self._pid:
             return
         try:
-            self._collect(plan.encode_column(step, time_ns, values), flush=flush)
+            self.put(plan.encode_column(step, time_ns, values), flush=flush)
         except Exception as error:
             self._lose(1, step, str(error))
 
-    def put(self, record: bytes) -> None:
-        """An encoded record that ends a step: it and all before it are written at once."""
+    def put(self, record: bytes, *, flush: bool = False) -> None:
+        """A record that is encoded already; with `flush`, it and all before it are written at once."""
         if os.getpid() == self._pid:
             with self._lock:
                 self._pending.append(record)
                 self._num_pending_bytes += len(record)
-                self._flush()
+                if flush or self._num_pending_bytes > PENDING_BYTES:
+                    self._flush()
 
     def sites(self, sites: Sequence[Site]) -> None:
         """New sites: before the first frame that measures them."""
@@ -148,7 +147,7 @@ class Writer:
         try:
             self._sites.extend(sites)
             for record in f.sites_records(sites):
-                self._collect(record)
+                self.put(record)
         except Exception as error:
             self._lose(1, -1, str(error))
 
@@ -156,16 +155,9 @@ class Writer:
         if os.getpid() != self._pid:
             return
         try:
-            self._collect(f.event_record(kind, step, time.time_ns(), data))
+            self.put(f.event_record(kind, step, time.time_ns(), data))
         except Exception as error:
             self._lose(1, step, str(error))
-
-    def _collect(self, record: bytes, *, flush: bool = False) -> None:
-        with self._lock:
-            self._pending.append(record)
-            self._num_pending_bytes += len(record)
-            if flush or self._num_pending_bytes > PENDING_BYTES:
-                self._flush()
 
     # ---- writing
 

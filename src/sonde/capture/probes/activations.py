@@ -32,9 +32,6 @@ class _Table:
         self.rows.measure_one(row, tensor)
         self.taken[row] = 1
 
-    def forget(self) -> None:
-        self.taken[:] = bytes(len(self.taken))
-
     def grow(self) -> None:
         self.rows.settle()
         num = len(self.taken)
@@ -168,13 +165,15 @@ class Activations(Probe):
     def write(self, step: int) -> None:
         self._write(Kind.ACTIVATION, step, self._outputs)
         self._write(Kind.ACTIVATION_GRADIENT, step, self._gradients)
-        self._exponents.write(self._journal, step)
+        if self._with_exponents:
+            self._exponents.write(self._journal, step)
 
     def clear(self) -> None:
         self.desk.step = -1
-        self._outputs.forget()
-        self._gradients.forget()
-        self._exponents.clear()
+        for table in (self._outputs, self._gradients):
+            table.taken[:] = bytes(len(table.taken))
+        if self._with_exponents:
+            self._exponents.clear()
 
     def _hand_over(self) -> None:
         outputs, gradients = self._outputs, self._gradients

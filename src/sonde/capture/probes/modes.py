@@ -24,6 +24,11 @@ class Modes(Probe):
         known = self._modules.get(id(watched))
         if known is None or known[0] != watched.version:
             known = self._modules[id(watched)] = (watched.version, [weakref.ref(part) for part in watched.mode_modules()])
-        alive = [part for ref in known[1] if (part := ref()) is not None]
-        self._journal.scalars["mode_modules"] += len(alive)
-        self._journal.scalars["mode_modules_in_eval"] += sum(not part.training for part in alive)
+        num = num_in_eval = 0
+        for ref in known[1]:
+            part = ref()
+            if part is not None:
+                num += 1
+                num_in_eval += not part.training
+        self._journal.scalars["mode_modules"] += num
+        self._journal.scalars["mode_modules_in_eval"] += num_in_eval

@@ -20,6 +20,7 @@ from sonde.record import STATISTICS, Kind, Site
 from sonde.run.format import FramePlan
 
 UNOWNED = -1  # key of the block of parameters that no optimizer holds
+_KINDS = (Kind.PARAMETER, Kind.GRADIENT, Kind.UPDATE)
 
 
 class _Block:
@@ -28,7 +29,7 @@ class _Block:
     def __init__(self, parameters: list[torch.Tensor], sites: list[Site], kept: kernel.Kept) -> None:
         self.refs = [weakref.ref(p) for p in parameters]
         self.site_ids = [site.id for site in sites]
-        self.rows = {kind: kernel.Rows(len(parameters)) for kind in (Kind.PARAMETER, Kind.GRADIENT, Kind.UPDATE)}
+        self.rows = {kind: kernel.Rows(len(parameters)) for kind in _KINDS}
         self.kept = kept
         self.kept_once = False
         self.measured: set[str] = set()
@@ -74,28 +75,35 @@ class Weights(Probe):
         return block.rows[Kind.GRADIENT].guard() if block is not None and Kind.GRADIENT in block.measured else None
 
     def tables(self) -> Iterable[kernel.Rows]:
-        self._look_at_unowned()
+        if self._tools.models.unowned:
+            self._look_at_unowned(self._tools.models.unowned)
+        tables: list[kernel.Rows] = []
         for block in self._blocks.values():
-            yield from block.rows.values()
+            tables += block.rows.values()
+        return tables
 
     def write(self, step: int) -> None:
-        for kind in (Kind.PARAMETER, Kind.GRADIENT, Kind.UPDATE):
-            keys = tuple(key for key, block in self._blocks.items() if kind in block.measured)
-            if not keys:
-                continue
-            blocks = [self._blocks[key] for key in keys]
-            plan = self._plans.get((kind, keys))
-            if plan is None:
-                ids = [site_id for block in blocks for site_id in block.site_ids]
-                plan = self._plans[kind, keys] = self._journal.plan(kind, STATISTICS, ids)
-            tables = [block.rows[kind].values for block in blocks]
-            self._journal.frame(plan, step, tables[0] if len(tables) == 1 else np.concatenate(tables))
-        self._exponents.write(self._journal, step)
+        for kind in _KINDS:
+            keys: tuple[int, ...] = ()
+            tables = []
+            for key, block in self._blocks.items():
+                if kind in block.measured:
+                    keys += (key,)
+                    tables.append(block.rows[kind].values)
+            if tables:
+                plan = self._plans.get((kind, keys))
+                if plan is None:
+                    ids = [site_id for key in keys for site_id in self._blocks[key].site_ids]
+                    plan = self._plans[kind, keys] = self._journal.plan(kind, STATISTICS, ids)
+                self._journal.frame(plan, step, tables[0] if len(tables) == 1 else np.concatenate(tables))
+        if self._with_exponents:
+            self._exponents.write(self._journal, step)
 
     def clear(self) -> None:
         for block in self._blocks.values():
             block.measured.clear()
-        self._exponents.clear()
+        if self._with_exponents:
+            self._exponents.clear()
 
     # -- measuring ---------------------------------------------------------------------------------
 
@@ -106,14 +114,16 @@ class Weights(Probe):
             else:
                 block.rows[Kind.PARAMETER].measure(0, parameters)
             block.measured.add(Kind.PARAMETER)
-            self._take_exponents(Kind.PARAMETER, block, parameters)
+            if self._with_exponents:
+                self._take_exponents(Kind.PARAMETER, block, parameters)
 
     def _take_gradients(self, block: _Block, parameters: list[torch.Tensor]) -> None:
         if self._measured.gradients and block.site_ids:
             gradients = [p.grad for p in parameters]
             block.rows[Kind.GRADIENT].measure(0, gradients)
             block.measured.add(Kind.GRADIENT)
-            self._take_exponents(Kind.GRADIENT, block, gradients)
+            if self._with_exponents:
+                self._take_exponents(Kind.GRADIENT, block, gradients)
 
     def _take_updates(self, block: _Block, parameters: list[torch.Tensor]) -> None:
         if block.kept.available:
@@ -121,21 +131,18 @@ class Weights(Probe):
             block.measured.add(Kind.UPDATE)
 
     def _take_exponents(self, kind: str, block: _Block, tensors: list[torch.Tensor] | list[torch.Tensor | None]) -> None:
-        if self._with_exponents:
-            for site_id, tensor in zip(block.site_ids, tensors):
-                if tensor is not None:
-                    self._exponents.take(kind, site_id, tensor)
+        for site_id, tensor in zip(block.site_ids, tensors):
+            if tensor is not None:
+                self._exponents.take(kind, site_id, tensor)
 
-    def _look_at_unowned(self) -> None:
+    def _look_at_unowned(self, parameters: list[torch.Tensor]) -> None:
         """Trainable parameters that no optimizer holds: their gradients, and whether anything moved them since the last look."""
-        parameters = self._tools.models.unowned
-        if parameters:
-            block = self._block(UNOWNED, parameters)
-            if block.kept_once:
-                self._take_updates(block, parameters)
-            self._take_parameters(block, parameters)
-            self._take_gradients(block, parameters)
-            block.kept_once = self._measured.weights
+        block = self._block(UNOWNED, parameters)
+        if block.kept_once:
+            self._take_updates(block, parameters)
+        self._take_parameters(block, parameters)
+        self._take_gradients(block, parameters)
+        block.kept_once = self._measured.weights
 
     def _block(self, key: int, parameters: list[torch.Tensor]) -> _Block:
         block = self._blocks.get(key)
