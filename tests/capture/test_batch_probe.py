@@ -69,6 +69,55 @@ def test_a_step_says_whether_its_samples_are_alike_and_which_labels_they_have(tm
         assert one["labels"]["counts"] == [pair for pair in ([0, 10 - ones], [1, ones]) if pair[1]]
 
 
+class Several(nn.Module):
+    """Takes whatever it is given beside its first input, and computes its loss from the labels."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x, *more, labels):
+        scores = self.head(x)
+        return scores, F.cross_entropy(scores, labels.view(-1))
+
+
+def test_one_input_that_can_tell_samples_apart_is_not_taken_for_one_that_cannot(tmp_path):
+    """Next to samples that are all alike."""
+    more = {
+        "a hidden state": (torch.randn(1, 10, 4), (2, 1)),
+        "a hidden state of zeros": (torch.zeros(1, 10, 4), (2, 2)),
+        "a mask and its like": (torch.ones(6, 6).tril(), (1, 1)),
+        "the edges of a graph": (torch.arange(60).view(2, 30), (2, 1)),
+        "edges that begin at one node": (torch.tensor([[0] * 80 + [1], [*range(81)]]), (2, 1)),
+        "another sample each": (torch.randn(10, 3), (2, 1)),
+        "nothing": (torch.empty(0, 7), (1, 1)),
+        "a single number": (torch.tensor(3.0), (1, 1)),
+        "what numpy cannot read": (torch.randn(7, 7).to_sparse(), (2, 1)),
+    }
+    model = Several()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, to=tmp_path / "run", every=1):
+        for beside, _ in more.values():
+            optimizer.zero_grad()
+            model(torch.zeros(10, 6), beside, labels=torch.arange(10) % 2)[1].backward()
+            optimizer.step()
+    noted = {name: (event.data["num_inputs"], event.data["num_alike"]) for name, event in zip(more, Run(tmp_path / "run").events("data"), strict=True)}
+    assert noted == {name: expected for name, (_, expected) in more.items()}
+
+
+def test_what_a_model_is_to_give_back_is_an_input_and_no_label(tmp_path):
+    """Tokens with a mask beside them: the loss compares with the tokens, and without these nothing would tell samples apart."""
+    model = nn.Sequential(nn.Embedding(4, 4))
+    model.forward = lambda tokens, mask: model[0](tokens) * mask[..., None]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, to=tmp_path / "run", every=1):
+        tokens = torch.randint(0, 4, (10, 5))
+        F.cross_entropy(model(tokens, torch.ones(10, 5)).flatten(0, 1), tokens.view(-1)).backward()
+        optimizer.step()
+    (noted,) = [event.data for event in Run(tmp_path / "run").events("data")]
+    assert (noted["num_inputs"], noted["num_alike"]) == (2, 1)
+
+
 def test_what_is_validated_with_is_not_taken_for_what_is_trained_on(tmp_path, data):
     """Validation comes at the beginning of the step after it, before that step's own batch."""
     validation = DataLoader(TensorDataset(data[0] + 100, data[1]), batch_size=20)

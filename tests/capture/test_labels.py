@@ -38,7 +38,7 @@ def told(loss, *outputs, fetched=()):
 def test_labels_of_a_classifier_are_counted_whatever_is_around_its_loss(loss):
     out = scores(4, 3)
     assert told(loss(out), out) == {
-        "num": 4, "num_classes": 3, "num_distinct": 3, "counts": [[0, 1], [1, 1], [2, 2]], "in_order": False,
+        "num": 4, "num_classes": 3, "num_distinct": 3, "is_learnt": False, "counts": [[0, 1], [1, 1], [2, 2]], "in_order": False,
     }  # fmt: skip
 
 
@@ -77,11 +77,59 @@ def test_the_columns_of_a_contrastive_loss_are_no_classes():
     assert told(F.cross_entropy(logits, torch.zeros(4, dtype=torch.long)), features) is None
 
 
+def linear(x):
+    return torch.nn.Linear(x.shape[-1], 3)(x)
+
+
+def cast(x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return linear(x).float()
+
+
+def frozen(x):
+    return torch.nn.Linear(8, 3).requires_grad_(False)(x)
+
+
+def between_samples(x):
+    """A positive in the first column, negatives behind it, as the model itself puts them out."""
+    return torch.cat([(x * x.detach()).sum(1, keepdim=True), x @ torch.ones(8, 2)], dim=1)
+
+
+def at_a_temperature(x):
+    return between_samples(x) * torch.nn.Parameter(torch.ones(()))
+
+
+@pytest.mark.parametrize(
+    ("head", "is_learnt"),
+    [
+        (linear, True),
+        (lambda x: linear(x.expand(1, -1, -1)).squeeze(0) / 0.7, True),
+        (lambda x: torch.nn.Conv1d(1, 3, 8)(x[:, None]).squeeze(2), True),
+        (lambda x: x @ torch.nn.Parameter(torch.ones(8, 3)), True),
+        (cast, True),
+        (frozen, False),
+        (between_samples, False),
+        (at_a_temperature, False),
+    ],
+    ids=["linear", "viewed", "convolution", "product", "autocast", "frozen", "between_samples", "at_a_temperature"],
+)
+def test_columns_that_weights_in_training_make_are_told_from_others(head, is_learnt):
+    out = head(scores(4, 8) * 2)
+    assert told(F.cross_entropy(out, MIXED), out)["is_learnt"] is is_learnt
+
+
+def test_one_column_of_weights_is_learnt_too():
+    out = torch.nn.Linear(8, 1)(scores(4, 8) * 2)
+    assert told(F.binary_cross_entropy_with_logits(out, torch.ones(4, 1)), out)["is_learnt"]
+    assert told(F.binary_cross_entropy(out.sigmoid().squeeze(1), torch.ones(4)), out)["is_learnt"]
+
+
 def test_real_and_fake_are_counted_together():
     """Each loss of a discriminator has one label; both together have two."""
     out = scores(4, 1)
     loss = F.binary_cross_entropy_with_logits(out, torch.ones(4, 1)) + F.binary_cross_entropy_with_logits(out, torch.zeros(4, 1))
-    assert told(loss, out) == {"num": 8, "num_classes": 2, "num_distinct": 2, "counts": [[0, 4], [1, 4]], "in_order": False}
+    found = told(loss, out)
+    assert (found["num"], found["num_classes"], found["counts"], found["in_order"]) == (8, 2, [[0, 4], [1, 4]], False)
 
 
 def test_what_the_user_packed_is_not_unpacked():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -86,6 +87,50 @@ def shaken(i):
     return i + np.random.rand()
 
 
+RNG = np.random.default_rng(0)
+GLOBAL = np.random.mtrand._rand
+
+
+class DrawnOutside(Eight):
+    def __getitem__(self, i):
+        return drawn_outside(i)
+
+
+def drawn_outside(i):
+    return i + RNG.normal()
+
+
+class NamedAlike(Eight):
+    """Its attribute has the name of a generator of the module."""
+
+    RNG = 3
+
+    def __getitem__(self, i):
+        return i + self.RNG
+
+
+class TakesTheGlobal(Eight):
+    def __getitem__(self, i):
+        return i + GLOBAL.rand()
+
+
+class With(Eight):
+    def __init__(self, transform):
+        self.transform = transform
+
+    def __getitem__(self, i):
+        return self.transform(i)
+
+
+def shifted(shift, i):
+    return shift + i + RNG.normal()
+
+
+def made_with_a_generator():
+    own = random.Random(0)
+    return lambda i: i + own.random()
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         yield from range(8)
@@ -124,6 +169,47 @@ def seeds_from_torch(worker_id):
 )
 def test_generators_that_workers_draw_from_are_found(dataset, copied):
     assert about(DataLoader(dataset, num_workers=2))["copied_generators"] == copied
+
+
+@pytest.mark.parametrize(
+    ("dataset", "names"),
+    [
+        (DrawnOutside(), ["RNG"]),
+        (With(drawn_outside), ["RNG"]),
+        (With(partial(shifted, 3)), ["RNG"]),
+        (With(made_with_a_generator()), ["own"]),
+        (NamedAlike(), []),
+        (TakesTheGlobal(), []),
+        (With(abs), []),
+    ],
+    ids=["by_a_function", "by_a_transform", "by_a_partial", "by_a_closure", "an_attribute", "the_global_one", "builtin"],
+)
+def test_generators_of_a_module_that_workers_draw_from_are_found(dataset, names):
+    assert about(DataLoader(dataset, num_workers=2))["copied_globals"] == names
+
+
+def test_a_collate_fn_runs_in_the_workers_too():
+    assert about(DataLoader(Eight(), num_workers=2, collate_fn=drawn_outside))["copied_globals"] == ["RNG"]
+    assert about(DataLoader(Eight(), num_workers=2))["copied_globals"] == []
+
+
+def takes_hold(worker_id):
+    torch.utils.data.get_worker_info().dataset.rng = np.random.default_rng(worker_id)
+
+
+def makes_another(worker_id):
+    global RNG
+    RNG = np.random.default_rng(worker_id)
+
+
+def test_a_worker_init_fn_that_seeds_the_global_generators_leaves_others_alike():
+    seeded = [about(DataLoader(dataset, num_workers=2, worker_init_fn=seeds_from_torch)) for dataset in (Drawing(), DrawnOutside(), Stream())]
+    assert [(each["copied_generators"], each["copied_globals"], each["knows_worker"]) for each in seeded] == [
+        (["rng"], [], False), ([], ["RNG"], False), ([], [], False),
+    ]  # fmt: skip
+    assert about(DataLoader(Drawing(), num_workers=2, worker_init_fn=takes_hold))["copied_generators"] == []
+    assert about(DataLoader(DrawnOutside(), num_workers=2, worker_init_fn=makes_another))["copied_globals"] == []
+    assert about(DataLoader(Stream(), num_workers=2, worker_init_fn=takes_hold))["knows_worker"]
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,13 @@ def test_one_label_for_inputs_that_are_optimized_is_not_judged():
     assert "no parameter" in why_not(LabelConstant, steps_with(labels=one_class, start=[loader(), frozen]))
 
 
+def test_one_answer_to_scores_that_no_trained_weights_make_is_not_judged():
+    def first_column(step):
+        return some_labels({0: 32}, in_order=True) | {"is_learnt": False}
+
+    assert "not made by weights" in why_not(LabelConstant, steps_with(labels=first_column))
+
+
 def test_labels_are_not_judged_where_none_were_seen():
     assert "no class labels" in why_not(LabelConstant, steps_with())
 
@@ -140,6 +147,30 @@ def test_labels_that_come_sorted_are_a_warning():
 def test_sorted_batches_made_by_hand_are_found_when_their_labels_come_back():
     finding = the_finding(NoShuffle, steps_with(labels=sorted_labels, num=400, start=[]))
     assert finding.evidence["source"] == "train.py:19"
+
+
+def first_one_then_the_other(step):
+    """Twenty batches in an epoch, ten of each class."""
+    return some_labels({step % 20 // 10: 32}, num_classes=2, in_order=True)
+
+
+def test_two_classes_one_after_the_other_are_sorted_too():
+    assert the_finding(NoShuffle, steps_with(labels=first_one_then_the_other, num=400)).evidence["distinct"] == 1.0
+
+
+def test_two_classes_in_turn_are_clear():
+    """A discriminator is given real samples, then made ones."""
+    def in_turn(step):
+        return some_labels({step % 2: 32}, num_classes=2, in_order=True)
+
+    assert ask(NoShuffle, steps_with(labels=in_turn, num=400, start=[])) == Clear()
+
+
+def test_a_class_of_its_own_for_each_batch_is_sorted_where_the_next_one_follows():
+    def one_each(step):
+        return some_labels({step % 10: 32}, in_order=True)
+
+    assert the_finding(NoShuffle, steps_with(labels=one_each, num=400)).evidence["distinct"] == 1.0
 
 
 def test_shuffled_labels_are_clear():
@@ -165,6 +196,14 @@ def test_a_rare_class_that_misses_in_most_batches_is_clear():
     """In order, since they are all alike; and chance would give no more."""
     def rare(step):
         return some_labels({0: 32} if step % 8 else {0: 31, 1: 1}, num_classes=2, in_order=True)
+
+    assert ask(NoShuffle, steps_with(labels=rare, num=400)) == Clear()
+
+
+def test_a_rare_class_whose_few_samples_lie_together_is_clear():
+    """One batch in twelve has some of it: hardly any other has, whatever the order."""
+    def rare(step):
+        return some_labels({0: 32} if step % 12 else {0: 29, 1: 3}, num_classes=2, in_order=True)
 
     assert ask(NoShuffle, steps_with(labels=rare, num=400)) == Clear()
 
@@ -204,9 +243,10 @@ def test_a_loader_of_known_length_is_no_stream():
     ("about", "words"),
     [
         ({"copied_generators": ["augment.rng"], "seeded_alike": []}, "copy of augment.rng of the Digits"),
+        ({"copied_generators": [], "copied_globals": ["rng"], "seeded_alike": []}, "copy of the generator rng, and again"),
         ({"copied_generators": [], "seeded_alike": ["numpy"]}, "seeds np.random with the same number"),
     ],
-    ids=["copied", "seeded"],
+    ids=["copied", "of_a_module", "seeded"],
 )
 def test_workers_that_draw_the_same_are_a_warning(about, words):
     finding = the_finding(WorkerRngDuplicate, steps_with(start=[loader(num_workers=4, **about)]))

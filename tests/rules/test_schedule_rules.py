@@ -150,6 +150,20 @@ def test_a_plan_in_epochs_that_is_stopped_early_is_clear():
     assert ask(SchedulerTooRarely, run(60, scheduler=cosine, every=EPOCH)) == Clear()
 
 
+def test_a_plan_in_updates_that_keeps_pace_and_is_stopped_early_is_clear():
+    assert ask(SchedulerTooRarely, run(100, scheduler=one_cycle(500), planned=25)) == Clear()
+
+
+def test_while_no_loop_says_how_long_a_run_is_to_be_no_plan_is_as_long_as_it_is_now():
+    assert ask(SchedulerTooRarely, run(scheduler=one_cycle(200), every=EPOCH, ended=False)) == Clear()
+
+
+@pytest.mark.parametrize("total", [200, 191, 201], ids=["all", "without_the_last_batches", "one_more"])
+def test_at_its_end_a_run_has_the_updates_of_its_plan_up_to_one_in_each_epoch(total):
+    assert the_finding(SchedulerTooRarely, run(scheduler=one_cycle(total), every=EPOCH)).evidence["total"] == total
+    assert ask(SchedulerTooRarely, run(scheduler=one_cycle(total - 4), every=EPOCH)) == Clear()
+
+
 def test_a_plan_that_is_followed_is_clear():
     assert ask(SchedulerTooRarely, run(scheduler=one_cycle(200))) == Clear()
 

@@ -22,9 +22,13 @@ MAX_NODES = 32  # from the loss on: it is near, behind a scale, a mean, a sum wi
 MAX_LABELS = 1 << 13  # of one batch are counted, evenly spaced
 MAX_TOLD = 64  # different labels in one event, the most frequent
 FEWEST = 2  # labels: one alone is always alike
+MAX_BACK = 12  # nodes from a loss to what made its scores
+MAX_TURNS = 4  # nodes from there to the parameter
 
 _CLASSES = ("NllLossBackward0", "NllLoss2DBackward0")
 _IN_NUMPY = (torch.float32, torch.int64, torch.uint8, torch.float64, torch.float16, torch.int32, torch.int16, torch.int8, torch.bool)
+_PRODUCTS = ("Addmm", "Mm", "Bmm", "Baddbmm", "Linear", "Convolution", "Embedding")  # names of nodes begin so
+_TURNS = ("TBackward", "Transpose", "Permute", "ToCopy", "View", "UnsafeView", "Expand", "Alias", "Split")
 _BINARY = ("BinaryCrossEntropyWithLogitsBackward0", "BinaryCrossEntropyBackward0")
 
 
@@ -33,6 +37,8 @@ class Labels(NamedTuple):
 
     values: npt.NDArray[np.integer[Any]]
     num_classes: int
+    is_learnt: bool  # their columns: each is a row of weights that the training changes, the last of the model
+    place: tuple[int, int]  # in memory: where they begin, and how many
 
 
 def labels_of(loss: Any, outputs: Sequence[tuple[int, ...]], fetched: Iterable[Tensor]) -> list[Labels | None]:
@@ -70,7 +76,31 @@ def _given(node: Any, kind: str, outputs: Sequence[tuple[int, ...]], fetched: It
         num_classes = scores.shape[1] if scores.dim() > 1 else 0
         is_own = any(num_classes in shape[1:] for shape in whole)
     values = _values(labels, fetched) if is_own else None
-    return None if values is None else Labels(values, num_classes)
+    return None if values is None else Labels(values, num_classes, _is_learnt(node, 1 if kind in _BINARY else num_classes), (labels.data_ptr(), labels.numel()))
+
+
+def _is_learnt(node: Any, num_columns: int) -> bool:
+    """From the loss back through what takes one tensor (log-softmax, views, a temperature, a cast) to what made the scores: is it a product
+    with a parameter that is being trained? Scores between samples (a contrastive loss, a query and its documents) are not, nor are those
+    of a frozen classifier that judges what is trained."""
+    for _ in range(MAX_BACK):
+        behind = [each for each, _ in node.next_functions if each is not None]
+        if node.name().startswith(_PRODUCTS) or len(behind) != 1:
+            return any(_is_parameter(each, num_columns) for each in behind)
+        node = behind[0]
+    return False
+
+
+def _is_parameter(node: Any, num_columns: int) -> bool:
+    """Itself, transposed, or cast by autocast; with numbers for all columns, which a learnt temperature has not."""
+    for _ in range(MAX_TURNS):
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            return bool(variable.numel() >= num_columns)
+        if node is None or not node.name().startswith(_TURNS):
+            break
+        node = next((each for each, _ in node.next_functions if each is not None), None)
+    return False
 
 
 def _saved(node: Any, name: str) -> Tensor | None:
@@ -104,7 +134,7 @@ def is_plain(tensor: Tensor) -> bool:
     """Can numpy read it as it is?"""
     if type(tensor) is not Tensor or tensor.dtype not in _IN_NUMPY or tensor.layout is not torch.strided:
         return False
-    if not tensor.is_cpu or tensor.is_neg():
+    if not tensor.is_cpu or tensor.is_neg() or tensor.is_nested:
         return False
     try:
         return tensor.data_ptr() != 0 or tensor.numel() == 0
@@ -127,6 +157,7 @@ def counted(given: Sequence[Labels | None]) -> dict[str, Any] | None:
         "num": found.total(),
         "num_classes": max(labels.num_classes for labels in known),
         "num_distinct": len(found),
+        "is_learnt": all(labels.is_learnt for labels in known),
         "counts": sorted([value, times] for value, times in found.most_common(MAX_TOLD)),
         "in_order": len(known) == 1 and bool((steps >= 0).all() or (steps <= 0).all()),
     }

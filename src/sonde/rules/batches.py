@@ -98,6 +98,7 @@ class Labels(NamedTuple):
     counts: tuple[tuple[int, int], ...]
     in_order: bool
     per_sample: bool  # one for each sample of the batch
+    is_learnt: bool  # the columns that they choose from are weights in training, not other samples
 
 
 def data_of(step: Step) -> Mapping[str, Any]:
@@ -117,7 +118,7 @@ def labels_of(step: Step) -> Labels | None:
         return None
     return Labels(
         num, int(amount(given, "num_classes")), int(amount(given, "num_distinct")), counts, bool(given.get("in_order")),
-        num == int(amount(data, "size")),
+        num == int(amount(data, "size")), bool(given.get("is_learnt", True)),
     )  # fmt: skip
 
 

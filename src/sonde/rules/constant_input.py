@@ -5,8 +5,9 @@ Why it matters   the model can only learn how often each target occurs; zeros do
 How it knows     in every step that was looked at, all samples in every input of the model were alike, bit for bit, and the
                  same as in all other steps.
 Known problems   a mask, a start token or a position that is the same for all goes in beside inputs that are not: one input
-                 that varies is enough. Copies of one sample (several draws for each, parallel environments at their
-                 start) differ from step to step. Batches of one sample are not judged.
+                 that varies is enough, such as a hidden state (K97) or the edges of a graph (K98). Labels that the model is
+                 given to compute its loss do not count. Copies of one sample (several draws for each, parallel
+                 environments at their start) differ from step to step. Batches of one sample are not judged.
 Fix              look at one batch right before model(...): what was multiplied, masked, cast or loaded so that nothing is left?
 """
 

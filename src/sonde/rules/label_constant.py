@@ -4,9 +4,10 @@ What it finds    a classifier whose every label, in every batch, is one and the 
 Why it matters   the loss falls to nothing and the model answers with that class whatever it is given.
 How it knows     the labels that cross entropy (or binary cross entropy) was computed from, in the steps that were looked at,
                  over at least one pass through the data.
-Known problems   a contrastive loss whose right answer is always column 0 (K90) compares samples, not classes: only where the
-                 model's own output goes into the loss are its columns classes. Inputs that are optimized against a frozen model
-                 (an adversarial patch) have one label on purpose: nothing is said where no parameter of a model is trained.
+Known problems   a contrastive loss whose right answer is always column 0 (K90, K95), or a query whose right document comes first, compares
+                 samples, not classes. What is trained to please a frozen classifier (an adversarial patch, a generator, K96) has one
+                 label on purpose. So only those labels are judged whose columns are made by weights that are being trained, in the
+                 last layer of the model's own output.
                  Sorted data show one class for a while: see no-shuffle.
 Fix              follow the labels from their file to the loss: a tensor that is overwritten, a wrong column, a broadcast.
 """
@@ -34,6 +35,7 @@ class LabelConstant:
     sources: Sources = field(default_factory=Sources)
     loader: Loader = field(default_factory=Loader)
     trains_a_model: bool = True
+    is_learnt: bool = True
     values: set[int] = field(default_factory=set)  # at most two: then they differ
     num: int = 0
     num_labels: int = 0
@@ -53,6 +55,7 @@ class LabelConstant:
         if labels is None or labels.num_classes < 2:
             return
         self.num += 1
+        self.is_learnt = self.is_learnt and labels.is_learnt
         self.num_labels += labels.num
         self.num_classes = max(self.num_classes, labels.num_classes)
         if len(self.values) < 2:
@@ -67,6 +70,8 @@ class LabelConstant:
             return Clear()
         if not self.trains_a_model:
             return NotEvaluated("no parameter of a watched model is trained")
+        if not self.is_learnt:
+            return NotEvaluated("all labels are the same, but the columns of these scores are not made by weights that are trained")
         if self.num < ENOUGH or self.num_labels < FEWEST_LABELS:
             return NotEvaluated(f"only {self.num} batches with {self.num_labels} labels were looked at")
         if self.last_step - self.first_step < (self.loader.num_batches or A_PASS):

@@ -28,8 +28,9 @@ from sonde.rules.words import number
 ENOUGH = 8  # batches that were looked at
 FEWEST = 4  # labels in a batch: fewer are in order by chance
 IN_ORDER = 0.9  # of the batches; the last of an epoch and the first of the next may be one
-FEW = 0.5  # of the different labels that chance would give: shuffled batches have 0.9 to 1.1
-GOES_ON = 0.8  # of the batches in a row have the same label or the next; some meet where the last epoch ends
+FEW = 0.5  # of the different labels beyond the first that chance would give: shuffled batches have 0.9 to 1.1
+SEVERAL = 1.5  # different labels by chance: where nearly all are of one class, single batches have no other, shuffled or not
+GOES_ON = 0.8  # of the batches in a row have the same label or (of more than two) the next; some meet where the last epoch ends
 
 
 @dataclass(slots=True)
@@ -50,7 +51,8 @@ class NoShuffle:
     num_returns: int = 0
     last_step: int = -1
     num_adjacent: int = 0  # looked at in two steps in a row
-    num_touching: int = 0  # of these, where the second goes on with the labels of the first, or with the next
+    num_touching: int = 0  # of these, where the second goes on with the labels of the first
+    num_next: int = 0  # or with the next label
 
     def see(self, step: Step) -> None:
         self.sources.see(step)
@@ -70,7 +72,8 @@ class NoShuffle:
         self.balance.add(labels)
         if step.number == self.last_step + 1 and self.num > 1:
             self.num_adjacent += 1
-            self.num_touching += min(now) - max(before) in (0, 1) or min(before) - max(now) in (0, 1) or bool(now & before)
+            self.num_touching += bool(now & before)
+            self.num_next += min(now) - max(before) == 1 or min(before) - max(now) == 1
         self.last_step = step.number
 
     def answer(self) -> Answer:
@@ -84,7 +87,9 @@ class NoShuffle:
             return NotEvaluated("all labels that were seen are one class")
         expected = self._expected()
         distinct = self.num_distinct / self.num
-        if distinct > FEW * expected or self.num_touching < GOES_ON * self.num_adjacent:
+        # Of two classes one is always next to the other: a discriminator gets real samples in one step and made ones in the next.
+        going_on = self.num_touching + (self.num_next if len(self.balance.totals) > 2 else 0)
+        if expected < SEVERAL or distinct - 1 > FEW * (expected - 1) or going_on < GOES_ON * self.num_adjacent:
             return Clear()
         if not self.num_returns and self.loader.order != "sequential":
             return NotEvaluated("the labels come in order, but none of them has come back yet")

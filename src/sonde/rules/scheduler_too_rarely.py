@@ -3,11 +3,11 @@
 What it finds    OneCycleLR(total_steps=epochs * len(loader)), a warm-up or a cosine over all updates, whose scheduler.step() stands
                  outside of the loop over the batches.
 Why it matters   the learning rate hardly leaves its first value: a one-cycle plan starts at a twenty-fifth of its peak and stays there.
-How it knows     the plan's total is the number of updates of the run (or of the epochs that the loop is meant to have, times their
-                 length), and the scheduler made a quarter of its steps or fewer. Or: gradients are accumulated, the total is the number
-                 of batches, and it was stepped with every update.
-Known problems   a plan in epochs that is stopped early has steps left, too: its total is no number of updates (K75). Plans without an
-                 end (StepLR, LambdaLR) cannot be judged like this.
+How it knows     the plan's total is the number of updates that the epochs of the loop are meant to have (or, where no loop is known, that
+                 the finished run has), updates pass without a step of the scheduler, and it made a quarter of its steps or fewer. Or:
+                 gradients are accumulated, the total is the number of batches, and it was stepped with every update.
+Known problems   a plan that is stopped early has steps left, too: one in epochs has a total that is no number of updates (K75), and one
+                 in updates keeps pace with them (K78). Plans without an end (StepLR, LambdaLR) cannot be judged like this.
 Fix              step it after every optimizer.step(), inside of the loop over the batches; or give it the number of epochs.
 """
 
@@ -26,7 +26,7 @@ ENOUGH = 40  # updates and steps of the plan: below, epochs and updates are too 
 FEWEST = 2  # steps that were made: after one, nobody knows in which unit
 LEFT = 4.0  # times as many steps in the plan as were made
 ACCUMULATED = 1.8  # the same, where the plan counts batches and gradients are accumulated over two or more
-ALIKE = 0.1  # the last batch of an epoch may be dropped, and a scaler may skip: what is further off is another number
+ALIKE = 0.1  # the last batches of an epoch may be dropped: what is further off than that is another number of batches
 
 
 @dataclass(slots=True)
@@ -52,18 +52,22 @@ class SchedulerTooRarely:
         if known.num_updates < ENOUGH or known.steps_each < FEWEST:
             return NotEvaluated(f"only {known.num_updates} updates and {known.num_steps} steps of a scheduler were made")
         for one, total in planned:
-            if known.steps_each * LEFT <= total and self._counts_updates(total):
+            if known.steps_each * LEFT <= total and not known.with_every_update and self._counts_updates(total):
                 return [self._finding(one, total, "update")]
             if self._counts_batches(total):
                 return [self._finding(one, total, "batch")]
         return Clear()
 
     def _counts_updates(self, total: float) -> bool:
+        """Up to one update in each epoch: the last, smaller batch may be counted or not."""
         known = self.schedules
         if known.epochs.planned and abs(total - known.epochs.planned) <= 1:
             return False  # it counts the epochs of the loop
-        meant = known.epochs.planned * known.epochs.length or known.num_updates
-        return any(abs(total - num) <= ALIKE * total for num in (known.num_updates, meant))
+        if meant := known.epochs.planned * known.epochs.length:
+            return abs(total - meant) <= known.epochs.planned + 1
+        # A run that is stopped early makes any number of updates: only at its end, and only if it is that number, can it be meant.
+        off = abs(total - known.num_updates)
+        return known.has_finished and min(off, abs(off - known.steps_each)) <= 1
 
     def _counts_batches(self, total: float) -> bool:
         known = self.schedules

@@ -1,15 +1,15 @@
 """The workers of a DataLoader draw the same random numbers.
 
-What it finds    a dataset (or a transform in it) that holds a random generator of its own, or a worker_init_fn that seeds a
-                 global one with the same number in every worker.
+What it finds    a dataset, a transform in it or a collate_fn that draws from a random generator of its own or of its module
+                 (rng = np.random.default_rng(0)), or a worker_init_fn that seeds a global one with the same number in every worker.
 Why it matters   every worker gets a copy in the same state: with four workers each augmentation comes four times, and, unless
                  the workers persist, the same ones again in every epoch. Nothing fails, and there is less variety than meant.
 How it knows     a DataLoader with several workers was started, and the code that runs when a sample is asked for draws from such a
                  generator. The code is read, not run. (The global generators of torch, random and numpy are seeded
                  differently in each worker, by torch itself.)
 Known problems   a generator that is only used to make the data, before the workers start (K94), is not drawn from in them. Code that
-                 asks for its worker (get_worker_info, torch.initial_seed) or a worker_init_fn that tells workers apart is
-                 taken to do it right. Draws deep inside of other libraries are not seen.
+                 asks for its worker (get_worker_info, torch.initial_seed) or a worker_init_fn that takes hold of the dataset or of
+                 that generator is taken to do it right. Draws deep inside of other libraries are not seen.
 Fix              make the generator in the worker: seed it from torch.initial_seed(), or use the global generator.
 """
 
@@ -24,6 +24,7 @@ from sonde.rules.batches import Loader
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.words import listing
 
+FAULTS = ("copied_generators", "copied_globals", "seeded_alike")
 GLOBAL = {"numpy": "np.random", "torch": "torch's generator", "random": "the random module"}
 
 
@@ -40,7 +41,7 @@ class WorkerRngDuplicate:
         for event in step.events:
             if event.kind == "source" and event.data.get("call") == "loader" and "copied_generators" in event.data:
                 self.num_loaders += 1
-                if self.step < 0 and (_names(event.data, "copied_generators") or _names(event.data, "seeded_alike")):
+                if self.step < 0 and any(_names(event.data, key) for key in FAULTS):
                     self.suspect, self.step = Loader(event.data), step.number
 
     def answer(self) -> Answer:
@@ -49,9 +50,12 @@ class WorkerRngDuplicate:
         if self.step < 0:
             return Clear()
         loader = self.suspect
-        copied, alike = _names(loader.facts, "copied_generators"), _names(loader.facts, "seeded_alike")
-        if copied:
-            why = f"each gets a copy of {listing(copied)} of the {loader.facts.get('dataset', 'dataset')}"
+        held, outside, alike = (_names(loader.facts, key) for key in FAULTS)
+        copied = held + outside
+        if held:
+            why = f"each gets a copy of {listing(held)} of the {loader.facts.get('dataset', 'dataset')}"
+        elif outside:
+            why = f"each gets a copy of the generator {listing(outside)}"
         else:
             why = f"worker_init_fn seeds {listing([GLOBAL.get(name, name) for name in alike])} with the same number in each"
         return [

@@ -43,6 +43,7 @@ class Batch(Probe):
         self._num_fetched = 0  # up to that forward: more than one, where several loaders feed it or a validation came before
         self._fetched: dict[int, torch.Tensor] = {}  # its tensors, by id: as inputs they are not measured again
         self._samples: dict[str, Any] = {}  # of what was given to the first forward
+        self._judged: dict[tuple[int, int], bool] = {}  # its inputs that can tell samples apart, by their place: do they not?
         self._outputs: list[tuple[int, ...]] = []
         self._labels: list[Labels | None] = []
 
@@ -63,8 +64,8 @@ class Batch(Probe):
         self._take_batch()
         inputs = tensors_in((args, kwargs))[:MAX_TENSORS]
         if not self._samples:
-            near = [tensor for _, tensor in inputs if not is_far(tensor)]
-            self._samples = _samples(near or list(self._fetched.values())[:1])
+            near = [tensor for _, tensor in inputs if not is_far(tensor)] or list(self._fetched.values())[:1]
+            self._samples, self._judged = _look(near)
         for place, tensor in inputs:
             if id(tensor) not in self._fetched:
                 self._take(f"input.{place.partition('.')[2]}", tensor)
@@ -75,7 +76,11 @@ class Batch(Probe):
 
     def backward(self, tensors: Any) -> None:
         if self._looks:
-            self._labels += labels_of(tensors, self._outputs, self._fetched.values())
+            found = labels_of(tensors, self._outputs, self._fetched.values())
+            self._labels += found
+            for labels in found:  # a model that computes its loss itself is given them too; its first input is what it learns from
+                if labels is not None and labels.place in list(self._judged)[1:]:
+                    del self._judged[labels.place]
 
     def tables(self) -> Iterable[kernel.Rows]:
         self._take_batch()  # where no model was entered
@@ -89,11 +94,12 @@ class Batch(Probe):
                 self._plan = (ids, self._journal.plan(Kind.BATCH, BATCH_FIELDS, ids))
             self._journal.frame(self._plan[1], step, np.hstack([self._rows.values[:num], self._extra[:num]]))
         if self._samples:
-            self._journal.event("data", step, num_fetched=self._num_fetched, **self._samples, labels=counted(self._labels))
+            about = {"num_inputs": len(self._judged), "num_alike": sum(self._judged.values()), **self._samples}
+            self._journal.event("data", step, num_fetched=self._num_fetched, **about, labels=counted(self._labels))
 
     def clear(self) -> None:
         self._batch, self._num_fetched = None, 0
-        for held in (self._taken, self._fetched, self._samples, self._outputs, self._labels):
+        for held in (self._taken, self._fetched, self._samples, self._judged, self._outputs, self._labels):
             held.clear()
 
     def _take_batch(self) -> None:
@@ -120,17 +126,29 @@ class Batch(Probe):
             self._taken.append(site)
 
 
-def _samples(inputs: list[torch.Tensor]) -> dict[str, Any]:
-    """How many of the inputs have samples (as many as the first), in how many of these all samples are alike, and what such a one is."""
-    size = next((len(tensor) for tensor in inputs if tensor.dim()), 0)
-    sampled = [tensor for tensor in inputs if tensor.dim() and len(tensor) == size > 1]
-    alike = [tensor for tensor in sampled if _is_alike(tensor)]
-    sample = kernel.fingerprint(alike[0][0]) if alike else None
-    return {"size": size, "num_inputs": len(sampled), "num_alike": len(alike), "sample": sample}
+def _look(inputs: list[torch.Tensor]) -> tuple[dict[str, Any], dict[tuple[int, int], bool]]:
+    """How many samples there are, and what one of them is where they are alike in an input; then the inputs that can tell samples apart, by
+    their place in memory: are all samples alike in it?
+
+    Those with as many rows as the first, and what is neither that nor a mask or a position, in the shape of one sample: a hidden state has
+    its samples in another dimension, the edges of a graph say how its nodes differ. Such a one is as good as nothing where it is one number.
+    """
+    inputs = [tensor for tensor in inputs if tensor.dim()]
+    size = len(inputs[0]) if inputs else 0
+    told: dict[str, Any] = {"size": size, "sample": None}
+    judged: dict[tuple[int, int], bool] = {}
+    for number, tensor in enumerate(inputs if size > 1 else ()):
+        if not is_plain(tensor):
+            judged[-number, 0] = False  # it cannot be told
+        elif len(tensor) == size:
+            alike = judged[tensor.data_ptr(), tensor.numel()] = _is_alike(tensor.detach().numpy())
+            if alike and told["sample"] is None:
+                told["sample"] = kernel.fingerprint(tensor[0])
+        elif tensor.numel() and not {*tensor.shape} <= {1, *inputs[0].shape[1:]}:
+            values = tensor.detach().numpy()
+            judged[tensor.data_ptr(), tensor.numel()] = bool((values == values.flat[0]).all())
+    return told, judged
 
 
-def _is_alike(tensor: torch.Tensor) -> bool:
-    if not is_plain(tensor):
-        return False  # it cannot be told
-    rows = tensor.detach().numpy()
+def _is_alike(rows: np.ndarray[Any, Any]) -> bool:
     return all(bool((rows[i] == rows[0]).all()) for i in range(1, min(len(rows), MAX_SAMPLES)))
