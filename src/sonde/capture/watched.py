@@ -44,8 +44,9 @@ class _Entering(InertCopy):
     def __init__(self, watched: Watched, call: ENTRY) -> None:
         self.watched, self.call = watched, call
 
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling():
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
+        # Without kwargs: taken off since torch listed the hooks of this call, by a hook of the user's, a signal or another thread.
+        if kwargs is None or torch.compiler.is_compiling():
             return
         self.call(self.watched, module, args, kwargs)
 
