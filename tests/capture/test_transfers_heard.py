@@ -4,6 +4,7 @@ leaves the CPU. Whole programs on a device that computes are in tests/faults/tes
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import weakref
@@ -173,6 +174,21 @@ def test_r07_a_training_that_ends_in_between_leaves_nothing_behind(tmp_path):
     assert patched_functions() == before
     assert "to" not in torch.Tensor.__dict__
     assert [event.data["num_transfers"] for event in run.events("xray")] == [1]
+
+
+def test_a_child_that_is_forked_meanwhile_does_not_listen(tmp_path):
+    constant, statuses = torch.zeros(8), []
+
+    def own(step: int) -> None:
+        constant.to("meta")
+        if step in (LOOKED_AT, LOOKED_AT + 1):
+            child = os.fork()
+            if child == 0:
+                os._exit(len({"to", "item", "cpu"} & set(torch.Tensor.__dict__)))
+            statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    assert heard(steps(tmp_path, own))["num_same"] == 1
+    assert statuses == [0, 0]
 
 
 def test_r08_a_move_that_fails_raises_what_it_would_raise(tmp_path):

@@ -2,7 +2,7 @@
 what is brought over can be used beside them.
 
 torch can be told of one such backend, and not be told to forget it: whoever wants it needs a process of his own. Called as a program, it
-runs others under Sonde, with a close look at every fifth step:  python -m far_device DIRECTORY PROGRAM …  (`-`: without Sonde)
+runs others under Sonde, with a close look at every third step:  python -m far_device DIRECTORY PROGRAM …  (`-`: without Sonde)
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def main(directory: str, programs: list[str]) -> None:
     from sonde.config import load_config
 
     transfers.PINS = (NAME,)
-    config = load_config(mode="performance_profiling", performance_profiling_frequency=5)
+    config = load_config(mode="performance_profiling", performance_profiling_frequency=3)
     for program in programs:
         with FarDevice():
             if directory == "-":

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 import warm
-from sonde.record import Finding
+from sonde.record import Finding, Severity
 from sonde.report import Report, judge
 
 HERE = Path(__file__).parent
@@ -70,7 +70,7 @@ def test_a_tensor_that_travels_without_need_is_found_with_its_line(program, runs
 @pytest.mark.parametrize("program", [*FIXED, *HEALTHY])
 def test_what_has_to_be_moved_is_not_spoken_of(program, runs):
     report = judge(runs / program.removesuffix(".py"))
-    assert placement(report) == []
+    assert [finding for finding in placement(report) if finding.rule == "silent-transfer" or finding.severity is not Severity.INFO] == []
     assert "silent-transfer" not in [unevaluated.rule for unevaluated in report.not_evaluated]
 
 

@@ -6,6 +6,7 @@ hears of a call when it is over; what goes wrong in him never reaches the caller
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -60,6 +61,7 @@ class Listening:
 
     def start(self) -> None:
         if not self._undo:
+            _listening.append(self)
             self._thread, self._inside, self._error = get_ident(), False, None
             self._undo = [replace(name, self._made(name)) for name in self._names if hasattr(torch.Tensor, name)]
 
@@ -67,6 +69,8 @@ class Listening:
         self._thread = -1
         while self._undo:
             self._undo.pop()()
+        if self in _listening:
+            _listening.remove(self)
 
     def check(self) -> None:
         """Raises what went wrong while it listened."""
@@ -101,9 +105,20 @@ class Listening:
             self._error = error.with_traceback(None)  # which would keep the tensors of the call
 
 
+_listening: list[Listening] = []
+
+
+def _deaf_in_child() -> None:
+    while _listening:
+        _listening[-1].stop()  # the last one first: what it stands in front of is in its place again
+
+
+os.register_at_fork(after_in_child=_deaf_in_child)
+
+
 def users_frame(frame: FrameType | None, most_between: int = sys.maxsize) -> FrameType | None:
     """Where the user's code made the call, past so many frames of libraries; None where torch or Sonde made it for purposes of its own."""
-    while frame is not None and frame.f_code.co_filename == __file__:  # somebody else listens to the same method
+    while frame is not None and frame.f_code.co_filename == users_frame.__code__.co_filename:  # somebody else listens to the same method
         frame = frame.f_back
     if frame is not None and frame.f_code.co_filename.startswith(_SONDE):
         return None

@@ -9,7 +9,6 @@ steps that are farther apart nothing could be said, since data that are handed o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -31,7 +30,7 @@ MAX_TENSORS = 64  # of one line that are told apart
 MAX_NODES = 256  # of a graph that are gone through for where a tensor came from
 MOST_BETWEEN = 4  # frames of libraries between a line and the call, as in batch.to(device); what is farther away they do of themselves
 
-_Key = tuple[int, int, torch.Size, tuple[int, ...], torch.dtype]
+_Key = tuple[int, Any, torch.Size, tuple[int, ...], torch.dtype]
 
 
 class Transfer(NamedTuple):
@@ -61,7 +60,7 @@ class _Moved:
     __slots__ = ("fingerprint", "storage", "version")
 
     def __init__(self, tensor: Tensor) -> None:
-        self.storage = StorageWeakRef(tensor.untyped_storage())  # while we have it, the same address is the same storage
+        self.storage = _weakly(tensor)  # while we have it, the same address is the same storage
         self.version = -1 if tensor.is_inference() else tensor._version
         self.fingerprint = kernel.fingerprint(tensor)  # numpy may write into it, and no version tells
 
@@ -99,7 +98,9 @@ class Transfers:
     def __init__(self, desk: Desk, models: Models) -> None:
         self._desk, self._models = desk, models
         self._listening = Listening(NAMES, self._note)
-        self._forget()
+        self._before: dict[tuple[Any, ...], _Place] | None = None
+        self._places: dict[tuple[Any, ...], _Place] = {}
+        self._came: dict[int, tuple[Any, torch.device, str]] = {}  # to the CPU in this step, by its address there
 
     def start(self) -> None:
         self._listening.start()
@@ -119,13 +120,8 @@ class Transfers:
         return None if told is None else sorted(told, key=lambda transfer: -transfer.ms)
 
     def stop(self) -> None:
-        self._forget()
         self._listening.stop()
-
-    def _forget(self) -> None:
-        self._before: dict[tuple[Any, ...], _Place] | None = None
-        self._places: dict[tuple[Any, ...], _Place] = {}
-        self._came: dict[int, tuple[StorageWeakRef, torch.device, str]] = {}  # to the CPU in this step, by its address there
+        self._before, self._places, self._came = None, {}, {}
 
     # -- one call ----------------------------------------------------------------------------------
 
@@ -154,7 +150,7 @@ class Transfers:
         noteworthy = False
         if goal.is_cpu:
             if goal.numel() and goal.layout is torch.strided:
-                self._came[goal.untyped_storage().data_ptr()] = StorageWeakRef(goal.untyped_storage()), source.device, place.said[0]
+                self._came[goal.untyped_storage().data_ptr()] = _weakly(goal), source.device, place.said[0]
         elif source.is_cpu and source.layout is torch.strided:
             again = self._is_again(place, before, source)
             back = torch._C._current_graph_task_id() == -1 and self._is_back(place, source, goal.device)
@@ -195,20 +191,28 @@ class Transfers:
         return True
 
 
+def _weakly(tensor: Tensor) -> Any:
+    """Its storage, which may go all the same."""
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+
+
 def _is_asked_not_to_wait(call: Call) -> bool:
     """In every form of these calls, the first of the positional arguments that is True or False says so."""
     return bool(call.kwargs.get("non_blocking") or next((given for given in call.args[1:] if isinstance(given, bool)), False))
 
 
 def _is_computed_from(tensor: Tensor, device: torch.device) -> bool:
-    """Does its graph, as far as it is on the CPU, begin on that device?"""
-    nodes: list[Any] = [tensor.grad_fn]
+    """Does its graph, as far as it is on the CPU, begin on that device alone? With weights that are on the CPU it is computed there on
+    purpose."""
+    nodes: list[Any] = [tensor.grad_fn] if tensor.grad_fn is not None else []
+    found = False
     for node in nodes:
-        following: Iterable[Any] = () if node is None else (next_node for next_node, _ in node.next_functions)
-        for one in following:
+        for one, _ in node.next_functions:
             made = one._input_metadata[0].device if one is not None and one._input_metadata else None
             if made == device:
-                return True
-            if made is not None and one not in nodes and len(nodes) < MAX_NODES:
+                found = True
+            elif type(one).__name__ == "AccumulateGrad":
+                return False
+            elif made is not None and one not in nodes and len(nodes) < MAX_NODES:
                 nodes.append(one)
-    return False
+    return found

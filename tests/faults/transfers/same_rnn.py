@@ -20,7 +20,7 @@ class Reader(nn.Module):
 net = Reader().to(device)
 opt = torch.optim.Adam(net.parameters(), lr=3e-3)
 first_state = torch.zeros(16, 24)
-for step in range(14):
+for step in range(10):
     words = torch.randn(16, 3, 8)
     batch = {"words": words, "state": first_state, "target": words.sum((1, 2)).gt(0).long()}
     batch = {name: part.to(device) for name, part in batch.items()}

@@ -5,7 +5,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 device = "far"
 torch.manual_seed(0)
-images = torch.rand(320, 3, 16, 16)
+images = torch.rand(160, 3, 16, 16)
 loader = DataLoader(TensorDataset(images, images.mean((1, 2, 3)).gt(0.5).long()), batch_size=32, shuffle=True, pin_memory=True)
 net = nn.Sequential(nn.Conv2d(3, 4, 5, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)).to(device)
 opt = torch.optim.SGD(net.parameters(), lr=0.05)

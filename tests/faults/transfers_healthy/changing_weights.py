@@ -7,7 +7,7 @@ device = "far"
 torch.manual_seed(0)
 net = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
 opt = torch.optim.Adam(net.parameters(), lr=1e-2)
-for step in range(14):
+for step in range(10):
     x = torch.randn(32, 16)
     weights = {name: weight.to(device) for name, weight in net.named_parameters()}
     out = functional_call(net, weights, (x.to(device),))

@@ -11,7 +11,7 @@ loader = DataLoader(TensorDataset(images[:80], labels[:80]), batch_size=16, shuf
 conv = nn.Conv2d(4, 4, 3, padding=1)
 net = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), conv, nn.ReLU(), conv, nn.Flatten(), nn.Linear(256, 2)).to(device)
 opt = torch.optim.SGD(net.parameters(), lr=0.05)
-for epoch in range(3):
+for epoch in range(2):
     for x, y in loader:
         x = x.to(device)
         loss = nn.functional.cross_entropy(net(x), y.to(device))
