@@ -64,6 +64,15 @@ static PyObject *stumble(Beat *self, PyObject *name)
     return answer;
 }
 
+static PyObject *raise_owed(void)
+{
+    PyObject *error = owed;
+    owed = NULL;
+    PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    Py_DECREF(error);
+    return NULL;
+}
+
 /* The handler in C where the step is an ordinary one, else the loop's method. */
 static PyObject *beat(PyObject *object, PyObject *const *args, Py_ssize_t num_args, Py_ssize_t expected, PyObject *name,
                       int (*quick)(Beat *, PyObject *const *))
@@ -77,6 +86,8 @@ static PyObject *beat(PyObject *object, PyObject *const *args, Py_ssize_t num_ar
         int done = quick(self, args);
         const int ended = done == 2 ? end_quickly(self) : 0;
         desk->own_ns += now_ns() - self->meter->entered_ns; /* which a step that began sets anew */
+        if (owed)
+            return raise_owed(); /* a step that is not ended yet is ended by the next call */
         if (done == 2 && ended == 0)
             return PyObject_CallMethodNoArgs(self->loop, n_end_plain_step);
         if (done == 2)

@@ -8,18 +8,6 @@ enum { NOW_AND_THEN = 8, SETTLED = 8, UNLINKED_CHECK = 256 }; /* as sonde.captur
 /* The governor's constants, and the x-ray's: written to once, by `Beat`. */
 static double aim, least_share, start_ns, memory, long_memory, xray_slow, xray_slow_ns, xray_light_ns, xray_memory;
 
-static double real(PyObject *object, PyObject *name)
-{
-    PyObject *value = PyObject_GetAttr(object, name);
-    const double number = value ? PyFloat_AsDouble(value) : NAN;
-    Py_XDECREF(value);
-    if (PyErr_Occurred()) {
-        PyErr_Clear();
-        return NAN;
-    }
-    return number;
-}
-
 /* Is this attribute None, or a number of steps that does not divide this one? */
 static int is_not_due(PyObject *object, PyObject *name, long step)
 {
@@ -113,12 +101,12 @@ static int put_quickly(Beat *self, PyObject *record)
 {
     PyObject *writer = self->writer, *lock = peek(writer, n__lock), *seam = PyDict_GetItemWithError(self->writer_globals, n__write);
     const long fd = whole(writer, n__fd), size = whole(writer, n__size), num_flushes = whole(writer, n__num_flushes);
-    PyErr_Clear();
+    forgive();
     if (!lock || seam != self->os_write || fd < 0 || whole(writer, n__pid) != (long)getpid() || !is_empty(writer, n__pending) ||
         !says(writer, n__gap, Py_None) || size < 0 || size > whole(writer, n__segment_bytes) || num_flushes < 0 || (num_flushes + 1) % UNLINKED_CHECK == 0)
         return 0;
     PyObject *taken = PyObject_CallMethodOneArg(lock, n_acquire, Py_False);
-    PyErr_Clear();
+    forgive();
     Py_XDECREF(taken);
     if (taken != Py_True)
         return 0;
@@ -137,9 +125,14 @@ static int put_quickly(Beat *self, PyObject *record)
         done = settled ? 1 : -1;
         Py_XDECREF(settled);
     }
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
     PyObject *freed = PyObject_CallMethodNoArgs(lock, n_release);
     Py_XDECREF(freed);
-    return freed ? done : -1;
+    if (!freed || !type)
+        return freed ? done : -1;
+    PyErr_Restore(type, error, trace);
+    return -1;
 }
 
 /* object.name(…, flush=True) */
@@ -195,7 +188,7 @@ static int call(PyObject *object, PyObject *name)
 /* The rest of StepEnds._end_step, but for its choice */
 static int begin_step(Beat *self, const End *end)
 {
-    PyObject *stepped = peek(self->clock, n__stepped), *sums = peek(self->losses, n__sums), *calls = peek(self->kept, n_calls), *watched = peek(self->models, n__watched);
+    PyObject *stepped = peek(self->clock, n__stepped), *sums = peek(self->losses, n__sums), *calls = peek(self->kept, n_calls);
     if (!stepped || !sums || !calls || put_whole(self->clock, n_number, end->step + 1) < 0 || put(self->clock, n_active, Py_False) < 0 ||
         put_whole(self->clock, n__backwards, 0) < 0 || put(self->guard, n__sum_of_squares, Py_None) < 0 || call(calls, n_clear) < 0 ||
         put(self->kept, n_frame, Py_None) < 0 || put(self->kept, n_maker, Py_None) < 0 || put_float(self->losses, n__scale, NAN) < 0 ||
@@ -203,6 +196,7 @@ static int begin_step(Beat *self, const End *end)
         return -1;
     PyDict_Clear(stepped);
     PyDict_Clear(sums);
+    PyObject *watched = peek(self->models, n__watched); /* not before: what was let go of may have had a destructor that changes it */
     for (Py_ssize_t i = 0; watched && i < PyList_GET_SIZE(watched); i++) {
         PyObject *doors = peek(PyList_GET_ITEM(watched, i), n_doors_used);
         if (!doors || PySet_Clear(doors) < 0)
@@ -245,10 +239,9 @@ static int end_quickly(Beat *self)
     meter->desk->own_ns = 0;
     if (failed || write_step(self, &end) < 0 || begin_step(self, &end) < 0 || tell_governor(self, &end, observed) < 0)
         return -1;
-    PyObject *hears = peek(self->loop, n_on_step_end), *done;
-    if (!hears || hears == Py_None)
+    if (says(self->loop, n_on_step_end, Py_None))
         return 1;
-    done = PyObject_CallFunction(hears, "lO", end.step, Py_False);
+    PyObject *done = PyObject_CallMethod(self->loop, "on_step_end", "lO", end.step, Py_False);
     Py_XDECREF(done);
     return done ? 1 : -1;
 }

@@ -57,7 +57,7 @@ static int is_finite_input(PyObject *value)
     if ((PyObject *)Py_TYPE(value) != tensor_type)
         return 0;
     PyObject *floating = PyObject_CallMethodNoArgs(value, n_is_floating_point);
-    PyErr_Clear();
+    forgive();
     Py_XDECREF(floating);
     return floating == Py_False;
 }
@@ -84,7 +84,7 @@ static int quick_forward_begins(Beat *self, PyObject *const *args)
     PyObject *task = PyObject_CallNoArgs(self->graph_task);
     const int outside = task && PyLong_CheckExact(task) && PyLong_AsLong(task) == -1;
     Py_XDECREF(task);
-    PyErr_Clear();
+    forgive();
     if (!outside || !answers(self->tracing, Py_None) || !answers(self->grad_enabled, Py_True) || !is_calm(self) || !is_learnt(self, n_forward) ||
         !says(watched, n_ever_entered, Py_True) || !says(module, n_training, Py_True) || !are_finite_inputs(args[2], args[3]))
         return 0;
@@ -132,7 +132,7 @@ static int quick_forward_ended(Beat *self, PyObject *const *args)
     PyObject *entered = peek(self->loop, n__entered);
     if (args[2] == Py_None || whole(self->loop, n__depth) != 1 || (entered != Py_None && (!is_observed(self) || entered != args[0])) ||
         !is_empty(self->evaluations, n__under_way) || !thread || PyLong_AsUnsignedLong(thread) != PyThread_get_thread_ident() || !answers(self->grad_enabled, Py_True) || !is_seen) {
-        PyErr_Clear();
+        forgive();
         return 0;
     }
     if (put_whole(self->loop, n__depth, 0) < 0 || meter_finishes(self->meter, text_forward) < 0)
@@ -147,14 +147,23 @@ static int quick_forward_ended(Beat *self, PyObject *const *args)
     return is_observed(self) && leave_observed(self, args) < 0 ? -1 : 1;
 }
 
-/* The only optimizer's account, borrowed; NULL where there are none or several. */
+/* The only optimizer's account, a new reference; NULL where there are none or several. */
 static PyObject *only_account(Beat *self)
 {
     PyObject *accounts = peek(self->ledger, n_accounts), *account = NULL;
     Py_ssize_t place = 0;
     if (accounts && PyDict_CheckExact(accounts) && PyDict_GET_SIZE(accounts) == 1)
         PyDict_Next(accounts, &place, NULL, &account);
-    return account && says(account, n_far, Py_False) ? account : NULL;
+    return account && says(account, n_far, Py_False) ? Py_NewRef(account) : NULL;
+}
+
+/* A handler's part that concerns the only optimizer. */
+static int with_account(Beat *self, PyObject *const *args, int (*quick)(Beat *, PyObject *, PyObject *const *))
+{
+    PyObject *account = only_account(self);
+    const int done = account ? quick(self, account, args) : 0;
+    Py_XDECREF(account);
+    return done;
 }
 
 /* Is this optimizer running its closure, which a framework is known to do exactly once? */
@@ -163,15 +172,24 @@ static int is_in_closure(Beat *self, PyObject *account)
     return says(self->loop, n__in_step, account) && says(self->loop, n__closure, Py_True) && says(self->loop, n_single_closures, Py_True);
 }
 
+/* What a weak reference refers to, a new reference; NULL where it is dead or none. */
+static PyObject *referred(PyObject *reference)
+{
+    PyObject *object = reference && PyWeakref_Check(reference) ? PyWeakref_GetObject(reference) : Py_None;
+    return object && object != Py_None ? Py_NewRef(object) : NULL;
+}
+
 /* Gradients that nobody was heard to clear: are those of the witnesses gone? */
 static int are_gone(PyObject *account)
 {
-    PyObject *witnesses = peek(account, n_witnesses);
+    PyObject *witnesses = Py_XNewRef(peek(account, n_witnesses));
     int gone = witnesses && PyList_CheckExact(witnesses) && PyList_GET_SIZE(witnesses);
     for (Py_ssize_t i = 0; gone && i < PyList_GET_SIZE(witnesses); i++) {
-        PyObject *reference = PyList_GET_ITEM(witnesses, i), *parameter = PyWeakref_Check(reference) ? PyWeakref_GetObject(reference) : NULL;
-        gone = parameter && parameter != Py_None && says(parameter, n_grad, Py_None);
+        PyObject *parameter = referred(PyList_GET_ITEM(witnesses, i));
+        gone = parameter && says(parameter, n_grad, Py_None);
+        Py_XDECREF(parameter);
     }
+    Py_XDECREF(witnesses);
     return gone;
 }
 
@@ -183,31 +201,29 @@ static double divided(Beat *self, double value)
         value *= PyFloat_AsDouble(answer);
     Py_XDECREF(answer);
     if (PyErr_Occurred()) {
-        PyErr_Clear();
+        forgive();
         return NAN;
     }
     return value;
 }
 
 /* backward_begins(tensors) */
-static int quick_backward_begins(Beat *self, PyObject *const *args)
+static int backward_begins(Beat *self, PyObject *account, PyObject *const *args)
 {
     View view;
     float wide;
-    PyObject *account = only_account(self), *series = peek(self->lines, n__series), *sums = peek(self->losses, n__sums);
+    PyObject *series = peek(self->lines, n__series), *sums = peek(self->losses, n__sums);
     const long step = whole(self->clock, n_number), num_backwards = whole(self->clock, n__backwards);
     const int inside = !says(self->loop, n__in_step, Py_None);
-    if (!account || !series || !PyDict_CheckExact(series) || PyDict_GET_SIZE(series) != 1 || !sums || !PyDict_CheckExact(sums) || PyDict_GET_SIZE(sums) ||
+    if (!series || !PyDict_CheckExact(series) || PyDict_GET_SIZE(series) != 1 || !sums || !PyDict_CheckExact(sums) || PyDict_GET_SIZE(sums) ||
         step % CHECKED_EVERY == 0 || whole(self->lines, n__num_alike) <= LEARNT || num_backwards != 0 || !is_calm(self) ||
         (inside && !is_in_closure(self, account)) || !says(self->ledger, n_ever_used, Py_True) || !says(account, n_written, Py_False) ||
         !(says(account, n_cleared, Py_True) || are_gone(account)) || !look(args[0], &view) || view.num != 1 || view.repeats != 1)
         return 0;
-    PyObject *scale = peek(self->losses, n__scale), *recents = peek(self->spikes, n__losses);
     const double value = divided(self, view.kind == F64 ? *(const double *)view.data : (double)*widen(&view, view.data, 1, &wide));
-    PyObject *recent = isfinite(value) ? is_usual(recents, n_loss, value) : NULL;
-    if (!recent || !scale || !PyFloat_CheckExact(scale) || !isnan(PyFloat_AS_DOUBLE(scale)))
+    PyObject *recent = isfinite(value) ? is_usual(peek(self->spikes, n__losses), n_loss, value) : NULL;
+    if (!recent || !isnan(real(self->losses, n__scale)))
         return 0;
-    Py_INCREF(account); /* the probes' Python lets other threads run */
     Py_INCREF(recent);
     PyObject *frame = user_frame(self), *sum = frame ? Py_BuildValue("di", value, 1) : NULL;
     const int failed = !sum || put(self->clock, n_active, Py_True) < 0 || (!inside && put_whole(self->clock, n__backwards, 1) < 0) ||
@@ -216,18 +232,19 @@ static int quick_backward_begins(Beat *self, PyObject *const *args)
                        put(self->kept, n_frame, frame) < 0 || (is_observed(self) && tell_probes(self, n_backward, args, 1) < 0) ||
                        put(self->kept, n_maker, Py_None) < 0 || PyDict_SetItem(sums, n_loss, sum) < 0 ||
                        put_float(self->losses, n_last, value) < 0 || see(recent, value) < 0 || meter_begins(self->meter, text_backward) < 0;
-    Py_DECREF(account);
     Py_DECREF(recent);
     Py_XDECREF(frame);
     Py_XDECREF(sum);
     return failed ? -1 : 1;
 }
 
+static int quick_backward_begins(Beat *self, PyObject *const *args) { return with_account(self, args, backward_begins); }
+
 /* The optimizer's groups, a new reference; NULL where they are no plain list. They are the user's: whatever is asked of them may change them. */
 static PyObject *groups_of(PyObject *optimizer)
 {
     PyObject *groups = PyObject_GetAttr(optimizer, n_param_groups);
-    PyErr_Clear();
+    forgive();
     if (groups && !PyList_CheckExact(groups))
         Py_CLEAR(groups);
     return groups;
@@ -236,7 +253,7 @@ static PyObject *groups_of(PyObject *optimizer)
 static PyObject *in_group(PyObject *groups, Py_ssize_t i, PyObject *name)
 {
     PyObject *group = PyList_GET_ITEM(groups, i), *value = PyDict_CheckExact(group) ? PyDict_GetItemWithError(group, name) : NULL;
-    PyErr_Clear();
+    forgive();
     return value;
 }
 
@@ -254,7 +271,7 @@ static int add_gradient(PyObject *parameter, double *sum)
         come_back(&away);
     }
     Py_XDECREF(gradient);
-    PyErr_Clear();
+    forgive();
     return fine;
 }
 
@@ -285,23 +302,26 @@ static int is_of(PyObject *account, PyObject *optimizer)
     return reference && PyWeakref_Check(reference) && PyWeakref_GetObject(reference) == optimizer;
 }
 
-static int quick_backward_ended(Beat *self, PyObject *const *args)
+static int backward_ended(Beat *self, PyObject *account, PyObject *const *args)
 {
     (void)args;
-    PyObject *account = only_account(self), *reference = account ? peek(account, n_optimizer) : NULL;
     const int inside = !says(self->loop, n__in_step, Py_None);
-    if (!account || (inside && !is_in_closure(self, account)) || whole(self->clock, n_known_optimizers) <= 0 ||
+    if ((inside && !is_in_closure(self, account)) || whole(self->clock, n_known_optimizers) <= 0 ||
         !(says(account, n_written, Py_True) || whole(account, n_doubts) == 0))
         return 0;
     if (inside) { /* nobody asks about the gradients of a closure before they are used */
-        PyObject *scale = peek(self->losses, n__scale), *optimizer = reference && PyWeakref_Check(reference) ? PyWeakref_GetObject(reference) : NULL;
-        if (!scale || !PyFloat_CheckExact(scale) || !isnan(PyFloat_AS_DOUBLE(scale)) || !optimizer || squares_of(optimizer) < 0)
+        PyObject *optimizer = referred(peek(account, n_optimizer));
+        const int fine = optimizer && isnan(real(self->losses, n__scale)) && squares_of(optimizer) > 0;
+        Py_XDECREF(optimizer);
+        if (!fine)
             return 0;
         if (put(self->kept, n_frame, Py_None) < 0)
             return -1;
     }
     return meter_finishes(self->meter, text_backward) < 0 || put(account, n_written, Py_True) < 0 ? -1 : 1;
 }
+
+static int quick_backward_ended(Beat *self, PyObject *const *args) { return with_account(self, args, backward_ended); }
 
 /* The norms of this optimizer's gradients, where this one is as usual. */
 static PyObject *usual_norms(Beat *self, PyObject *account, double norm)
@@ -336,7 +356,7 @@ static PyObject *parameters_of(PyObject *optimizer)
         if (!params || !PyList_CheckExact(params) || PyList_SetSlice(all, PY_SSIZE_T_MAX, PY_SSIZE_T_MAX, params) < 0)
             Py_CLEAR(all);
     }
-    PyErr_Clear();
+    forgive();
     Py_XDECREF(groups);
     return all;
 }
@@ -361,36 +381,37 @@ static double squares_known(Beat *self, PyObject *optimizer)
     else if (known && PyTuple_CheckExact(known) && PyTuple_GET_SIZE(known) == 2 && PyLong_AsLong(PyTuple_GET_ITEM(known, 1)) == -1)
         sum = PyFloat_AsDouble(PyTuple_GET_ITEM(known, 0));
     Py_XDECREF(known);
-    PyErr_Clear();
+    forgive();
     return sum > 0 && isfinite(sum) ? sum : -1;
 }
 
 /* optimizer_begins(optimizer, closure) */
-static int quick_optimizer_begins(Beat *self, PyObject *const *args)
+static int optimizer_begins(Beat *self, PyObject *account, PyObject *const *args)
 {
-    PyObject *account = only_account(self), *optimizer = args[0], *recent = NULL;
+    PyObject *optimizer = args[0], *recent = NULL;
     const int closure = args[1] == Py_True;
-    if (!account || !is_of(account, optimizer) || !is_calm(self) || !is_empty(self->clock, n__stepped) || !is_learnt(self, n_optimizer_step) ||
+    if (!is_of(account, optimizer) || !is_calm(self) || !is_empty(self->clock, n__stepped) || !is_learnt(self, n_optimizer_step) ||
         !(closure || (are_fresh(self, account) && usual_norms(self, account, -INFINITY))))
         return 0;
     const int observed = is_observed(self);
     PyObject *parameters = observed ? parameters_of(optimizer) : NULL;
     if (observed && !parameters)
         return 0;
-    Py_INCREF(account); /* reading large gradients lets other threads run */
     /* Where this turns out not to be ordinary, the probes are told again: they measure the same once more. */
     int done = observed && tell_of_update(self, n_before, optimizer, parameters, closure) < 0 ? -1 : 1;
     const double sum = closure || done < 0 ? 0 : observed ? squares_known(self, optimizer) : squares_of(optimizer), norm = sum > 0 ? 0.5 * log(sum) : NAN;
-    if (done == 1 && !closure && !(sum > 0 && (recent = usual_norms(self, account, norm))))
+    if (done == 1 && !closure && !(sum > 0 && (recent = Py_XNewRef(usual_norms(self, account, norm)))))
         done = 0;
     if (done == 1 &&
         (put(self->clock, n_active, Py_True) < 0 || put(self->loop, n__in_step, account) < 0 || put(self->loop, n__closure, args[1]) < 0 ||
          (!closure && (use_gradients(self, account, sum) < 0 || see(recent, norm) < 0)) || meter_begins(self->meter, text_optimizer) < 0))
         done = -1;
+    Py_XDECREF(recent);
     Py_XDECREF(parameters);
-    Py_DECREF(account);
     return done;
 }
+
+static int quick_optimizer_begins(Beat *self, PyObject *const *args) { return with_account(self, args, optimizer_begins); }
 
 /* Writes the learning rates; 0 where one of them is no plain number, or has no scalar yet. With `write` 0 it only looks. */
 static int take_rates(Beat *self, PyObject *optimizer, int write)
@@ -409,18 +430,16 @@ static int take_rates(Beat *self, PyObject *optimizer, int write)
 }
 
 /* optimizer_ended(optimizer): the step ends with it. */
-static int quick_optimizer_ended(Beat *self, PyObject *const *args)
+static int optimizer_ended(Beat *self, PyObject *account, PyObject *const *args)
 {
-    PyObject *account = only_account(self), *optimizer = args[0], *stepped = peek(self->clock, n__stepped), *anchor = peek(self->clock, n__anchor);
-    PyObject *found = PyObject_GetAttr(optimizer, n_found_inf);
-    PyErr_Clear();
-    Py_XDECREF(found);
-    PyObject *key = PyLong_FromVoidPtr(optimizer), *parameters = NULL;
+    PyObject *optimizer = args[0], *found = PyObject_GetAttr(optimizer, n_found_inf);
+    forgive();
+    Py_XDECREF(found); /* None is all that is asked for */
+    PyObject *stepped = peek(self->clock, n__stepped), *anchor = Py_XNewRef(peek(self->clock, n__anchor)), *key = PyLong_FromVoidPtr(optimizer), *parameters = NULL;
     int done = 0;
-    const int closure = account && is_in_closure(self, account), observed = is_observed(self);
+    const int closure = is_in_closure(self, account), observed = is_observed(self);
     const double sum = closure && are_fresh(self, account) ? squares_of(optimizer) : -1;
-    Py_XINCREF(account); /* nobody else holds it while the probes are told */
-    if (key && account && (!found || found == Py_None) && says(self->loop, n__in_step, account) && is_of(account, optimizer) &&
+    if (key && (!found || found == Py_None) && says(self->loop, n__in_step, account) && is_of(account, optimizer) &&
         (closure ? sum > 0 : says(self->loop, n__closure, Py_False)) && stepped && PyDict_CheckExact(stepped) && PyDict_GET_SIZE(stepped) == 0 && anchor &&
         (anchor == Py_None ? whole(self->clock, n_known_optimizers) <= 1 : PyObject_RichCompareBool(anchor, key, Py_EQ) == 1) &&
         take_rates(self, optimizer, 0) && (!observed || (parameters = parameters_of(optimizer))))
@@ -433,9 +452,11 @@ static int quick_optimizer_ended(Beat *self, PyObject *const *args)
                    ? -1
                    : 2;
     if (done == 0)
-        PyErr_Clear();
-    Py_XDECREF(account);
+        forgive();
+    Py_XDECREF(anchor);
     Py_XDECREF(parameters);
     Py_XDECREF(key);
     return done;
 }
+
+static int quick_optimizer_ended(Beat *self, PyObject *const *args) { return with_account(self, args, optimizer_ended); }

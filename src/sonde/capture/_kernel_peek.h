@@ -1,11 +1,33 @@
-/* What the handlers ask of objects of Python. All leave no exception where they answer "no". */
+/* What the handlers ask of objects of Python. All leave no exception where they answer "no".
+ *
+ * Asking may run Python: a property of the user's, a tensor of a class of his, a signal handler, another thread. Letting go of something may
+ * run its destructor. So whatever is used after that is held meanwhile. */
+
+static _Thread_local PyObject *owed; /* an exception that a question met and that is not ours to drop: Ctrl-C, sys.exit. `beat` raises it. */
+
+/* "No" is the answer, whatever was raised. */
+static void forgive(void)
+{
+    PyObject *type, *error, *trace;
+    if (!PyErr_Occurred())
+        return;
+    if (owed || PyErr_ExceptionMatches(PyExc_Exception)) {
+        PyErr_Clear();
+        return;
+    }
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    owed = error;
+    Py_XDECREF(type);
+    Py_XDECREF(trace);
+}
 
 /* An attribute of an object of ours, borrowed: the object holds it. NULL where there is none. */
 static PyObject *peek(PyObject *object, PyObject *name)
 {
     PyObject *value = PyObject_GetAttr(object, name);
     if (!value) {
-        PyErr_Clear();
+        forgive();
         return NULL;
     }
     Py_DECREF(value);
@@ -19,7 +41,19 @@ static long whole(PyObject *object, PyObject *name)
     PyObject *value = PyObject_GetAttr(object, name);
     long number = value && PyLong_CheckExact(value) ? PyLong_AsLong(value) : -1;
     Py_XDECREF(value);
-    PyErr_Clear();
+    forgive();
+    return number;
+}
+
+static double real(PyObject *object, PyObject *name)
+{
+    PyObject *value = PyObject_GetAttr(object, name);
+    const double number = value ? PyFloat_AsDouble(value) : NAN;
+    Py_XDECREF(value);
+    if (PyErr_Occurred()) {
+        forgive();
+        return NAN;
+    }
     return number;
 }
 
@@ -45,7 +79,7 @@ static int put_float(PyObject *object, PyObject *name, double number)
 static int answers(PyObject *function, PyObject *expected)
 {
     PyObject *answer = PyObject_CallNoArgs(function);
-    PyErr_Clear();
+    forgive();
     Py_XDECREF(answer);
     return answer == expected;
 }
@@ -61,7 +95,7 @@ static PyObject *by_id(PyObject *dict, PyObject *object)
     PyObject *key = dict && PyDict_CheckExact(dict) ? PyLong_FromVoidPtr(object) : NULL;
     PyObject *value = key ? PyDict_GetItemWithError(dict, key) : NULL;
     Py_XDECREF(key);
-    PyErr_Clear();
+    forgive();
     return value;
 }
 
@@ -69,7 +103,7 @@ static PyObject *by_id(PyObject *dict, PyObject *object)
 static int is_learnt(Beat *self, PyObject *call)
 {
     PyObject *lookups = peek(self->lines, n__num_lookups), *num = lookups && PyDict_CheckExact(lookups) ? PyDict_GetItemWithError(lookups, call) : NULL;
-    PyErr_Clear();
+    forgive();
     return num && PyLong_AsLong(num) >= LEARNT;
 }
 
@@ -83,7 +117,7 @@ static int is_calm(Beat *self)
 static PyObject *is_usual(PyObject *series, PyObject *key, double value)
 {
     PyObject *recent = series && PyDict_CheckExact(series) ? PyDict_GetItemWithError(series, key) : NULL;
-    PyErr_Clear();
+    forgive();
     PyObject *bound = recent ? peek(recent, n_bound) : NULL, *values = recent ? peek(recent, n__values) : NULL;
     if (!bound || !PyFloat_CheckExact(bound) || !(value <= PyFloat_AS_DOUBLE(bound)) || !values || !PyList_CheckExact(values))
         return NULL;
