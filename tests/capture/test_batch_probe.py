@@ -101,8 +101,8 @@ def test_one_input_that_can_tell_samples_apart_is_not_taken_for_one_that_cannot(
             optimizer.zero_grad()
             model(torch.zeros(10, 6), beside, labels=torch.arange(10) % 2)[1].backward()
             optimizer.step()
-    noted = {name: (event.data["num_inputs"], event.data["num_alike"]) for name, event in zip(more, Run(tmp_path / "run").events("data"), strict=True)}
-    assert noted == {name: expected for name, (_, expected) in more.items()}
+    noted = [(event.data["num_inputs"], event.data["num_alike"]) for event in Run(tmp_path / "run").events("data")]
+    assert dict(zip(more, noted, strict=True)) == {name: expected for name, (_, expected) in more.items()}
 
 
 def test_what_a_model_is_to_give_back_is_an_input_and_no_label(tmp_path):

@@ -203,7 +203,8 @@ def makes_another(worker_id):
 
 
 def test_a_worker_init_fn_that_seeds_the_global_generators_leaves_others_alike():
-    seeded = [about(DataLoader(dataset, num_workers=2, worker_init_fn=seeds_from_torch)) for dataset in (Drawing(), DrawnOutside(), Stream())]
+    datasets = (Drawing(), DrawnOutside(), Stream())
+    seeded = [about(DataLoader(dataset, num_workers=2, worker_init_fn=seeds_from_torch)) for dataset in datasets]
     assert [(each["copied_generators"], each["copied_globals"], each["knows_worker"]) for each in seeded] == [
         (["rng"], [], False), ([], ["RNG"], False), ([], [], False),
     ]  # fmt: skip

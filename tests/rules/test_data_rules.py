@@ -61,6 +61,13 @@ def test_where_several_batches_make_a_step_the_first_may_be_the_same_each_time()
     assert "no batch of a DataLoader" in why_not(SameBatch, steps_with(lambda step: (7, 8), data=lambda step: {"num_fetched": 2}))
 
 
+def test_a_loader_that_is_started_for_something_else_before_the_training_is_not_that_of_the_training():
+    """A validation, or the mean of the data; and a validation after the first epoch."""
+    first, own, last = (loader(num_batches=num, line=f"train.py:{num}") for num in (1, 40, 2))
+    steps = fed(training(100, start=[first, own, *opening(), last]), lambda step: (7, 8))
+    assert the_finding(SameBatch, steps).evidence["source"] == "train.py:40"
+
+
 def test_the_same_batch_is_not_judged_without_a_loader_or_its_length():
     assert "no batch of a DataLoader" in why_not(SameBatch, steps_with())
     assert "how many batches" in why_not(SameBatch, steps_with(lambda step: (7, 8), start=[loader(num_batches=0, order="stream")]))

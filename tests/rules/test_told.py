@@ -8,6 +8,7 @@ from synthetic import opening, training
 from test_schedule_rules import begins, made, run
 
 from sonde.record import Event
+from sonde.rules.epochs import Epochs
 from sonde.rules.told import Told
 
 
@@ -75,6 +76,22 @@ def test_a_loop_of_epochs_that_was_left_is_told():
 def test_a_loop_that_came_to_its_end_or_was_interrupted_was_not_left():
     assert "stopped" not in told(rounds(4, 4))
     assert "stopped" not in told(rounds(4, 50, ended="interrupted"))
+
+
+def test_a_loader_that_is_made_anew_in_each_round_is_one_that_goes_on():
+    """`for x, y in DataLoader(…)`, with another one for the validation."""
+    about = {"planned": 4, "loop": "train.py:30", "breaks": [], "num": 1}
+
+    def begun(at, step, *, validates):
+        return Event("pass", step, {**about, "at": at, "loader": 2 * at + validates, "num_batches": 3 if validates else 10})
+
+    events = {10 * at: [begun(at, 10 * at, validates=False), begun(at, 10 * at + 9, validates=True)] for at in range(4)}
+    steps = training(40, start=[*opening(), Event("end", 0, {"how": "finished"})], events=events)
+    assert "stopped" not in told(steps)
+    epochs = Epochs()
+    for step in steps:
+        epochs.see(step)
+    assert (epochs.planned, epochs.num, epochs.sure_length) == (4, 4, 10)
 
 
 def test_a_loop_whose_rounds_are_not_passes_over_the_data_says_nothing():

@@ -76,7 +76,10 @@ def _given(node: Any, kind: str, outputs: Sequence[tuple[int, ...]], fetched: It
         num_classes = scores.shape[1] if scores.dim() > 1 else 0
         is_own = any(num_classes in shape[1:] for shape in whole)
     values = _values(labels, fetched) if is_own else None
-    return None if values is None else Labels(values, num_classes, _is_learnt(node, 1 if kind in _BINARY else num_classes), (labels.data_ptr(), labels.numel()))
+    if values is None:
+        return None
+    is_learnt = _is_learnt(node, 1 if kind in _BINARY else num_classes)
+    return Labels(values, num_classes, is_learnt, (labels.data_ptr(), labels.numel()))
 
 
 def _is_learnt(node: Any, num_columns: int) -> bool:

@@ -123,7 +123,7 @@ def _may_hold(value: Any) -> bool:
 
 
 def _read(holder: Any) -> _Part:
-    """The code that runs when a sample is asked for: a function of the user's, or methods; those that they call, and functions of the user's."""
+    """The code that runs when a sample is asked for: methods or a function of the user's, and what of the user's they call."""
     part = _Part(set(), [], set())
     kind = type(holder)
     waiting = [method for name in _ENTRIES if isinstance(method := getattr(kind, name, None), FunctionType)]

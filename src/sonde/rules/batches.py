@@ -19,14 +19,19 @@ NOTHING_SEEN = NotEvaluated("no batch was looked at: no observed step ran a watc
 
 @dataclass(slots=True)
 class Loader:
-    """The first DataLoader that was started, which is that of the training."""
+    """The last DataLoader that was started before the model trained on something: before it there may be one for a validation, or one for
+    the mean of the data."""
 
     facts: Mapping[str, Any] = field(default_factory=dict)
+    has_trained: bool = False
 
     def see(self, step: Step) -> None:
         for event in step.events:
-            if event.kind == "source" and event.data.get("call") == "loader" and not self.facts:
+            call = event.data.get("call") if event.kind == "source" else ""
+            if call == "loader" and not (self.facts and self.has_trained):
                 self.facts = event.data
+            elif call == "forward":
+                self.has_trained = True
 
     @property
     def num_batches(self) -> int:

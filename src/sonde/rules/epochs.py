@@ -13,6 +13,7 @@ from sonde.rules.activity import count
 
 FEWEST = 3  # beginnings: two of them may be a trial and the first epoch
 MAX_LOADERS = 50
+MAX_MADE_ANEW = 2000  # as many passes as are told
 
 
 @dataclass(slots=True)
@@ -54,6 +55,7 @@ class Epochs:
     num_batches: dict[int, int] = field(default_factory=dict)
     framework: Spacing = field(default_factory=Spacing)
     evaluations: Spacing = field(default_factory=Spacing)
+    made_anew: dict[int, int] = field(default_factory=dict)  # loaders of later rounds, and the one of the first that they stand for
 
     def see(self, step: Step) -> None:
         for event in step.events:
@@ -66,7 +68,11 @@ class Epochs:
 
     def _pass(self, step: int, data: Mapping[str, Any]) -> None:
         loader = data.get("loader")
-        if not isinstance(loader, int) or (loader not in self.loaders and len(self.loaders) >= MAX_LOADERS):
+        if not isinstance(loader, int):
+            return
+        again = self._made_again(loader, data)
+        loader = again if again is not None else loader
+        if loader not in self.loaders and len(self.loaders) >= MAX_LOADERS:
             return
         self.loaders.setdefault(loader, Spacing()).see(step)
         if isinstance(num_batches := data.get("num_batches"), int):
@@ -76,9 +82,19 @@ class Epochs:
         if known is None:
             named = [str(each) for each in data.get("breaks", ())]
             known = self.rounds[loader] = Rounds(planned if isinstance(planned, int) else 0, str(data.get("loop", "")), named)
-        is_next = at == known.num and data.get("num") == known.num + 1 and not data.get("last_told")
+        is_next = at == known.num and (again is not None or data.get("num") == known.num + 1) and not data.get("last_told")
         known.regular = known.regular and planned == known.planned and is_next
         known.num += 1
+
+    def _made_again(self, loader: int, data: Mapping[str, Any]) -> int | None:
+        """`for x, y in DataLoader(…):` makes another loader in each round of the loop of epochs: the one of the first round, or None."""
+        if loader not in self.loaders and loader not in self.made_anew and data.get("loop") and len(self.made_anew) < MAX_MADE_ANEW:
+            for first, rounds in self.rounds.items():
+                is_alike = rounds.loop == data["loop"] and self.num_batches.get(first) == data.get("num_batches")
+                if is_alike and rounds.regular and rounds.num == data.get("at") and data.get("num") == 1:
+                    self.made_anew[loader] = first
+                    break
+        return self.made_anew.get(loader)
 
     @property
     def sure_length(self) -> float:

@@ -131,7 +131,7 @@ def _look(inputs: list[torch.Tensor]) -> tuple[dict[str, Any], dict[tuple[int, i
     their place in memory: are all samples alike in it?
 
     Those with as many rows as the first, and what is neither that nor a mask or a position, in the shape of one sample: a hidden state has
-    its samples in another dimension, the edges of a graph say how its nodes differ. Such a one is as good as nothing where it is one number.
+    its samples in another dimension, the edges of a graph say how its nodes differ. Such a one says nothing where it is one number.
     """
     inputs = [tensor for tensor in inputs if tensor.dim()]
     size = len(inputs[0]) if inputs else 0
