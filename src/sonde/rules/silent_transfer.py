@@ -10,10 +10,10 @@ How it knows     two steps in a row were listened to, more than once in the run:
                  its graph. It is a warning where the calls take a tenth of the step; with what they waited for, so that less may be
                  gained.
 Known problems   a batch is another tensor in each step, and weights change: these are silent, and so are activations that are kept on the
-                 CPU until backward, and layers whose weights are on the CPU. Numbers that were computed anew on the CPU from what had
-                 come there, without a graph, are not recognized as coming back. A tensor that a model holds is a matter of tensor-left-behind. A constant that is too large
-                 for the device has to be brought over each time. What torch and libraries move of themselves is not looked at, nor are
-                 programs with torch.compile. Not tried with a real device.
+                 CPU until backward, and layers whose weights are on the CPU. Numbers that were computed anew on the CPU from what had come
+                 there, without a graph, are not recognized as coming back. A tensor that a model holds is a matter of tensor-left-behind.
+                 A constant that is too large for the device has to be brought over each time. What torch and libraries move of themselves
+                 is not looked at, nor are programs with torch.compile. Not tried with a real device.
 Fix              move it once, before the loop; compute on the device what is done to it on the CPU; DataLoader(..., pin_memory=True).
 """
 
