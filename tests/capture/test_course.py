@@ -103,6 +103,14 @@ def test_a_scheduler_that_was_made_before_anybody_listened_is_told_of_with_its_f
     assert events(session, "optimizer")[0]["groups"][0]["initial_lr"] == 0.1
 
 
+def test_a_rate_that_a_checkpoint_brings_along_is_that_of_no_scheduler(tmp_path):
+    model, optimizer = parts()
+    optimizer.param_groups[0].update(lr=1e-3, initial_lr=0.1)  # as `load_state_dict` does
+    with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True) as session:
+        update(model, optimizer)
+    assert "initial_lr" not in events(session, "optimizer")[0]["groups"][0]
+
+
 class Halving(lr_scheduler.LRScheduler):
     def get_lr(self):
         return [base * 0.5**self.last_epoch for base in self.base_lrs]

@@ -154,6 +154,13 @@ def test_a_plan_in_updates_that_keeps_pace_and_is_stopped_early_is_clear():
     assert ask(SchedulerTooRarely, run(100, scheduler=one_cycle(500), planned=25)) == Clear()
 
 
+def test_short_stages_with_a_schedule_each_before_a_long_one_are_clear():
+    """Each keeps pace with its own updates; on average they have a fifth of those of the last."""
+    stages = [event for i in range(1, 6) for event in (made("OneCycleLR", i, plan={"total_steps": 20}), begins(index=i))]
+    steps = run(200, scheduler=one_cycle(200), planned=10, more=stages)
+    assert ask(SchedulerTooRarely, steps) == Clear()
+
+
 def test_while_no_loop_says_how_long_a_run_is_to_be_no_plan_is_as_long_as_it_is_now():
     assert ask(SchedulerTooRarely, run(scheduler=one_cycle(200), every=EPOCH, ended=False)) == Clear()
 

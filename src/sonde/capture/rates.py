@@ -35,11 +35,12 @@ def tell_of(optimizer: torch.optim.Optimizer, index: int, journal: Journal, step
         return
     frame = user_frame()
     line, text = line_of(frame) if frame else ("", "")
+    scheduled = hasattr(optimizer.step, "_wrapped_by_lr_sched")  # a scheduler holds it already; a checkpoint brings initial_lr along, too
     groups = [
         {
             "lr": rate_of(group), "num_parameters": len(group["params"]), "fused": group.get("fused"), "foreach": group.get("foreach"),
             "momentum": read_number(group.get("momentum") or 0), "device": group["params"][0].device.type if group["params"] else "",
-            **({"initial_lr": rate_of({"lr": group["initial_lr"]})} if "initial_lr" in group else {}),  # a scheduler holds it already
+            **({"initial_lr": rate_of({"lr": group["initial_lr"]})} if scheduled and "initial_lr" in group else {}),
         }
         for group in optimizer.param_groups[:64]
     ]  # fmt: skip

@@ -52,7 +52,7 @@ class SchedulerTooRarely:
         if known.num_updates < ENOUGH or known.steps_each < FEWEST:
             return NotEvaluated(f"only {known.num_updates} updates and {known.num_steps} steps of a scheduler were made")
         for one, total in planned:
-            if known.steps_each * LEFT <= total and not known.with_every_update and self._counts_updates(total):
+            if known.steps_each * LEFT <= total and not known.keep_pace and self._counts_updates(total):
                 return [self._finding(one, total, "update")]
             if self._counts_batches(total):
                 return [self._finding(one, total, "batch")]

@@ -176,6 +176,11 @@ class Schedules:
         return self.num_updates > 0 and self.steps_each >= EVERY_UPDATE * self.num_updates
 
     @property
+    def keep_pace(self) -> bool:
+        """One of the schedulers steps with every update, together or in turn: a short stage has its own, and then a long one."""
+        return self.num_steps >= EVERY_UPDATE * self.num_updates
+
+    @property
     def has_finished(self) -> bool:
         """The program came to its own end, with nothing wrong."""
         return self.ended in ("finished", "exit")
