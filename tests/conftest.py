@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(here) and item.path.relative_to(here).parts[0] in READING and not item.get_closest_marker("torch"):
             item.add_marker("reading")
+
+
+def pytest_collection_finish() -> None:
+    """Half a million objects of pytest, torch and other libraries are set aside: collecting garbage, which many tests do, went over all
+    of them each time and was a third of CI. Tests that look for holders among the variables of modules take them back."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
+def unfrozen() -> Iterator[None]:
+    gc.unfreeze()
+    yield
+    gc.freeze()
 
 
 def write_sample_run(

@@ -15,6 +15,7 @@ from torch import nn  # noqa: E402
 
 import sonde  # noqa: E402
 from sonde.capture import calls  # noqa: E402
+from sonde.capture.governor import FIRST_STEPS  # noqa: E402
 from sonde.config import DebugConfig, DebugLevel, DebugMode  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -215,7 +216,7 @@ def test_a_sampling_rate_thins_out_what_the_budget_allows(tmp_path: Path) -> Non
     for rate in (1.0, 0.25):
         train(tmp_path / str(rate), DebugConfig(overhead_budget=1.0, sampling_rate=rate), steps=43)
         num[rate] = Seen(tmp_path / str(rate)).frames["gradient"]
-    assert num[0.25] <= num[1.0] // 2
+    assert num[0.25] <= FIRST_STEPS + 40 * 0.25 + 1 < num[1.0]  # of which the budget allows the more, the faster this machine is
     assert num[0.25] >= 3
 
 

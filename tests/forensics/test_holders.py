@@ -52,6 +52,7 @@ def hook_with(tensor):
     return remember
 
 
+@pytest.mark.usefixtures("unfrozen")
 def test_a_list_of_a_global_variable():
     assert held_by(lambda tensor: CACHE.append((1, tensor))) == [f"{__name__} global 'CACHE' -> list[0] -> tuple[1] -> loss"]
 
@@ -71,6 +72,7 @@ def test_a_buffer_is_an_attribute_of_its_module():
     assert first.endswith("local 'trainer.model.0.kept' -> loss")
 
 
+@pytest.mark.usefixtures("unfrozen")
 def test_a_class_attribute():
     assert held_by(lambda tensor: Trainer.seen.append(tensor)) == ["class Trainer attribute 'seen' -> list[0] -> loss"]
 
@@ -92,6 +94,7 @@ def test_the_closure_of_a_forward_hook():
     assert first.endswith("local 'model.1' -> forward hook -> remember() closure 'kept' -> list[0] -> loss")
 
 
+@pytest.mark.usefixtures("unfrozen")
 def test_a_partial_and_a_default_argument():
     (first, *_) = held_by(lambda tensor: CACHE.append(functools.partial(print, tensor)))
     assert first.endswith("list[0] -> partial(print) -> tuple[0] -> loss")
