@@ -73,6 +73,10 @@ def test_the_same_batch_is_not_judged_without_a_loader_or_its_length():
     assert "how many batches" in why_not(SameBatch, steps_with(lambda step: (7, 8), start=[loader(num_batches=0, order="stream")]))
 
 
+def test_the_same_batch_in_the_first_steps_is_a_check():
+    assert "only 6 batches" in why_not(SameBatch, steps_with(lambda step: (7, 8), num=6))
+
+
 # -- constant-input --------------------------------------------------------------------------------
 
 
@@ -137,6 +141,19 @@ def test_one_answer_to_scores_that_no_trained_weights_make_is_not_judged():
     assert "not made by weights" in why_not(LabelConstant, steps_with(labels=first_column))
 
 
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        (steps_with(labels=lambda step: some_labels({4: 2}), num=100), "with 36 labels"),
+        (steps_with(labels=one_class, observed=lambda step: step % 20 == 0), "only 5 batches"),
+        (steps_with(labels=one_class, num=20, start=[]), "been through its data"),
+    ],
+    ids=["few_labels", "few_batches", "few_steps"],
+)
+def test_one_class_is_not_believed_before_enough_was_seen(steps, words):
+    assert words in why_not(LabelConstant, steps)
+
+
 def test_labels_are_not_judged_where_none_were_seen():
     assert "no class labels" in why_not(LabelConstant, steps_with())
 
@@ -182,6 +199,20 @@ def test_a_class_of_its_own_for_each_batch_is_sorted_where_the_next_one_follows(
 
 def test_shuffled_labels_are_clear():
     assert ask(NoShuffle, steps_with(labels=mixed)) == Clear()
+
+
+def test_batches_that_are_sorted_within_are_clear():
+    """As a collate_fn may do it: all classes are there."""
+    assert ask(NoShuffle, steps_with(labels=lambda step: mixed(step) | {"in_order": True})) == Clear()
+
+
+def test_labels_of_parts_of_samples_say_nothing_of_the_order_of_samples():
+    """One for each token or pixel."""
+    assert "no class labels" in why_not(NoShuffle, steps_with(labels=lambda step: some_labels({step % 20 // 2: 320}, in_order=True)))
+
+
+def test_a_few_sorted_batches_are_not_judged():
+    assert "only 6 batches" in why_not(NoShuffle, steps_with(labels=sorted_labels, num=6))
 
 
 def test_tasks_that_are_learnt_one_after_another_are_clear():
@@ -240,6 +271,17 @@ def test_a_stream_that_every_worker_delivers_is_found():
 def test_a_stream_that_is_divided_or_drawn_at_random_is_clear(knows, copies):
     start = [loader(order="stream", num_batches=0, num_workers=2, knows_worker=knows)]
     assert ask(IterableDuplicated, steps_with(lambda step: (step // copies, 1), start=start)) == Clear()
+
+
+def test_two_batches_that_happen_to_be_alike_do_not_make_a_stream_that_comes_twice():
+    start = [loader(order="stream", num_batches=0, num_workers=2, knows_worker=False)]
+    assert ask(IterableDuplicated, steps_with(lambda step: (max(step, 1), 1), start=start)) == Clear()
+
+
+def test_a_stream_is_not_judged_by_batches_that_lie_apart_nor_with_one_worker():
+    two, one = ([loader(order="stream", num_batches=0, num_workers=num, knows_worker=False)] for num in (2, 1))
+    assert "only 0 batches" in why_not(IterableDuplicated, steps_with(lambda step: (1, 1), start=two, observed=lambda step: step % 2 == 0))
+    assert "no IterableDataset" in why_not(IterableDuplicated, steps_with(lambda step: (step // 2, 1), start=one))
 
 
 def test_a_loader_of_known_length_is_no_stream():

@@ -104,6 +104,25 @@ def test_schedules_that_are_meant_to_move_with_every_update_are_clear(rate):
     assert ask(SchedulerTooOften, run(scheduler=made(), rate=rate)) == Clear()
 
 
+def test_milestones_at_which_the_rate_grows_are_a_warm_up():
+    multi = made("MultiStepLR", plan={"milestones": [8, 12], "gamma": 2.0})
+    assert ask(SchedulerTooOften, run(scheduler=multi, rate=lambda s: 0.01 * 2 ** ((s > 8) + (s > 12)))) == Clear()
+
+
+@pytest.mark.parametrize("epochs", [True, False], ids=["with_epochs", "without"])
+def test_a_rate_that_is_small_for_most_of_the_run_may_be_meant_where_the_loss_goes_on_falling(epochs):
+    def small(s):
+        return 0.1 * 0.89**s  # gone in the third epoch
+
+    assert ask(SchedulerTooOften, run(scheduler=made(), rate=small, epochs=epochs, loss=lambda s: 2.3 - s / 100)) == Clear()
+    assert the_finding(SchedulerTooOften, run(scheduler=made(), rate=small, epochs=epochs, loss=stuck)).severity == Severity.CRITICAL
+
+
+def test_what_had_learnt_nearly_all_before_its_rate_was_gone_may_be_meant_where_no_epoch_is_known():
+    steps = run(scheduler=made(), rate=lambda s: 0.1 * 0.89**s, epochs=False, loss=lambda s: 2.3 if s < 30 else 0.2)
+    assert ask(SchedulerTooOften, steps) == Clear()
+
+
 def test_where_an_epoch_is_one_update_every_update_is_an_epoch():
     each = {s: [Event("pass", s, {"loader": 0, "num": s + 1, "num_batches": 1})] for s in range(200)}
     steps = training(200, loss=stuck, start=[*opening(), made(), LINE, begins()], events=each,
@@ -171,6 +190,20 @@ def test_at_its_end_a_run_has_the_updates_of_its_plan_up_to_one_in_each_epoch(to
     assert ask(SchedulerTooRarely, run(scheduler=one_cycle(total - 4), every=EPOCH)) == Clear()
 
 
+def test_a_plan_in_epochs_that_is_left_in_the_second_epoch_is_clear_whatever_its_number_of_updates():
+    cosine = made("CosineAnnealingLR", plan={"T_max": 100})
+    steps = run(100, scheduler=cosine, every=40, epochs=False, more=[event for each in passes(2, 100, 50).values() for event in each])
+    assert ask(SchedulerTooRarely, steps) == Clear()
+
+
+def test_a_scheduler_that_makes_half_of_its_steps_is_clear():
+    assert ask(SchedulerTooRarely, run(scheduler=one_cycle(200), every=2)) == Clear()
+
+
+def test_after_one_step_of_a_scheduler_its_unit_cannot_be_told():
+    assert "1 steps of a scheduler" in why_not(SchedulerTooRarely, run(60, scheduler=one_cycle(60), every=40))
+
+
 def test_a_plan_that_is_followed_is_clear():
     assert ask(SchedulerTooRarely, run(scheduler=one_cycle(200))) == Clear()
 
@@ -228,6 +261,20 @@ def test_a_warm_up_of_some_epochs_is_clear_once_it_is_on_its_way():
     assert ask(LrStuckInWarmup, steps) == Clear()
 
 
+def test_a_warm_up_of_many_epochs_is_clear_where_it_will_come_to_its_end():
+    steps = run(scheduler=made(rates=[1e-3]), every=EPOCH, rate=lambda s: 1e-3 * (1 + s // EPOCH))
+    assert ask(LrStuckInWarmup, steps) == Clear()
+
+
+def test_a_small_rate_that_becomes_smaller_is_no_warm_up():
+    assert ask(LrStuckInWarmup, run(scheduler=made(rates=[1e-3]), every=0, rate=lambda s: 1e-3 * 0.99**s)) == Clear()
+
+
+def test_after_a_few_updates_neither_warm_up_nor_schedule_is_missed():
+    assert "only 30 updates" in why_not(LrStuckInWarmup, run(30, scheduler=made(rates=[1e-5]), every=0, rate=lambda s: 1e-5))
+    assert "only 30 updates" in why_not(SchedulerNeverStepped, run(30, scheduler=made(), every=0))
+
+
 def test_in_the_first_epoch_a_warm_up_cannot_be_called_stuck():
     warm = made(rates=[1e-5])
     first = Event("pass", 0, {"loader": 0, "num": 1, "num_batches": 5000})
@@ -250,6 +297,10 @@ def test_a_scheduler_that_is_never_stepped_is_found_after_some_epochs():
 def test_a_scheduler_that_is_never_stepped_is_found_at_the_end_of_a_run_without_a_loader():
     assert the_finding(SchedulerNeverStepped, run(scheduler=made(), every=0, epochs=False)).evidence["updates"] == 200
     assert "first epoch" in why_not(SchedulerNeverStepped, run(scheduler=made(), every=0, epochs=False, ended=False))
+
+
+def test_a_warm_up_that_is_never_stepped_is_told_of_once():
+    assert ask(SchedulerNeverStepped, run(scheduler=made("LinearLR", rates=[1e-5]), every=0, rate=lambda s: 1e-5)) == Clear()
 
 
 def test_a_part_of_a_sequence_is_stepped_by_the_whole():
@@ -305,6 +356,16 @@ def test_a_scheduler_that_steps_first_is_found_with_the_value_that_it_skips():
 def test_these_skip_nothing(given):
     first = begins(**({"before_optimizer": True} | given))
     assert ask(SchedulerBeforeOptimizer, run(scheduler=made(), every=EPOCH, first=first)) == Clear()
+
+
+def test_a_plateau_scheduler_has_no_first_value_to_skip():
+    steps = run(scheduler=made("ReduceLROnPlateau"), every=EPOCH, first=begins(before_optimizer=True))
+    assert ask(SchedulerBeforeOptimizer, steps) == Clear()
+
+
+def test_one_step_before_the_optimizer_may_be_part_of_setting_it_up():
+    steps = run(scheduler=made(), every=150, first=begins(before_optimizer=True))
+    assert "only once" in why_not(SchedulerBeforeOptimizer, steps)
 
 
 def test_a_schedule_that_is_brought_forward_by_another_line_is_clear():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from synthetic import opening, training
 from test_schedule_rules import begins, made, run
 
@@ -78,20 +79,41 @@ def test_a_loop_that_came_to_its_end_or_was_interrupted_was_not_left():
     assert "stopped" not in told(rounds(4, 50, ended="interrupted"))
 
 
-def test_a_loader_that_is_made_anew_in_each_round_is_one_that_goes_on():
-    """`for x, y in DataLoader(…)`, with another one for the validation."""
+def epochs_of(begun):
+    """Four rounds of ten updates in which DataLoaders are made: (batches, at which update of the round, from which round on)."""
+    numbers = iter(range(100))
     about = {"planned": 4, "loop": "train.py:30", "breaks": [], "num": 1}
-
-    def begun(at, step, *, validates):
-        return Event("pass", step, {**about, "at": at, "loader": 2 * at + validates, "num_batches": 3 if validates else 10})
-
-    events = {10 * at: [begun(at, 10 * at, validates=False), begun(at, 10 * at + 9, validates=True)] for at in range(4)}
+    events = {
+        10 * at + step: [
+            Event("pass", 10 * at + step, {**about, "at": at, "loader": next(numbers), "num_batches": num})
+            for num, when, since in begun if when == step and since <= at
+        ]
+        for at in range(4) for step in range(10)
+    }  # fmt: skip
     steps = training(40, start=[*opening(), Event("end", 0, {"how": "finished"})], events=events)
-    assert "stopped" not in told(steps)
     epochs = Epochs()
     for step in steps:
         epochs.see(step)
+    return epochs, told(steps)
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [[(10, 0, 0)], [(10, 0, 0), (3, 9, 0)], [(3, 0, 1), (10, 0, 0)], [(10, 0, 0), (10, 0, 0)]],
+    ids=["alone", "validation", "validation_first_but_not_at_first", "two_of_the_same_length"],
+)
+def test_a_loader_that_is_made_anew_in_each_round_is_one_that_goes_on(begun):
+    """`for x, y in DataLoader(…)`, with others beside it."""
+    epochs, sentences = epochs_of(begun)
     assert (epochs.planned, epochs.num, epochs.sure_length) == (4, 4, 10)
+    assert "stopped" not in sentences
+
+
+def test_the_length_of_an_epoch_is_not_known_from_two_beginnings():
+    epochs = Epochs()
+    for step in training(20, events={at: [Event("pass", at, {"loader": 0, "num": at // 10 + 1, "num_batches": 10})] for at in (0, 10)}):
+        epochs.see(step)
+    assert epochs.sure_length == 0
 
 
 def test_a_loop_whose_rounds_are_not_passes_over_the_data_says_nothing():
