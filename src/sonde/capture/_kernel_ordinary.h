@@ -29,6 +29,20 @@ static int quick_fetch_ended(Beat *self, PyObject *const *args)
     return is_observed(self) && tell_probes(self, n_fetched, args, 1) < 0 ? -1 : 1;
 }
 
+/* Notes that this thread has to do with the gradients of this optimizer; see Ledger._ours. */
+static int sign(PyObject *account)
+{
+    PyObject *thread = peek(account, n_thread);
+    const unsigned long ident = PyThread_get_thread_ident();
+    if (thread && PyLong_CheckExact(thread) && PyLong_AsUnsignedLong(thread) == ident)
+        return 0;
+    forgive();
+    PyObject *number = PyLong_FromUnsignedLong(ident);
+    const int failed = !number || put(account, n_thread, number) < 0;
+    Py_XDECREF(number);
+    return failed ? -1 : 0;
+}
+
 static int quick_zero_grad(Beat *self, PyObject *const *args)
 {
     PyObject *accounts = peek(self->ledger, n_accounts), *account = by_id(accounts, args[0]);
@@ -36,7 +50,7 @@ static int quick_zero_grad(Beat *self, PyObject *const *args)
         return 0;
     if (put(self->clock, n_active, Py_True) < 0 || add_to(self->meter->scalars, n_zero_grads, 1) < 0)
         return -1;
-    return account && put(account, n_cleared, Py_True) < 0 ? -1 : 1;
+    return account && (put(account, n_cleared, Py_True) < 0 || sign(account) < 0) ? -1 : 1;
 }
 
 /* Does this input hold only finite numbers, or none that could be otherwise? */
@@ -179,9 +193,14 @@ static PyObject *referred(PyObject *reference)
     return object && object != Py_None ? Py_NewRef(object) : NULL;
 }
 
-/* Gradients that nobody was heard to clear: are those of the witnesses gone? */
+/* Gradients that nobody was heard to clear: are those of the witnesses gone? Another thread's are not to be looked at. */
 static int are_gone(PyObject *account)
 {
+    PyObject *thread = peek(account, n_thread);
+    if (!thread || !PyLong_CheckExact(thread) || PyLong_AsUnsignedLong(thread) != PyThread_get_thread_ident()) {
+        forgive();
+        return 0;
+    }
     PyObject *witnesses = Py_XNewRef(peek(account, n_witnesses));
     int gone = witnesses && PyList_CheckExact(witnesses) && PyList_GET_SIZE(witnesses);
     for (Py_ssize_t i = 0; gone && i < PyList_GET_SIZE(witnesses); i++) {
@@ -342,7 +361,7 @@ static int use_gradients(Beat *self, PyObject *account, double sum)
 {
     return put_float(self->guard, n__sum_of_squares, sum) < 0 || put_whole(account, n_num_steps, whole(account, n_num_steps) + 1) < 0 ||
                    put(account, n_cleared, Py_False) < 0 || put(account, n_backward_since, Py_False) < 0 || put(account, n_written, Py_False) < 0 ||
-                   put(self->kept, n_frame, Py_None) < 0
+                   sign(account) < 0 || put(self->kept, n_frame, Py_None) < 0
                ? -1
                : 0;
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ class Account:
     far: bool = False  # the gradients are on a device
     marks: list[tuple[int, int]] = field(default_factory=list)  # then: which tensors they were, and how often written
     doubts: int = TRUST_AFTER  # backwards whose gradients are looked at before it is believed that they write some
+    thread: int = 0  # that cleared or used its gradients last
 
     def gradients(self) -> list[torch.Tensor]:
         alive = (ref() for ref in self.witnesses)
@@ -65,6 +67,8 @@ class Ledger:
         self.accounts: dict[int, Account] = {}
         self.num_opened = 0
         self.ever_used = False  # an optimizer has stepped
+        self._thread = 0  # of the first backward
+        self._in_threads = False  # others run backwards too
 
     def open(self, optimizer: torch.optim.Optimizer) -> Account:
         """The optimizer's account; a new one where the optimizer is new."""
@@ -82,10 +86,19 @@ class Ledger:
             if optimizer is not None:
                 yield account, optimizer
 
+    def _ours(self) -> list[Account]:
+        """Those whose gradients may be read in this thread: backward lets go of the GIL, and reading a gradient while it is being written
+        by another thread ends the process."""
+        thread = get_ident()
+        if thread != self._thread:
+            self._in_threads = self._in_threads or self._thread != 0
+            self._thread = self._thread or thread
+        return [account for account in self.accounts.values() if not self._in_threads or account.thread == thread]
+
     def backward_begins(self) -> bool:
         """True: gradients that an earlier backward wrote have been cleared since."""
         cleared_now = False
-        for account in self.accounts.values():
+        for account in self._ours():
             if account.written or not account.cleared:
                 if not account.witnesses:
                     self._find_witnesses(account)
@@ -97,7 +110,7 @@ class Ledger:
         return cleared_now
 
     def backward_ended(self) -> None:
-        for account in self.accounts.values():
+        for account in self._ours():
             if account.written or not account.doubts:
                 account.written = True
             else:
@@ -118,6 +131,7 @@ class Ledger:
         account = self.accounts.get(id(optimizer))
         if account is not None:
             account.cleared = True
+            account.thread = get_ident()
 
     def used(self, account: Account, *, empty: bool) -> tuple[bool, bool]:
         """An optimizer uses its gradients now. Answers (they are stale, they were cleared after a backward wrote them)."""
@@ -126,6 +140,7 @@ class Ledger:
         if empty:
             account.doubts = TRUST_AFTER
         self.ever_used = True
+        account.thread = get_ident()
         account.num_steps += 1
         account.cleared = False
         account.mark()
