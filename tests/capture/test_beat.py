@@ -285,27 +285,6 @@ def test_times_that_nobody_wants_are_not_written(tmp_path):
     assert all(math.isnan(value) for value in sonde.Run(tmp_path).scalar("forward_ms")[1])
 
 
-def test_a_step_with_a_new_scalar_is_in_the_file_when_it_has_ended(tmp_path):
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    with sonde.watch(model, optimizer, to=tmp_path, every=10_000) as session:
-        for number in range(STEPS):
-            ordinary(model, optimizer, number, torch.randn(5, 6))
-            session._journal.scalars.setdefault(f"new {number // 10}", 1.0)
-            assert sonde.Run(tmp_path).last_step == number
-
-
-def test_an_error_in_the_middle_of_a_call_does_not_reach_the_training(tmp_path):
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    with sonde.watch(model, optimizer, to=tmp_path, every=10_000) as session:
-        for number in range(STEPS):
-            if number == 41:
-                del session._journal.scalars["optimizer_steps"]
-            ordinary(model, optimizer, number, torch.randn(5, 6))
-        assert ("optimizer_ended", "") in session._loop.faults.retired
-
-
 def test_the_kernel_counts_with_the_same_numbers_as_python():
     from sonde.capture import _kernel
 

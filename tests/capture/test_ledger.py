@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 from torch import nn
 
+import sonde
 from sonde.capture import kernel
-from sonde.capture.ledger import Ledger, parameters_of
+from sonde.capture.ledger import Account, Ledger, parameters_of
 
 
 class Loop:
@@ -107,3 +110,36 @@ def test_an_optimizer_that_died_makes_room_for_a_new_one_with_the_same_id() -> N
     assert account is not loop.account
     assert account.num_steps == 0
     assert account.optimizer() is replaced
+
+
+def test_gradients_are_read_only_in_the_thread_that_they_belong_to(tmp_path, monkeypatch):
+    # Backward lets go of the GIL: whoever reads a gradient that another thread is writing ends the process.
+    read: dict[int, set[int]] = {}
+    gradients = Account.gradients
+
+    def noted(account):
+        read.setdefault(account.index, set()).add(threading.get_ident())
+        return gradients(account)
+
+    both = threading.Barrier(2)
+
+    def train():
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for number in range(30):
+            both.wait()
+            if number == 5:
+                monkeypatch.setattr(Account, "gradients", noted)
+            optimizer.zero_grad()
+            both.wait()
+            model(torch.randn(3, 4)).square().mean().backward()
+            optimizer.step()
+
+    with sonde.DebugSession(to=tmp_path, strict=True).start():
+        threads = [threading.Thread(target=train) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(read) == 2
+    assert [len(threads) for threads in read.values()] == [1, 1]
