@@ -177,6 +177,18 @@ def test_a_loop_that_is_not_plain_is_not_read(tmp_path):
     assert rounds_in(tmp_path, counting) == [None, None]
 
 
+def test_a_progress_bar_around_the_loader_is_looked_through(tmp_path):
+    bars = {}  # as tqdm does it, from where it is installed
+    exec(compile("def bar(data):\n    yield from data\n", "/lib/site-packages/tqdm/std.py", "exec"), bars)
+
+    def with_bar(model, optimizer, data):
+        for _epoch in range(3):
+            for (x,) in bars["bar"](data):
+                update(model, optimizer, x)
+
+    assert rounds_in(tmp_path, with_bar) == [3, 3, 3]
+
+
 def test_a_loop_over_a_few_names_is_looked_through(tmp_path):
     def phases(model, optimizer, data):
         for _epoch in range(2):

@@ -54,6 +54,11 @@ def test_ignored_labels_are_not_counted():
     assert told(F.cross_entropy(out, torch.tensor([-100, 1, 1, -100])), out)["counts"] == [[1, 2]]
 
 
+def test_a_single_label_is_not_told_of():
+    out = scores(4, 3)
+    assert told(F.cross_entropy(out, torch.tensor([-100, 1, -100, -100])), out) is None
+
+
 def test_labels_of_every_pixel_and_every_token_are_counted():
     pixels, tokens = scores(2, 3, 4, 4), scores(2, 5, 3)
     assert told(F.cross_entropy(pixels, torch.ones(2, 4, 4, dtype=torch.long)), pixels)["counts"] == [[1, 32]]
@@ -87,7 +92,8 @@ def cast(x):
 
 
 def frozen(x):
-    return torch.nn.Linear(8, 3).requires_grad_(False)(x)
+    """What is trained is before it."""
+    return torch.nn.Linear(8, 3).requires_grad_(False)(torch.nn.Linear(8, 8)(x).relu())
 
 
 def between_samples(x):

@@ -165,6 +165,7 @@ def test_labels_that_come_sorted_are_a_warning():
     finding = the_finding(NoShuffle, steps_with(labels=sorted_labels, num=400))
     assert (finding.severity, finding.evidence["distinct"]) == (Severity.WARNING, 1.0)
     assert finding.evidence["distinct_by_chance"] > 5
+    assert "a batch of 32 has 1 class, where chance gives 6.47" in finding.cause
     assert "does not shuffle" in finding.cause
 
 

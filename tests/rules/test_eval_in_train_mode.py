@@ -29,7 +29,13 @@ def run(at=(49, 99, 149, 199), evaluated=lambda step: step % 50 == 49, num=200, 
 def test_validation_in_training_mode_is_a_warning_with_its_line():
     finding = the_finding(EvalInTrainMode, run())
     assert (finding.severity, finding.step, finding.evidence["source"]) == (Severity.WARNING, 49, "train.py:30")
-    assert "4 times, with 1 dropout modules" in finding.cause
+    assert "4 times, with 1 dropout module active at train.py:30" in finding.cause
+
+
+def test_the_line_that_ran_it_in_training_mode_is_named_not_the_first_that_evaluates():
+    finding = the_finding(EvalInTrainMode, run(line="train.py:40", text="out = model(val_x)", num_batch_norm=2))
+    assert (finding.evidence["source"], finding.evidence["source_text"]) == ("train.py:40", "out = model(val_x)")
+    assert "1 dropout and 2 batch norm modules active at train.py:40" in finding.cause
 
 
 def test_a_validation_set_in_one_batch_is_recognised_by_coming_again():

@@ -114,7 +114,7 @@ def test_a_rate_that_is_small_for_most_of_the_run_may_be_meant_where_the_loss_go
     def small(s):
         return 0.1 * 0.89**s  # gone in the third epoch
 
-    assert ask(SchedulerTooOften, run(scheduler=made(), rate=small, epochs=epochs, loss=lambda s: 2.3 - s / 100)) == Clear()
+    assert ask(SchedulerTooOften, run(scheduler=made(), rate=small, epochs=epochs, loss=lambda s: 3.3 - s / 100)) == Clear()
     assert the_finding(SchedulerTooOften, run(scheduler=made(), rate=small, epochs=epochs, loss=stuck)).severity == Severity.CRITICAL
 
 
@@ -243,6 +243,7 @@ def test_a_warm_up_that_is_never_stepped_is_found_with_the_line_that_made_it():
 def test_a_warm_up_over_updates_that_is_stepped_per_epoch_is_found():
     warm = made("LambdaLR", rates=[2e-4])
     finding = the_finding(LrStuckInWarmup, run(scheduler=warm, every=EPOCH, rate=lambda s: 2e-4 * (1 + s // EPOCH)))
+    assert finding.cause.startswith("LambdaLR begins with a warm-up")
     assert "stepped 9 times in 200 updates" in finding.cause
 
 

@@ -105,7 +105,7 @@ def epochs_of(begun):
 def test_a_loader_that_is_made_anew_in_each_round_is_one_that_goes_on(begun):
     """`for x, y in DataLoader(…)`, with others beside it."""
     epochs, sentences = epochs_of(begun)
-    assert (epochs.planned, epochs.num, epochs.sure_length) == (4, 4, 10)
+    assert (epochs.planned, epochs.num, epochs.sure_length, epochs.num_batches[0]) == (4, 4, 10, 10)
     assert "stopped" not in sentences
 
 

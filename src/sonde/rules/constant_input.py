@@ -69,7 +69,7 @@ class ConstantInput:
             return Clear()
         if self.num < ENOUGH:
             return NotEvaluated(f"only {self.num} batches were looked at")
-        what = f"every number was {number(self.value)}" if self.value == self.value else "all were the same, bit for bit"
+        what = f"every number was {number(self.value)}" if self.value == self.value else "all samples were one and the same"
         return [
             Finding(
                 rule=self.name,
@@ -78,7 +78,7 @@ class ConstantInput:
                 step=self.step,
                 cause=f"the model was given the same input for all samples of all {self.num} batches that were looked at: {what}"
                 f"{self.sources.at('forward')}",
-                fix="look at what reaches model(...): print x.std(dim=0) there, and go back to the line that makes it 0",
+                fix="look at what reaches model(...): print x.float().std(dim=0) there, and go back to the line after which it is 0",
                 evidence={
                     "num_looked_at": self.num, "batch_size": self.size, **({"value": self.value} if self.value == self.value else {}),
                     **self.sources.evidence("forward"),

@@ -44,6 +44,8 @@ class _Model:
     num_pauses: int = 0
     num_validations: int = 0  # pauses that are validations beyond doubt, of those that were looked into
     inputs: set[float] = field(default_factory=set)
+    line: str = ""  # of that first pause
+    text: str = ""
 
 
 @dataclass(slots=True)
@@ -82,6 +84,7 @@ class EvalInTrainMode:
         if model.step < 0:
             model.step, model.num_forwards = int(amount(data, "at")), forwards
             model.num_dropout, model.num_batch_norm = dropout, batch_norm
+            model.line, model.text = str(data.get("line", "")), str(data.get("text", ""))
         if len(model.inputs) < MAX_INPUTS:
             model.inputs.add(first)
 
@@ -103,6 +106,10 @@ class EvalInTrainMode:
 
     def _finding(self, name: str, model: _Model) -> Finding:
         parts = [f"{num} {what}" for num, what in ((model.num_dropout, "dropout"), (model.num_batch_norm, "batch norm")) if num]
+        active = f"{' and '.join(parts)} module{'s' * (model.num_dropout + model.num_batch_norm != 1)}"
+        # Others may run without gradients too, in eval mode: what is noted of this pause comes first.
+        at = f" at {model.line}" if model.line else self.sources.at("eval_forward")
+        where = {"source": model.line, "source_text": model.text} if model.line else self.sources.evidence("eval_forward")
         # Two models that train each other: pictures are drawn of a generator in training mode, and nobody measures it.
         certain = model.num_validations > 0 and (self.num_models == 1 or model.num_dropout > 0)
         times = f"{model.num_pauses} times" if model.num_pauses > 1 else "once"
@@ -111,8 +118,7 @@ class EvalInTrainMode:
             severity=Severity.WARNING if certain else Severity.INFO,
             where=name,
             step=model.step,
-            cause=f"the model was run without gradients in training mode, {times}, with {' and '.join(parts)} modules active"
-            f"{self.sources.at('eval_forward')}",
+            cause=f"the model was run without gradients in training mode, {times}, with {active} active{at}",
             fix="call model.eval() before validation, and model.train() before the training goes on",
             evidence={
                 "pauses_in_training_mode": model.num_pauses,
@@ -120,6 +126,6 @@ class EvalInTrainMode:
                 "forwards_in_the_first": model.num_forwards,
                 "dropout": model.num_dropout,
                 "batch_norm": model.num_batch_norm,
-                **self.sources.evidence("eval_forward"),
+                **where,
             },
         )

@@ -100,8 +100,8 @@ class NoShuffle:
                 severity=Severity.WARNING,
                 where="",
                 step=self.first_step,
-                cause=f"the labels come sorted: a batch of {self._size} has {number(distinct)} different ones, where chance gives "
-                f"{number(expected)}, and {self.num_in_order} of {self.num} batches are in order"
+                cause=f"the labels come sorted: a batch of {self._size} has {number(distinct)} class{'es' * (distinct != 1)}, where chance "
+                f"gives {number(expected)}, and {self.num_in_order} of {self.num} batches are in order"
                 + (f"; the DataLoader{self.loader.at} {how}" if self.loader.facts else self.sources.at("forward")),
                 fix="shuffle the training data: DataLoader(..., shuffle=True), or a new permutation in each epoch",
                 evidence={

@@ -56,7 +56,8 @@ class SameBatch:
                 step=seen.first_step,
                 cause=f"the DataLoader{self.loader.at} has {self.loader.num_batches} batches, and all {seen.num} that were looked at, from "
                 f"step {seen.first_step} to step {seen.last_step}, were the same {seen.size} samples",
-                fix="iterate over the loader (for x, y in loader), or make one iterator before the loop and call next() on that",
+                fix="let one iterator go on: for x, y in loader, without a break after its first batch; or it = iter(loader) before the "
+                "loop, and next(it) in it",
                 evidence={
                     "num_looked_at": seen.num, "num_adjacent": seen.num_adjacent, "num_batches": self.loader.num_batches,
                     "batch_size": seen.size, **self.loader.evidence(),

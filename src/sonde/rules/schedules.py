@@ -41,7 +41,8 @@ class Schedule:
 
     def __str__(self) -> str:
         """`StepLR(step_size=30, gamma=0.1)`."""
-        return f"{self.name}({', '.join(f'{word}={_shown(self.plan[key])}' for key, word in _CALLED.items() if key in self.plan)})"
+        told = ", ".join(f"{word}={_shown(self.plan[key])}" for key, word in _CALLED.items() if key in self.plan)
+        return f"{self.name}({told})" if told else self.name
 
 
 @dataclass(slots=True)

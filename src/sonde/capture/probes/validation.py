@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from sonde.capture import kernel
 from sonde.capture.far import is_far
 from sonde.capture.probes.probe import Probe, Tools
+from sonde.capture.source import line_of, user_frame
 from sonde.capture.tensors import tensors_in
 from sonde.capture.watched import Watched, depends_on_mode
 
@@ -29,6 +30,8 @@ class _Pause:
     num_dropout: int = 0
     num_batch_norm: int = 0
     cumulative: bool = False  # batch norm that averages over all batches: its statistics are being computed anew
+    line: str = ""  # of the user's code, which ran it first
+    text: str = ""
 
     @property
     def is_looked_into(self) -> bool:
@@ -55,6 +58,8 @@ class Validation(Probe):
             pause = self._pauses[watched] = _Pause(step, pause.num + 1 if pause is not None else 1)
             if pause.is_looked_into:
                 _look_at_modules(pause, module)
+                frame = user_frame()
+                pause.line, pause.text = line_of(frame) if frame is not None else ("", "")
         pause.num_forwards += 1
         if pause.num_forwards <= INPUTS_COMPARED and pause.is_looked_into:
             pause.inputs.append(_content(args, kwargs))
@@ -70,7 +75,8 @@ class Validation(Probe):
             self._journal.event(
                 "evaluated_in_training", step, model=watched.name, at=pause.step, num_pauses=pause.num, num_forwards=pause.num_forwards,
                 num_inputs=len(set(pause.inputs)), input=pause.inputs[0], num_dropout=pause.num_dropout,
-                num_batch_norm=pause.num_batch_norm, cumulative=pause.cumulative, num_models=len(self._trained),
+                num_batch_norm=pause.num_batch_norm, cumulative=pause.cumulative, num_models=len(self._trained), line=pause.line,
+                text=pause.text,
             )  # fmt: skip
 
 
