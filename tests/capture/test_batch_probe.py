@@ -190,6 +190,15 @@ def test_validation_in_eval_mode_and_models_that_are_not_trained_are_not_noted(t
     assert training.events("evaluated_in_training") == []
 
 
+def test_parts_that_are_in_eval_mode_while_the_model_is_not_are_not_counted(tmp_path, data):
+    with Training(tmp_path / "run", data) as training:
+        training.epoch()
+        training.model[1].eval()
+        validate(training, training.x.split(20))
+    (noted,) = training.events("evaluated_in_training")
+    assert (noted["num_dropout"], noted["num_batch_norm"]) == (1, 0)
+
+
 def test_samples_of_one_input_are_told_from_a_dataset(tmp_path, data):
     with Training(tmp_path / "run", data) as training:
         training.epoch()
