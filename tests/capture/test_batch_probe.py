@@ -136,6 +136,24 @@ def test_what_is_validated_with_is_not_taken_for_what_is_trained_on(tmp_path, da
     assert len({row["hash"] for row in rows}) == 6
 
 
+def test_of_several_batches_that_make_a_step_the_first_is_looked_at(tmp_path, data):
+    with Training(tmp_path / "run", data) as training:
+        batches = iter(training.loader)
+        for _ in range(3):
+            training.optimizer.zero_grad()
+            for x, y in (next(batches), next(batches)):
+                F.cross_entropy(training.model(x), y).backward()
+            training.optimizer.step()
+        batches = iter(training.loader)
+        for _ in range(3):
+            training.optimizer.zero_grad()
+            for _ in range(2):
+                x, y = next(batches)
+                F.cross_entropy(training.model(x), y).backward()
+            training.optimizer.step()
+    assert [one["num_fetched"] for one in training.events("data")] == [2, 2, 2, 1, 1, 1]
+
+
 def test_no_batch_outlives_its_step_because_of_the_probe(tmp_path, data):
     with Training(tmp_path / "run", data) as training:
         x = training.x[:10] + 1
@@ -197,6 +215,15 @@ def test_parts_that_are_in_eval_mode_while_the_model_is_not_are_not_counted(tmp_
         validate(training, training.x.split(20))
     (noted,) = training.events("evaluated_in_training")
     assert (noted["num_dropout"], noted["num_batch_norm"]) == (1, 0)
+
+
+def test_a_pause_of_the_training_is_told_of_once_though_watching_pauses_too(tmp_path, data):
+    with Training(tmp_path / "run", data) as training:
+        training.epoch()
+        validate(training, training.x.split(20))
+        with training.session.pause():
+            validate(training, training.x.split(20))
+    assert len(training.events("evaluated_in_training")) == 1
 
 
 def test_samples_of_one_input_are_told_from_a_dataset(tmp_path, data):
