@@ -78,3 +78,7 @@ def test_what_nobody_brings_over_is_only_mentioned():
 def test_a_model_with_nothing_left_behind_is_clear_and_no_model_is_not_judged():
     assert judged([]) == Clear()
     assert isinstance(TensorLeftBehind().answer(), NotEvaluated)
+
+
+def test_a_model_of_which_a_small_part_is_elsewhere_has_left_nothing_behind():
+    assert left_behind(nn.Sequential(Masked(), nn.Linear(4, 4), nn.Linear(4, 1, device="meta"))) == []
