@@ -273,7 +273,10 @@ def test_phases_and_our_own_time_add_up_to_the_step_by_the_quick_way(tmp_path):
     run = watched(PROGRAMS["from_a_loader"], tmp_path)
     parts = [f"{phase}_ms" for phase in PHASES if f"{phase}_ms" in scalars(run)]
     totals = [sum(values) for values in zip(*(list(run.scalar(name)[1]) for name in parts))]
-    assert totals[1:] == pytest.approx(list(run.scalar("step_ms")[1])[1:], rel=1e-3, abs=0.02)
+    looked_at = {event.step for event in run.events("xray")}  # line by line: what that costs is an estimate
+    expected = list(run.scalar("step_ms")[1])
+    for step in set(range(1, len(expected))) - looked_at:
+        assert totals[step] == pytest.approx(expected[step], rel=1e-3, abs=0.02)
 
 
 def test_times_that_nobody_wants_are_not_written(tmp_path):

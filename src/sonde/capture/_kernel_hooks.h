@@ -97,6 +97,7 @@ static int desk_measure(Desk *self, int table, Py_ssize_t row, PyObject *tensor,
 /* The output of a leaf was measured together with its ReLU: remember which tensor that was. */
 static void desk_expect_relu(Desk *self, PyObject *output, const double *rectified)
 {
+    desk_forget_source(self);
     memcpy(self->rectified, rectified, sizeof self->rectified);
     self->source = PyWeakref_NewRef(output, NULL);
     self->source_version = PyObject_GetAttr(output, name_version);

@@ -20,6 +20,7 @@ from sonde.capture.ledger import Ledger, parameters_of
 from sonde.capture.loop import Loop
 from sonde.capture.models import Models
 from sonde.capture.source import user_frame
+from sonde.capture.variables import variables
 
 STEPS_SEARCHED = 3  # after an optimizer appears: by then every model that it trains has run
 MAX_FRAMES = 32
@@ -160,8 +161,9 @@ def modules_in_sight(frame: FrameType | None) -> Iterator[tuple[str, nn.Module]]
         frame = frame.f_back
     # `m` of `[Adam(m.parameters()) for m in (encoder, decoder)]` is a worse name than those two.
     for frame in sorted(frames, key=lambda each: each.f_code.co_name in _COMPREHENSIONS):
-        scopes = [("", frame.f_locals), ("", frame.f_globals)] if frame.f_back is None else [("", frame.f_locals)]
-        owner = frame.f_locals.get("self")
+        names = variables(frame)
+        scopes = [("", names), ("", frame.f_globals)] if frame.f_back is None else [("", names)]
+        owner = names.get("self")
         if owner is not None and not isinstance(owner, nn.Module):
             scopes.append(("self.", getattr(owner, "__dict__", {})))
         for prefix, scope in scopes:

@@ -68,7 +68,7 @@ class Ledger:
         self.num_opened = 0
         self.ever_used = False  # an optimizer has stepped
         self._thread = 0  # of the first backward
-        self._in_threads = False  # others run backwards too
+        self.in_threads = False  # others run backwards too: then nobody may read the gradients of all
 
     def open(self, optimizer: torch.optim.Optimizer) -> Account:
         """The optimizer's account; a new one where the optimizer is new."""
@@ -91,9 +91,9 @@ class Ledger:
         by another thread ends the process."""
         thread = get_ident()
         if thread != self._thread:
-            self._in_threads = self._in_threads or self._thread != 0
+            self.in_threads = self.in_threads or self._thread != 0
             self._thread = self._thread or thread
-        return [account for account in self.accounts.values() if not self._in_threads or account.thread == thread]
+        return [account for account in self.accounts.values() if not self.in_threads or account.thread == thread]
 
     def backward_begins(self) -> bool:
         """True: gradients that an earlier backward wrote have been cleared since."""

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from sonde.capture.source import is_library as _in_library
 from sonde.capture.standins import Desk
+from sonde.capture.variables import let_go
 
 MAX_EVENTS = 6_000  # in a row: following more lines would take longer, 5 ms, than a look at one step may cost
 MAX_PAUSES = 2  # in one step: so often it is given up; the first time it is taken up again with the next phase
@@ -107,11 +108,14 @@ class LineTimes:
     def leave(self) -> None:
         self.active = False
         _running.discard(self)
-        if get_ident() == self._thread and sys.gettrace() is self._global:
+        at_home = get_ident() == self._thread
+        if at_home and sys.gettrace() is self._global:
             sys.settrace(None)
         for frame in self._traced:
             if frame.f_trace is self._local:
                 frame.f_trace = None
+            if at_home:
+                let_go(frame)
         self._traced.clear()
 
     # -- what Python calls -------------------------------------------------------------------------

@@ -209,7 +209,8 @@ class Loop(StepEnds, CourseHeard):
     def backward_ended(self) -> None:
         self._phases.finish("backward")
         self.ledger.backward_ended()
-        if (self._closure if self._in_step else not self.clock.known_optimizers) and not self._losses.is_scaled:
+        unguarded = self._closure if self._in_step else not (self.clock.known_optimizers or self.ledger.in_threads)
+        if unguarded and not self._losses.is_scaled:
             self._guard.unguarded(self.clock.number, self._in_step.optimizer() if self._in_step else None)
             self.kept.frame = None
 

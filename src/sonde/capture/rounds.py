@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from sonde.capture.source import is_library
+from sonde.capture.variables import variables
 
 MAX_FRAMES = 6  # functions between the loop over the loader and the loop of epochs
 MAX_SOURCE = 400_000  # characters: a longer file is not parsed while somebody trains
@@ -105,14 +106,9 @@ def _described(loop: ast.For, frame: FrameType) -> dict[str, Any]:
         return {}
     if not isinstance(loop.target, ast.Name):
         return {}
-    names: Mapping[str, Any] = frame.f_locals
-    try:
-        bounds = [_value(each, names, frame.f_globals) for each in call.args]
-        at = names.get(loop.target.id)
-    finally:
-        # Before 3.13 the locals of a function are a copy, which would keep tensors alive that the function has let go of.
-        if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-            names.clear()  # type: ignore[attr-defined]
+    names = variables(frame)
+    bounds = [_value(each, names, frame.f_globals) for each in call.args]
+    at = names.get(loop.target.id)
     if not bounds or any(type(each) is not int for each in bounds) or type(at) is not int:
         return {}
     rounds = range(*bounds)

@@ -1,0 +1,50 @@
+"""Reading the variables of a running function keeps nothing alive, and takes nothing from anybody."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+
+import pytest
+
+pytest.importorskip("torch")
+
+from sonde.capture.linetimes import LineTimes  # noqa: E402
+from sonde.capture.standins import Desk  # noqa: E402
+from sonde.capture.variables import variables  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+class Thing:
+    pass
+
+
+def test_a_variable_that_was_read_dies_when_the_function_lets_go_of_it():
+    thing = Thing()
+    alive = weakref.ref(thing)
+    assert variables(sys._getframe())["thing"] is thing
+    del thing
+    assert alive() is None
+
+
+def test_a_dictionary_of_locals_that_the_user_keeps_stays_as_it_is():
+    number = 7
+    kept = locals()
+    assert variables(sys._getframe())["number"] == number
+    assert kept["number"] == 7
+
+
+def test_the_variables_of_a_traced_step_die_with_the_next():
+    times = LineTimes(Desk())
+    alive = None
+    for number in range(2):
+        thing = Thing()
+        if number == 0:
+            alive = weakref.ref(thing)
+            assert times.start()
+            assert thing is not None
+            assert times.stop()
+    assert alive() is None
+    assert number == 1
+    assert thing is not None
