@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from sonde.capture.linetimes import LineTimes  # noqa: E402
-from sonde.capture.standins import Desk  # noqa: E402
-from sonde.capture.variables import variables  # noqa: E402
+from sonde.capture.linetimes import LineTimes
+from sonde.capture.standins import Desk
+from sonde.capture.variables import variables
 
 pytestmark = pytest.mark.torch
 

@@ -40,6 +40,7 @@ typedef struct {
 #include "_kernel_peek.h"
 #include "_kernel_records.h"
 #include "_kernel_ordinary.h"
+#include "_kernel_update.h"
 #include "_kernel_end.h"
 
 /* ---- calling them ---- */

@@ -1,7 +1,7 @@
 """The variables of a function that is running, read without keeping anything alive.
 
-Before Python 3.13, whoever asks a frame for its variables, or traces it, leaves a copy of them with the frame: what they refer to then lives
-until the function returns, and the function is somebody's training loop.
+Before Python 3.13, whoever asks a frame for its variables, or traces it, leaves a copy of them with the frame: what they refer to then
+lives until the function returns, and the function is somebody's training loop.
 """
 
 from __future__ import annotations
