@@ -225,7 +225,8 @@ def test_the_scenes_reach_most_of_capture_and_what_torch_calls() -> None:
     assert len(everywhere) > 230
     for expected in (
         "stepends.StepEnds._end_step", "kernel.guard", "journal.Journal.end_step", "probes.activations.Activations.take",
-        "leaves.Leaf.__init__", "journal.Journal.close", "models.Models.__iter__", "discovery.Discovery._search", "alarm.Alarm.ring", "kernel_torch.statistics",
+        "leaves.Leaf.__init__", "journal.Journal.close", "models.Models.__iter__", "discovery.Discovery._search", "alarm.Alarm.ring",
+        "kernel_torch.statistics",
     ):  # fmt: skip
         assert expected in everywhere
 
