@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import warm
-from sonde.pytest import SPEED
 from sonde.rules import RULES
+from sonde.rules.timing import SPEED
 
 pytest_plugins = ["pytester"]
 

@@ -20,14 +20,6 @@ if TYPE_CHECKING:
 DIRECTORY = "sonde_baselines"
 WITHIN = 0.10  # of the baseline
 STEPS = 20  # enough for a loss to have a band
-# What says how fast a training is: in a test suite that depends on what else the machine does.
-SPEED = frozenset(
-    {
-        "checkpoint-stall", "cpu-oversubscribed", "host-sync", "input-bound", "python-bound", "slow-layer", "slow-step-outliers",
-        "unfused-optimizer", "validation-dominates",
-    }
-)  # fmt: skip
-
 _WRITTEN = pytest.StashKey[list[str]]()
 _NOTES = pytest.StashKey[list[str]]()
 
@@ -104,6 +96,7 @@ class _Training:
 
     def __init__(self, request: pytest.FixtureRequest, name: str, within: float, ignore: frozenset[str]) -> None:
         from sonde.rules import RULES
+        from sonde.rules.timing import SPEED
 
         unknown = ignore - {rule.name for rule in RULES}
         if unknown:

@@ -12,13 +12,14 @@ import pytest
 
 from sonde.diagnostics.data import ModelArchitectureInfo, ModelPerformanceMetrics
 from sonde.diagnostics.dynamics import Dynamics
-from sonde.diagnostics.health import SPEED, WEIGHTS
+from sonde.diagnostics.health import WEIGHTS
 from sonde.diagnostics.of_run import read_run
 from sonde.diagnostics.report import DiagnosticsReport, diagnose
 from sonde.diagnostics.series import MAX_POINTS
 from sonde.errors import SondeError
 from sonde.record import Finding, Severity
 from sonde.rules import RULES
+from sonde.rules.timing import SPEED
 
 
 def fold_of(losses, **series) -> Dynamics:

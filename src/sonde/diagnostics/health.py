@@ -13,6 +13,7 @@ import numpy as np
 
 from sonde.diagnostics.dynamics import Dynamics, TrainingDynamics
 from sonde.record import Finding, Severity
+from sonde.rules.timing import SPEED
 from sonde.rules.words import listing, number
 
 WEIGHTS = {
@@ -22,11 +23,6 @@ WEIGHTS = {
     "generalisation": 15,  # often not measured, and to be mended without a new run
     "efficiency": 5,  # a slow training is not a sick one
 }
-# Rules about time: a training that could be faster is as sound as before.
-SPEED = frozenset(
-    {"checkpoint-stall", "cpu-oversubscribed", "host-sync", "input-bound", "python-bound", "slow-layer", "slow-step-outliers",
-     "unfused-optimizer", "validation-dominates"}
-)  # fmt: skip
 WASTEFUL = 0.3
 LEARNT = {"improving": 1.0, "settled": 0.9, "not learning": 0.15, "diverging": 0.0, "not finite": 0.0}
 HALF = 0.5  # of the first loss: who has removed that much has the full mark for learning

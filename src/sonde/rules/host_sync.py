@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 from sonde.record import Finding, Step
 from sonde.rules.python_bound import XRAYS, is_small
 from sonde.rules.rule import Answer, Clear, NotEvaluated
-from sonde.rules.timing import Timing, Xrays, lines_of, rows_of, severity, typical, with_gain
-from sonde.rules.words import amount, number
+from sonde.rules.timing import Timing, Xrays, lines_of, severity, typical, with_gain
+from sonde.rules.words import amount, number, rows_of
 
 MANY = 16  # calls from one line in a step: then it is called for every element, and the loop around it goes too
 SAVED = 0.8  # of the time is promised: once in a while the numbers are still wanted

@@ -23,8 +23,8 @@ from typing import Any, ClassVar
 
 from sonde.record import Finding, Step
 from sonde.rules.rule import Answer, Clear, NotEvaluated
-from sonde.rules.timing import Timing, Xrays, lines_of, rows_of, severity, share_of_core, typical, with_gain
-from sonde.rules.words import amount, number
+from sonde.rules.timing import Timing, Xrays, lines_of, severity, share_of_core, typical, with_gain
+from sonde.rules.words import amount, number, rows_of
 
 MANY = 32  # times in one step: loops over layers, heads and micro-batches are shorter
 SMALL_MS = 0.1  # each time: a torch call on a small tensor takes 2 to 10 µs, a line has a few of them

@@ -26,8 +26,8 @@ from typing import Any, ClassVar
 
 from sonde.record import Event, Finding, Severity, Step
 from sonde.rules.rule import Answer, Clear, NotEvaluated
-from sonde.rules.timing import MAX_XRAYS, rows_of
-from sonde.rules.words import amount, number
+from sonde.rules.timing import MAX_XRAYS
+from sonde.rules.words import amount, number, rows_of
 
 LOOKS = 2  # pairs of steps: what one of them did may be done once in a while
 LONG = 0.1  # of the step: less may not be felt

@@ -24,8 +24,8 @@ from typing import Any, ClassVar
 from sonde.record import Finding, Kind, Step
 from sonde.rules.python_bound import XRAYS
 from sonde.rules.rule import Answer, Clear, NotEvaluated
-from sonde.rules.timing import Timing, Xrays, lines_of, rows_of, severity, with_gain
-from sonde.rules.words import amount, number
+from sonde.rules.timing import Timing, Xrays, lines_of, severity, with_gain
+from sonde.rules.words import amount, number, rows_of
 
 RATIO = 5.0  # times the expected: layers of one model differ by two or three by their shape
 BACKWARD = 3.0  # times its forward: the gradients of input and weights are two products of the same size; the rest is room

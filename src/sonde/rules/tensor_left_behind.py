@@ -20,8 +20,7 @@ from typing import Any, ClassVar
 from sonde.record import Finding, Severity, Step
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.source import Sources
-from sonde.rules.timing import rows_of
-from sonde.rules.words import amount, listing, number
+from sonde.rules.words import amount, listing, number, rows_of
 
 MAX_TENSORS = 20  # that are named in one finding or looked for in the lines
 

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from sonde.record import Severity, Step
-from sonde.rules.words import amount
+from sonde.rules.words import amount, rows_of
 
 PHASES = ("data", "transfer", "forward", "backward", "optimizer", "validation", "checkpoint", "other")
 SETTLED = 8  # steps that are not counted
@@ -27,6 +27,13 @@ QUICK = 20  # one step in so many is quicker: that much a machine that is busy w
 PUSHED_OFF = 20  # times a second that others took its core away: an idle machine has a few, and there the clock can be trusted
 LONG_S = 60.0  # … and is worth a word only in a run that takes longer than this
 MAX_XRAYS = 16
+# Rules that say how fast a training could be: as sound as before, and in a test suite a matter of what else the machine does.
+SPEED = frozenset(
+    {
+        "checkpoint-stall", "cpu-oversubscribed", "host-sync", "input-bound", "python-bound", "silent-transfer", "slow-layer",
+        "slow-step-outliers", "unfused-optimizer", "validation-dominates",
+    }
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -136,12 +143,6 @@ class Xrays:
         """What was last said of cores and threads."""
         machines = [xray["machine"] for xray in self.regular if isinstance(xray.get("machine"), Mapping)]
         return machines[-1] if machines else {}
-
-
-def rows_of(xray: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """The lines, the waits or the layers of a step that was looked at."""
-    rows = xray.get(name)
-    return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
 
 
 def share_of_core(xray: Mapping[str, Any]) -> float:

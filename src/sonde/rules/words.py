@@ -56,3 +56,9 @@ def amount(row: Mapping[str, Any], name: str) -> float:
     """A number of a row that somebody else wrote; 0 where it is none."""
     value = row.get(name)
     return float(value) if isinstance(value, (int, float)) and value == value else 0.0
+
+
+def rows_of(data: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """What an event lists under this name: the lines, the waits or the layers of a step that was looked at."""
+    rows = data.get(name)
+    return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
