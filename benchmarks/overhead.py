@@ -33,6 +33,7 @@ BARE = "bare"
 FRESH_STEPS = 300  # of a run from its start: the first steps are observed more often than later ones
 SETTLING_TURNS = 30  # at most, before the default is timed: until it observes again after its start. Timed earlier it would seem to cost
 # next to nothing, because an expensive first step puts the governor in debt and nothing is observed until that is paid off.
+SLICES = 6  # of a turn, with bare ones between: on a shared machine, speed changes several times in a second
 PEER_SHARE = 5  # a peer's turn is so many times shorter: its ratio is large and need not be sharp
 
 
@@ -105,18 +106,21 @@ def turn(training: Training, watcher: Watcher, num_steps: int, num_warm: int) ->
 
 
 def take_turns(
-    workload: Workload, trainings: Sequence[tuple[Training, Watcher, int]], bare: Training, num_rounds: int
+    workload: Workload, trainings: Sequence[tuple[Training, Watcher, int]], bare: Training, num_rounds: int, slices: int = 1
 ) -> list[list[tuple[float, float]]]:
-    """For each training its (own, bare) milliseconds per step, round by round; bare runs before and after each."""
+    """For each training its (own, bare) milliseconds per step, round by round; bare runs before and after each of so many slices."""
     results: list[list[tuple[float, float]]] = [[] for _ in trainings]
-    nobody = Watcher()
-    before = turn(bare, nobody, workload.chunk, workload.num_warm)
+    nobody, num_bare = Watcher(), max(1, workload.chunk // slices)
+    before = turn(bare, nobody, num_bare, workload.num_warm)
     for _ in range(num_rounds):
         for result, (training, watcher, num_steps) in zip(results, trainings):
-            own_ms = turn(training, watcher, num_steps, workload.num_warm)
-            after = turn(bare, nobody, workload.chunk, workload.num_warm)
-            result.append((own_ms, (before + after) / 2))
-            before = after
+            own_ms = bare_ms = 0.0
+            for _ in range(slices):
+                own_ms += turn(training, watcher, max(1, num_steps // slices), workload.num_warm)
+                after = turn(bare, nobody, num_bare, workload.num_warm)
+                bare_ms += (before + after) / 2
+                before = after
+            result.append((own_ms / slices, bare_ms / slices))
     return results
 
 
@@ -150,7 +154,7 @@ def sonde_rows(workload: Workload, scratch: Path, num_rounds: int) -> Iterator[R
     all_watcher, default_watcher = Sonde(everything, scratch, every=1), Sonde(default, scratch, every=None)
     num_settling = settle(workload, default, default_watcher)
     trainings = [(everything, all_watcher, workload.chunk), (default, default_watcher, workload.chunk)]
-    every_times, default_times = take_turns(workload, trainings, bare, num_rounds)
+    every_times, default_times = take_turns(workload, trainings, bare, num_rounds, min(SLICES, workload.chunk // 2))
     all_watcher.close()
     default_watcher.close()
     yield row(workload, BARE, [(bare_ms, bare_ms) for _, bare_ms in every_times])

@@ -187,13 +187,13 @@ def capped(text: str, limit: int = MAX_NAME) -> str:
 
 def plain(value: Any, depth: int = 0, *, limit: int = MAX_NAME) -> Any:
     """The same value from JSON's types alone, bounded in depth and in the length of its texts."""
-    if value is None or isinstance(value, (bool, float)):
-        return value
+    if value is None or isinstance(value, (bool, float)) or (type(value) is int and -_HUGE < value < _HUGE):
+        return value  # most of what there is: asking for abstract classes, below, is slow
     if isinstance(value, str):
         return capped(str(value), limit)
     if depth > MAX_DEPTH:
         return "…"
-    if isinstance(value, Mapping):
+    if isinstance(value, (dict, Mapping)):
         return {
             capped(str(key)): plain(item, depth + 1, limit=MAX_TEXT if key in _TEXTS else limit)
             for key, item in value.items()

@@ -20,7 +20,7 @@ from sonde.run.format import FramePlan
 
 MAX_TENSORS = 8  # of one batch, and of one model's inputs
 ALL_OF_THE_FIRST = 16  # observed steps; then those that are so far apart: hashing a batch costs as much as all statistics of a small layer
-APART = 16  # steps
+APART = 32  # steps
 MAX_SAMPLES = 64  # of a batch are compared with the first; the second alone where that differs
 MAX_OUTPUTS = 4  # of the models of a step, whose shapes are kept
 
