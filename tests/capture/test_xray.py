@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import sonde
 from guarantees.harness import patched_functions
+from sonde.capture.governor import Governor
 
 NUM_STEPS = 14
 LOOKED_AT = 11  # the step that is looked at
@@ -335,9 +336,21 @@ def test_a_step_that_turns_out_bad_is_no_longer_timed_but_explained(tmp_path):
     assert sys.gettrace() is None
 
 
+def test_where_every_step_is_observed_a_look_is_put_off_but_not_for_good(tmp_path, monkeypatch):
+    training = Training()
+    monkeypatch.setattr(Governor, "observes", lambda governor, step: True)  # as where observing costs next to nothing
+    with sonde.watch(training.model, training.optimizer, to=tmp_path / "run", strict=True) as session:
+        for _ in range(40):
+            due(session, True)
+            training.step()
+    run = sonde.Run(tmp_path / "run")
+    assert all(run.scalar("observed")[1][3:])
+    assert 1 <= len(list(run.events("xray"))) <= 40 / 8
+
+
 def test_an_error_inside_of_it_is_contained_and_said(tmp_path, caplog):
     training = Training()
-    with sonde.watch(training.model, training.optimizer, to=tmp_path / "run") as session:
+    with sonde.watch(training.model, training.optimizer, to=tmp_path / "run", every=1000) as session:
         xray = session._loop.xray
         xray._machine.since = lambda: 1 / 0
         for _ in range(40):

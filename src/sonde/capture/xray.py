@@ -29,6 +29,7 @@ FIRST_NS = 400_000_000  # of training: what is over sooner is not worth making f
 LIGHT_NS = 4_000_000  # a step that is shorter: of so small a model only …
 LONG_NS = 20_000_000_000  # … a run that is longer than this is worth it
 SHARE = 0.01  # of the time trained since the last one that it may cost
+PUT_OFF = 8  # steps at most, for one that is not observed: where observing is cheap, all of them are
 SETTLED = 8  # steps: before that caches fill and memory is first asked for
 SLOW = 2.5  # times the usual step: noise of a busy machine is mostly below
 SLOW_NS = 2_000_000  # and so much longer: less cannot be seen by anybody
@@ -49,6 +50,7 @@ class Xray:
         self._looks = False  # at all of the step; else, while active, only its transfers are listened to
         self.compiles = False  # torch.compile guards on what is patched here, and would compile again
         self.due_ns, self.long_ns = FIRST_NS, LONG_NS  # after so much training
+        self._num_put_off = 0
         self._trained_ns = 0
         self._usual_ns: float = 0.0
         self._slow: deque[int] = deque(maxlen=16)  # the last steps that were
@@ -66,7 +68,7 @@ class Xray:
         self._trained_ns += last_ns
         if self._every is not None:
             self._is_asked = self._is_asked or step % self._every == 0
-            if self._is_asked and not observed:
+            if self._is_asked and not self._puts_off(observed):
                 self._is_asked = False
                 self._begin("asked")
             return
@@ -78,11 +80,16 @@ class Xray:
         else:
             self._usual_ns += (1 - MEMORY) * (last_ns - self._usual_ns)
         if self._trained_ns >= self.due_ns:
-            if not observed and (self._usual_ns >= LIGHT_NS or self._trained_ns >= self.long_ns):
+            if (self._usual_ns >= LIGHT_NS or self._trained_ns >= self.long_ns) and not self._puts_off(observed):
                 self._begin("")
         elif step == self._expected and self._num_slow < MAX_SLOW and self._trained_ns > FIRST_NS:
             self._num_slow += 1
             self._begin("slow")
+
+    def _puts_off(self, observed: bool) -> bool:
+        """A look is due: does it wait for a step that is not busy being observed?"""
+        self._num_put_off = self._num_put_off + 1 if observed and self._num_put_off < PUT_OFF else 0
+        return self._num_put_off > 0
 
     def _expect(self, slow: int) -> None:
         """Three slow steps at equal distances, whatever comes between them: the fourth is expected."""
