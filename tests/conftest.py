@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Half a million objects of pytest, torch and other libraries are set aside: collecting garbage, which many tests do, went over all
-    of them each time and was a third of CI. Tests that look for holders among the variables of modules take them back."""
+    of them each time and took a good part of CI. Tests that look for holders among the variables of modules take them back."""
     gc.collect()
     gc.freeze()
 
