@@ -29,7 +29,7 @@ TARGET static inline double NAME(add_lanes)(Floats v)
  * One pass, with deviations from a guess at the mean, which is that of the blocks before. A guess that is off by more than the spread of the
  * values would cost digits: then the block, in the first-level cache by now, is gone through once more with what was learnt. A few values
  * that stand out from a crowd of equal ones are told apart in double only. */
-TARGET static inline __attribute__((always_inline)) int NAME(measure_as)(const float *x, int n, float guess, const int rectified, Part *part)
+TARGET static inline __attribute__((always_inline)) int NAME(measure_as)(const float *x, int n, float guess, const int rectified, const char *ahead, Part *part)
 {
     double deviation, squares;
     float low, high;
@@ -43,8 +43,8 @@ TARGET static inline __attribute__((always_inline)) int NAME(measure_as)(const f
         Ints zeros0 = {0}, zeros1 = {0};
         int i = 0;
         for (; i + 2 * LANES <= n; i += 2 * LANES) {
-            for (int line = 0; line < 2 * LANES && !rectified; line += 16)
-                __builtin_prefetch(x + i + line + AHEAD);
+            for (int at = i; at < i + 2 * LANES && ahead; at += 16)
+                fetch(ahead, at);
             Floats a = LOAD(x + i), b = LOAD(x + i + LANES);
             if (rectified) {
                 a = MAX(a, ((Floats){0}));
@@ -104,6 +104,7 @@ TARGET static inline __attribute__((always_inline)) int NAME(measure_as)(const f
         if (tries == 3)
             return 0;
         guess = (float)(guess + deviation);
+        ahead = NULL;
     }
     part->num = n;
     part->mean = guess + deviation;
@@ -115,23 +116,25 @@ TARGET static inline __attribute__((always_inline)) int NAME(measure_as)(const f
     return 1;
 }
 
-TARGET static int NAME(measure)(const float *x, int n, float guess, Part *part)
+TARGET static int NAME(measure)(const float *x, int n, float guess, const char *ahead, Part *part)
 {
-    return NAME(measure_as)(x, n, guess, 0, part);
+    return ahead ? NAME(measure_as)(x, n, guess, 0, ahead, part) : NAME(measure_as)(x, n, guess, 0, NULL, part);
 }
 
 /* The same of what a ReLU makes of a block in which `measure` found nothing extraordinary. */
 TARGET static int NAME(measure_rectified)(const float *x, int n, float guess, Part *part)
 {
-    return NAME(measure_as)(x, n, guess, 1, part);
+    return NAME(measure_as)(x, n, guess, 1, NULL, part);
 }
 
 /* The sum of squares as float32 sees it: NaN or infinite where an element is, or where a square overflows. */
-TARGET static double NAME(squares)(const float *x, int n)
+TARGET static double NAME(squares)(const float *x, int n, const char *ahead)
 {
     Floats q0 = {0}, q1 = {0}, q2 = {0}, q3 = {0};
     int i = 0;
     for (; i + 4 * LANES <= n; i += 4 * LANES) {
+        for (int at = i; at < i + 4 * LANES && ahead; at += 16)
+            fetch(ahead, at);
         Floats a = LOAD(x + i), b = LOAD(x + i + LANES), c = LOAD(x + i + 2 * LANES), d = LOAD(x + i + 3 * LANES);
         q0 += a * a;
         q1 += b * b;
@@ -162,9 +165,15 @@ TARGET static int NAME(any)(const Word *bits, int n, int32_t mask)
     return (any & mask) != 0;
 }
 
-TARGET static void NAME(subtract)(const float *x, const float *y, int n, float *out)
+TARGET static void NAME(subtract)(const float *x, const float *y, int n, const char *ahead, float *out)
 {
-    for (int i = 0; i < n; i++)
+    int i = 0;
+    for (; i + 16 <= n && ahead; i += 16) {
+        fetch(ahead, i);
+        for (int at = i; at < i + 16; at += LANES)
+            *(Floats *)(out + at) = LOAD(x + at) - LOAD(y + at);
+    }
+    for (; i < n; i++)
         out[i] = x[i] - y[i];
 }
 

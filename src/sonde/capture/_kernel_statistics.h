@@ -79,16 +79,16 @@ static __attribute__((noinline)) void measure_floats_exactly(const float *x, con
     measure_exactly(wide, n, part);
 }
 
-/* Returns 1 where the block was an ordinary one. */
-static int measure_floats(const float *x, const float *minus, int n, float guess, Part *part)
+/* Returns 1 where the block was an ordinary one. `ahead` and `ahead_minus`: what to ask for meanwhile. */
+static int measure_floats(const float *x, const float *minus, int n, float guess, const char *ahead, const char *ahead_minus, Part *part)
 {
     float difference[BLOCK];
     const float *values = x;
     if (minus) {
-        loops->subtract(x, minus, n, difference);
+        loops->subtract(x, minus, n, ahead_minus, difference);
         values = difference;
     }
-    if (loops->measure(values, n, guess, part))
+    if (loops->measure(values, n, guess, ahead, part))
         return 1;
     measure_floats_exactly(x, minus, n, part);
     return 0;
@@ -126,8 +126,10 @@ static void measure_shifted(const View *view, const View *minus, char *copy, int
             measure_doubles(block, (const double *)other, shift, num, &part);
         else {
             const float *x = widen(view, block, num, wide);
+            const float *y = other ? widen(minus, other, num, wide_minus) : NULL;
+            const char *ahead = ahead_of(view, at), *ahead_minus = other ? ahead_of(minus, at) : NULL;
             Part positive;
-            if (measure_floats(x, other ? widen(minus, other, num, wide_minus) : NULL, num, (float)total->mean, &part) && rectified &&
+            if (measure_floats(x, y, num, (float)total->mean, ahead, ahead_minus, &part) && rectified &&
                 loops->measure_rectified(x, num, (float)rectified->mean, &positive))
                 join(rectified, &positive);
         }
@@ -177,7 +179,7 @@ static int add_squares(const View *view, double *sum)
     Cursor cursor;
     int num, bad = 0;
     start(&cursor, view);
-    while (!bad && (num = next_block(&cursor, view, scratch, &block)) > 0) {
+    for (int64_t at = 0; !bad && (num = next_block(&cursor, view, scratch, &block)) > 0; at += num) {
         double squares = 0;
         if (view->kind == F64) {
             const double *x = block;
@@ -189,7 +191,7 @@ static int add_squares(const View *view, double *sum)
                 bad = !isfinite(x[i]);
         } else {
             const float *x = widen(view, block, num, wide);
-            squares = loops->squares(x, num);
+            squares = loops->squares(x, num, ahead_of(view, at));
             /* What float32 cannot hold is looked at again. A block of zeros is common (unused embeddings) and told apart by its bits. */
             if (!(squares < 1e38) || (squares < 1e-30 && loops->any((const Word *)x, num, 0x7fffffff))) {
                 squares = 0;
