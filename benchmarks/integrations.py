@@ -28,7 +28,7 @@ import torch
 from machine import facts
 from torch import nn
 from torch.utils.data import DataLoader
-from workloads import WORKLOADS, Training, Workload
+from workloads import WORKLOADS, Training, Workload, prepare
 
 import sonde
 
@@ -163,7 +163,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one workload")
     parser.add_argument("--only", choices=WAYS, help="one framework")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    prepare(1)
     warnings.simplefilter("ignore")  # those of the frameworks about themselves
     logging.disable(logging.WARNING)
     print(f"{facts()}\n\n| | workload | bare step | ratio (quartiles) | budget |\n|---|---|---|---|---|")

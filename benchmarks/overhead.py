@@ -6,7 +6,8 @@
 
 All take turns in one process, so that whatever else the machine does falls on all of them alike. Each has a model of its own from the
 same seed, a ratio is to the bare turns just before and after, and the median over the rounds is shown with its quartiles. A row that
-is over its budget ends the program with exit code 1. The first 300 steps of a run are shown as well: they are observed more often, and of
+is over its budget ends the program with exit code 1. A second bare training takes its turns as well: how far its ratio is from 1, and its
+quartiles from each other, says how sharp the others are. The first 300 steps of a run are shown, too: they are observed more often, and of
 them nothing is promised.
 """
 
@@ -23,10 +24,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import process_time
 
-import torch
 from machine import facts
 from peers import PEERS, Watcher
-from workloads import WORKLOADS, Training, Workload
+from workloads import WORKLOADS, Training, Workload, prepare
 
 import sonde
 
@@ -151,14 +151,15 @@ def settle(workload: Workload, training: Training, watcher: Sonde) -> int:
 
 
 def sonde_rows(workload: Workload, scratch: Path, num_rounds: int) -> Iterator[Row]:
-    bare, everything, default = Training(workload), Training(workload), Training(workload)
+    bare, again, everything, default = (Training(workload) for _ in range(4))
     all_watcher, default_watcher = Sonde(everything, scratch, every=1), Sonde(default, scratch, every=None)
     num_settling = settle(workload, default, default_watcher)
-    trainings = [(everything, all_watcher, workload.chunk), (default, default_watcher, workload.chunk)]
-    every_times, default_times = take_turns(workload, trainings, bare, num_rounds, min(SLICES, workload.chunk // 2))
+    trainings = [(again, Watcher(), workload.chunk), (everything, all_watcher, workload.chunk), (default, default_watcher, workload.chunk)]
+    again_times, every_times, default_times = take_turns(workload, trainings, bare, num_rounds, min(SLICES, workload.chunk // 2))
     all_watcher.close()
     default_watcher.close()
     yield row(workload, BARE, [(bare_ms, bare_ms) for _, bare_ms in every_times])
+    yield row(workload, "bare, another one", again_times)
     yield row(workload, "Sonde, everything, every step", every_times, workload.every_budget, all_watcher.observed())
     observed = default_watcher.observed()[num_settling:]
     yield row(workload, "Sonde, default", default_times, workload.default_budget, observed)
@@ -257,7 +258,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, help="turns of each (default: 15)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here as well")
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
+    prepare(arguments.threads)
     workloads = [workload for workload in WORKLOADS if not arguments.only or workload.name in arguments.only]
     num_rounds = arguments.rounds or (3 if arguments.quick else 15)
     print(f"{facts()}\n\n{'':51}{'ms a step':>9}  {'ratio (quartiles)':>22}")

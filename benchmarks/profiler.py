@@ -19,7 +19,7 @@ import torch
 from machine import facts
 from overhead import BARE, Row, row, show, table, take_turns
 from peers import Watcher
-from workloads import WORKLOADS, Training, Workload
+from workloads import WORKLOADS, Training, Workload, prepare
 
 from sonde.capture import calls
 from sonde.workbench.profiling.alone import measure_alone
@@ -99,7 +99,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="few rounds: a first look, not numbers to publish")
     parser.add_argument("--only", choices=[workload.name for workload in WORKLOADS], action="append", help="this workload; may be repeated")
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
+    prepare(arguments.threads)
     print(f"{facts()}\n\n{'':51}{'ms a step':>9}  {'ratio (quartiles)':>22}")
     found: list[Row] = []
     for workload in WORKLOADS:

@@ -66,7 +66,7 @@ static int xray_rests(Beat *self, End *end)
 static int is_quiet(Beat *self, const End *end)
 {
     PyObject *watched = peek(self->models, n__watched), *said = peek(self->guard, n__said), *unseen = PyDict_GetItemWithError(self->meter->scalars, n_forwards);
-    return end->step % NOW_AND_THEN && end->step & (end->step - 1) && is_empty(self->far, n_waiting) && is_empty(self->journal, n__waiting) &&
+    return end->step & (end->step - 1) && is_empty(self->far, n_waiting) && is_empty(self->journal, n__waiting) &&
            is_empty(self->journal, n__new_sites) && says(self->xray, n_active, Py_False) && says(self->clock, n__opens, Py_False) &&
            whole(self->clock, n__opening_backwards) == 0 && real(self->loop, n_quiet_until_ns) > (double)self->meter->entered_ns && watched &&
            PyList_CheckExact(watched) && said && PySet_Check(said) && PySet_GET_SIZE(said) == 0 && is_empty(self->losses, n__away) && unseen &&
@@ -219,6 +219,15 @@ static int tell_governor(Beat *self, const End *end, int observed)
     return done ? 0 : -1;
 }
 
+/* Panel.each("now_and_then", step) */
+static int look_now_and_then(Beat *self, long step)
+{
+    PyObject *number = PyLong_FromLong(step);
+    const int failed = !number || tell_probes(self, n_now_and_then, &number, 1) < 0;
+    Py_XDECREF(number);
+    return failed ? -1 : 0;
+}
+
 /* 1: the step has ended, and the next one begun. 0: Python ends it. */
 static int end_quickly(Beat *self)
 {
@@ -237,6 +246,8 @@ static int end_quickly(Beat *self)
                  put_float(xray, n__trained_ns, end.trained_ns) < 0 || PyList_SetSlice(meter->under_way, 1, PyList_GET_SIZE(meter->under_way), NULL) < 0;
     meter->mark_ns = meter->step_began = meter->entered_ns = now;
     meter->desk->own_ns = 0;
+    if (end.step % NOW_AND_THEN == 0)
+        failed = failed || look_now_and_then(self, end.step) < 0;
     if (failed || write_step(self, &end) < 0 || begin_step(self, &end) < 0 || tell_governor(self, &end, observed) < 0)
         return -1;
     if (says(self->loop, n_on_step_end, Py_None))

@@ -22,9 +22,42 @@ static void forgive(void)
     Py_XDECREF(trace);
 }
 
+/* Where an object keeps an attribute that has a slot; NULL where Python has to be asked. Memory that is touched once in a step is in no cache,
+ * and Python touches that of the class, its table and the descriptor before it knows: so the way is found once and remembered. */
+enum { NUM_SLOTS = 1024 };
+static struct {
+    PyTypeObject *type; /* held where there is an offset, so that no other class gets its address */
+    PyObject *name;
+    Py_ssize_t offset;
+} slots[NUM_SLOTS];
+
+static PyObject **slot_of(PyObject *object, PyObject *name)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    const size_t at = ((uintptr_t)type >> 6 ^ (uintptr_t)name >> 4) % NUM_SLOTS;
+    if (slots[at].type != type || slots[at].name != name) {
+        PyObject *found = PyObject_GetAttr((PyObject *)type, name);
+        const PyMemberDef *member = found && Py_IS_TYPE(found, &PyMemberDescr_Type) ? ((PyMemberDescrObject *)found)->d_member : NULL;
+        const Py_ssize_t offset = member && member->type == T_OBJECT_EX && !(member->flags & READONLY) ? member->offset : 0;
+        forgive();
+        Py_XDECREF(found);
+        if (slots[at].offset) /* two that meet here are found anew each time: the one that was first stays */
+            return offset ? (PyObject **)((char *)object + offset) : NULL;
+        if (offset)
+            Py_INCREF(type);
+        slots[at].type = type;
+        slots[at].name = name;
+        slots[at].offset = offset;
+    }
+    return slots[at].offset ? (PyObject **)((char *)object + slots[at].offset) : NULL;
+}
+
 /* An attribute of an object of ours, borrowed: the object holds it. NULL where there is none. */
 static PyObject *peek(PyObject *object, PyObject *name)
 {
+    PyObject **slot = slot_of(object, name);
+    if (slot)
+        return *slot;
     PyObject *value = PyObject_GetAttr(object, name);
     if (!value) {
         forgive();
@@ -36,9 +69,16 @@ static PyObject *peek(PyObject *object, PyObject *name)
 
 static int says(PyObject *object, PyObject *name, PyObject *expected) { return peek(object, name) == expected; }
 
+/* The same, held: asking it for a number may run Python. */
+static PyObject *get(PyObject *object, PyObject *name)
+{
+    PyObject **slot = slot_of(object, name);
+    return slot ? Py_XNewRef(*slot) : PyObject_GetAttr(object, name);
+}
+
 static long whole(PyObject *object, PyObject *name)
 {
-    PyObject *value = PyObject_GetAttr(object, name);
+    PyObject *value = get(object, name);
     long number = value && PyLong_CheckExact(value) ? PyLong_AsLong(value) : -1;
     Py_XDECREF(value);
     forgive();
@@ -47,7 +87,7 @@ static long whole(PyObject *object, PyObject *name)
 
 static double real(PyObject *object, PyObject *name)
 {
-    PyObject *value = PyObject_GetAttr(object, name);
+    PyObject *value = get(object, name);
     const double number = value ? PyFloat_AsDouble(value) : NAN;
     Py_XDECREF(value);
     if (PyErr_Occurred()) {
@@ -57,12 +97,19 @@ static double real(PyObject *object, PyObject *name)
     return number;
 }
 
-static int put(PyObject *object, PyObject *name, PyObject *value) { return PyObject_SetAttr(object, name, value); }
+static int put(PyObject *object, PyObject *name, PyObject *value)
+{
+    PyObject **slot = slot_of(object, name);
+    if (!slot)
+        return PyObject_SetAttr(object, name, value);
+    Py_XSETREF(*slot, Py_NewRef(value));
+    return 0;
+}
 
 static int put_whole(PyObject *object, PyObject *name, long number)
 {
     PyObject *value = PyLong_FromLong(number);
-    int failed = !value || PyObject_SetAttr(object, name, value) < 0;
+    int failed = !value || put(object, name, value) < 0;
     Py_XDECREF(value);
     return failed ? -1 : 0;
 }
@@ -70,7 +117,7 @@ static int put_whole(PyObject *object, PyObject *name, long number)
 static int put_float(PyObject *object, PyObject *name, double number)
 {
     PyObject *value = PyFloat_FromDouble(number);
-    int failed = !value || PyObject_SetAttr(object, name, value) < 0;
+    int failed = !value || put(object, name, value) < 0;
     Py_XDECREF(value);
     return failed ? -1 : 0;
 }

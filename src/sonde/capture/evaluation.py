@@ -29,6 +29,8 @@ _NUM, _NAN, _INF = (STATISTICS.index(name) for name in ("num", "nan", "inf"))
 
 
 class Evaluations:
+    __slots__ = ("__dict__", "__weakref__", "_under_way")
+
     def __init__(self, journal: Journal, on_bad: Callable[[Call, int, bool], bool]) -> None:
         self._journal = journal
         self._on_bad = on_bad  # (the call, the step, is it only Inf): answers whether it is bad indeed

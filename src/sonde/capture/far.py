@@ -22,6 +22,8 @@ def is_far(tensor: Tensor) -> bool:
 class Far:
     """What waits on devices, in the order in which it came."""
 
+    __slots__ = ("__dict__", "__weakref__", "waiting")
+
     def __init__(self) -> None:
         self.waiting: list[tuple[Tensor, Use]] = []
         self._num_steps = 0

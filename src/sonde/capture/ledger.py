@@ -63,6 +63,8 @@ class Account:
 
 
 class Ledger:
+    __slots__ = ("__dict__", "__weakref__", "accounts", "ever_used")
+
     def __init__(self) -> None:
         self.accounts: dict[int, Account] = {}
         self.num_opened = 0

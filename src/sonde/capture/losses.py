@@ -16,6 +16,8 @@ from sonde.capture.tensors import read_number
 
 
 class Losses:
+    __slots__ = ("__dict__", "__weakref__", "_away", "_scale", "_scale_away", "_sums", "divided_by", "last")
+
     def __init__(self, journal: Journal, far: Far) -> None:
         self._journal, self._far = journal, far
         self._sums: dict[str, tuple[float, int]] = {}

@@ -26,6 +26,8 @@ NUM_GLIMPSED = 4  # parameters looked at to see whether the user moves them by h
 
 
 class Models:
+    __slots__ = ("__dict__", "__weakref__", "_watched", "_with_output")
+
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self.unowned: list[torch.Tensor] = []  # trainable parameters that no optimizer holds, when last looked at

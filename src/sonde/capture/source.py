@@ -54,6 +54,8 @@ LINES_LEARNT = 8  # calls of each kind whose line of source is looked up; a loop
 class Lines:
     """Notes, once, from which lines of the user's code each kind of call comes."""
 
+    __slots__ = ("__dict__", "__weakref__", "_num_alike", "_num_lookups", "_series")
+
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._seen: set[tuple[str, str, int]] = set()

@@ -62,6 +62,8 @@ class _Leaving(InertCopy):
 
 
 class Watched:
+    __slots__ = ("__dict__", "__weakref__", "doors_used", "ever_entered", "name")
+
     def __init__(self, name: str, model: nn.Module, entering: ENTRY, leaving: EXIT) -> None:
         self.name = name
         self._model = weakref.ref(model)

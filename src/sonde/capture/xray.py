@@ -40,6 +40,8 @@ _PLACE = ("xray", "")
 
 
 class Xray:
+    __slots__ = ("__dict__", "__weakref__", "_every", "_expected", "_trained_ns", "_usual_ns", "_wanted", "active", "due_ns", "long_ns")
+
     def __init__(self, journal: Journal, models: Models, desk: Desk, phases: Phases, faults: Faults, measured: Measured) -> None:
         self._journal, self._models, self._desk, self._phases, self._faults = journal, models, desk, phases, faults
         self._lines, self._waits, self._layers, self._machine = LineTimes(desk), Waits(), LayerTimes(desk), Machine()

@@ -40,6 +40,8 @@ _log = logging.getLogger("sonde")
 class Writer:
     """One process's file in a run directory. In a forked child every method does nothing."""
 
+    __slots__ = ("__dict__", "__weakref__", "_fd", "_gap", "_lock", "_num_flushes", "_pending", "_pid", "_segment_bytes", "_size")
+
     def __init__(
         self,
         directory: Path,
