@@ -294,7 +294,8 @@ def test_the_kernel_counts_with_the_same_numbers_as_python():
     assert _kernel.LEARNT == source.LINES_LEARNT
     assert _kernel.CHECKED_EVERY == source.CHECKED_EVERY
     assert (_kernel.RENEWED, _kernel.WINDOW) == (spikes.RENEWED, spikes.WINDOW)
-    assert (_kernel.NOW_AND_THEN, _kernel.SETTLED) == (probe.NOW_AND_THEN, xray.SETTLED)
+    assert (_kernel.NOW_AND_THEN, _kernel.RARELY, _kernel.LONG_RUN) == (probe.NOW_AND_THEN, probe.RARELY, probe.LONG_RUN)
+    assert _kernel.SETTLED == xray.SETTLED
     assert _kernel.UNLINKED_CHECK == writer.UNLINKED_CHECK
 
 

@@ -214,7 +214,8 @@ static int add_beat_types(PyObject *module)
     static const struct {
         const char *name;
         long value;
-    } shared[] = {{"LEARNT", LEARNT}, {"CHECKED_EVERY", CHECKED_EVERY}, {"RENEWED", RENEWED}, {"WINDOW", WINDOW}, {"NOW_AND_THEN", NOW_AND_THEN}, {"SETTLED", SETTLED},
+    } shared[] = {{"LEARNT", LEARNT}, {"CHECKED_EVERY", CHECKED_EVERY}, {"RENEWED", RENEWED}, {"WINDOW", WINDOW}, {"NOW_AND_THEN", NOW_AND_THEN}, {"RARELY", RARELY},
+                  {"LONG_RUN", LONG_RUN}, {"SETTLED", SETTLED},
                   {"UNLINKED_CHECK", UNLINKED_CHECK}};
     for (size_t i = 0; i < sizeof shared / sizeof *shared; i++)
         if (PyModule_AddIntConstant(module, shared[i].name, shared[i].value) < 0)

@@ -3,7 +3,7 @@
 
 #include <unistd.h>
 
-enum { NOW_AND_THEN = 8, SETTLED = 8, UNLINKED_CHECK = 256 }; /* as sonde.capture.probes.probe, xray and sonde.run.writer have them */
+enum { NOW_AND_THEN = 8, RARELY = 32, LONG_RUN = 1024, SETTLED = 8, UNLINKED_CHECK = 256 }; /* as sonde.capture.probes.probe, xray and sonde.run.writer have them */
 
 /* The governor's constants, and the x-ray's: written to once, by `Beat`. */
 static double aim, least_share, start_ns, memory, long_memory, xray_slow, xray_slow_ns, xray_light_ns, xray_memory;
@@ -246,7 +246,7 @@ static int end_quickly(Beat *self)
                  put_float(xray, n__trained_ns, end.trained_ns) < 0 || PyList_SetSlice(meter->under_way, 1, PyList_GET_SIZE(meter->under_way), NULL) < 0;
     meter->mark_ns = meter->step_began = meter->entered_ns = now;
     meter->desk->own_ns = 0;
-    if (end.step % NOW_AND_THEN == 0)
+    if (end.step % (end.step < LONG_RUN ? NOW_AND_THEN : RARELY) == 0)
         failed = failed || look_now_and_then(self, end.step) < 0;
     if (failed || write_step(self, &end) < 0 || begin_step(self, &end) < 0 || tell_governor(self, &end, observed) < 0)
         return -1;

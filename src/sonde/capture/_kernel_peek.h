@@ -24,30 +24,42 @@ static void forgive(void)
 
 /* Where an object keeps an attribute that has a slot; NULL where Python has to be asked. Memory that is touched once in a step is in no cache,
  * and Python touches that of the class, its table and the descriptor before it knows: so the way is found once and remembered. */
-enum { NUM_SLOTS = 1024 };
+enum { NUM_SLOTS = 1024, NUM_PROBES = 8 };
 static struct {
     PyTypeObject *type; /* held where there is an offset, so that no other class gets its address */
     PyObject *name;
     Py_ssize_t offset;
 } slots[NUM_SLOTS];
 
+/* The offset of a slot in objects of this class; 0: it has none of this name. */
+static Py_ssize_t find_slot(PyTypeObject *type, PyObject *name)
+{
+    PyObject *found = PyObject_GetAttr((PyObject *)type, name);
+    const PyMemberDef *member = found && Py_IS_TYPE(found, &PyMemberDescr_Type) ? ((PyMemberDescrObject *)found)->d_member : NULL;
+    const Py_ssize_t offset = member && member->type == T_OBJECT_EX && !(member->flags & READONLY) ? member->offset : 0;
+    forgive();
+    Py_XDECREF(found);
+    return offset;
+}
+
 static PyObject **slot_of(PyObject *object, PyObject *name)
 {
     PyTypeObject *type = Py_TYPE(object);
-    const size_t at = ((uintptr_t)type >> 6 ^ (uintptr_t)name >> 4) % NUM_SLOTS;
-    if (slots[at].type != type || slots[at].name != name) {
-        PyObject *found = PyObject_GetAttr((PyObject *)type, name);
-        const PyMemberDef *member = found && Py_IS_TYPE(found, &PyMemberDescr_Type) ? ((PyMemberDescrObject *)found)->d_member : NULL;
-        const Py_ssize_t offset = member && member->type == T_OBJECT_EX && !(member->flags & READONLY) ? member->offset : 0;
-        forgive();
-        Py_XDECREF(found);
-        if (slots[at].offset) /* two that meet here are found anew each time: the one that was first stays */
+    const size_t first = (uintptr_t)type >> 6 ^ (uintptr_t)name >> 4;
+    size_t at = first % NUM_SLOTS;
+    for (size_t probe = 1; probe <= NUM_PROBES && (slots[at].type != type || slots[at].name != name); probe++) {
+        if (!slots[at].type || probe == NUM_PROBES) { /* whoever was in the last place gives way */
+            const Py_ssize_t offset = find_slot(type, name);
+            PyTypeObject *gone = slots[at].offset ? slots[at].type : NULL;
+            if (offset)
+                Py_INCREF(type);
+            slots[at].type = type;
+            slots[at].name = name;
+            slots[at].offset = offset;
+            Py_XDECREF(gone);
             return offset ? (PyObject **)((char *)object + offset) : NULL;
-        if (offset)
-            Py_INCREF(type);
-        slots[at].type = type;
-        slots[at].name = name;
-        slots[at].offset = offset;
+        }
+        at = (first + probe) % NUM_SLOTS;
     }
     return slots[at].offset ? (PyObject **)((char *)object + slots[at].offset) : NULL;
 }

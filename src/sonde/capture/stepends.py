@@ -16,7 +16,7 @@ from sonde.capture.losses import Losses
 from sonde.capture.models import Models
 from sonde.capture.panel import Panel
 from sonde.capture.phases import Phases
-from sonde.capture.probes.probe import EXPONENTS_EVERY, EXPONENTS_FIRST, NOW_AND_THEN
+from sonde.capture.probes.probe import EXPONENTS_EVERY, EXPONENTS_FIRST, is_now_and_then
 from sonde.capture.standins import Desk
 from sonde.capture.xray import Xray
 from sonde.config import Measured
@@ -64,7 +64,7 @@ class StepEnds:
             self._models.refresh()
         self._losses.write(step)
         self._guard.write()
-        if step % NOW_AND_THEN == 0:
+        if is_now_and_then(step):
             self._panel.each("now_and_then", step)
         if self.observing:
             if not self._is_written:

@@ -10,7 +10,7 @@ from torch import nn
 
 from sonde.capture import process_memory
 from sonde.capture.inquest import Inquest
-from sonde.capture.probes.probe import NOW_AND_THEN, Probe, Tools
+from sonde.capture.probes.probe import Probe, Tools, is_now_and_then
 from sonde.capture.tensors import storage_bytes, tensors_in
 from sonde.capture.watched import Watched
 from sonde.growth import Growth
@@ -73,7 +73,7 @@ class Memory(Probe):
             self._told = True
             self._tell_limit(step)
         scalars = self._journal.scalars
-        if step % NOW_AND_THEN and step < ONE_BY_ONE:
+        if step < ONE_BY_ONE and not is_now_and_then(step):
             self._look(step)
         self._graphs = [one for one in self._graphs if one[1]() is not None]
         kept = [born for born, _ in self._graphs if born < step - 1]

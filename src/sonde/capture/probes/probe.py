@@ -21,9 +21,13 @@ from sonde.capture.standins import Desk
 from sonde.capture.watched import Watched
 from sonde.config import DebugConfig, Measured
 
-NOW_AND_THEN = 8  # steps
+NOW_AND_THEN, RARELY, LONG_RUN = 8, 32, 1024  # every so many steps, and every so many where the run is as long as that
 EXPONENTS_FIRST = (0, 4, 16)  # observed steps on which histograms are taken
 EXPONENTS_EVERY = 64  # and then: they change slowly and cost more than the statistics
+
+
+def is_now_and_then(step: int) -> bool:
+    return step % (NOW_AND_THEN if step < LONG_RUN else RARELY) == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,7 @@ class Probe:
         """The step is over: frames and scalars go to the journal."""
 
     def now_and_then(self, step: int) -> None:
-        """A step ends whose number is a multiple of `NOW_AND_THEN`, observed or not. Only for what takes microseconds."""
+        """A step ends that `is_now_and_then`, observed or not. Only for what takes microseconds."""
 
     def clear(self) -> None:
         """Forget the step, whatever became of it."""
