@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import math
+import re
 import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import MemberDescriptorType
 from typing import Any
 
 import pytest
@@ -307,3 +309,23 @@ def test_a_closed_session_leaves_nothing_behind(tmp_path):
     del session
     gc.collect()
     assert loop() is None
+
+
+def test_what_the_kernel_reads_in_every_step_has_a_slot(tmp_path):
+    """Without one, everything goes on working, and a step costs more again."""
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    with sonde.watch(model, optimizer, to=tmp_path) as session:
+        ordinary(model, optimizer, 0, torch.randn(5, 6))
+        loop = session._loop
+        assert loop is not None
+        (account,) = loop.ledger.accounts.values()
+        parts = {"loop": loop, "clock": loop.clock, "ledger": loop.ledger, "account": account, "kept": loop.kept, "losses": loop._losses}
+        parts |= {"lines": loop._lines, "guard": loop._guard, "spikes": loop._spikes, "evaluations": loop._evaluations, "far": loop._far}
+        parts |= {"models": loop._models, "governor": loop._governor, "xray": loop.xray, "journal": loop._journal}
+        parts |= {"writer": loop._journal.writer, "watched": next(iter(loop._models)), "recent": loop._spikes._losses["loss"]}
+    source = "".join(path.read_text() for path in Path(beat.__file__).parent.glob("_kernel_*.h"))
+    read = set(re.findall(r"\b(?:peek|says|whole|real|put|put_whole|put_float|is_empty)\((?:self->)?(\w+), n_(\w+)", source))
+    told = [(part, name) for part, name in read if part in parts]
+    assert len(told) > 80
+    assert [f"{part}.{name}" for part, name in told if not isinstance(getattr(type(parts[part]), name, None), MemberDescriptorType)] == []

@@ -27,7 +27,7 @@ class Call(NamedTuple):
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    rng: Tensor  # of the CPU, as the forward began
+    rng: Tensor  # of the CPU, as the forward began; in a model that did not draw until a moment ago it may be that of up to four before
 
 
 def called(model: str, module: nn.Module, args: Any, kwargs: Any) -> Call:
@@ -37,7 +37,8 @@ def called(model: str, module: nn.Module, args: Any, kwargs: Any) -> Call:
 
 class Kept:
     __slots__ = (
-        "blamed", "by_library", "calls", "frame", "maker", "on_bad", "on_bad_evaluation", "on_skip", "on_spike", "scaled", "step", "where",
+        "blamed", "by_library", "calls", "frame", "maker", "on_bad", "on_bad_evaluation", "on_skip", "on_spike", "rng",
+        "rng_due", "scaled", "step", "where",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -57,6 +58,10 @@ class Kept:
         self.on_spike: Callable[[str, str, Leap, int], None] = lambda what, where, leap, step: None
         # A GradScaler holds back the optimizer of these parameters: the step, the scale, what the scaler will multiply it with.
         self.on_skip: Callable[[list[Tensor], int, float, float], None] = lambda parameters, step, scale, backoff: None
+        # The native kernel's alone: the random state when it last asked, and for how many forwards it believes that; below 0, for how
+        # many it will not find out whether it could.
+        self.rng: Tensor | None = None
+        self.rng_due = 0
         # Told together with a bad number:
         self.step = 0
         self.where = ""  # the series of the loss, or the parameter whose gradient it is
