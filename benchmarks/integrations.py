@@ -1,23 +1,24 @@
 """What watching costs inside of a framework: CPU time per step of Lightning, of the Trainer of transformers and of a loop of accelerate,
 with Sonde's callback over without it.
 
-    python benchmarks/integrations.py                    about twenty minutes
+    python benchmarks/integrations.py                    about a quarter of an hour
     python benchmarks/integrations.py --quick            a first look: the smallest workload, where every microsecond shows
 
-Whole trainings take turns in one process, bare and watched, each from the same seed; a ratio is to the bare trainings just before and
-after. Both are timed by the same stopwatch after a number of steps, so that neither building the framework's objects nor the densely
-observed start of a run is in it, nor looking back from a step whose loss leapt. Exit code 1: a framework is over its budget, which is
-that of a loop by hand.
+A framework has its own loop, so the two trainings, bare and watched, run in two threads of which only one has the baton: a few steps of
+the one, then a few of the other, with Sonde paused meanwhile. A ratio is to the bare steps just before and after, as in overhead.py. The
+densely observed start of a run is not in it. Exit code 1: a framework is over its budget, which is that of a loop by hand.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import logging
 import statistics
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -26,31 +27,65 @@ from typing import Any
 
 import torch
 from machine import facts
+from overhead import SLICES
 from torch import nn
 from torch.utils.data import DataLoader
 from workloads import WORKLOADS, Training, Workload, prepare
 
 import sonde
 
+NUM_ROUNDS, NUM_SLOW_ROUNDS = 25, 5  # of steps that take milliseconds, and of those that take a fraction of a second
 WARM_TURNS = 5  # times as many steps as are timed: an expensive first observation is paid off by then, and what follows is how it goes on
 
 
-class Stopwatch:
-    """CPU seconds between two steps."""
+class Lane:
+    """One of the two trainings: it is told of every step, and passes the baton on after each slice."""
 
-    def __init__(self, num_timed: int) -> None:
-        self.num_warm = WARM_TURNS * num_timed
-        self.num_steps, self.num, self.began, self.elapsed_s = self.num_warm + num_timed, 0, 0.0, 0.0
+    def __init__(self, workload: Workload, num_rounds: int) -> None:
+        self.num_warm = WARM_TURNS * workload.chunk
+        self._num_timed = max(1, workload.chunk // SLICES)  # steps of a slice; one more before them is not timed
+        self.num_steps = self.num_warm + num_rounds * SLICES * (1 + self._num_timed)
+        self.baton = threading.Semaphore(0)
+        self.other: Lane | None = None
+        self.session: Callable[[], sonde.Session | None] = lambda: None
+        self.slices_ms: list[float] = []  # per step
+        self.error: BaseException | None = None
+        self._num, self._began = 0, 0.0
 
     def step(self) -> None:
-        self.num += 1
-        if self.num == self.num_warm:
-            self.began = process_time()
-        elif self.num == self.num_steps:
-            self.elapsed_s = process_time() - self.began
+        """A step has ended."""
+        self._num += 1
+        place = (self._num - self.num_warm) % (1 + self._num_timed)
+        if self._num < self.num_warm or place > 1:
+            return
+        if place == 1:
+            self._began = process_time()
+            return
+        if self._num > self.num_warm:
+            self.slices_ms.append((process_time() - self._began) * 1e3 / self._num_timed)
+        if self._num < self.num_steps:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        session = self.session()
+        assert self.other is not None
+        with session.pause() if session is not None else contextlib.nullcontext():
+            self.other.baton.release()
+            self.baton.acquire()
+
+    def run(self, train: Callable[[], None]) -> None:
+        self.baton.acquire()
+        try:
+            prepare(1)  # some of it is a thread's own
+            train()
+        except BaseException as error:
+            self.error = error
+        finally:
+            assert self.other is not None
+            self.other.baton.release()
 
 
-def by_lightning(workload: Workload, watch: Stopwatch, to: Path | None) -> None:
+def by_lightning(workload: Workload, lane: Lane, to: Path | None) -> None:
     import lightning.pytorch as pl
 
     from sonde.integrations.lightning import SondeCallback
@@ -66,18 +101,20 @@ def by_lightning(workload: Workload, watch: Stopwatch, to: Path | None) -> None:
             return self.criterion(self.model(training.inputs).flatten(0, -2), training.targets)
 
         def on_train_batch_end(self, *args: Any) -> None:
-            watch.step()
+            lane.step()
 
         def configure_optimizers(self) -> Any:
             return training.optimizer
 
+    callbacks = [SondeCallback(to=to)] if to else []
+    lane.session = lambda: callbacks[0].session if callbacks else None
     pl.Trainer(
-        max_steps=watch.num_steps, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, callbacks=[SondeCallback(to=to)] if to else [],
-    ).fit(Module(), DataLoader(range(watch.num_steps), batch_size=1))  # fmt: skip
+        max_steps=lane.num_steps, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, callbacks=callbacks,
+    ).fit(Module(), DataLoader(range(lane.num_steps), batch_size=1))  # fmt: skip
 
 
-def by_trainer(workload: Workload, watch: Stopwatch, to: Path | None) -> None:
+def by_trainer(workload: Workload, lane: Lane, to: Path | None) -> None:
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
     from sonde.integrations.transformers import SondeCallback
@@ -94,68 +131,71 @@ def by_trainer(workload: Workload, watch: Stopwatch, to: Path | None) -> None:
 
     class Watch(TrainerCallback):
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            watch.step()
+            lane.step()
 
+    callbacks = [SondeCallback(to=to)] if to else []
+    lane.session = lambda: callbacks[0].session if callbacks else None
     with tempfile.TemporaryDirectory() as scratch:
         arguments = TrainingArguments(
-            output_dir=scratch, max_steps=watch.num_steps, per_device_train_batch_size=1, report_to="none", save_strategy="no",
+            output_dir=scratch, max_steps=lane.num_steps, per_device_train_batch_size=1, report_to="none", save_strategy="no",
             logging_strategy="no", disable_tqdm=True, use_cpu=True, log_level="error", dataloader_pin_memory=False, max_grad_norm=0.0,
         )  # fmt: skip
         trainer = Trainer(
-            model=WithLoss(), args=arguments, train_dataset=[{"number": torch.tensor([i])} for i in range(watch.num_steps)],
-            callbacks=[Watch(), *([SondeCallback(to=to)] if to else [])], optimizers=(training.optimizer, None),
+            model=WithLoss(), args=arguments, train_dataset=[{"number": torch.tensor([i])} for i in range(lane.num_steps)],
+            callbacks=[Watch(), *callbacks], optimizers=(training.optimizer, None),
         )  # fmt: skip
         trainer.remove_callback(PrinterCallback)
         trainer.train()
 
 
-def by_accelerate(workload: Workload, watch: Stopwatch, to: Path | None) -> None:
+def by_accelerate(workload: Workload, lane: Lane, to: Path | None) -> None:
     from accelerate import Accelerator
 
     from sonde.integrations.accelerate import SondeTracker
 
     training = Training(workload)
-    accelerator = Accelerator(cpu=True, log_with=SondeTracker(to=to) if to else None)
+    tracker = SondeTracker(to=to) if to else None
+    lane.session = lambda: tracker.session if tracker else None
+    accelerator = Accelerator(cpu=True, log_with=tracker)
     accelerator.init_trackers("benchmark")
     model, optimizer = accelerator.prepare(training.model, training.optimizer)
-    for _ in range(watch.num_steps):
+    for _ in range(lane.num_steps):
         optimizer.zero_grad()
         accelerator.backward(training.criterion(model(training.inputs).flatten(0, -2), training.targets))
         optimizer.step()
-        watch.step()
+        lane.step()
     accelerator.end_training()
 
 
-WAYS: dict[str, Callable[[Workload, Stopwatch, Path | None], None]] = {
+WAYS: dict[str, Callable[[Workload, Lane, Path | None], None]] = {
     "lightning": by_lightning,
     "transformers": by_trainer,
     "accelerate": by_accelerate,
 }
 
 
-def turn(way: str, workload: Workload, num_steps: int, to: Path | None) -> float:
-    """Milliseconds per step."""
-    gc.collect()
-    watch = Stopwatch(num_steps)
-    WAYS[way](workload, watch, to)
-    return (watch.elapsed_s * 1e3 - (looked_back_ms(to, watch.num_warm) if to else 0)) / num_steps
-
-
-def looked_back_ms(to: Path, first_step: int) -> float:
-    """The tiny model leaps at times, and then the step is looked at again, once in a run: a bad step is not what this is about."""
-    events = [event for event in sonde.Run(to).events("spike") if event.step >= first_step]
-    return sum(event.data["look_back_ms"] for event in events)
-
-
-def ratios(way: str, workload: Workload, num_steps: int, num_rounds: int, scratch: Path) -> tuple[float, list[float]]:
+def ratios(way: str, workload: Workload, num_rounds: int, to: Path) -> tuple[float, list[float]]:
     """Milliseconds of a bare step, and one ratio per round."""
-    found = []
-    bare = [turn(way, workload, num_steps, None)]
-    for number in range(num_rounds):
-        own = turn(way, workload, num_steps, scratch / f"{way}-{workload.name}-{number}")
-        bare.append(turn(way, workload, num_steps, None))
-        found.append(own / ((bare[-2] + bare[-1]) / 2))
-    return statistics.median(bare), sorted(found)
+    bare, watched = Lane(workload, num_rounds), Lane(workload, num_rounds)
+    bare.other, watched.other = watched, bare
+    threads = [
+        threading.Thread(target=bare.run, args=[lambda: WAYS[way](workload, bare, None)]),
+        threading.Thread(target=watched.run, args=[lambda: WAYS[way](workload, watched, to)]),
+    ]
+    gc.collect()
+    gc.freeze()  # what the libraries hold need not be gone through again in somebody's turn
+    for thread in threads:
+        thread.start()
+    bare.baton.release()
+    for thread in threads:
+        thread.join()
+    for lane in (bare, watched):
+        if lane.error is not None:
+            raise lane.error
+    beside = [(before + after) / 2 for before, after in zip(bare.slices_ms, bare.slices_ms[1:])]
+    starts = range(0, len(beside) - SLICES + 1, SLICES)
+    found = [sum(watched.slices_ms[start : start + SLICES]) / sum(beside[start : start + SLICES]) for start in starts]
+    return statistics.median(bare.slices_ms), sorted(found)
 
 
 def main() -> int:
@@ -171,7 +211,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         for workload in WORKLOADS[:1] if options.quick else WORKLOADS:
             for way in WAYS if options.only is None else [options.only]:
-                step_ms, found = ratios(way, workload, workload.chunk, 5, Path(scratch))
+                num_rounds = NUM_ROUNDS if workload.chunk > 20 else NUM_SLOW_ROUNDS
+                step_ms, found = ratios(way, workload, num_rounds, Path(scratch) / f"{way}-{workload.name}")
                 low, middle, high = statistics.quantiles(found, n=4, method="inclusive")
                 budget = workload.default_budget
                 over = over or middle > budget
