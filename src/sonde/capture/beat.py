@@ -2,6 +2,9 @@
 
 Everything is done to the same objects as in `Loop`, so the two may take turns within a step. Where the kernel was not built, or something
 about a call is unusual, the loop's own methods are the way.
+
+What the kernel reads in every step has a slot in its class (`__slots__`, beside the dictionary that holds the rest): then it knows its
+place, and need not look it up in memory that the training has driven out of the caches since the step before.
 """
 
 from __future__ import annotations

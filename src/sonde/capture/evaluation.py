@@ -29,7 +29,7 @@ _NUM, _NAN, _INF = (STATISTICS.index(name) for name in ("num", "nan", "inf"))
 
 
 class Evaluations:
-    __slots__ = ("__dict__", "__weakref__", "_under_way")
+    __slots__ = ("__dict__", "__weakref__", "_under_way")  # see beat.py
 
     def __init__(self, journal: Journal, on_bad: Callable[[Call, int, bool], bool]) -> None:
         self._journal = journal

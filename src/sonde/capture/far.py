@@ -22,7 +22,7 @@ def is_far(tensor: Tensor) -> bool:
 class Far:
     """What waits on devices, in the order in which it came."""
 
-    __slots__ = ("__dict__", "__weakref__", "waiting")
+    __slots__ = ("__dict__", "__weakref__", "waiting")  # see beat.py
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Tensor, Use]] = []

@@ -21,7 +21,7 @@ _NUM, _NAN, _INF = (STATISTICS.index(name) for name in ("num", "nan", "inf"))
 
 
 class Guard:
-    __slots__ = ("__dict__", "__weakref__", "_said", "_sum_of_squares")
+    __slots__ = ("__dict__", "__weakref__", "_said", "_sum_of_squares")  # see beat.py
 
     def __init__(
         self, journal: Journal, models: Models, ledger: Ledger, far: Far, on_bad: Callable[[str, str, torch.Tensor], None]

@@ -20,7 +20,7 @@ MAX_SITES = 200_000  # a program that makes models without end must not fill the
 
 
 class Journal:
-    __slots__ = ("__dict__", "__weakref__", "_fresh", "_new_sites", "_started_ns", "_step_plan", "_waiting")
+    __slots__ = ("__dict__", "__weakref__", "_fresh", "_new_sites", "_started_ns", "_step_plan", "_waiting")  # see beat.py
 
     def __init__(self, writer: Writer) -> None:
         self.writer = writer

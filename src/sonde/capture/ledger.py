@@ -63,7 +63,7 @@ class Account:
 
 
 class Ledger:
-    __slots__ = ("__dict__", "__weakref__", "accounts", "ever_used")
+    __slots__ = ("__dict__", "__weakref__", "accounts", "ever_used")  # see beat.py
 
     def __init__(self) -> None:
         self.accounts: dict[int, Account] = {}

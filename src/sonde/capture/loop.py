@@ -47,7 +47,7 @@ class Loop(StepEnds, CourseHeard):
     __slots__ = (
         "_closure", "_depth", "_entered", "_in_step", "_scaler_stepped", "_thread", "deaf", "on_step_end",
         "quiet_until_ns", "single_closures",
-    )  # fmt: skip
+    )  # fmt: skip  # see beat.py
 
     def __init__(
         self, journal: Journal, config: DebugConfig, faults: Faults, models: Models, concerns: Callable[[torch.optim.Optimizer], bool]

@@ -16,7 +16,7 @@ from sonde.capture.tensors import read_number
 
 
 class Losses:
-    __slots__ = ("__dict__", "__weakref__", "_away", "_scale", "_scale_away", "_sums", "divided_by", "last")
+    __slots__ = ("__dict__", "__weakref__", "_away", "_scale", "_scale_away", "_sums", "divided_by", "last")  # see beat.py
 
     def __init__(self, journal: Journal, far: Far) -> None:
         self._journal, self._far = journal, far

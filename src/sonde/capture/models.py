@@ -26,7 +26,7 @@ NUM_GLIMPSED = 4  # parameters looked at to see whether the user moves them by h
 
 
 class Models:
-    __slots__ = ("__dict__", "__weakref__", "_watched", "_with_output")
+    __slots__ = ("__dict__", "__weakref__", "_watched", "_with_output")  # see beat.py
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal

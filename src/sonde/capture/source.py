@@ -54,7 +54,7 @@ LINES_LEARNT = 8  # calls of each kind whose line of source is looked up; a loop
 class Lines:
     """Notes, once, from which lines of the user's code each kind of call comes."""
 
-    __slots__ = ("__dict__", "__weakref__", "_num_alike", "_num_lookups", "_series")
+    __slots__ = ("__dict__", "__weakref__", "_num_alike", "_num_lookups", "_series")  # see beat.py
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal

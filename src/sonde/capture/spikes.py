@@ -11,7 +11,7 @@ MAX_OPTIMIZERS = 16  # with norms of their own: some programs make a new optimiz
 
 
 class Spikes:
-    __slots__ = ("__dict__", "__weakref__", "_losses", "_norms")
+    __slots__ = ("__dict__", "__weakref__", "_losses", "_norms")  # see beat.py
 
     def __init__(self, on_spike: Callable[[str, str, Leap], None]) -> None:
         self._on_spike = on_spike  # ("loss" or "gradient", the series of the loss, how far): before anything has used it

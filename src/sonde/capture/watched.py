@@ -62,7 +62,7 @@ class _Leaving(InertCopy):
 
 
 class Watched:
-    __slots__ = ("__dict__", "__weakref__", "doors_used", "ever_entered", "name")
+    __slots__ = ("__dict__", "__weakref__", "doors_used", "ever_entered", "name")  # see beat.py
 
     def __init__(self, name: str, model: nn.Module, entering: ENTRY, leaving: EXIT) -> None:
         self.name = name
