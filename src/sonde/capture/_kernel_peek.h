@@ -181,18 +181,21 @@ static PyObject *is_usual(PyObject *series, PyObject *key, double value)
     if (!bound || !PyFloat_CheckExact(bound) || !(value <= PyFloat_AS_DOUBLE(bound)) || !values || !PyList_CheckExact(values))
         return NULL;
     const long place = whole(recent, n__place);
-    return place >= 0 && place <= PyList_GET_SIZE(values) && (place + 1) % RENEWED ? recent : NULL;
+    return place >= 0 && place <= PyList_GET_SIZE(values) ? recent : NULL;
 }
 
+/* Recent.see */
 static int see(PyObject *recent, double value)
 {
-    const long place = whole(recent, n__place);
+    const long place = whole(recent, n__place), next = (place + 1) % WINDOW;
     PyObject *number = PyFloat_FromDouble(value), *values = peek(recent, n__values);
     const int failed = !number || !values || (place < PyList_GET_SIZE(values) ? PyList_SetItem(values, place, Py_NewRef(number)) : PyList_Append(values, number)) < 0;
     Py_XDECREF(number);
-    if (failed)
+    if (failed || put_whole(recent, n_num, whole(recent, n_num) + 1) < 0 || put_whole(recent, n__place, next) < 0)
         return -1;
-    return put_whole(recent, n_num, whole(recent, n_num) + 1) < 0 || put_whole(recent, n__place, (place + 1) % WINDOW) < 0 ? -1 : 0;
+    PyObject *renewed = next % RENEWED ? Py_NewRef(Py_None) : PyObject_CallMethodNoArgs(recent, n__renew);
+    Py_XDECREF(renewed);
+    return renewed ? 0 : -1;
 }
 
 /* Is this frame in code of a library? -1: an exception. */
