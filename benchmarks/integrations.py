@@ -27,14 +27,13 @@ from typing import Any
 
 import torch
 from machine import facts
-from overhead import SLICES
 from torch import nn
 from torch.utils.data import DataLoader
 from workloads import WORKLOADS, Training, Workload, prepare
 
 import sonde
 
-NUM_ROUNDS, NUM_SLOW_ROUNDS = 25, 5  # of steps that take milliseconds, and of those that take a fraction of a second
+NUM_ROUNDS = 7
 WARM_TURNS = 5  # times as many steps as are timed: an expensive first observation is paid off by then, and what follows is how it goes on
 
 
@@ -43,8 +42,8 @@ class Lane:
 
     def __init__(self, workload: Workload, num_rounds: int) -> None:
         self.num_warm = WARM_TURNS * workload.chunk
-        self._num_timed = max(1, workload.chunk // SLICES)  # steps of a slice; one more before them is not timed
-        self.num_steps = self.num_warm + num_rounds * SLICES * (1 + self._num_timed)
+        self._num_timed = workload.num_in_slice  # and one more before them is not
+        self.num_steps = self.num_warm + num_rounds * (workload.chunk // workload.num_in_slice) * (1 + self._num_timed)
         self.baton = threading.Semaphore(0)
         self.other: Lane | None = None
         self.session: Callable[[], sonde.Session | None] = lambda: None
@@ -193,8 +192,9 @@ def ratios(way: str, workload: Workload, num_rounds: int, to: Path) -> tuple[flo
         if lane.error is not None:
             raise lane.error
     beside = [(before + after) / 2 for before, after in zip(bare.slices_ms, bare.slices_ms[1:])]
-    starts = range(0, len(beside) - SLICES + 1, SLICES)
-    found = [sum(watched.slices_ms[start : start + SLICES]) / sum(beside[start : start + SLICES]) for start in starts]
+    num = workload.chunk // workload.num_in_slice
+    rounds = [slice(start, start + num) for start in range(0, len(beside), num)]
+    found = [sum(watched.slices_ms[each][: len(beside[each])]) / sum(beside[each]) for each in rounds if beside[each]]
     return statistics.median(bare.slices_ms), sorted(found)
 
 
@@ -211,8 +211,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         for workload in WORKLOADS[:1] if options.quick else WORKLOADS:
             for way in WAYS if options.only is None else [options.only]:
-                num_rounds = NUM_ROUNDS if workload.chunk > 20 else NUM_SLOW_ROUNDS
-                step_ms, found = ratios(way, workload, num_rounds, Path(scratch) / f"{way}-{workload.name}")
+                step_ms, found = ratios(way, workload, NUM_ROUNDS, Path(scratch) / f"{way}-{workload.name}")
                 low, middle, high = statistics.quantiles(found, n=4, method="inclusive")
                 budget = workload.default_budget
                 over = over or middle > budget

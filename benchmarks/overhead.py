@@ -34,8 +34,7 @@ BARE = "bare"
 FRESH_STEPS = 300  # of a run from its start: the first steps are observed more often than later ones
 SETTLING_TURNS = 30  # at most, before the default is timed: until it observes again after its start. Timed earlier it would seem to cost
 # next to nothing, because an expensive first step puts the governor in debt and nothing is observed until that is paid off.
-SLICES = 6  # of a turn, with bare ones between: on a shared machine, speed changes several times in a second
-PEER_SHARE = 5  # a peer's turn is so many times shorter: its ratio is large and need not be sharp
+PEER_SHARE = 20  # a peer's turn is so many times shorter: its ratio is large and need not be sharp
 
 
 class Sonde(Watcher):
@@ -155,7 +154,7 @@ def sonde_rows(workload: Workload, scratch: Path, num_rounds: int) -> Iterator[R
     all_watcher, default_watcher = Sonde(everything, scratch, every=1), Sonde(default, scratch, every=None)
     num_settling = settle(workload, default, default_watcher)
     trainings = [(again, Watcher(), workload.chunk), (everything, all_watcher, workload.chunk), (default, default_watcher, workload.chunk)]
-    again_times, every_times, default_times = take_turns(workload, trainings, bare, num_rounds, min(SLICES, workload.chunk // 2))
+    again_times, every_times, default_times = take_turns(workload, trainings, bare, num_rounds, workload.chunk // workload.num_in_slice)
     all_watcher.close()
     default_watcher.close()
     yield row(workload, BARE, [(bare_ms, bare_ms) for _, bare_ms in every_times])

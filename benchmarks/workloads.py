@@ -36,7 +36,8 @@ class Workload:
     chunk: int  # steps of a turn that are timed: enough for the default to observe a few of them
     every_budget: float  # ratio to bare that is promised when everything is observed at every step
     default_budget: float  # and with the defaults
-    num_warm: int = 1  # steps at the start of a turn that are not timed
+    num_in_slice: int = 2  # of a turn, with bare ones between: the speed of a shared machine changes many times in a second
+    num_warm: int = 1  # steps at the start of a slice that are not timed
 
 
 class Training:
@@ -99,7 +100,7 @@ def _transformer() -> tuple[nn.Module, nn.Module, torch.Tensor, torch.Tensor]:
 
 
 WORKLOADS = (
-    Workload("mlp", "20-layer MLP, 64 wide, batch 32", _mlp, 60, 1.30, 1.05, num_warm=5),
+    Workload("mlp", "20-layer MLP, 64 wide, batch 32", _mlp, 240, 1.30, 1.05, num_in_slice=10, num_warm=5),
     Workload("conv", "7-layer conv net, 32x32 images, batch 32", _conv, 6, 1.06, 1.02),
     Workload("transformer", "6-layer transformer, width 256, 8x128 tokens", _transformer, 4, 1.05, 1.02),
 )
