@@ -94,10 +94,10 @@ def by_lightning(workload: Workload, lane: Lane, to: Path | None) -> None:
     class Module(pl.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.model, self.criterion = training.model, training.criterion
+            self.model = training.model
 
         def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return self.criterion(self.model(training.inputs).flatten(0, -2), training.targets)
+            return training.loss(self.model(training.inputs))
 
         def on_train_batch_end(self, *args: Any) -> None:
             lane.step()
@@ -123,10 +123,10 @@ def by_trainer(workload: Workload, lane: Lane, to: Path | None) -> None:
     class WithLoss(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.model, self.criterion = training.model, training.criterion
+            self.model = training.model
 
         def forward(self, number: Any) -> Any:
-            return {"loss": self.criterion(self.model(training.inputs).flatten(0, -2), training.targets)}
+            return {"loss": training.loss(self.model(training.inputs))}
 
     class Watch(TrainerCallback):
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
@@ -160,7 +160,7 @@ def by_accelerate(workload: Workload, lane: Lane, to: Path | None) -> None:
     model, optimizer = accelerator.prepare(training.model, training.optimizer)
     for _ in range(lane.num_steps):
         optimizer.zero_grad()
-        accelerator.backward(training.criterion(model(training.inputs).flatten(0, -2), training.targets))
+        accelerator.backward(training.loss(model(training.inputs)))
         optimizer.step()
         lane.step()
     accelerator.end_training()

@@ -32,8 +32,9 @@ import sonde
 
 BARE = "bare"
 FRESH_STEPS = 300  # of a run from its start: the first steps are observed more often than later ones
-SETTLING_TURNS = 30  # at most, before the default is timed: until it observes again after its start. Timed earlier it would seem to cost
-# next to nothing, because an expensive first step puts the governor in debt and nothing is observed until that is paid off.
+SETTLING_TURNS = 6, 30  # at least and at most, before the default is timed: until it observes again after its start. Timed earlier it would
+# seem to cost next to nothing, because an expensive first step puts the governor in debt and nothing is observed until that is paid off;
+# or too much, because the looks line by line come early in a run and then ever less often.
 PEER_SHARE = 20  # a peer's turn is so many times shorter: its ratio is large and need not be sharp
 
 
@@ -140,11 +141,12 @@ def row(
 
 def settle(workload: Workload, training: Training, watcher: Sonde) -> int:
     """Train until the governor has paid for the start; answers with the number of steps that took."""
-    for _ in range(SETTLING_TURNS):
+    at_least, at_most = SETTLING_TURNS
+    for number in range(at_most):
         turn(training, watcher, workload.chunk, 0)
         observed = watcher.observed()
         first_plain = observed.index(False) if False in observed else len(observed)
-        if any(observed[first_plain:]):
+        if number + 1 >= at_least and any(observed[first_plain:]):
             break
     return len(watcher.observed())
 

@@ -86,7 +86,7 @@ def accounted(workload: Workload, repeats: int) -> str:
     """How much of the bare step, by the clock of the training thread, the layers and the named remainder add up to."""
     training = Training(workload)
     report, _ = measure_alone(
-        training.model, (training.inputs,), {}, loss=lambda output: training.criterion(output.flatten(0, -2), training.targets),
+        training.model, (training.inputs,), {}, loss=training.loss,
         optimizer=training.optimizer, warmup=2, repeats=repeats, backward=True, read=thread_time_ns,
     )  # fmt: skip
     share = report.accounted_ms / report.step.median_ms
