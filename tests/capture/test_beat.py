@@ -329,3 +329,17 @@ def test_what_the_kernel_reads_in_every_step_has_a_slot(tmp_path):
     told = [(part, name) for part, name in read if part in parts]
     assert len(told) > 80
     assert [f"{part}.{name}" for part, name in told if not isinstance(getattr(type(parts[part]), name, None), MemberDescriptorType)] == []
+
+
+def test_the_bound_of_what_is_usual_is_renewed_by_the_quick_way_too(tmp_path):
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    with sonde.watch(model, optimizer, to=tmp_path, every=10_000) as session:
+        for number in range(STEPS):
+            ordinary(model, optimizer, number, torch.randn(5, 6))
+        assert session._loop is not None
+        found = session._loop._spikes._losses["loss"]
+    expected = spikes.Losses()
+    for loss in sonde.Run(tmp_path).scalar("loss")[1]:
+        expected.see(float(loss))
+    assert (found.bound, found.median) == pytest.approx((expected.bound, expected.median), rel=1e-5)
