@@ -25,7 +25,7 @@ from sonde.workbench.profiling.recorder import Recorded  # noqa: E402
 
 pytestmark = pytest.mark.torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from workloads import WORKLOADS, Training, Workload  # noqa: E402
+from workloads import WORKLOADS, Workload  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -43,12 +43,12 @@ def small() -> nn.Module:
 
 def by_cpu_time(workload: Workload, repeats: int) -> tuple[ProfileReport, Recorded]:
     """Read by the thread's own clock, so that other programs on this machine matter less."""
-    training = Training(workload)
+    model, criterion, inputs, targets = workload.make()
     part = 1 if workload.name == "mlp" else 4  # of the batch: large ones take long
-    inputs, targets = (each[: len(each) // part] for each in (training.inputs, training.targets))
+    inputs, targets = (each[: len(each) // part] for each in (inputs, targets))
     return measure_alone(
-        training.model, (inputs,), {}, loss=lambda output: training.criterion(output.flatten(0, -2), targets),
-        optimizer=training.optimizer, warmup=1, repeats=repeats, backward=True, read=thread_time_ns,
+        model, (inputs,), {}, loss=lambda output: criterion(output.flatten(0, -2), targets),
+        optimizer=torch.optim.Adam(model.parameters(), lr=1e-3), warmup=1, repeats=repeats, backward=True, read=thread_time_ns,
     )  # fmt: skip
 
 
