@@ -28,10 +28,18 @@ NAMES(DECLARE)
 enum { LEARNT = 8, CHECKED_EVERY = 32, RENEWED = 16, WINDOW = 64 }; /* as sonde.capture.source and sonde.spikes have them; a test compares */
 enum { STILL = 4, RESTLESS = 64 }; /* forwards for which a random state is believed, or not compared */
 
+/* What is known of all gradients of an optimizer: the sum of their squares, and a mark by which it is seen that they are still the same ones,
+ * unchanged. */
+typedef struct {
+    double sum;
+    uint64_t mark;
+} Gradients;
+
 typedef struct {
     PyObject_HEAD
     PyObject *loop;
     Meter *meter;
+    Gradients in_closure; /* when its backward ended; a sum of 0: not known */
 #define DECLARE(name) PyObject *name;
     PARTS(DECLARE)
     TOOLS(DECLARE)
@@ -40,6 +48,7 @@ typedef struct {
 
 #include "_kernel_peek.h"
 #include "_kernel_records.h"
+#include "_kernel_gradients.h"
 #include "_kernel_ordinary.h"
 #include "_kernel_update.h"
 #include "_kernel_end.h"
@@ -222,6 +231,9 @@ static int add_beat_types(PyObject *module)
         if (PyModule_AddIntConstant(module, shared[i].name, shared[i].value) < 0)
             return -1;
     make_crc_tables();
+    know_this_process();
+    if (pthread_atfork(NULL, NULL, know_this_process) != 0)
+        return PyErr_NoMemory(), -1;
     text_forward = n_forward, text_optimizer = n_optimizer;
     return PyModule_AddType(module, &MeterType) < 0 || PyModule_AddType(module, &BeatType) < 0 ? -1 : 0;
 }

@@ -1,6 +1,7 @@
 /* The ordinary end of a step: `StepEnds._end_step` where nothing is due, and the next step is not to be observed, unless this one was.
  * As everywhere here, nothing is changed before that is known. */
 
+#include <pthread.h>
 #include <unistd.h>
 
 enum { NOW_AND_THEN = 8, RARELY = 32, LONG_RUN = 1024, SETTLED = 8, UNLINKED_CHECK = 256 }; /* as sonde.capture.probes.probe, xray and sonde.run.writer have them */
@@ -96,13 +97,17 @@ static int write_scalars(Beat *self, const End *end)
     return put_scalar(self, n_step_ms, end->step_ns / 1e6) < 0 || put_scalar(self, n_sonde_ms, end->own_ns / 1e6) < 0 ? -1 : 0;
 }
 
+static long this_process; /* asking the system takes as long as all other questions of `put_quickly` */
+
+static void know_this_process(void) { this_process = (long)getpid(); }
+
 /* Writer.put where nothing else is to be written and nothing is amiss; 0 where that is left to Python, with nothing written. */
 static int put_quickly(Beat *self, PyObject *record)
 {
     PyObject *writer = self->writer, *lock = peek(writer, n__lock), *seam = PyDict_GetItemWithError(self->writer_globals, n__write);
     const long fd = whole(writer, n__fd), size = whole(writer, n__size), num_flushes = whole(writer, n__num_flushes);
     forgive();
-    if (!lock || seam != self->os_write || fd < 0 || whole(writer, n__pid) != (long)getpid() || !is_empty(writer, n__pending) ||
+    if (!lock || seam != self->os_write || fd < 0 || whole(writer, n__pid) != this_process || !is_empty(writer, n__pending) ||
         !says(writer, n__gap, Py_None) || size < 0 || size > whole(writer, n__segment_bytes) || num_flushes < 0 || (num_flushes + 1) % UNLINKED_CHECK == 0)
         return 0;
     PyObject *taken = PyObject_CallMethodOneArg(lock, n_acquire, Py_False);

@@ -79,6 +79,19 @@ static PyObject *peek(PyObject *object, PyObject *name)
     return value;
 }
 
+/* An attribute that is mostly not there, a new reference: no exception is made for nobody to see. */
+static PyObject *find(PyObject *object, PyObject *name)
+{
+    PyObject *value = NULL;
+#if PY_VERSION_HEX >= 0x030D0000
+    (void)PyObject_GetOptionalAttr(object, name, &value);
+#else
+    (void)_PyObject_LookupAttr(object, name, &value);
+#endif
+    forgive();
+    return value;
+}
+
 static int says(PyObject *object, PyObject *name, PyObject *expected) { return peek(object, name) == expected; }
 
 /* The same, held: asking it for a number may run Python. */

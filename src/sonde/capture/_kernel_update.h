@@ -98,62 +98,6 @@ static int backward_begins(Beat *self, PyObject *account, PyObject *const *args)
 
 static int quick_backward_begins(Beat *self, PyObject *const *args) { return with_account(self, args, backward_begins); }
 
-/* The optimizer's groups, a new reference; NULL where they are no plain list. They are the user's: whatever is asked of them may change them. */
-static PyObject *groups_of(PyObject *optimizer)
-{
-    PyObject *groups = PyObject_GetAttr(optimizer, n_param_groups);
-    forgive();
-    if (groups && !PyList_CheckExact(groups))
-        Py_CLEAR(groups);
-    return groups;
-}
-
-static PyObject *in_group(PyObject *groups, Py_ssize_t i, PyObject *name)
-{
-    PyObject *group = PyList_GET_ITEM(groups, i), *value = PyDict_CheckExact(group) ? PyDict_GetItemWithError(group, name) : NULL;
-    forgive();
-    return value;
-}
-
-/* Adds the squares of a parameter's gradient; 0 where it holds a bad number, or is not ours to read. */
-static int add_gradient(PyObject *parameter, double *sum)
-{
-    View view;
-    Leave away;
-    int fine = 0;
-    PyObject *gradient = PyObject_GetAttr(parameter, n_grad);
-    if (gradient == Py_None) {
-        fine = 1;
-    } else if (gradient && look(gradient, &view) && leave(&away, gradient, &view)) {
-        fine = !add_squares(&view, sum);
-        come_back(&away);
-    }
-    Py_XDECREF(gradient);
-    forgive();
-    return fine;
-}
-
-/* The sum of squares of all gradients; negative where that is not a number above zero, or not ours to say. */
-static double squares_of(PyObject *optimizer)
-{
-    PyObject *groups = groups_of(optimizer);
-    double sum = 0;
-    int fine = groups != NULL;
-    for (Py_ssize_t i = 0; fine && i < PyList_GET_SIZE(groups); i++) {
-        PyObject *params = in_group(groups, i, n_params);
-        fine = params && PyList_CheckExact(params);
-        Py_XINCREF(params);
-        for (Py_ssize_t j = 0; fine && j < PyList_GET_SIZE(params); j++) {
-            PyObject *parameter = Py_NewRef(PyList_GET_ITEM(params, j));
-            fine = add_gradient(parameter, &sum);
-            Py_DECREF(parameter);
-        }
-        Py_XDECREF(params);
-    }
-    Py_XDECREF(groups);
-    return fine && sum > 0 && isfinite(sum) ? sum : -1;
-}
-
 static int is_of(PyObject *account, PyObject *optimizer)
 {
     PyObject *reference = peek(account, n_optimizer);
@@ -169,10 +113,14 @@ static int backward_ended(Beat *self, PyObject *account, PyObject *const *args)
         return 0;
     if (inside) { /* nobody asks about the gradients of a closure before they are used */
         PyObject *optimizer = referred(peek(account, n_optimizer));
-        const int fine = optimizer && isnan(real(self->losses, n__scale)) && squares_of(optimizer) > 0;
+        Gradients *all = &self->in_closure;
+        const int fine = optimizer && isnan(real(self->losses, n__scale)) && read_gradients(optimizer, whole(self->clock, n_number), MARK | SUM, all) &&
+                         all->sum > 0 && isfinite(all->sum);
         Py_XDECREF(optimizer);
-        if (!fine)
+        if (!fine) {
+            all->sum = 0;
             return 0;
+        }
         if (put(self->kept, n_frame, Py_None) < 0)
             return -1;
     }
@@ -290,13 +238,12 @@ static int take_rates(Beat *self, PyObject *optimizer, int write)
 /* optimizer_ended(optimizer): the step ends with it. */
 static int optimizer_ended(Beat *self, PyObject *account, PyObject *const *args)
 {
-    PyObject *optimizer = args[0], *found = PyObject_GetAttr(optimizer, n_found_inf);
-    forgive();
+    PyObject *optimizer = args[0], *found = find(optimizer, n_found_inf);
     Py_XDECREF(found); /* None is all that is asked for */
     PyObject *stepped = peek(self->clock, n__stepped), *anchor = Py_XNewRef(peek(self->clock, n__anchor)), *key = PyLong_FromVoidPtr(optimizer), *parameters = NULL;
     int done = 0;
     const int closure = is_in_closure(self, account), observed = is_observed(self);
-    const double sum = closure && are_fresh(self, account) ? squares_of(optimizer) : -1;
+    const double sum = closure && are_fresh(self, account) ? squares_after(optimizer, whole(self->clock, n_number), &self->in_closure) : -1;
     if (key && (!found || found == Py_None) && says(self->loop, n__in_step, account) && is_of(account, optimizer) &&
         (closure ? sum > 0 : says(self->loop, n__closure, Py_False)) && stepped && PyDict_CheckExact(stepped) && PyDict_GET_SIZE(stepped) == 0 && anchor &&
         (anchor == Py_None ? whole(self->clock, n_known_optimizers) <= 1 : PyObject_RichCompareBool(anchor, key, Py_EQ) == 1) &&

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
+from torch.compiler import is_compiling
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
@@ -124,7 +125,7 @@ def _install() -> None:
 
 
 def _optimizer_begins(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if torch.compiler.is_compiling():  # a whole step is compiled: what would be called here would be compiled into it
+    if is_compiling():  # a whole step is compiled: what would be called here would be compiled into it
         return
     closure = bool(kwargs or len(args) > 1) and any(callable(arg) for arg in (*args[1:], *kwargs.values()))
     for listener in _listeners:
@@ -132,7 +133,7 @@ def _optimizer_begins(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) 
 
 
 def _optimizer_ended(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return
     for listener in _listeners:
         listener.optimizer_ended(optimizer)
@@ -141,7 +142,7 @@ def _optimizer_ended(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -
 def _backward(original: Any) -> Any:
     def backward(*args: Any, **kwargs: Any) -> Any:
         # A backward inside a backward (re-entrant checkpointing) is part of the outer one; while compiling nobody may be called.
-        if not _listeners or torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1:
+        if not _listeners or is_compiling() or torch._C._current_graph_task_id() != -1:
             return original(*args, **kwargs)
         listeners = _listeners
         tensors = args[0] if args else kwargs.get("tensors")
@@ -169,7 +170,7 @@ def _optimizer_init(original: Any) -> Any:
 def _zero_grad(original: Any) -> Any:
     def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
-        if _listeners and not torch.compiler.is_compiling():
+        if _listeners and not is_compiling():
             for listener in _listeners:
                 listener.zero_grad(self)
         return result
@@ -180,7 +181,7 @@ def _zero_grad(original: Any) -> Any:
 def _clip(original: Any) -> Any:
     def clip(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return result
         limit = args[1] if len(args) > 1 else next(iter(kwargs.values()), None)
         for listener in _listeners:
@@ -194,7 +195,7 @@ def _scheduler_step(original: Any) -> Any:
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         # The constructor and composed schedulers call step themselves: only the user's call counts.
-        if torch.compiler.is_compiling() or getattr(self, "_is_initial", False):
+        if is_compiling() or getattr(self, "_is_initial", False):
             return result
         if sys._getframe(1).f_code.co_filename != lr_scheduler.__file__:
             for listener in _listeners:
@@ -279,7 +280,7 @@ def _save(original: Any) -> Any:
 def _transfer(original: Any) -> Any:
     def transfer(self: Any, *args: Any, **kwargs: Any) -> Any:
         # Only what leaves the memory of the CPU: between devices and within one nothing is waited for.
-        if not _listeners or torch.compiler.is_compiling() or self.device.type != "cpu":
+        if not _listeners or is_compiling() or self.device.type != "cpu":
             return original(self, *args, **kwargs)
         with _phase("transfer", "transfer"):
             return original(self, *args, **kwargs)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 FIRST_STEPS = 3  # always observed, at the start and after a change: what goes wrong there must not be missed for being slow
 START_NS = 10_000_000  # 10 ms: half a dozen observed steps of a small model, nothing beside starting Python
 AIM = 0.75  # of the budget is spent: it is a limit, and what a step costs is known only afterwards
-LEAST_SHARE = 0.5  # of the budget goes to observing even where the ever-present work uses more: a blind debugger is worth nothing
+LEAST_SHARE = 0.25  # of the budget goes to observing even where the ever-present work uses more: a blind debugger is worth nothing
 DEEPEST_DEBT = 2.0  # observed steps: one that was slow by chance must not blind us for long
 MEMORY = 0.8  # of the running averages, per step
 LONG_MEMORY = 0.95  # of those of the training's own time, which vary more

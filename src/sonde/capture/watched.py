@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.compiler import is_compiling
 
 from sonde.capture.uncompiled import inside
 
@@ -46,7 +47,7 @@ class _Entering(InertCopy):
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
         # Without kwargs: taken off since torch listed the hooks of this call, by a hook of the user's, a signal or another thread.
-        if kwargs is None or torch.compiler.is_compiling():
+        if kwargs is None or is_compiling():
             return
         self.call(self.watched, module, args, kwargs)
 
@@ -56,7 +57,7 @@ class _Leaving(InertCopy):
         self.watched, self.call = watched, call
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return
         self.call(self.watched, module, output)
 
