@@ -77,7 +77,7 @@ def rows(workload: Workload, num_rounds: int) -> list[Row]:
         "torch.profiler, same detail, averaged": Torch(trainings[3], averages=True, **DETAIL),
     }
     num_steps = max(2, workload.chunk // 3)
-    times = take_turns(workload, [(t, w, num_steps) for t, w in zip(trainings, watchers.values())], bare, num_rounds)
+    times = take_turns(workload, [(t, w, num_steps) for t, w in zip(trainings, watchers.values())], [bare], num_rounds)
     found = [row(workload, BARE, [(ms, ms) for _, ms in times[0]])]
     return found + [row(workload, name, each) for name, each in zip(watchers, times)]
 

@@ -92,6 +92,28 @@ def by_closure(model, optimizer, number, x):
     optimizer.step(closure)
 
 
+def by_closure_that_changes_gradients(model, optimizer, number, x):
+    """By clipping, in place, behind torch's back, or by others in their place: now and then not at all."""
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        gradient = model[0].weight.grad
+        match number % 5:
+            case 1:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            case 2:
+                gradient[1:2] *= 3
+            case 3:
+                gradient.data.mul_(3)
+            case 4:
+                model[0].weight.grad = gradient * 3
+        return loss
+
+    optimizer.step(closure)
+
+
 def bad_at_the_end(model, optimizer, number, x):
     ordinary(model, optimizer, number, x * math.inf if number == STEPS - 10 else x)
 
@@ -177,7 +199,7 @@ def from_a_loader() -> None:
 
 STEP_FUNCTIONS = [
     ordinary, evaluated_between, accumulated, never_cleared, clipped_and_cleared_by_the_model, cleared_by_the_model, by_closure,
-    bad_at_the_end, spiking, without_gradients_now_and_then, two_losses, failing_forward,
+    by_closure_that_changes_gradients, bad_at_the_end, spiking, without_gradients_now_and_then, two_losses, failing_forward,
 ]  # fmt: skip
 PROGRAMS = {step.__name__: (lambda step=step: plain(step)) for step in STEP_FUNCTIONS}
 PROGRAMS |= {program.__name__: program for program in (parameters_in_two_groups, two_networks, scaled, scaled_at_first, from_a_loader)}

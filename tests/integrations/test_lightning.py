@@ -15,7 +15,7 @@ from trainings import NUM_BATCHES, lightning_module, lightning_trainer, loader, 
 
 import sonde  # noqa: E402
 from sonde.integrations import lightning as integration  # noqa: E402
-from sonde.integrations.lightning import SondeCallback  # noqa: E402
+from sonde.integrations.lightning import UNUSED, SondeCallback  # noqa: E402
 
 pytestmark = pytest.mark.torch
 LIMIT = NUM_BATCHES // 2 - 1  # batches of an epoch: odd, so that the last step of it accumulates one batch alone
@@ -103,6 +103,24 @@ def test_a_copy_of_a_callback_is_a_callback_without_the_session(watched):
     again = copy.deepcopy(watched[1])
     assert type(again) is type(watched[1])
     assert (again.session, again.run) == (None, None)
+
+
+def test_lightning_is_not_made_to_call_hooks_that_do_nothing_but_those_of_a_derived_class(tmp_path):
+    class Derived(SondeCallback):
+        num_backwards = 0
+
+        def on_after_backward(self, trainer, pl_module):
+            self.num_backwards += 1
+            super().on_after_backward(trainer, pl_module)
+
+        def on_train_batch_end(self, trainer, pl_module, *args):
+            super().on_train_batch_end(trainer, pl_module, *args)
+            super().on_before_backward(trainer, pl_module, None)  # which is there to be called
+
+    callback = Derived(to=tmp_path / "run", strict=True)
+    fit(module(), callback, max_epochs=1, limit_train_batches=4)
+    assert callback.num_backwards == 4
+    assert not any(callable(getattr(callback, hook)) for hook in UNUSED if hook != "on_after_backward")
 
 
 def test_an_exception_ends_the_run_with_its_words(tmp_path):

@@ -16,7 +16,7 @@
     X(known_optimizers) X(last) X(lr) X(maker) X(name) X(num) X(num_steps) X(number) X(optimizer) X(param_groups) X(params) X(training)      \
     X(witnesses) X(written) X(backward_begins) X(backward_ended) X(forward_begins) X(forward_ended) X(optimizer_begins) X(optimizer_ended)           \
     X(zero_grad) X(backwards) X(deaf) X(faults) X(fetch_begins) X(fetch_ended) X(forwards) X(loss) X(optimizer_step) X(optimizer_steps) X(zero_grads) X(forward)               \
-    X(_away) X(_fd) X(_gap) X(_lock) X(_num_flushes) X(_pending) X(_pid) X(_segment_bytes) X(_size) X(_write) X(acquire) X(release) X(_double)                \
+    X(clip) X(clips) X(clipped) X(_away) X(_fd) X(_gap) X(_lock) X(_num_flushes) X(_pending) X(_pid) X(_segment_bytes) X(_size) X(_write) X(acquire) X(release) X(_double)                \
     X(_every) X(_expected) X(_fresh) X(_new_sites) X(_observed_ns) X(_opening_backwards) X(_opens) X(_owed) X(_plain_ns)         \
     X(_purse_ns) X(_renew) X(_rest_ns) X(_said) X(_shape) X(_scale_away) X(_single) X(_write_step) X(after) X(backward) X(before) X(closure) X(each) X(entered) X(fetched) X(flush) X(guarded) X(left) X(thread) X(trained) X(write_observed) X(_started_ns) X(_step_plan) X(_trained_ns) X(_usual_ns) X(_waiting) X(_wanted) X(_watched)         \
     X(at_least_every) X(budget) X(clear) X(due_ns) X(every) X(grad_norm) X(long_ns) X(now_and_then) X(on_step_end) X(put) X(quiet_until_ns) X(rng) X(rng_due) X(single_closures) X(sonde_ms) X(step_ms) X(waiting)
@@ -25,7 +25,7 @@
 NAMES(DECLARE)
 #undef DECLARE
 
-enum { LEARNT = 8, CHECKED_EVERY = 32, RENEWED = 16, WINDOW = 64 }; /* as sonde.capture.source and sonde.spikes have them; a test compares */
+enum { LEARNT = 8, CHECKED_EVERY = 128, RENEWED = 16, WINDOW = 64 }; /* as sonde.capture.source and sonde.spikes have them; a test compares */
 enum { STILL = 4, RESTLESS = 64 }; /* forwards for which a random state is believed, or not compared */
 
 /* What is known of all gradients of an optimizer: the sum of their squares, and a mark by which it is seen that they are still the same ones,
@@ -131,6 +131,7 @@ HANDLER(backward_begins, 1)
 HANDLER(backward_ended, 0)
 HANDLER(optimizer_begins, 2)
 HANDLER(optimizer_ended, 1)
+HANDLER(clipped, 1)
 
 static int beat_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
@@ -196,7 +197,7 @@ static void beat_dealloc(PyObject *object)
 
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))beat_##name, METH_FASTCALL, NULL},
 static PyMethodDef beat_methods[] = {METHOD(fetch_begins) METHOD(fetch_ended) METHOD(zero_grad) METHOD(forward_begins) METHOD(forward_ended) METHOD(backward_begins) METHOD(backward_ended)
-                                         METHOD(optimizer_begins) METHOD(optimizer_ended){NULL, NULL, 0, NULL}};
+                                         METHOD(optimizer_begins) METHOD(optimizer_ended) METHOD(clipped){NULL, NULL, 0, NULL}};
 #undef METHOD
 
 static PyTypeObject BeatType = {

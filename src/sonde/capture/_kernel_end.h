@@ -4,7 +4,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
-enum { NOW_AND_THEN = 8, RARELY = 32, LONG_RUN = 1024, SETTLED = 8, UNLINKED_CHECK = 256 }; /* as sonde.capture.probes.probe, xray and sonde.run.writer have them */
+enum { NOW_AND_THEN = 8, RARELY = 64, LONG_RUN = 1024, SETTLED = 8, UNLINKED_CHECK = 256 }; /* as sonde.capture.probes.probe, xray and sonde.run.writer have them */
 
 /* The governor's constants, and the x-ray's: written to once, by `Beat`. */
 static double aim, least_share, start_ns, memory, long_memory, xray_slow, xray_slow_ns, xray_light_ns, xray_memory;

@@ -53,6 +53,13 @@ static int quick_zero_grad(Beat *self, PyObject *const *args)
     return account && (put(account, n_cleared, Py_True) < 0 || sign(account) < 0) ? -1 : 1;
 }
 
+/* clipped(max_norm) */
+static int quick_clipped(Beat *self, PyObject *const *args)
+{
+    (void)args;
+    return is_learnt(self, n_clip) ? add_to(self->meter->scalars, n_clips, 1) < 0 ? -1 : 1 : 0;
+}
+
 /* Does this input hold only finite numbers, or none that could be otherwise? */
 static int is_finite_input(PyObject *value)
 {

@@ -31,7 +31,7 @@ except ImportError:  # built without a compiler
 
 CALLS = (
     "fetch_begins", "fetch_ended", "zero_grad", "forward_begins", "forward_ended", "backward_begins", "backward_ended", "optimizer_begins",
-    "optimizer_ended",
+    "optimizer_ended", "clipped",
 )  # fmt: skip
 
 

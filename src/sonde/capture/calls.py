@@ -127,7 +127,7 @@ def _install() -> None:
 def _optimizer_begins(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if is_compiling():  # a whole step is compiled: what would be called here would be compiled into it
         return
-    closure = bool(kwargs or len(args) > 1) and any(callable(arg) for arg in (*args[1:], *kwargs.values()))
+    closure = bool(kwargs or len(args) > 1) and any(map(callable, (*args[1:], *kwargs.values())))
     for listener in _listeners:
         listener.optimizer_begins(optimizer, closure)
 

@@ -60,13 +60,10 @@ def calls_parts_of(session: DebugSession, model: nn.Module) -> None:
         session._discovery.find_doors()
 
 
-def is_open(session: DebugSession | None) -> bool:
-    return session is not None and session._loop is not None
-
-
 def caught(session: DebugSession, hook: str, error: Exception) -> None:
     session._faults.caught(PROBE, hook, error)
 
 
-def is_retired(session: DebugSession, hook: str) -> bool:
-    return (PROBE, hook) in session._faults.retired
+def hears(session: DebugSession, hook: str) -> bool:
+    """Is it open, and this hook not one that has failed too often?"""
+    return session._loop is not None and (PROBE, hook) not in session._faults.retired

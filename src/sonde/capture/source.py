@@ -47,7 +47,7 @@ def line_of(frame: FrameType) -> tuple[str, str]:
 
 MAX_LOSSES = 9  # series in one step: what comes after shares the last
 MAX_LINES = 1000  # code that is made anew on every call has ever new lines
-CHECKED_EVERY = 32  # steps
+CHECKED_EVERY = 128  # steps
 LINES_LEARNT = 8  # calls of each kind whose line of source is looked up; a loop does not move
 
 

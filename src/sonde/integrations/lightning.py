@@ -17,6 +17,7 @@ from sonde.errors import SondeError
 from sonde.integrations.watching import GRADIENTS, Watching, contained
 
 NAMES = ("lightning.pytorch", "pytorch_lightning")  # two packages, whose base classes know nothing of each other
+UNUSED = ("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
 
 
 class SondeCallback(Watching):
@@ -28,6 +29,11 @@ class SondeCallback(Watching):
         super().__init__(**settings)
         self._aside = ExitStack()  # left when the sanity check is over
         self._logged: dict[str, Any] = {}  # Lightning hands out all metrics every time; those that are new are other objects
+        # To call a hook that does nothing takes Lightning a dozen functions, in every batch; what is no function it passes over.
+        empty = [getattr(base, hook, None) for base in self.bases() for hook in UNUSED]
+        for hook in UNUSED:
+            if getattr(type(self), hook, None) in empty:  # a class that is derived from this one may have its own
+                setattr(self, hook, None)
 
     @classmethod
     def bases(cls) -> tuple[type, ...]:

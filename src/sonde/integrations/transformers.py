@@ -72,6 +72,8 @@ class SondeCallback(Watching):
 
 def num_batches_of_step(accumulates: int, num_steps: int, loader: Any) -> int:
     """How many batches make the step after `num_steps` others: the last one of an epoch may have fewer."""
+    if accumulates == 1:
+        return 1
     try:
         num_batches = len(loader)
     except TypeError:  # a stream

@@ -98,16 +98,12 @@ class Watching:
                 self.session.__exit__(type(error) if error is not None else None, error, None)
 
     def _log(self, values: Mapping[str, Any]) -> None:
-        from sonde.capture import framework
-
         if self.session is not None:
-            framework.keep(self.session, values)
+            _framework().keep(self.session, values)
 
     def _tell(self, kind: str, /, **data: Any) -> None:
-        from sonde.capture import framework
-
         if self.session is not None:
-            framework.tell(self.session, kind, **data)
+            _framework().tell(self.session, kind, **data)
 
 
 def contained(hook: Hook) -> Hook:
@@ -115,17 +111,22 @@ def contained(hook: Hook) -> Hook:
 
     @functools.wraps(hook)
     def guarded(self: Watching, *args: Any, **kwargs: Any) -> None:
-        from sonde.capture import framework
-
         session = self.session
-        if session is None or not framework.is_open(session) or framework.is_retired(session, hook.__name__):
+        if session is None or not _framework().hears(session, hook.__name__):
             return
         try:
             hook(self, *args, **kwargs)
         except Exception as error:
-            framework.caught(session, hook.__name__, error)
+            _framework().caught(session, hook.__name__, error)
 
     return cast("Hook", guarded)
+
+
+@functools.cache  # some hooks are called in every step: an import statement looks for what is there already
+def _framework() -> Any:
+    from sonde.capture import framework  # needs torch
+
+    return framework
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from sonde.capture.standins import Desk
 from sonde.capture.watched import Watched
 from sonde.config import DebugConfig, Measured
 
-NOW_AND_THEN, RARELY, LONG_RUN = 8, 32, 1024  # every so many steps, and every so many where the run is as long as that
+NOW_AND_THEN, RARELY, LONG_RUN = 8, 64, 1024  # every so many steps, and every so many where the run is as long as that
 EXPONENTS_FIRST = (0, 4, 16)  # observed steps on which histograms are taken
 EXPONENTS_EVERY = 64  # and then: they change slowly and cost more than the statistics
 
