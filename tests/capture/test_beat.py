@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import re
 import weakref
 from collections import Counter
@@ -20,7 +21,7 @@ from torch import nn
 
 import sonde
 from sonde import spikes
-from sonde.capture import beat, source, xray
+from sonde.capture import beat, calls, source, xray
 from sonde.capture.loop import Loop
 from sonde.capture.probes import probe
 from sonde.run import writer
@@ -321,6 +322,26 @@ def test_the_kernel_counts_with_the_same_numbers_as_python():
     assert (_kernel.NOW_AND_THEN, _kernel.RARELY, _kernel.LONG_RUN) == (probe.NOW_AND_THEN, probe.RARELY, probe.LONG_RUN)
     assert _kernel.SETTLED == xray.SETTLED
     assert _kernel.UNLINKED_CHECK == writer.UNLINKED_CHECK
+
+
+def test_a_forked_child_writes_nothing_even_where_it_is_heard(tmp_path):
+    """The switchboard is deaf in a child; the file is the parent's all the same."""
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    with sonde.watch(model, optimizer, to=tmp_path, every=10_000):
+        for number in range(STEPS):
+            ordinary(model, optimizer, number, torch.randn(5, 6))
+        listeners = calls._listeners
+        child = os.fork()
+        if child == 0:
+            try:
+                calls._listeners = listeners
+                for number in range(5):
+                    ordinary(model, optimizer, number, torch.randn(5, 6))
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+    assert len(sonde.Run(tmp_path).scalar("loss")[1]) == STEPS
 
 
 def test_a_closed_session_leaves_nothing_behind(tmp_path):
