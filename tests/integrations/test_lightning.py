@@ -123,6 +123,19 @@ def test_lightning_is_not_made_to_call_hooks_that_do_nothing_but_those_of_a_deri
     assert not any(callable(getattr(callback, hook)) for hook in UNUSED if hook != "on_after_backward")
 
 
+def test_lightning_calls_at_the_end_of_a_batch_only_where_metrics_are_due(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(SondeCallback, "_log_new", lambda self, trainer: calls.append(trainer.global_step))
+    callback = SondeCallback(to=tmp_path / "run", strict=True)
+    asked = []
+    spy = module()
+    spy.on_train_batch_end = lambda outputs, batch, batch_idx: asked.append(callable(callback.on_train_batch_end))
+    fit(spy, callback, max_epochs=1, limit_train_batches=9, limit_val_batches=0, log_every_n_steps=4)
+    assert calls == [0, 4, 8, 9]  # as the epoch begins, twice in it, and at the end
+    assert asked == [number % 4 == 0 for number in range(1, 10)]
+    assert SondeCallback.on_train_batch_end is type(callback).on_train_batch_end
+
+
 def test_an_exception_ends_the_run_with_its_words(tmp_path):
     failing = module()
     failing.on_train_batch_end = lambda outputs, batch, batch_idx: 1 / 0

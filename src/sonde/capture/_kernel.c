@@ -341,6 +341,7 @@ static PyObject *setup(PyObject *self, PyObject *args)
 #include "_kernel_places.h"
 #include "_kernel_meter.h"
 #include "_kernel_beat.h"
+#include "_kernel_calls.h"
 
 static PyMethodDef methods[] = {
     {"setup", setup, METH_VARARGS, "Say what a tensor is. Until then nothing is handled."},
@@ -355,6 +356,7 @@ static PyMethodDef methods[] = {
     {"frame_record", (PyCFunction)(void (*)(void))frame_record, METH_FASTCALL, "frame_record(plan, step, time_ns, rows) -> the record, or None where not handled"},
     {"put_in", (PyCFunction)(void (*)(void))put_in, METH_FASTCALL, "put_in(plan, door, armed) -> pairs of the plan that are not simple"},
     {"take_out", take_out, METH_O, "take_out(armed) -> pairs that are not simple"},
+    {"take_calls", take_calls, METH_VARARGS, "take_calls(class, what, variables of torch.compiler, variables of the switchboard)"},
     {"number", number, METH_O, "number(tensor) -> the one element as a float, or None where not handled"},
     {NULL, NULL, 0, NULL},
 };

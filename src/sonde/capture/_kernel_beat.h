@@ -6,7 +6,7 @@
  */
 
 #define PARTS(X)                                                                                                                                    \
-    X(clock) X(ledger) X(kept) X(losses) X(lines) X(guard) X(spikes) X(evaluations) X(models) X(governor) X(xray) X(journal) X(writer) X(far) X(panel)
+    X(clock) X(ledger) X(kept) X(losses) X(lines) X(guard) X(spikes) X(evaluations) X(models) X(governor) X(xray) X(journal) X(writer) X(far) X(panel) X(course)
 #define TOOLS(X) X(graph_task) X(tracing) X(grad_enabled) X(rng_state) X(is_library) X(call_type) X(rate_names) X(constants) X(writer_globals) X(os_write)
 #define NAMES(X)                                                                                                                                    \
     X(_anchor) X(_backwards) X(_closure) X(_depth) X(_entered) X(_ever_stepped) X(_in_step) X(_losses) X(_norms) X(_num_alike) X(_num_lookups)       \
@@ -16,10 +16,10 @@
     X(known_optimizers) X(last) X(lr) X(maker) X(name) X(num) X(num_steps) X(number) X(optimizer) X(param_groups) X(params) X(training)      \
     X(witnesses) X(written) X(backward_begins) X(backward_ended) X(forward_begins) X(forward_ended) X(optimizer_begins) X(optimizer_ended)           \
     X(zero_grad) X(backwards) X(deaf) X(faults) X(fetch_begins) X(fetch_ended) X(forwards) X(loss) X(optimizer_step) X(optimizer_steps) X(zero_grads) X(forward)               \
-    X(clip) X(clips) X(clipped) X(_away) X(_fd) X(_gap) X(_lock) X(_num_flushes) X(_pending) X(_pid) X(_segment_bytes) X(_size) X(_write) X(acquire) X(release) X(_double)                \
+    X(clip) X(clips) X(clipped) X(_away) X(_fd) X(_gap) X(_lock) X(_num_flushes) X(_pending) X(_pid) X(_segment_bytes) X(_size) X(_write) X(_double)                \
     X(_every) X(_expected) X(_fresh) X(_new_sites) X(_observed_ns) X(_opening_backwards) X(_opens) X(_owed) X(_plain_ns)         \
     X(_purse_ns) X(_renew) X(_rest_ns) X(_said) X(_shape) X(_scale_away) X(_single) X(_write_step) X(after) X(backward) X(before) X(closure) X(each) X(entered) X(fetched) X(flush) X(guarded) X(left) X(thread) X(trained) X(write_observed) X(_started_ns) X(_step_plan) X(_trained_ns) X(_usual_ns) X(_waiting) X(_wanted) X(_watched)         \
-    X(at_least_every) X(budget) X(clear) X(due_ns) X(every) X(grad_norm) X(long_ns) X(now_and_then) X(on_step_end) X(put) X(quiet_until_ns) X(rng) X(rng_due) X(single_closures) X(sonde_ms) X(step_ms) X(waiting)
+    X(at_least_every) X(budget) X(clear) X(due_ns) X(every) X(grad_norm) X(long_ns) X(now_and_then) X(put) X(quiet_until_ns) X(rng) X(rng_due) X(_schedulers) X(has_stepped) X(scheduler_step) X(scheduler_stepped) X(scheduler_steps) X(searches) X(single_closures) X(sonde_ms) X(_is_compiling_flag) X(_listeners) X(call) X(watched) X(step_ms) X(waiting)
 
 #define DECLARE(name) static PyObject *n_##name;
 NAMES(DECLARE)
@@ -47,6 +47,7 @@ typedef struct {
 } Beat;
 
 #include "_kernel_peek.h"
+#include "_kernel_latch.h"
 #include "_kernel_records.h"
 #include "_kernel_gradients.h"
 #include "_kernel_ordinary.h"
@@ -132,6 +133,7 @@ HANDLER(backward_ended, 0)
 HANDLER(optimizer_begins, 2)
 HANDLER(optimizer_ended, 1)
 HANDLER(clipped, 1)
+HANDLER(scheduler_stepped, 2)
 
 static int beat_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
@@ -197,7 +199,7 @@ static void beat_dealloc(PyObject *object)
 
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))beat_##name, METH_FASTCALL, NULL},
 static PyMethodDef beat_methods[] = {METHOD(fetch_begins) METHOD(fetch_ended) METHOD(zero_grad) METHOD(forward_begins) METHOD(forward_ended) METHOD(backward_begins) METHOD(backward_ended)
-                                         METHOD(optimizer_begins) METHOD(optimizer_ended) METHOD(clipped){NULL, NULL, 0, NULL}};
+                                         METHOD(optimizer_begins) METHOD(optimizer_ended) METHOD(clipped) METHOD(scheduler_stepped){NULL, NULL, 0, NULL}};
 #undef METHOD
 
 static PyTypeObject BeatType = {
@@ -236,5 +238,5 @@ static int add_beat_types(PyObject *module)
     if (pthread_atfork(NULL, NULL, know_this_process) != 0)
         return PyErr_NoMemory(), -1;
     text_forward = n_forward, text_optimizer = n_optimizer;
-    return PyModule_AddType(module, &MeterType) < 0 || PyModule_AddType(module, &BeatType) < 0 ? -1 : 0;
+    return PyModule_AddType(module, &MeterType) < 0 || PyModule_AddType(module, &BeatType) < 0 || PyModule_AddType(module, &LatchType) < 0 ? -1 : 0;
 }

@@ -107,14 +107,12 @@ static int put_quickly(Beat *self, PyObject *record)
     PyObject *writer = self->writer, *lock = peek(writer, n__lock), *seam = PyDict_GetItemWithError(self->writer_globals, n__write);
     const long fd = whole(writer, n__fd), size = whole(writer, n__size), num_flushes = whole(writer, n__num_flushes);
     forgive();
-    if (!lock || seam != self->os_write || fd < 0 || whole(writer, n__pid) != this_process || !is_empty(writer, n__pending) ||
+    if (!lock || !Py_IS_TYPE(lock, &LatchType) || seam != self->os_write || fd < 0 || whole(writer, n__pid) != this_process || !is_empty(writer, n__pending) ||
         !says(writer, n__gap, Py_None) || size < 0 || size > whole(writer, n__segment_bytes) || num_flushes < 0 || (num_flushes + 1) % UNLINKED_CHECK == 0)
         return 0;
-    PyObject *taken = PyObject_CallMethodOneArg(lock, n_acquire, Py_False);
-    forgive();
-    Py_XDECREF(taken);
-    if (taken != Py_True)
+    if (latch_take((Latch *)lock, 0) != 1)
         return 0;
+    Py_INCREF(lock);
     const char *data = PyBytes_AS_STRING(record);
     const Py_ssize_t num = PyBytes_GET_SIZE(record);
     Py_ssize_t written = 0, more = 1;
@@ -130,14 +128,9 @@ static int put_quickly(Beat *self, PyObject *record)
         done = settled ? 1 : -1;
         Py_XDECREF(settled);
     }
-    PyObject *type, *error, *trace;
-    PyErr_Fetch(&type, &error, &trace);
-    PyObject *freed = PyObject_CallMethodNoArgs(lock, n_release);
-    Py_XDECREF(freed);
-    if (!freed || !type)
-        return freed ? done : -1;
-    PyErr_Restore(type, error, trace);
-    return -1;
+    latch_leave((Latch *)lock);
+    Py_DECREF(lock);
+    return done;
 }
 
 /* object.name(…, flush=True) */
@@ -255,7 +248,7 @@ static int end_quickly(Beat *self)
         failed = failed || look_now_and_then(self, end.step) < 0;
     if (failed || write_step(self, &end) < 0 || begin_step(self, &end) < 0 || tell_governor(self, &end, observed) < 0)
         return -1;
-    if (says(self->loop, n_on_step_end, Py_None))
+    if (says(self->loop, n_searches, Py_False))
         return 1;
     PyObject *done = PyObject_CallMethod(self->loop, "on_step_end", "lO", end.step, Py_False);
     Py_XDECREF(done);

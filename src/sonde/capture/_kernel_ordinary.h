@@ -60,6 +60,15 @@ static int quick_clipped(Beat *self, PyObject *const *args)
     return is_learnt(self, n_clip) ? add_to(self->meter->scalars, n_clips, 1) < 0 ? -1 : 1 : 0;
 }
 
+/* scheduler_stepped(scheduler, given) */
+static int quick_scheduler_stepped(Beat *self, PyObject *const *args)
+{
+    PyObject *known = by_id(peek(self->course, n__schedulers), args[0]);
+    if (!known || !says(known, n_has_stepped, Py_True) || !is_learnt(self, n_scheduler_step))
+        return 0;
+    return add_to(self->meter->scalars, n_scheduler_steps, 1) < 0 ? -1 : 1;
+}
+
 /* Does this input hold only finite numbers, or none that could be otherwise? */
 static int is_finite_input(PyObject *value)
 {

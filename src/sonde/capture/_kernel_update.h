@@ -83,7 +83,8 @@ static int backward_begins(Beat *self, PyObject *account, PyObject *const *args)
     if (!recent || !isnan(real(self->losses, n__scale)))
         return 0;
     Py_INCREF(recent);
-    PyObject *frame = user_frame(self), *sum = frame ? Py_BuildValue("di", value, 1) : NULL;
+    /* In a closure the gradients are looked at before this frame is left: then it is still to be found. */
+    PyObject *frame = inside ? Py_NewRef(Py_None) : user_frame(self), *sum = frame ? Py_BuildValue("di", value, 1) : NULL;
     const int failed = !sum || put(self->clock, n_active, Py_True) < 0 || (!inside && put_whole(self->clock, n__backwards, 1) < 0) ||
                        put(account, n_cleared, Py_True) < 0 || put(account, n_backward_since, Py_True) < 0 ||
                        add_to(self->meter->scalars, n_backwards, 1) < 0 ||

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,12 +27,13 @@ if TYPE_CHECKING:
 
 try:
     from sonde.capture._kernel import Beat
+    from sonde.capture._kernel import Latch as Latch
 except ImportError:  # built without a compiler
-    Beat = None  # type: ignore[assignment,misc]
+    Beat, Latch = None, threading.RLock  # type: ignore[assignment,misc]
 
 CALLS = (
     "fetch_begins", "fetch_ended", "zero_grad", "forward_begins", "forward_ended", "backward_begins", "backward_ended", "optimizer_begins",
-    "optimizer_ended", "clipped",
+    "optimizer_ended", "clipped", "scheduler_stepped",
 )  # fmt: skip
 
 
@@ -44,7 +46,7 @@ def quicken(loop: Loop) -> bool:
         loop, loop._phases, clock=loop.clock, ledger=loop.ledger, kept=loop.kept, losses=loop._losses, lines=loop._lines,
         guard=loop._guard, spikes=loop._spikes, evaluations=loop._evaluations, models=loop._models, governor=loop._governor,
         xray=loop.xray, journal=loop._journal, writer=loop._journal.writer, far=loop._far,
-        panel=loop._panel,
+        panel=loop._panel, course=loop._course,
         graph_task=torch._C._current_graph_task_id, tracing=torch._C._get_tracing_state, grad_enabled=torch.is_grad_enabled,
         rng_state=torch.default_generator.get_state, is_library=is_library, call_type=Call,
         constants=(

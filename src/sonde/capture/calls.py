@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import dataloader
 
 from sonde.capture import methods
-from sonde.capture.uncompiled import leave_alone
+from sonde.capture.uncompiled import answered_natively, leave_alone
 
 
 class Listener(Protocol):
@@ -95,10 +95,10 @@ def _patch(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 
 
 def _install() -> None:
-    for hook in (_optimizer_begins, _optimizer_ended):
-        leave_alone(hook, with_all_it_calls=True)
-    pre = register_optimizer_step_pre_hook(_optimizer_begins)
-    post = register_optimizer_step_post_hook(_optimizer_ended)
+    for hook in (_OptimizerBegins, _OptimizerEnded):
+        leave_alone(hook.__call__, with_all_it_calls=True)
+    pre = register_optimizer_step_pre_hook(_OptimizerBegins())
+    post = register_optimizer_step_post_hook(_OptimizerEnded())
     _installed.extend((pre.remove, post.remove))
     _patch(torch.autograd, "backward", _backward)
     _patch(torch.optim.Optimizer, "__init__", _optimizer_init)
@@ -124,19 +124,23 @@ def _install() -> None:
     _patch(torch.nn.Module, "compile", _compile)
 
 
-def _optimizer_begins(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if is_compiling():  # a whole step is compiled: what would be called here would be compiled into it
-        return
-    closure = bool(kwargs or len(args) > 1) and any(map(callable, (*args[1:], *kwargs.values())))
-    for listener in _listeners:
-        listener.optimizer_begins(optimizer, closure)
+@answered_natively("begins", globals())
+class _OptimizerBegins:
+    def __call__(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if is_compiling():  # a whole step is compiled: what would be called here would be compiled into it
+            return
+        closure = any(map(callable, (*args[1:], *kwargs.values())))
+        for listener in _listeners:
+            listener.optimizer_begins(optimizer, closure)
 
 
-def _optimizer_ended(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if is_compiling():
-        return
-    for listener in _listeners:
-        listener.optimizer_ended(optimizer)
+@answered_natively("ended", globals())
+class _OptimizerEnded:
+    def __call__(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if is_compiling():
+            return
+        for listener in _listeners:
+            listener.optimizer_ended(optimizer)
 
 
 def _backward(original: Any) -> Any:

@@ -50,6 +50,8 @@ class _Loader:
 
 
 class Course:
+    __slots__ = ("__dict__", "_schedulers")  # see beat.py
+
     def __init__(self, loop: Loop) -> None:
         self._loop, self._journal, self._clock = loop, loop._journal, loop.clock
         self._schedulers: dict[int, _Known] = {}

@@ -54,11 +54,13 @@ class Discovery:
         while self._handles:
             self._handles.pop().remove()
         self._depth = 0
+        self._loop.searches = False
 
     def _search(self) -> None:
         # Global hooks and the compiler do not go together: with it, models are found by the variables that hold them.
         if not self._handles and not self._compiling:
             self._depth = 0
+            self._loop.searches = True
             self._handles = [
                 register_module_forward_pre_hook(self._entering),
                 register_module_forward_hook(self._leaving, always_call=True),

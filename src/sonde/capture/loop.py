@@ -45,8 +45,8 @@ from sonde.config import DebugConfig
 
 class Loop(StepEnds, CourseHeard):
     __slots__ = (
-        "_closure", "_depth", "_entered", "_in_step", "_scaler_stepped", "_thread", "deaf", "on_step_end",
-        "quiet_until_ns", "single_closures",
+        "_closure", "_depth", "_entered", "_in_step", "_scaler_stepped", "_thread", "deaf", "quiet_until_ns",
+        "searches", "single_closures",
     )  # fmt: skip  # see beat.py
 
     def __init__(

@@ -32,6 +32,7 @@ import sonde
 from sonde.capture import calls, kernel
 from sonde.capture.alarm import Alarm
 from sonde.capture.autopsy import autopsy, is_out_of_memory
+from sonde.capture.beat import Latch
 from sonde.capture.bench import Bench
 from sonde.capture.controls import Controls
 from sonde.capture.discovery import Discovery
@@ -117,7 +118,7 @@ class DebugSession(Bench, Controls):
             "overhead_budget": self.config.overhead_budget, "native_kernel": kernel.NATIVE, "threads": torch.get_num_threads(), **about,
         }  # fmt: skip
         write_run_json(self.run, description)
-        writer = Writer(self.run, rank=rank, world_size=world_size, manifest=description)
+        writer = Writer(self.run, rank=rank, world_size=world_size, manifest=description, lock=Latch())
         self._journal = Journal(writer)
         self._journal.event("start", 0, **description)
         self._faults = Faults(self._retired, strict=self.strict)

@@ -51,6 +51,7 @@ class StepEnds:
         self._num_observed = 0
         self._is_written = False  # what the probes have measured in the step under way
         self.on_step_end: Callable[[int, bool], None] | None = None
+        self.searches = False  # a step in which all is as it should be is told there too
         self.between_steps: Callable[[int, int], None] = lambda step, training_ns: None  # the step's scalars are still there
         self.quiet_until_ns = 0  # on our clock: before, there is nothing to do between two steps
 

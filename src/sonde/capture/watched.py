@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
-from sonde.capture.uncompiled import inside
+from sonde.capture.uncompiled import answered_natively, inside
 
 ENTRY = Callable[["Watched", nn.Module, Any, Any], None]
 EXIT = Callable[["Watched", nn.Module, Any], None]
@@ -41,7 +41,10 @@ class InertCopy:
         return contextlib.nullcontext().__exit__
 
 
+@answered_natively("enters")
 class _Entering(InertCopy):
+    __slots__ = ("call", "watched")
+
     def __init__(self, watched: Watched, call: ENTRY) -> None:
         self.watched, self.call = watched, call
 
@@ -52,7 +55,10 @@ class _Entering(InertCopy):
         self.call(self.watched, module, args, kwargs)
 
 
+@answered_natively("leaves")
 class _Leaving(InertCopy):
+    __slots__ = ("call", "watched")
+
     def __init__(self, watched: Watched, call: EXIT) -> None:
         self.watched, self.call = watched, call
 

@@ -8,6 +8,7 @@ is not watched.
 from __future__ import annotations
 
 import sys
+import weakref
 from contextlib import ExitStack
 from importlib import import_module
 from importlib.util import find_spec
@@ -29,6 +30,7 @@ class SondeCallback(Watching):
         super().__init__(**settings)
         self._aside = ExitStack()  # left when the sanity check is over
         self._logged: dict[str, Any] = {}  # Lightning hands out all metrics every time; those that are new are other objects
+        self._trainer: weakref.ref[Any] | None = None
         # To call a hook that does nothing takes Lightning a dozen functions, in every batch; what is no function it passes over.
         empty = [getattr(base, hook, None) for base in self.bases() for hook in UNUSED]
         for hook in UNUSED:
@@ -40,6 +42,15 @@ class SondeCallback(Watching):
         loaded = [sys.modules[name] for name in NAMES if name in sys.modules] or [_first_installed()]
         return tuple(package.Callback for package in loaded)
 
+    @classmethod
+    def in_front(cls) -> dict[str, Any]:
+        own = cls.on_train_batch_end is SondeCallback.on_train_batch_end  # a class that is derived from this one may have another
+        return {"on_train_batch_end": _WhenDue()} if own else {}
+
+    def __reduce__(self) -> Any:
+        make, args, state = super().__reduce__()
+        return make, args, {**state, "_trainer": None}
+
     # -- the training ------------------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -48,6 +59,7 @@ class SondeCallback(Watching):
         if stage != "fit":
             return
         # Before the optimizers are made, so that the line which makes them is known.
+        self._trainer = weakref.ref(trainer)
         package = sys.modules[type(trainer).__module__.partition(".")[0]]
         session = self._begin(pl_module, package=package.__name__, package_version=package.__version__)
         framework.calls_parts_of(session, pl_module)
@@ -83,7 +95,7 @@ class SondeCallback(Watching):
 
     @contained
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if trainer.global_step % max(1, trainer.log_every_n_steps) == 0:
+        if self._is_due():
             self._log_new(trainer)
 
     @contained
@@ -110,10 +122,24 @@ class SondeCallback(Watching):
         self._logged.clear()
         super()._end(error, **how)
 
+    def _is_due(self) -> bool:
+        """Do metrics of this batch belong in a log?"""
+        trainer = self._trainer() if self._trainer is not None else None
+        return trainer is not None and trainer.global_step % max(1, trainer.log_every_n_steps) == 0
+
     def _log_new(self, trainer: Any) -> None:
         metrics = dict(trainer.callback_metrics)
         self._log({name: value for name, value in metrics.items() if self._logged.get(name) is not value})
         self._logged = metrics
+
+
+class _WhenDue:
+    """`on_train_batch_end`, for which Lightning asks in every batch and which it calls where it is a function."""
+
+    def __get__(self, callback: SondeCallback | None, of: type | None = None) -> Any:
+        if callback is None:
+            return SondeCallback.on_train_batch_end
+        return SondeCallback.on_train_batch_end.__get__(callback) if callback._is_due() else None
 
 
 def _first_installed() -> Any:

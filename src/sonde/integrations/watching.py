@@ -50,8 +50,13 @@ class Watching:
         """Classes of the framework that an object of this one has to be."""
         raise NotImplementedError
 
+    @classmethod
+    def in_front(cls) -> dict[str, Any]:
+        """What stands in front of the attributes of this class in an object of it."""
+        return {}
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        own: type = cls
+        own: Any = cls
         return cast("Self", object.__new__(_joined(own, cls.bases())))
 
     def __reduce__(self) -> Any:
@@ -130,9 +135,10 @@ def _framework() -> Any:
 
 
 @functools.cache
-def _joined(cls: type, bases: tuple[type, ...]) -> type:
+def _joined(cls: type[Watching], bases: tuple[type, ...]) -> type:
     missing = tuple(base for base in bases if not issubclass(cls, base))
-    return type(cls.__name__, (cls, *missing), {"__module__": cls.__module__, "__doc__": cls.__doc__, "plain": cls}) if missing else cls
+    about = {"__module__": cls.__module__, "__doc__": cls.__doc__, "plain": cls}
+    return type(cls.__name__, (cls, *missing), about | cls.in_front()) if missing else cls
 
 
 def _blank(cls: type[Watching]) -> Watching:

@@ -50,10 +50,12 @@ class Writer:
         world_size: int = 1,
         manifest: Mapping[str, Any] | None = None,
         segment_bytes: int = SEGMENT_BYTES,
+        lock: Any = None,
     ) -> None:
+        """`lock`: a reentrant one that is free; the native kernel has its own kind, which it need not call."""
         self._directory = Path(directory)
         self._pid = os.getpid()
-        self._lock = threading.RLock()  # reentrant: a signal handler may log while a flush is under way
+        self._lock = lock or threading.RLock()  # reentrant: a signal handler may log while a flush is under way
         self._pending: list[bytes] = []  # whole records
         self._num_pending_bytes = 0
         self._sites: list[Site] = []
