@@ -9,13 +9,12 @@ enum { NOW_AND_THEN = 8, RARELY = 64, LONG_RUN = 1024, SETTLED = 8, UNLINKED_CHE
 /* The governor's constants, and the x-ray's: written to once, by `Beat`. */
 static double aim, least_share, start_ns, memory, long_memory, xray_slow, xray_slow_ns, xray_light_ns, xray_memory;
 
-/* Is this attribute None, or a number of steps that does not divide this one? */
-static int is_not_due(PyObject *object, PyObject *name, long step)
+/* Is this None, or a number of steps that does not divide this one? */
+static int is_not_due(PyObject *every, long step)
 {
-    if (says(object, name, Py_None))
-        return 1;
-    const long every = whole(object, name);
-    return every > 0 && step % every != 0;
+    const long num = every && PyLong_CheckExact(every) ? PyLong_AsLong(every) : -1;
+    forgive();
+    return every == Py_None || (num > 0 && step % num != 0);
 }
 
 static int is_milestone(long step)
@@ -38,13 +37,13 @@ static int governor_rests(Beat *self, End *end)
     PyObject *governor = self->governor, *rests = peek(governor, n__rest_ns), *rest = rests && PyDict_CheckExact(rests) ? PyDict_GetItemWithError(rests, Py_False) : NULL;
     const double plain = real(governor, n__plain_ns), observed = real(governor, n__observed_ns), purse = real(governor, n__purse_ns);
     const double budget = real(governor, n_budget), rest_ns = fmax(0, end->step_ns - end->own_ns);
-    if (!rest || !PyFloat_CheckExact(rest) || !(plain > 0) || !is_not_due(governor, n_every, end->step + 1))
+    if (!rest || !PyFloat_CheckExact(rest) || !(plain > 0) || !is_not_due(peek(governor, n_every), end->step + 1))
         return 0;
     const double known = PyFloat_AS_DOUBLE(rest), income = aim * budget * rest_ns;
     end->plain_ns = memory * plain + (1 - memory) * end->own_ns;
     end->rest_ns = long_memory * known + (1 - long_memory) * fmin(rest_ns, 2 * known);
     end->purse_ns = fmin(purse + fmax(income - end->plain_ns, least_share * income), start_ns + 2 * observed);
-    return !says(governor, n_every, Py_None) || (whole(governor, n__owed) == 0 && is_not_due(governor, n_at_least_every, end->step + 1) &&
+    return !says(governor, n_every, Py_None) || (whole(governor, n__owed) == 0 && is_not_due(peek(governor, n_at_least_every), end->step + 1) &&
                                                  !is_milestone(end->step + 1) && end->purse_ns < observed);
 }
 

@@ -22,52 +22,56 @@ static void forgive(void)
     Py_XDECREF(trace);
 }
 
-/* Where an object keeps an attribute that has a slot; NULL where Python has to be asked. Memory that is touched once in a step is in no cache,
- * and Python touches that of the class, its table and the descriptor before it knows: so the way is found once and remembered. */
-enum { NUM_SLOTS = 1024, NUM_PROBES = 8 };
-static struct {
+/* Where objects of a class keep an attribute that has a slot. Memory that is touched once in a step is in no cache, and Python touches that of the
+ * class, its table and the descriptor before it knows: so every line of code that asks remembers the way to what it asked for last. */
+typedef struct {
     PyTypeObject *type; /* held where there is an offset, so that no other class gets its address */
     PyObject *name;
-    Py_ssize_t offset;
-} slots[NUM_SLOTS];
+    Py_ssize_t offset; /* 0: there is no slot, and Python has to be asked */
+} Way;
 
-/* The offset of a slot in objects of this class; 0: it has none of this name. */
-static Py_ssize_t find_slot(PyTypeObject *type, PyObject *name)
+static __attribute__((noinline, cold)) void find_way(Way *way, PyTypeObject *type, PyObject *name)
 {
     PyObject *found = PyObject_GetAttr((PyObject *)type, name);
     const PyMemberDef *member = found && Py_IS_TYPE(found, &PyMemberDescr_Type) ? ((PyMemberDescrObject *)found)->d_member : NULL;
     const Py_ssize_t offset = member && member->type == T_OBJECT_EX && !(member->flags & READONLY) ? member->offset : 0;
+    PyTypeObject *gone = way->offset ? way->type : NULL;
+    if (offset)
+        Py_INCREF(type);
+    way->type = type;
+    way->name = name;
+    way->offset = offset;
     forgive();
     Py_XDECREF(found);
-    return offset;
+    Py_XDECREF(gone);
 }
 
-static PyObject **slot_of(PyObject *object, PyObject *name)
+static PyObject **slot_of(Way *way, PyObject *object, PyObject *name)
 {
-    PyTypeObject *type = Py_TYPE(object);
-    const size_t first = (uintptr_t)type >> 6 ^ (uintptr_t)name >> 4;
-    size_t at = first % NUM_SLOTS;
-    for (size_t probe = 1; probe <= NUM_PROBES && (slots[at].type != type || slots[at].name != name); probe++) {
-        if (!slots[at].type || probe == NUM_PROBES) { /* whoever was in the last place gives way */
-            const Py_ssize_t offset = find_slot(type, name);
-            PyTypeObject *gone = slots[at].offset ? slots[at].type : NULL;
-            if (offset)
-                Py_INCREF(type);
-            slots[at].type = type;
-            slots[at].name = name;
-            slots[at].offset = offset;
-            Py_XDECREF(gone);
-            return offset ? (PyObject **)((char *)object + offset) : NULL;
-        }
-        at = (first + probe) % NUM_SLOTS;
-    }
-    return slots[at].offset ? (PyObject **)((char *)object + slots[at].offset) : NULL;
+    if (way->type != Py_TYPE(object) || way->name != name)
+        find_way(way, Py_TYPE(object), name);
+    return way->offset ? (PyObject **)((char *)object + way->offset) : NULL;
 }
+
+#define ON_ITS_WAY(function, ...)                                                                                                                   \
+    ({                                                                                                                                              \
+        static Way way;                                                                                                                             \
+        function(&way, __VA_ARGS__);                                                                                                                \
+    })
+#define peek(object, name) ON_ITS_WAY(peek_by, object, name)
+#define says(object, name, expected) (peek(object, name) == (expected))
+#define get(object, name) ON_ITS_WAY(get_by, object, name)
+#define whole(object, name) ON_ITS_WAY(whole_by, object, name)
+#define real(object, name) ON_ITS_WAY(real_by, object, name)
+#define put(object, name, value) ON_ITS_WAY(put_by, object, name, value)
+#define put_whole(object, name, number) ON_ITS_WAY(put_whole_by, object, name, number)
+#define put_float(object, name, number) ON_ITS_WAY(put_float_by, object, name, number)
+#define is_empty(object, name) is_empty_container(peek(object, name))
 
 /* An attribute of an object of ours, borrowed: the object holds it. NULL where there is none. */
-static PyObject *peek(PyObject *object, PyObject *name)
+static PyObject *peek_by(Way *way, PyObject *object, PyObject *name)
 {
-    PyObject **slot = slot_of(object, name);
+    PyObject **slot = slot_of(way, object, name);
     if (slot)
         return *slot;
     PyObject *value = PyObject_GetAttr(object, name);
@@ -92,27 +96,25 @@ static PyObject *find(PyObject *object, PyObject *name)
     return value;
 }
 
-static int says(PyObject *object, PyObject *name, PyObject *expected) { return peek(object, name) == expected; }
-
 /* The same, held: asking it for a number may run Python. */
-static PyObject *get(PyObject *object, PyObject *name)
+static PyObject *get_by(Way *way, PyObject *object, PyObject *name)
 {
-    PyObject **slot = slot_of(object, name);
+    PyObject **slot = slot_of(way, object, name);
     return slot ? Py_XNewRef(*slot) : PyObject_GetAttr(object, name);
 }
 
-static long whole(PyObject *object, PyObject *name)
+static long whole_by(Way *way, PyObject *object, PyObject *name)
 {
-    PyObject *value = get(object, name);
+    PyObject *value = get_by(way, object, name);
     long number = value && PyLong_CheckExact(value) ? PyLong_AsLong(value) : -1;
     Py_XDECREF(value);
     forgive();
     return number;
 }
 
-static double real(PyObject *object, PyObject *name)
+static double real_by(Way *way, PyObject *object, PyObject *name)
 {
-    PyObject *value = get(object, name);
+    PyObject *value = get_by(way, object, name);
     const double number = value ? PyFloat_AsDouble(value) : NAN;
     Py_XDECREF(value);
     if (PyErr_Occurred()) {
@@ -122,27 +124,27 @@ static double real(PyObject *object, PyObject *name)
     return number;
 }
 
-static int put(PyObject *object, PyObject *name, PyObject *value)
+static int put_by(Way *way, PyObject *object, PyObject *name, PyObject *value)
 {
-    PyObject **slot = slot_of(object, name);
+    PyObject **slot = slot_of(way, object, name);
     if (!slot)
         return PyObject_SetAttr(object, name, value);
     Py_XSETREF(*slot, Py_NewRef(value));
     return 0;
 }
 
-static int put_whole(PyObject *object, PyObject *name, long number)
+static int put_whole_by(Way *way, PyObject *object, PyObject *name, long number)
 {
     PyObject *value = PyLong_FromLong(number);
-    int failed = !value || put(object, name, value) < 0;
+    int failed = !value || put_by(way, object, name, value) < 0;
     Py_XDECREF(value);
     return failed ? -1 : 0;
 }
 
-static int put_float(PyObject *object, PyObject *name, double number)
+static int put_float_by(Way *way, PyObject *object, PyObject *name, double number)
 {
     PyObject *value = PyFloat_FromDouble(number);
-    int failed = !value || put(object, name, value) < 0;
+    int failed = !value || put_by(way, object, name, value) < 0;
     Py_XDECREF(value);
     return failed ? -1 : 0;
 }
@@ -156,9 +158,8 @@ static int answers(PyObject *function, PyObject *expected)
     return answer == expected;
 }
 
-static int is_empty(PyObject *object, PyObject *name)
+static int is_empty_container(PyObject *value)
 {
-    PyObject *value = peek(object, name);
     return value && ((PyDict_CheckExact(value) && PyDict_GET_SIZE(value) == 0) || (PyList_CheckExact(value) && PyList_GET_SIZE(value) == 0));
 }
 
