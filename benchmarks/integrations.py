@@ -29,7 +29,7 @@ import torch
 from machine import facts
 from torch import nn
 from torch.utils.data import DataLoader
-from workloads import NUM_IN_SLICE, WORKLOADS, Training, Workload, prepare
+from workloads import WORKLOADS, Training, Workload, prepare
 
 import sonde
 
@@ -42,8 +42,8 @@ class Lane:
 
     def __init__(self, workload: Workload, num_rounds: int) -> None:
         self.num_warm = WARM_TURNS * workload.chunk
-        self._num_timed = NUM_IN_SLICE  # and one more before them is not
-        self.num_steps = self.num_warm + num_rounds * (workload.chunk // NUM_IN_SLICE) * (1 + self._num_timed)
+        self._num_timed = workload.num_in_slice  # and one more before them is not
+        self.num_steps = self.num_warm + num_rounds * (workload.chunk // workload.num_in_slice) * (1 + self._num_timed)
         self.baton = threading.Semaphore(0)
         self.other: Lane | None = None
         self.session: Callable[[], sonde.Session | None] = lambda: None
@@ -200,7 +200,7 @@ def ratios_where(way: str, workload: Workload, num_rounds: int, to: Path, first:
             raise lane.error
     beside = [(before + after) / 2 for before, after in zip(bare.slices_ms, bare.slices_ms[1:])]
     between = watched.slices_ms[first:]  # each between two bare ones
-    num = workload.chunk // NUM_IN_SLICE
+    num = workload.chunk // workload.num_in_slice
     rounds = [slice(start, start + num) for start in range(0, len(beside), num)]
     found = [sum(between[each][: len(beside[each])]) / sum(beside[each]) for each in rounds if beside[each]]
     return statistics.median(bare.slices_ms), found

@@ -27,7 +27,7 @@ from time import process_time
 
 from machine import facts
 from peers import PEERS, Watcher
-from workloads import NUM_IN_SLICE, NUM_WARM, WORKLOADS, Training, Workload, prepare
+from workloads import WORKLOADS, Training, Workload, prepare
 
 import sonde
 
@@ -92,10 +92,10 @@ class Row:
 # -- measuring -------------------------------------------------------------------------------------
 
 
-def turn(training: Training, watcher: Watcher, num_steps: int) -> float:
+def turn(training: Training, watcher: Watcher, num_steps: int, num_warm: int) -> float:
     """CPU milliseconds per step of one turn."""
     watcher.begin()
-    for _ in range(NUM_WARM):
+    for _ in range(num_warm):
         training.step()
     started = process_time()
     for _ in range(num_steps):
@@ -111,15 +111,15 @@ def take_turns(
 ) -> list[list[tuple[float, float]]]:
     """For each training its (own, bare) milliseconds per step, round by round; a bare one runs before and after each of so many slices."""
     results: list[list[tuple[float, float]]] = [[] for _ in trainings]
-    nobody, num_bare, next_bare = Watcher(), max(1, workload.chunk // slices), cycle(bares)
-    before = turn(next(next_bare), nobody, num_bare)
+    nobody, num_bare, num_warm, next_bare = Watcher(), max(1, workload.chunk // slices), workload.num_warm, cycle(bares)
+    before = turn(next(next_bare), nobody, num_bare, num_warm)
     for _ in range(num_rounds):
         for result, (training, watcher, num_steps) in zip(results, trainings):
             own_ms = bare_ms = 0.0
             gc.collect()  # garbage of others is not this one's
             for _ in range(slices):
-                own_ms += turn(training, watcher, max(1, num_steps // slices))
-                after = turn(next(next_bare), nobody, num_bare)
+                own_ms += turn(training, watcher, max(1, num_steps // slices), num_warm)
+                after = turn(next(next_bare), nobody, num_bare, num_warm)
                 bare_ms += (before + after) / 2
                 before = after
             result.append((own_ms / slices, bare_ms / slices))
@@ -144,7 +144,7 @@ def settle(workload: Workload, training: Training, watcher: Sonde) -> int:
     """Train until the governor has paid for the start; answers with the number of steps that took."""
     at_least, at_most = SETTLING_TURNS
     for number in range(at_most):
-        turn(training, watcher, workload.chunk)
+        turn(training, watcher, workload.chunk, workload.num_warm)
         observed = watcher.observed()
         first_plain = observed.index(False) if False in observed else len(observed)
         if number + 1 >= at_least and any(observed[first_plain:]):
@@ -158,7 +158,8 @@ def sonde_rows(workload: Workload, scratch: Path, num_rounds: int) -> Iterator[R
     all_watcher, default_watcher = Sonde(everything, scratch, every=1), Sonde(default, scratch, every=None)
     num_settling = settle(workload, default, default_watcher)
     trainings = [(again, Watcher(), workload.chunk), (everything, all_watcher, workload.chunk), (default, default_watcher, workload.chunk)]
-    again_times, every_times, default_times = take_turns(workload, trainings, (first, last), num_rounds, workload.chunk // NUM_IN_SLICE)
+    num_slices = workload.chunk // workload.num_in_slice
+    again_times, every_times, default_times = take_turns(workload, trainings, (first, last), num_rounds, num_slices)
     all_watcher.close()
     default_watcher.close()
     yield row(workload, BARE, [(bare_ms, bare_ms) for _, bare_ms in every_times])

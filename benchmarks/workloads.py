@@ -19,8 +19,6 @@ BATCH = 32
 NUM_TOKENS = 8, 128  # batch and length of the transformer's input
 VOCABULARY = 1000
 NUM_LABELLINGS = 64
-NUM_IN_SLICE = 2  # steps of a turn, with bare ones between: the speed of a shared machine changes from step to step, by tens of percent
-NUM_WARM = 1  # step at the start of a slice that is not timed
 
 
 def prepare(num_threads: int) -> None:
@@ -39,6 +37,8 @@ class Workload:
     title: str
     make: Callable[[], tuple[nn.Module, nn.Module, torch.Tensor, torch.Tensor]]
     chunk: int  # steps of a turn that are timed: enough for the default to observe a few of them
+    num_in_slice: int  # of them, with bare ones between: the speed of a shared machine changes from step to step, by tens of percent
+    num_warm: int  # steps at the start of a slice that are not timed: where a step is long, the caches are cold at its start anyway
     every_budget: float  # ratio to bare that is promised when everything is observed at every step
     default_budget: float  # and with the defaults
 
@@ -108,7 +108,7 @@ def _transformer() -> tuple[nn.Module, nn.Module, torch.Tensor, torch.Tensor]:
 
 
 WORKLOADS = (
-    Workload("mlp", "20-layer MLP, 64 wide, batch 32", _mlp, 240, 1.30, 1.05),
-    Workload("conv", "7-layer conv net, 32x32 images, batch 32", _conv, 6, 1.06, 1.02),
-    Workload("transformer", "6-layer transformer, width 256, 8x128 tokens", _transformer, 4, 1.05, 1.02),
+    Workload("mlp", "20-layer MLP, 64 wide, batch 32", _mlp, 240, 2, 1, 1.30, 1.05),
+    Workload("conv", "7-layer conv net, 32x32 images, batch 32", _conv, 12, 1, 0, 1.06, 1.02),
+    Workload("transformer", "6-layer transformer, width 256, 8x128 tokens", _transformer, 12, 1, 0, 1.05, 1.02),
 )

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import inspect
+import pickle
 import sys
 from collections import Counter
 from pathlib import Path
@@ -50,12 +54,12 @@ def frames_of_ours(num: int, model: nn.Module, optimizer: torch.optim.Optimizer)
     return seen
 
 
-def test_a_step_that_is_not_observed_has_two_frames_of_ours(tmp_path):
+def test_a_step_that_is_not_observed_has_one_frame_of_ours(tmp_path):
     model, optimizer = made()
     with sonde.watch(model, optimizer, to=tmp_path, every=10_000):
         train(150, model, optimizer)
         seen = frames_of_ours(40, model, optimizer)
-    assert [name for name, num in seen.items() if num >= 40] == ["_zero_grad.<locals>.zero_grad", "_backward.<locals>.backward"]
+    assert [name for name, num in seen.items() if num >= 40] == ["_zero_grad.<locals>.zero_grad"]
 
 
 def test_what_is_called_natively_says_what_its_python_says(tmp_path):
@@ -92,6 +96,130 @@ def test_what_is_called_natively_says_what_its_python_says(tmp_path):
     assert heard == natively
     assert [name for name, _ in heard] == ["enters", "leaves", *["begins"] * 4, "ended"]
     assert [args[1] for name, args in heard if name == "begins"] == [False, True, True, False]
+
+
+class Hears:
+    """Notes backwards, and raises where it is asked to."""
+
+    def __init__(self, **errors: BaseException) -> None:
+        self.heard: list[Any] = []
+        self._errors = errors
+
+    def backward_begins(self, tensors: Any) -> None:
+        self._hear("begins", tensors)
+
+    def backward_ended(self) -> None:
+        self._hear("ended")
+
+    def _hear(self, name: str, *given: Any) -> None:
+        self.heard.append((name, *given))
+        if name in self._errors:
+            raise self._errors[name]
+
+
+def by_native(backward: Any, *args: Any, **kwargs: Any) -> Any:
+    return backward(*args, **kwargs)
+
+
+def by_python(backward: Any, *args: Any, **kwargs: Any) -> Any:
+    return type(backward).__call__(backward, *args, **kwargs)
+
+
+@pytest.mark.parametrize("way", [by_native, by_python])
+@pytest.mark.parametrize(
+    ("errors", "in_backward", "expected", "heard"),
+    [
+        ({}, None, None, ["begins", "ended"]),
+        ({}, ValueError, ValueError, ["begins", "ended"]),
+        ({"begins": KeyboardInterrupt()}, None, KeyboardInterrupt, ["begins"]),
+        ({"ended": KeyboardInterrupt()}, None, KeyboardInterrupt, ["begins", "ended"]),
+        ({"ended": KeyboardInterrupt()}, ValueError, KeyboardInterrupt, ["begins", "ended"]),
+    ],
+)
+def test_backward_passes_on_what_it_is_given_and_what_comes_of_it(way, errors, in_backward, expected, heard):
+    given: list[Any] = []
+
+    def original(*args: Any, **kwargs: Any) -> str:
+        given.append((args, kwargs))
+        if in_backward:
+            raise in_backward
+        return "answer"
+
+    listener: Any = Hears(**errors)
+    calls.listen(listener)
+    try:
+        if expected is None:
+            assert way(calls._Backward(original), 1, 2, inputs=3) == "answer"
+        else:
+            with pytest.raises(expected):
+                way(calls._Backward(original), 1, 2, inputs=3)
+    finally:
+        calls.unlisten(listener)
+    assert [name for name, *_ in listener.heard] == heard
+    assert listener.heard[0] == ("begins", 1)
+    assert given == ([((1, 2), {"inputs": 3})] if "begins" not in errors else [])
+
+
+def test_a_backward_inside_of_a_backward_is_not_heard():
+    class Again(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            with torch.enable_grad():
+                torch.ones(1, requires_grad=True).sum().backward()
+            return gradients[0] * 2
+
+    listener: Any = Hears()
+    calls.listen(listener)
+    try:
+        x = torch.ones(1, requires_grad=True)
+        Again.apply(x).sum().backward()
+        torch.autograd.backward(tensors=x.sum())
+    finally:
+        calls.unlisten(listener)
+    assert [name for name, *_ in listener.heard] == ["begins", "ended"] * 2
+
+
+def test_backward_still_looks_like_torchs_own(tmp_path):
+    own = torch.autograd.backward
+    with sonde.watch(nn.Linear(1, 1), to=tmp_path):
+        ours = torch.autograd.backward
+        assert ours is not own
+        assert (ours.__name__, ours.__module__, ours.__doc__) == (own.__name__, own.__module__, own.__doc__)
+        assert inspect.signature(ours) == inspect.signature(own)
+        assert copy.deepcopy(ours) is ours
+        kept = pickle.dumps(ours)
+    assert torch.autograd.backward is own
+    assert pickle.loads(kept) is own
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, about what it compiles
+@pytest.mark.parametrize("watching", [False, True])
+def test_a_compiled_step_with_its_backward_has_as_many_pieces(tmp_path, watching):
+    from torch._dynamo.testing import CompileCounter
+
+    def pieces(watch: bool) -> tuple[int, float]:
+        torch._dynamo.reset()
+        model, optimizer = made()
+        counter = CompileCounter()
+
+        @torch.compile(backend=counter)
+        def step(x: torch.Tensor) -> torch.Tensor:
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        with sonde.watch(model, optimizer, to=tmp_path) if watch else contextlib.nullcontext():
+            losses = [step(torch.ones(4, 3)).item() for _ in range(12)]
+        torch._dynamo.reset()
+        return counter.frame_count, losses[-1]
+
+    assert pieces(watching) == pieces(False)
 
 
 def test_an_error_in_a_native_call_is_raised():

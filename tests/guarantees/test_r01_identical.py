@@ -29,8 +29,14 @@ def test_bare_training_repeats_itself_bit_by_bit() -> None:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("program", PROGRAMS, ids=str)
 def test_r01_a_watched_training_is_bit_identical(program: Program, optimizer: str, bf16: bool, every: int | None, tmp_path: Path) -> None:
+    try:
+        expected = bare_outcome(program.name, optimizer, bf16)
+    except RuntimeError as error:
+        if "primitive descriptor" not in str(error):
+            raise
+        pytest.skip(f"not to be had on this processor, watched or not: {error}")  # LSTM in bfloat16, where there is no AVX-512
     observed = train(program, OPTIMIZERS[optimizer], watched(tmp_path, every=every), bf16=bf16)
-    assert observed == bare_outcome(program.name, optimizer, bf16)
+    assert observed == expected
     run = sonde.Run(tmp_path / "run0")
     assert run.last_step == len(observed.losses) - 1
     assert "gradient" in run.kinds

@@ -19,7 +19,7 @@
     X(clip) X(clips) X(clipped) X(_away) X(_fd) X(_gap) X(_lock) X(_num_flushes) X(_pending) X(_pid) X(_segment_bytes) X(_size) X(_write) X(_double)                \
     X(_every) X(_expected) X(_fresh) X(_new_sites) X(_observed_ns) X(_opening_backwards) X(_opens) X(_owed) X(_plain_ns)         \
     X(_purse_ns) X(_renew) X(_rest_ns) X(_said) X(_shape) X(_scale_away) X(_single) X(_write_step) X(after) X(backward) X(before) X(closure) X(each) X(entered) X(fetched) X(flush) X(guarded) X(left) X(thread) X(trained) X(write_observed) X(_started_ns) X(_step_plan) X(_trained_ns) X(_usual_ns) X(_waiting) X(_wanted) X(_watched)         \
-    X(at_least_every) X(budget) X(clear) X(due_ns) X(every) X(grad_norm) X(long_ns) X(now_and_then) X(put) X(quiet_until_ns) X(rng) X(rng_due) X(_schedulers) X(has_stepped) X(scheduler_step) X(scheduler_stepped) X(scheduler_steps) X(searches) X(single_closures) X(sonde_ms) X(_is_compiling_flag) X(_listeners) X(call) X(watched) X(step_ms) X(waiting)
+    X(at_least_every) X(budget) X(clear) X(due_ns) X(every) X(grad_norm) X(long_ns) X(now_and_then) X(put) X(quiet_until_ns) X(rng) X(rng_due) X(_schedulers) X(has_stepped) X(scheduler_step) X(scheduler_stepped) X(scheduler_steps) X(searches) X(single_closures) X(sonde_ms) X(_graph_task) X(_is_compiling_flag) X(_listeners) X(call) X(original) X(watched) X(step_ms) X(waiting)
 
 #define DECLARE(name) static PyObject *n_##name;
 NAMES(DECLARE)

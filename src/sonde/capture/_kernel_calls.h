@@ -13,9 +13,11 @@ typedef PyObject *(*Answer)(PyObject *self, PyObject *const *given);
 /* Does torch.compile, or a debugger, look at every frame that begins? Then ours must be one. */
 static int are_frames_looked_at(void) { return _PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get()) != _PyEval_EvalFrameDefault; }
 
+static int is_compiled(void) { return are_frames_looked_at() || PyDict_GetItemWithError(compiler, n__is_compiling_flag) != Py_False; }
+
 static PyObject *answer(PyObject *self, PyObject *args, PyObject *kwargs, Answer how)
 {
-    if (kwargs || PyTuple_GET_SIZE(args) != 3 || are_frames_looked_at() || PyDict_GetItemWithError(compiler, n__is_compiling_flag) != Py_False)
+    if (kwargs || PyTuple_GET_SIZE(args) != 3 || is_compiled())
         return PyErr_Occurred() ? NULL : by_python(self, args, kwargs);
     PyObject *done = how(self, &PyTuple_GET_ITEM(args, 0));
     Py_XDECREF(done);
@@ -47,15 +49,27 @@ static PyObject *leaves(PyObject *self, PyObject *const *given)
     return at_the_door(self, rest, 2);
 }
 
-/* listener.name(…) of all who listen */
-static PyObject *tell_listeners(PyObject *name, PyObject *optimizer, PyObject *closure)
+/* Who listens, a new reference; NULL where that is nobody. */
+static PyObject *who_listens(void)
 {
-    PyObject *listeners = Py_XNewRef(PyDict_GetItemWithError(switchboard, n__listeners)), *done = Py_NewRef(Py_None);
-    const Py_ssize_t num = listeners && PyTuple_CheckExact(listeners) ? PyTuple_GET_SIZE(listeners) : 0;
-    for (Py_ssize_t i = 0; done && i < num; i++) {
-        PyObject *const all[] = {PyTuple_GET_ITEM(listeners, i), optimizer, closure};
-        Py_SETREF(done, PyObject_VectorcallMethod(name, all, closure ? 3 : 2, NULL));
+    PyObject *listeners = PyDict_GetItemWithError(switchboard, n__listeners);
+    return listeners && PyTuple_CheckExact(listeners) && PyTuple_GET_SIZE(listeners) ? Py_NewRef(listeners) : NULL;
+}
+
+/* listener.name(first, second) of each of them */
+static PyObject *tell_each(PyObject *listeners, PyObject *name, PyObject *first, PyObject *second)
+{
+    PyObject *done = Py_NewRef(Py_None);
+    for (Py_ssize_t i = 0; done && i < PyTuple_GET_SIZE(listeners); i++) {
+        PyObject *const all[] = {PyTuple_GET_ITEM(listeners, i), first, second};
+        Py_SETREF(done, PyObject_VectorcallMethod(name, all, second ? 3 : first ? 2 : 1, NULL));
     }
+    return done;
+}
+
+static PyObject *tell_listeners(PyObject *name, PyObject *first, PyObject *second)
+{
+    PyObject *listeners = who_listens(), *done = listeners ? tell_each(listeners, name, first, second) : Py_NewRef(Py_None);
     Py_XDECREF(listeners);
     return done;
 }
@@ -89,6 +103,42 @@ SLOT(begins)
 SLOT(ended)
 #undef SLOT
 
+/* Is there no backward under way? */
+static int is_outside(void)
+{
+    PyObject *function = PyDict_GetItemWithError(switchboard, n__graph_task), *task = function ? PyObject_CallNoArgs(function) : NULL;
+    const int outside = task && PyLong_CheckExact(task) && PyLong_AsLong(task) == -1;
+    Py_XDECREF(task);
+    forgive();
+    return outside;
+}
+
+/* torch.autograd.backward(…): what it is given is passed on, and so is what it answers or raises. */
+static PyObject *slot_backward(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    PyObject *listeners = PyTuple_GET_SIZE(args) && !is_compiled() && is_outside() ? who_listens() : NULL;
+    if (!listeners)
+        return PyErr_Occurred() ? NULL : by_python(self, args, kwargs);
+    PyObject *original = get(self, n_original), *told = original ? tell_each(listeners, n_backward_begins, PyTuple_GET_ITEM(args, 0), NULL) : NULL;
+    PyObject *result = told ? PyObject_Call(original, args, kwargs) : NULL, *type, *error, *trace;
+    if (told) {
+        PyErr_Fetch(&type, &error, &trace);
+        Py_SETREF(told, tell_each(listeners, n_backward_ended, NULL, NULL));
+        if (told) {
+            PyErr_Restore(type, error, trace);
+        } else { /* Ctrl-C, in a handler: it goes before whatever backward raised */
+            Py_CLEAR(result);
+            Py_XDECREF(type);
+            Py_XDECREF(error);
+            Py_XDECREF(trace);
+        }
+    }
+    Py_XDECREF(told);
+    Py_XDECREF(original);
+    Py_DECREF(listeners);
+    return result;
+}
+
 /* take_calls(class, what, variables of torch.compiler, variables of sonde.capture.calls or None) */
 static PyObject *take_calls(PyObject *self, PyObject *args)
 {
@@ -96,7 +146,7 @@ static PyObject *take_calls(PyObject *self, PyObject *args)
     static const struct {
         const char *what;
         ternaryfunc slot;
-    } all[] = {{"enters", slot_enters}, {"leaves", slot_leaves}, {"begins", slot_begins}, {"ended", slot_ended}};
+    } all[] = {{"enters", slot_enters}, {"leaves", slot_leaves}, {"begins", slot_begins}, {"ended", slot_ended}, {"backward", slot_backward}};
     PyTypeObject *type;
     PyObject *torchs, *ours = Py_None;
     const char *what;

@@ -52,6 +52,7 @@ _listeners: tuple[Listener, ...] = ()
 iterators: weakref.WeakSet[Any] = weakref.WeakSet()
 """Of the loaders that were started while somebody listened."""
 _installed: list[Callable[[], None]] = []  # how to take each patch out again
+_graph_task = torch._C._current_graph_task_id  # -1 outside of backward
 
 
 def listen(listener: Listener) -> None:
@@ -97,10 +98,11 @@ def _patch(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 def _install() -> None:
     for hook in (_OptimizerBegins, _OptimizerEnded):
         leave_alone(hook.__call__, with_all_it_calls=True)
+    leave_alone(_Backward.__call__, with_all_it_calls=False)
     pre = register_optimizer_step_pre_hook(_OptimizerBegins())
     post = register_optimizer_step_post_hook(_OptimizerEnded())
     _installed.extend((pre.remove, post.remove))
-    _patch(torch.autograd, "backward", _backward)
+    _patch(torch.autograd, "backward", _Backward)
     _patch(torch.optim.Optimizer, "__init__", _optimizer_init)
     _patch(torch.optim.Optimizer, "zero_grad", _zero_grad)
     _patch(torch.nn.Module, "zero_grad", _zero_grad)
@@ -143,23 +145,32 @@ class _OptimizerEnded:
             listener.optimizer_ended(optimizer)
 
 
-def _backward(original: Any) -> Any:
-    def backward(*args: Any, **kwargs: Any) -> Any:
+@answered_natively("backward", globals())
+class _Backward:
+    """In the place of torch.autograd.backward, whose name, documentation and signature `_patch` gives it."""
+
+    __slots__ = ("__dict__", "original")
+
+    def __init__(self, original: Any) -> None:
+        self.original = original
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # A backward inside a backward (re-entrant checkpointing) is part of the outer one; while compiling nobody may be called.
-        if not _listeners or is_compiling() or torch._C._current_graph_task_id() != -1:
-            return original(*args, **kwargs)
+        if not _listeners or is_compiling() or _graph_task() != -1:
+            return self.original(*args, **kwargs)
         listeners = _listeners
         tensors = args[0] if args else kwargs.get("tensors")
         for listener in listeners:
             listener.backward_begins(tensors)
         del tensors
         try:
-            return original(*args, **kwargs)
+            return self.original(*args, **kwargs)
         finally:
             for listener in listeners:
                 listener.backward_ended()
 
-    return backward
+    def __reduce__(self) -> str:
+        return str(self.original.__qualname__)  # copied and pickled as the function is: by its name
 
 
 def _optimizer_init(original: Any) -> Any:
