@@ -103,20 +103,11 @@ SLOT(begins)
 SLOT(ended)
 #undef SLOT
 
-/* Is there no backward under way? */
-static int is_outside(void)
-{
-    PyObject *function = PyDict_GetItemWithError(switchboard, n__graph_task), *task = function ? PyObject_CallNoArgs(function) : NULL;
-    const int outside = task && PyLong_CheckExact(task) && PyLong_AsLong(task) == -1;
-    Py_XDECREF(task);
-    forgive();
-    return outside;
-}
-
 /* torch.autograd.backward(…): what it is given is passed on, and so is what it answers or raises. */
 static PyObject *slot_backward(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    PyObject *listeners = PyTuple_GET_SIZE(args) && !is_compiled() && is_outside() ? who_listens() : NULL;
+    PyObject *graph_task = PyDict_GetItemWithError(switchboard, n__graph_task);
+    PyObject *listeners = PyTuple_GET_SIZE(args) && !is_compiled() && graph_task && is_outside(graph_task) ? who_listens() : NULL;
     if (!listeners)
         return PyErr_Occurred() ? NULL : by_python(self, args, kwargs);
     PyObject *original = get(self, n_original), *told = original ? tell_each(listeners, n_backward_begins, PyTuple_GET_ITEM(args, 0), NULL) : NULL;

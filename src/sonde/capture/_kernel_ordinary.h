@@ -129,11 +129,7 @@ static PyObject *random_state(Beat *self)
 static int quick_forward_begins(Beat *self, PyObject *const *args)
 {
     PyObject *watched = args[0], *module = args[1];
-    PyObject *task = PyObject_CallNoArgs(self->graph_task);
-    const int outside = task && PyLong_CheckExact(task) && PyLong_AsLong(task) == -1;
-    Py_XDECREF(task);
-    forgive();
-    if (!outside || !answers(self->tracing, Py_None) || !answers(self->grad_enabled, Py_True) || !is_calm(self) || !is_learnt(self, n_forward) ||
+    if (!is_outside(self->graph_task) || !answers(self->tracing, Py_None) || !answers(self->grad_enabled, Py_True) || !is_calm(self) || !is_learnt(self, n_forward) ||
         !says(watched, n_ever_entered, Py_True) || !says(module, n_training, Py_True) || !are_finite_inputs(args[2], args[3]))
         return 0;
     PyObject *doors = peek(watched, n_doors_used), *calls = peek(self->kept, n_calls), *name = peek(watched, n_name);

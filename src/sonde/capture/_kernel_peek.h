@@ -158,6 +158,16 @@ static int answers(PyObject *function, PyObject *expected)
     return answer == expected;
 }
 
+/* Is there no backward under way? Asked of torch._C._current_graph_task_id. */
+static int is_outside(PyObject *graph_task)
+{
+    PyObject *task = PyObject_CallNoArgs(graph_task);
+    const int outside = task && PyLong_CheckExact(task) && PyLong_AsLong(task) == -1;
+    Py_XDECREF(task);
+    forgive();
+    return outside;
+}
+
 static int is_empty_container(PyObject *value)
 {
     return value && ((PyDict_CheckExact(value) && PyDict_GET_SIZE(value) == 0) || (PyList_CheckExact(value) && PyList_GET_SIZE(value) == 0));
