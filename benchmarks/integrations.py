@@ -1,12 +1,15 @@
 """What watching costs inside of a framework: CPU time per step of Lightning, of the Trainer of transformers and of a loop of accelerate,
 with Sonde's callback over without it.
 
-    python benchmarks/integrations.py                    about a quarter of an hour
-    python benchmarks/integrations.py --quick            a first look: the smallest workload, where every microsecond shows
+    python benchmarks/integrations.py                    about half an hour (needs: pip install -e '.[bench]')
+    python benchmarks/integrations.py --workload mlp     a first look: the smallest workload, where every microsecond shows
+    python benchmarks/integrations.py --only accelerate --workload conv --nobody
+                                                         nobody watches either of the two: how far from 1 is noise
 
-A framework has its own loop, so the two trainings, bare and watched, run in two threads of which only one has the baton: a few steps of
-the one, then a few of the other, with Sonde paused meanwhile. A ratio is to the bare steps just before and after, as in overhead.py. The
-densely observed start of a run is not in it. Exit code 1: a framework is over its budget, which is that of a loop by hand.
+A framework has its own loop, so each of the two trainings, bare and watched, is a greenlet: a few steps of the one, then a few of the
+other, with Sonde paused meanwhile. They share one thread, because threads have heaps of their own, and two equal trainings in two threads
+differ by up to 5 % for as long as they live. A ratio is to the bare steps just before and after, as in overhead.py. The densely observed
+start of a run is not in it. Exit code 1: a framework is over its budget, which is that of a loop by hand.
 """
 
 from __future__ import annotations
@@ -18,14 +21,15 @@ import logging
 import statistics
 import sys
 import tempfile
-import threading
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from time import process_time
 from typing import Any
 
 import torch
+from greenlet import getcurrent, greenlet
 from machine import facts
 from torch import nn
 from torch.utils.data import DataLoader
@@ -38,50 +42,42 @@ WARM_TURNS = 5  # times as many steps as are timed: an expensive first observati
 
 
 class Lane:
-    """One of the two trainings: it is told of every step, and passes the baton on after each slice."""
+    """One of the two trainings: it is told of every step, and makes room for the other after each slice."""
 
     def __init__(self, workload: Workload, num_rounds: int) -> None:
-        self.num_warm = WARM_TURNS * workload.chunk
-        self._num_timed = workload.num_in_slice  # and one more before them is not
-        self.num_steps = self.num_warm + num_rounds * (workload.chunk // workload.num_in_slice) * (1 + self._num_timed)
-        self.baton = threading.Semaphore(0)
-        self.other: Lane | None = None
+        self._num_start = WARM_TURNS * workload.chunk
+        self._num_warm, self._num_timed = workload.num_warm, workload.num_in_slice  # of a slice
+        self._num_in_slice = self._num_warm + self._num_timed
+        self.num_steps = self._num_start + num_rounds * (workload.chunk // workload.num_in_slice) * self._num_in_slice
         self.session: Callable[[], sonde.Session | None] = lambda: None
+        self._run: Path | None = None
         self.slices_ms: list[float] = []  # per step
-        self.error: BaseException | None = None
         self._num, self._began = 0, 0.0
 
     def step(self) -> None:
         """A step has ended."""
         self._num += 1
-        place = (self._num - self.num_warm) % (1 + self._num_timed)
-        if self._num < self.num_warm or place > 1:
+        num_past_start = self._num - self._num_start
+        if num_past_start < 0:
             return
-        if place == 1:
+        place = num_past_start % self._num_in_slice
+        if place == 0:
+            if num_past_start:
+                self.slices_ms.append((process_time() - self._began) * 1e3 / self._num_timed)
+            if self._num < self.num_steps:
+                self._make_room()
+        if place == self._num_warm:
             self._began = process_time()
-            return
-        if self._num > self.num_warm:
-            self.slices_ms.append((process_time() - self._began) * 1e3 / self._num_timed)
-        if self._num < self.num_steps:
-            self._pass_on()
 
-    def _pass_on(self) -> None:
+    def _make_room(self) -> None:
         session = self.session()
-        assert self.other is not None
+        self._run = session.run if session is not None else None
         with session.pause() if session is not None else contextlib.nullcontext():
-            self.other.baton.release()
-            self.baton.acquire()
+            getcurrent().parent.switch()
 
-    def run(self, train: Callable[[], None]) -> None:
-        self.baton.acquire()
-        try:
-            prepare(1)  # some of it is a thread's own
-            train()
-        except BaseException as error:
-            self.error = error
-        finally:
-            assert self.other is not None
-            self.other.baton.release()
+    def observed(self) -> list[bool]:
+        """For each step after the start: were the statistics of all sites taken? A low ratio says little where nothing was observed."""
+        return [] if self._run is None else [bool(value) for value in sonde.Run(self._run).scalar("observed")[1]][self._num_start :]
 
 
 def by_lightning(workload: Workload, lane: Lane, to: Path | None) -> None:
@@ -173,57 +169,67 @@ WAYS: dict[str, Callable[[Workload, Lane, Path | None], None]] = {
 }
 
 
-def ratios(way: str, workload: Workload, num_rounds: int, to: Path) -> tuple[float, list[float]]:
-    """Milliseconds of a bare step, and one ratio per round. Of two equal trainings the one that was made first may be slower for good: in
-    half of the rounds that is the bare one, in half the watched one."""
-    halves = [ratios_where(way, workload, num_rounds // 2, to / str(first), first) for first in (0, 1)]
-    return statistics.median(step_ms for step_ms, _ in halves), sorted(ratio for _, found in halves for ratio in found)
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What was found in one framework."""
+
+    step_ms: float  # of a bare step
+    ratios: list[float]  # one per round
+    observed: list[bool]
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost((self.step_ms + other.step_ms) / 2, self.ratios + other.ratios, self.observed + other.observed)
 
 
-def ratios_where(way: str, workload: Workload, num_rounds: int, to: Path, first: int) -> tuple[float, list[float]]:
+def cost(way: str, workload: Workload, num_rounds: int, to: Path | None) -> Cost:
+    """With nowhere to write to, nobody watches. Of two equal trainings the one that was made first may be slower for good: in half of the
+    rounds that is the bare one, in half the watched one."""
+    return cost_where(way, workload, num_rounds // 2, to and to / "0", 0) + cost_where(way, workload, num_rounds // 2, to and to / "1", 1)
+
+
+def cost_where(way: str, workload: Workload, num_rounds: int, to: Path | None, first: int) -> Cost:
     """The same where the bare one (0) or the watched one (1) is made first, and begins."""
-    lanes = bare, watched = Lane(workload, num_rounds), Lane(workload, num_rounds)
-    bare.other, watched.other = watched, bare
-    threads = [
-        threading.Thread(target=bare.run, args=[lambda: WAYS[way](workload, bare, None)]),
-        threading.Thread(target=watched.run, args=[lambda: WAYS[way](workload, watched, to)]),
-    ]
+    bare, watched = Lane(workload, num_rounds), Lane(workload, num_rounds)
+    trainings = [greenlet(lambda: WAYS[way](workload, bare, None)), greenlet(lambda: WAYS[way](workload, watched, to))]
     gc.collect()
     gc.freeze()  # what the libraries hold need not be gone through again in somebody's turn
-    for thread in threads:
-        thread.start()
-    lanes[first].baton.release()
-    for thread in threads:
-        thread.join()
-    for lane in lanes:
-        if lane.error is not None:
-            raise lane.error
+    while any(not training.dead for training in trainings):
+        for training in trainings if first == 0 else reversed(trainings):
+            if not training.dead:
+                training.switch()
     beside = [(before + after) / 2 for before, after in zip(bare.slices_ms, bare.slices_ms[1:])]
     between = watched.slices_ms[first:]  # each between two bare ones
     num = workload.chunk // workload.num_in_slice
     rounds = [slice(start, start + num) for start in range(0, len(beside), num)]
     found = [sum(between[each][: len(beside[each])]) / sum(beside[each]) for each in rounds if beside[each]]
-    return statistics.median(bare.slices_ms), found
+    return Cost(statistics.median(bare.slices_ms), found, watched.observed())
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one workload")
     parser.add_argument("--only", choices=WAYS, help="one framework")
+    parser.add_argument("--workload", choices=[workload.name for workload in WORKLOADS], help="one workload")
+    parser.add_argument("--rounds", type=int, default=NUM_ROUNDS, help=f"turns of each (default: {NUM_ROUNDS})")
+    parser.add_argument("--nobody", action="store_true", help="without Sonde: the ratio of two bare trainings")
     options = parser.parse_args()
+    if options.rounds < 2:
+        parser.error(f"--rounds {options.rounds}: at least 2, one for each order of the two trainings")
     prepare(1)
     warnings.simplefilter("ignore")  # those of the frameworks about themselves
     logging.disable(logging.WARNING)
-    print(f"{facts()}\n\n| | workload | bare step | ratio (quartiles) | budget |\n|---|---|---|---|---|")
+    print(f"{facts()}\n\n| | workload | bare step | ratio (quartiles) | budget | steps observed |\n|---|---|---|---|---|---|")
     over = False
     with tempfile.TemporaryDirectory() as scratch:
-        for workload in WORKLOADS[:1] if options.quick else WORKLOADS:
+        for workload in (workload for workload in WORKLOADS if options.workload in (None, workload.name)):
             for way in WAYS if options.only is None else [options.only]:
-                step_ms, found = ratios(way, workload, NUM_ROUNDS, Path(scratch) / f"{way}-{workload.name}")
-                low, middle, high = statistics.quantiles(found, n=4, method="inclusive")
+                to = None if options.nobody else Path(scratch) / f"{way}-{workload.name}"
+                found = cost(way, workload, options.rounds, to)
+                low, middle, high = statistics.quantiles(found.ratios, n=4, method="inclusive")
                 budget = workload.default_budget
                 over = over or middle > budget
-                print(f"| {way} | {workload.name} | {step_ms:.2f} ms | {middle:.3f} ({low:.3f}–{high:.3f}) | {budget:.2f} |", flush=True)
+                share = f"{statistics.mean(found.observed):.1%}" if found.observed else "–"
+                cells = way, workload.name, f"{found.step_ms:.2f} ms", f"{middle:.3f} ({low:.3f}–{high:.3f})", f"{budget:.2f}", share
+                print(f"| {' | '.join(cells)} |", flush=True)
     return int(over)
 
 

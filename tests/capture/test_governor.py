@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sonde.capture.governor import FIRST_STEPS, START_NS, Governor, is_milestone
@@ -12,13 +14,21 @@ MS = 1_000_000
 
 
 def simulate(
-    governor: Governor, num_steps: int, *, step_ns: float, plain_ns: float, observed_ns: float, first: int = 0
+    governor: Governor,
+    num_steps: int,
+    *,
+    step_ns: float,
+    plain_ns: float,
+    observed_ns: float,
+    first: int = 0,
+    stalls_ns: Mapping[int, float] | None = None,
 ) -> list[bool]:
-    """Which steps are observed, if the training itself takes `step_ns`, and Sonde `plain_ns`, or `observed_ns` where it observes."""
+    """Which steps are observed, if the training itself takes `step_ns`, and Sonde `plain_ns`, or `observed_ns` where it observes; and as
+    much more as it is held up at that step."""
     seen = []
     for step in range(first, first + num_steps):
         observed = governor.observes(step)
-        own = observed_ns if observed else plain_ns
+        own = (observed_ns if observed else plain_ns) + (stalls_ns or {}).get(step, 0)
         governor.step_ended(step_ns=step_ns + own, own_ns=own, observed=observed)
         seen.append(observed)
     return seen
@@ -56,6 +66,17 @@ def test_over_a_long_run_the_overhead_stays_within_the_budget(
     num_owed = 3 * FIRST_STEPS + sum(map(is_milestone, range(3000)))
     start = (START_NS + num_owed * costs["observed_ns"]) / (3000 * step_ns)  # what a run may spend at any price
     assert overhead(seen, **costs) <= budget + start + 1e-9
+
+
+@given(stalls_ms=st.dictionaries(st.integers(0, 900), st.floats(0.1, 500), max_size=10))
+@example(stalls_ms={757: 20})  # just before a step that was going to be observed
+@example(stalls_ms={5: 100})  # the first that is not observed
+@example(stalls_ms={756: 1.5, 757: 7})
+def test_steps_that_were_slow_by_chance_do_not_make_observing_seem_free(stalls_ms: dict[int, float]) -> None:
+    costs = {"step_ns": 8 * MS, "plain_ns": MS / 10, "observed_ns": 2 * MS}
+    usual = simulate(Governor(0.02), 3000, **costs)
+    seen = simulate(Governor(0.02), 3000, **costs, stalls_ns={step: ms * MS for step, ms in stalls_ms.items()})
+    assert sum(seen[1000:]) < 1.5 * sum(usual[1000:])
 
 
 def test_cheap_observing_happens_at_every_step() -> None:

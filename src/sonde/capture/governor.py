@@ -36,8 +36,7 @@ class Governor:
         if observed and not self._set_up:
             self._set_up = True  # planning names and rows happens once: that price says nothing about the steps to come
         elif observed:
-            extra = max(0.0, own_ns - self._plain_ns)
-            extra += self._hidden_ns(extra)
+            extra = self._extra_ns(own_ns)
             self._observed_ns = extra if not self._observed_ns else MEMORY * self._observed_ns + (1 - MEMORY) * extra
             self._purse_ns = max(self._purse_ns - extra, -DEEPEST_DEBT * self._observed_ns)
         else:
@@ -49,6 +48,16 @@ class Governor:
         self._purse_ns += max(income - self._plain_ns, LEAST_SHARE * income)
         # Savings are capped: a long pause (validation, a checkpoint) must not buy a burst of slow steps.
         self._purse_ns = min(self._purse_ns, START_NS + 2 * self._observed_ns)
+
+    def _extra_ns(self, own_ns: float) -> float:
+        """What observing this step cost on top of what every step costs."""
+        if own_ns < self._plain_ns:
+            # Steps that are not observed were slow by chance (a disk, another process). If this one then counted as free, so would the
+            # next, and no other kind would ever come to correct it.
+            self._plain_ns = own_ns
+            return self._observed_ns or own_ns
+        extra = own_ns - self._plain_ns
+        return extra + self._hidden_ns(extra)
 
     def _hidden_ns(self, seen_ns: float) -> float:
         """What our clock cannot see, because the training pays it: caches that measuring has emptied. At most as much as it can see."""
