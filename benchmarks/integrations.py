@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import gc
 import logging
+import signal
 import statistics
 import sys
 import tempfile
@@ -193,10 +194,12 @@ def cost_where(way: str, workload: Workload, num_rounds: int, to: Path | None, f
     trainings = [greenlet(lambda: WAYS[way](workload, bare, None)), greenlet(lambda: WAYS[way](workload, watched, to))]
     gc.collect()
     gc.freeze()  # what the libraries hold need not be gone through again in somebody's turn
+    by_default = signal.getsignal(signal.SIGTERM)
     while any(not training.dead for training in trainings):
         for training in trainings if first == 0 else reversed(trainings):
             if not training.dead:
                 training.switch()
+    signal.signal(signal.SIGTERM, by_default)  # two Trainers of Lightning put back each other's, and nobody could end this any more
     beside = [(before + after) / 2 for before, after in zip(bare.slices_ms, bare.slices_ms[1:])]
     between = watched.slices_ms[first:]  # each between two bare ones
     num = workload.chunk // workload.num_in_slice
