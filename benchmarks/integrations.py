@@ -1,7 +1,7 @@
 """What watching costs inside of a framework: CPU time per step of Lightning, of the Trainer of transformers and of a loop of accelerate,
 with Sonde's callback over without it.
 
-    python benchmarks/integrations.py                    about half an hour (needs: pip install -e '.[bench]')
+    python benchmarks/integrations.py                    about 40 minutes (needs: pip install -e '.[bench]')
     python benchmarks/integrations.py --workload mlp     a first look: the smallest workload, where every microsecond shows
     python benchmarks/integrations.py --only accelerate --workload conv --nobody
                                                          nobody watches either of the two: how far from 1 is noise
