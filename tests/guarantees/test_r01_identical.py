@@ -32,9 +32,10 @@ def test_r01_a_watched_training_is_bit_identical(program: Program, optimizer: st
     try:
         expected = bare_outcome(program.name, optimizer, bf16)
     except RuntimeError as error:
-        if "primitive descriptor" not in str(error):
+        # oneDNN has an LSTM in bfloat16 only where there is AVX-512. It is the bare training that fails here: nothing of ours is in it.
+        if not bf16 or "lstm" not in program.name or torch.backends.cpu.get_cpu_capability() == "AVX512":
             raise
-        pytest.skip(f"not to be had on this processor, watched or not: {error}")  # LSTM in bfloat16, where there is no AVX-512
+        pytest.skip(f"not to be had on this processor, watched or not: {error}")
     observed = train(program, OPTIMIZERS[optimizer], watched(tmp_path, every=every), bf16=bf16)
     assert observed == expected
     run = sonde.Run(tmp_path / "run0")
