@@ -31,7 +31,7 @@ unit: $(STAMP)
 # Each folder in a process of its own: what others leave in its memory counts.
 timing: $(STAMP)
 	$(VENV)/bin/python -m pytest -m "timing and not slow" tests/faults tests/tuning
-	$(VENV)/bin/python -m pytest -m "timing and not slow" tests/workbench
+	$(VENV)/bin/python -m pytest -m "timing and not slow" tests/tools tests/profiler tests/memory_profiler
 
 # All sick and healthy programs, of which CI has time for a part.
 programs: $(STAMP)
@@ -39,7 +39,7 @@ programs: $(STAMP)
 	$(VENV)/bin/python -m pytest -m "slow and timing"
 
 # The reading half must work where torch is not installed: prove it from the built package, in an environment that has none.
-READING_TESTS := $(wildcard tests/run tests/rules tests/comparison tests/profiles tests/views tests/export tests/cli tests/test_report.py tests/test_spikes.py)
+READING_TESTS := $(wildcard tests/runlog tests/rules tests/comparison tests/profiler tests/views tests/export tests/cli tests/test_report.py tests/test_spike_detection.py)
 reading: $(READING_STAMP)
 	@rm -rf build
 	$(READING)/bin/python $(PIP) --no-deps --force-reinstall .

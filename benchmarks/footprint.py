@@ -26,8 +26,8 @@ from torch import nn
 from workloads import WORKLOADS, Training
 
 import sonde
-from sonde.record import STATISTICS, STEP_SCALARS, Kind, Site
-from sonde.run.writer import Writer
+from sonde.events import STATISTICS, STEP_SCALARS, Kind, Site
+from sonde.runlog.writer import Writer
 
 NUM_MODULES = 5000
 NUM_SITES = 42  # of each kind in the synthetic run: the MLP's

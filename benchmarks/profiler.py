@@ -21,9 +21,9 @@ from overhead import BARE, Row, row, show, table, take_turns
 from peers import Watcher
 from workloads import WORKLOADS, Training, Workload, prepare
 
-from sonde.capture import calls
-from sonde.workbench.profiling.alone import measure_alone
-from sonde.workbench.profiling.watch import StepWatcher
+from sonde.capture import patches
+from sonde.profiler.run_model import measure_alone
+from sonde.profiler.script_step_watcher import StepWatcher
 
 SONDE = "Sonde, every layer, every step"
 
@@ -38,7 +38,7 @@ class Sonde(Watcher):
     def begin(self) -> None:
         self._watcher = StepWatcher([self._training.model], 1_000_000, 0, None)
         self._watcher._plan = ["timed"] * 1_000_000
-        calls.listen(self._watcher)
+        patches.listen(self._watcher)
 
     def settle(self) -> None:
         if self._watcher is not None:

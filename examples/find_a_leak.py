@@ -6,7 +6,7 @@ Run it with:  python examples/find_a_leak.py
 import torch
 from torch import nn
 
-from sonde.forensics.leaks import LeakWatch
+from sonde.leaks.leak_detector import LeakDetector
 
 
 def new_model() -> nn.Sequential:
@@ -15,7 +15,7 @@ def new_model() -> nn.Sequential:
 
 
 def keep_losses(num_steps: int) -> None:
-    model, watch, history = new_model(), LeakWatch(), []
+    model, watch, history = new_model(), LeakDetector(), []
     for _ in range(num_steps):
         loss = model(torch.randn(32, 20)).pow(2).mean()
         history.append(loss)  # should be loss.item()
@@ -24,7 +24,7 @@ def keep_losses(num_steps: int) -> None:
 
 
 def add_up_losses(num_steps: int) -> None:
-    model, watch, total = new_model(), LeakWatch(), torch.zeros(())
+    model, watch, total = new_model(), LeakDetector(), torch.zeros(())
     for _ in range(num_steps):
         loss = model(torch.randn(32, 20)).pow(2).mean()
         loss.backward()
@@ -43,7 +43,7 @@ def remember_outputs(layer: nn.Module) -> None:
 
 
 def forget_a_hook(num_steps: int) -> None:
-    model, watch = new_model(), LeakWatch()
+    model, watch = new_model(), LeakDetector()
     remember_outputs(model[1])
     for _ in range(num_steps):
         model(torch.randn(32, 20)).pow(2).mean().backward()
@@ -52,7 +52,7 @@ def forget_a_hook(num_steps: int) -> None:
 
 
 def healthy(num_steps: int) -> None:
-    model, watch, history = new_model(), LeakWatch(), []
+    model, watch, history = new_model(), LeakDetector(), []
     optimizer = torch.optim.Adam(model.parameters())
     for _ in range(num_steps):
         loss = model(torch.randn(32, 20)).pow(2).mean()
@@ -64,7 +64,7 @@ def healthy(num_steps: int) -> None:
     report("a healthy training", watch)
 
 
-def report(what: str, watch: LeakWatch) -> None:
+def report(what: str, watch: LeakDetector) -> None:
     print(f"{what}:")
     leaks = watch.leaks()
     for leak in leaks:

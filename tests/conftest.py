@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import warm
-from sonde.record import STATISTICS, STEP_SCALARS, Event, Kind, Site
-from sonde.run.directory import write_run_json
-from sonde.run.writer import Writer
+from sonde.events import STATISTICS, STEP_SCALARS, Event, Kind, Site
+from sonde.runlog.directory import write_run_json
+from sonde.runlog.writer import Writer
 
 CALLS = {"forwards": 1, "backwards": 1, "zero_grads": 1, "optimizer_steps": 1}
 LOOP = CALLS | {"lr": 0.1, "grad_norm": 1.0, "step_ms": 10.0}
@@ -27,7 +27,7 @@ SHELL = {"PYTHONUTF8": "1", "COLUMNS": "100"}
 
 
 # Folders and files of the half that reads: what needs no torch there runs once, where torch is not installed (`make reading`).
-READING = ("run", "rules", "comparison", "profiles", "views", "export", "cli", "test_report.py", "test_spikes.py")
+READING = ("runlog", "rules", "comparison", "profiler", "views", "export", "cli", "test_report.py", "test_spike_detection.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

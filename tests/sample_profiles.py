@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sonde.profiles import LayerCost, ProfileReport, Section, Span, Spread
+from sonde.profiler import LayerCost, ProfileReport, Section, Span, Spread
 
 PARTS = (
     ("attention", "MultiheadAttention", 1.0, 2.0, 4_000_000),

@@ -14,36 +14,53 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "sonde"
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if "demo_programs" not in path.parts)
 
-GROUND = {"errors", "record", "config", "conditions", "spikes", "units", "growth"}
+ROOT_MODULES = {"errors", "events", "config", "conditions", "spike_detection", "memory_trend", "formatting"}
+MEASURING = ROOT_MODULES | {"runlog", "statistics", "capture"}
+ANALYSIS = {"nonfinite", "replay", "leaks", "profiler", "memory_profiler"}
+READING = ROOT_MODULES | {"runlog", "rules", "report", "comparison", "views", "diagnostics", "export"}
 MAY_IMPORT = {
     "errors": set(),
-    "record": set(),
+    "events": set(),
     "config": {"errors"},
-    "run": GROUND,
-    "rules": GROUND | {"run"},
-    "report": GROUND | {"run", "rules"},
-    "comparison": GROUND | {"run", "rules", "report"},
-    "views": GROUND | {"run", "rules", "report", "comparison"},
-    "profiles": GROUND | {"rules", "report", "views", "export"},  # these know its types alone
-    "export": GROUND | {"run", "rules", "report", "views"},
-    "cli": GROUND
-    | {"run", "rules", "report", "comparison", "views", "profiles", "memory", "export", "tuning", "capture", "forensics", "workbench"},
-    "capture": GROUND | {"run"},
-    "forensics": GROUND | {"run", "capture"},
-    "workbench": GROUND | {"run", "rules", "report", "views", "profiles", "memory", "diagnostics", "capture", "forensics"},
-    "tuning": GROUND | {"capture"},
-    "integrations": GROUND | {"capture"},
-    "pytest": GROUND | {"run", "rules", "report", "comparison", "views"},  # a session is taken by the public door
     "conditions": {"errors"},
-    "spikes": set(),
-    "units": set(),
-    "growth": set(),
-    "memory": GROUND | {"report", "views"},  # views know its types alone
-    "diagnostics": GROUND | {"run", "rules", "report", "views"},  # views know its types alone
+    "spike_detection": set(),
+    "formatting": set(),
+    "memory_trend": set(),
+    "runlog": ROOT_MODULES,
+    # the training process
+    "statistics": ROOT_MODULES | {"runlog"},
+    "capture": ROOT_MODULES | {"runlog", "statistics"},
+    "nonfinite": MEASURING | {"leaks"},
+    "leaks": MEASURING,
+    "replay": MEASURING | {"nonfinite", "leaks"},
+    "profiler": READING | MEASURING | ANALYSIS | {"launcher"},
+    "memory_profiler": READING | MEASURING | ANALYSIS | {"launcher"},
+    "tuning": MEASURING | {"launcher"},
+    "tools": READING | MEASURING | ANALYSIS | {"session"},
+    "incidents": READING | MEASURING | ANALYSIS,
+    "session_plots": READING | MEASURING,
+    "session_tools": READING | MEASURING,
+    "session": READING | MEASURING | {"incidents", "session_tools", "session_plots", "step_decorator"},
+    "framework_hints": MEASURING | {"session"},
+    "step_decorator": MEASURING | {"session", "framework_hints"},
+    "launcher": MEASURING | {"session"},
+    "integrations": MEASURING | {"session", "framework_hints"},
+    # the reading process
+    "rules": ROOT_MODULES | {"runlog"},
+    "report": ROOT_MODULES | {"runlog", "rules"},
+    "comparison": ROOT_MODULES | {"runlog", "rules", "report"},
+    "views": READING,
+    "diagnostics": READING,
+    "export": READING,
+    "pytest_plugin": READING,  # a session is loaded through `sonde`, when a test asks for one
+    "cli": READING | ANALYSIS | {"capture", "statistics", "tuning", "tools", "session", "launcher"},
     "__init__": set(),  # all of its names are lazy
     "__main__": {"cli"},
 }
-USES_TORCH = {"capture", "forensics", "workbench", "tuning"}
+USES_TORCH = {
+    "statistics", "capture", "nonfinite", "replay", "leaks", "profiler", "memory_profiler", "tuning", "tools", "incidents", "session",
+    "session_tools", "session_plots", "framework_hints", "step_decorator", "launcher",
+}  # fmt: skip
 MAX_LINES = 400  # a module that is longer is probably two ideas
 
 
@@ -112,7 +129,7 @@ def loaded_after(statement: str) -> set[str]:
 
 
 def test_importing_sonde_loads_nothing_else():
-    assert not loaded_after("import sonde") & {"torch", "numpy", "rich", "click", "sonde.config", "sonde.run"}
+    assert not loaded_after("import sonde") & {"torch", "numpy", "rich", "click", "sonde.config", "sonde.runlog"}
 
 
 def test_the_command_line_starts_without_numpy_rich_and_torch():

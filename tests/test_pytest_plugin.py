@@ -52,7 +52,7 @@ AFTER = {
     "new": "training()", "error": "lambda: 1 / 0, *training()[1:]", "named": "training(), name='second'",
     "wrong": "training(), ignore=['mising-zero-grad']", "worse": "training(clear=False)",
 }  # fmt: skip
-OPTIONS = ("-p", "sonde.pytest", "-p", "no:cacheprovider", "--rootdir", ".", "-rA")
+OPTIONS = ("-p", "sonde.pytest_plugin", "-p", "no:cacheprovider", "--rootdir", ".", "-rA")
 # The plugin by its module, whether or not the installed Sonde has said its name to pytest.
 ALONE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
@@ -90,14 +90,14 @@ def told(shown, name):
 
 
 def test_importing_the_plugin_loads_neither_torch_nor_numpy():
-    code = "import sys, sonde.pytest; print(*sys.modules)"
+    code = "import sys, sonde.pytest_plugin; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "numpy", "rich"} & set(loaded)
 
 
 def test_the_package_tells_pytest_of_the_plugin():
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["entry-points"]["pytest11"] == {"sonde": "sonde.pytest"}
+    assert project["entry-points"]["pytest11"] == {"sonde": "sonde.pytest_plugin"}
 
 
 def test_what_is_left_out_as_a_matter_of_speed_are_rules():

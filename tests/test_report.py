@@ -13,14 +13,14 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "rules"))
 from synthetic import falling, healthy, stuck, training
 
-from sonde.record import STEP_SCALARS, Event, Finding, Kind, Severity, Site
+from sonde.events import STEP_SCALARS, Event, Finding, Kind, Severity, Site
 from sonde.report import MAX_POINTS, judge
 from sonde.rules import RULES
 from sonde.rules.rule import Clear
-from sonde.run.directory import write_run_json
-from sonde.run.format import Gap, gap_record
-from sonde.run.reader import Run
-from sonde.run.writer import Writer
+from sonde.runlog.directory import write_run_json
+from sonde.runlog.format import Gap, gap_record
+from sonde.runlog.reader import Run
+from sonde.runlog.writer import Writer
 
 
 def write(path, steps, *, end="finished", late=(), rank=0, world_size=1):

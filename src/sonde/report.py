@@ -13,7 +13,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
-from sonde.record import Event, Finding, Kind, Severity, Step
+from sonde.events import Event, Finding, Kind, Severity, Step
 from sonde.rules import RULES
 from sonde.rules.activity import Activity
 from sonde.rules.engine import Engine, in_order
@@ -21,8 +21,8 @@ from sonde.rules.learning import losses
 from sonde.rules.rule import NotEvaluated, Rule
 from sonde.rules.told import Told
 from sonde.rules.words import number
-from sonde.run.format import Gap
-from sonde.run.reader import Run
+from sonde.runlog.format import Gap
+from sonde.runlog.reader import Run
 
 SCHEMA = 1
 MAX_POINTS = 200  # of a curve: more than any view has columns

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from sonde.capture import kernel
-from sonde.record import STATISTICS
+from sonde.events import STATISTICS
+from sonde.statistics import measure
 
 WAYS = {
     "native": {"on": True},
@@ -23,16 +23,16 @@ WAYS = {
 @pytest.fixture(name="way", params=WAYS)
 def each_way(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each test that asks for it runs once by every way through the kernel."""
-    before = kernel.NATIVE
-    in_use = kernel.use_native(**WAYS[request.param])
+    before = measure.NATIVE
+    in_use = measure.use_native(**WAYS[request.param])
     if in_use != WAYS[request.param]["on"]:
         pytest.skip("the native kernel is not built here")
     yield request.param
-    kernel.use_native(before)
+    measure.use_native(before)
 
 
 def measured(tensor: torch.Tensor | None) -> dict[str, float]:
-    rows = kernel.Rows(3)
+    rows = measure.Rows(3)
     rows.values[:] = 77.0
     rows.measure(1, [tensor])
     rows.settle()

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import sonde
-from sonde.capture.autopsy import autopsy, is_out_of_memory
-from sonde.capture.kept import Kept
+from sonde.capture.replay_buffer import Kept
+from sonde.incidents.out_of_memory_handler import autopsy, is_out_of_memory
 
 pytestmark = pytest.mark.torch
 TOO_MUCH = 1 << 48  # numbers: more than any machine has addresses for

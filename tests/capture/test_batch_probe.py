@@ -16,9 +16,9 @@ from torch.optim.swa_utils import update_bn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 import sonde  # noqa: E402
-from sonde.record import Kind  # noqa: E402
+from sonde.events import Kind  # noqa: E402
 from sonde.report import judge  # noqa: E402
-from sonde.run.reader import Run  # noqa: E402
+from sonde.runlog.reader import Run  # noqa: E402
 
 
 @pytest.fixture

@@ -20,11 +20,12 @@ import torch
 from torch import nn
 
 import sonde
-from sonde import spikes
-from sonde.capture import beat, calls, source, xray
-from sonde.capture.loop import Loop
-from sonde.capture.probes import probe
-from sonde.run import writer
+from sonde import spike_detection
+from sonde.capture import beat, call_site, patches
+from sonde.capture.probes import base
+from sonde.capture.step_profiler import step_profiler
+from sonde.capture.step_tracker import Loop
+from sonde.runlog import writer
 
 pytestmark = [pytest.mark.torch, pytest.mark.skipif(beat.Beat is None, reason="the native kernel was not built")]
 
@@ -220,7 +221,7 @@ def scalars(run: sonde.Run) -> list[str]:
 
 def count(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often each of the loop's own methods is called, on a machine on which no step is slow by chance."""
-    monkeypatch.setattr(xray, "SLOW_NS", 10**12)
+    monkeypatch.setattr(step_profiler, "SLOW_NS", 10**12)
     heard: Counter[str] = Counter()
 
     def counted(name: str, method: Callable[..., None]) -> Callable[..., None]:
@@ -316,11 +317,11 @@ def test_times_that_nobody_wants_are_not_written(tmp_path):
 def test_the_kernel_counts_with_the_same_numbers_as_python():
     from sonde.capture import _kernel
 
-    assert _kernel.LEARNT == source.LINES_LEARNT
-    assert _kernel.CHECKED_EVERY == source.CHECKED_EVERY
-    assert (_kernel.RENEWED, _kernel.WINDOW) == (spikes.RENEWED, spikes.WINDOW)
-    assert (_kernel.NOW_AND_THEN, _kernel.RARELY, _kernel.LONG_RUN) == (probe.NOW_AND_THEN, probe.RARELY, probe.LONG_RUN)
-    assert _kernel.SETTLED == xray.SETTLED
+    assert _kernel.LEARNT == call_site.LINES_LEARNT
+    assert _kernel.CHECKED_EVERY == call_site.CHECKED_EVERY
+    assert (_kernel.RENEWED, _kernel.WINDOW) == (spike_detection.RENEWED, spike_detection.WINDOW)
+    assert (_kernel.NOW_AND_THEN, _kernel.RARELY, _kernel.LONG_RUN) == (base.NOW_AND_THEN, base.RARELY, base.LONG_RUN)
+    assert _kernel.SETTLED == step_profiler.SETTLED
     assert _kernel.UNLINKED_CHECK == writer.UNLINKED_CHECK
 
 
@@ -331,11 +332,11 @@ def test_a_forked_child_writes_nothing_even_where_it_is_heard(tmp_path):
     with sonde.watch(model, optimizer, to=tmp_path, every=10_000):
         for number in range(STEPS):
             ordinary(model, optimizer, number, torch.randn(5, 6))
-        listeners = calls._listeners
+        listeners = patches._listeners
         child = os.fork()
         if child == 0:
             try:
-                calls._listeners = listeners
+                patches._listeners = listeners
                 for number in range(5):
                     ordinary(model, optimizer, number, torch.randn(5, 6))
             finally:
@@ -382,7 +383,7 @@ def test_the_bound_of_what_is_usual_is_renewed_by_the_quick_way_too(tmp_path):
             ordinary(model, optimizer, number, torch.randn(5, 6))
         assert session._loop is not None
         found = session._loop._spikes._losses["loss"]
-    expected = spikes.Losses()
+    expected = spike_detection.Losses()
     for loss in sonde.Run(tmp_path).scalar("loss")[1]:
         expected.see(float(loss))
     assert (found.bound, found.median) == pytest.approx((expected.bound, expected.median), rel=1e-5)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import sonde
-from sonde.capture import xray
+from sonde.capture.step_profiler import step_profiler
 
 pytestmark = pytest.mark.torch
 
@@ -69,7 +69,7 @@ def test_an_error_of_ours_at_the_end_of_a_step_stays_ours(tmp_path: Path) -> Non
 
 
 def test_a_step_with_a_scalar_that_is_new_is_in_the_file_when_it_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xray, "SLOW_NS", 10**12)  # no step is slow by chance, and ends in Python for it
+    monkeypatch.setattr(step_profiler, "SLOW_NS", 10**12)  # no step is slow by chance, and ends in Python for it
     model, optimizer = pair()
     seen = []
     with sonde.watch(model, optimizer, to=tmp_path, every=10_000):

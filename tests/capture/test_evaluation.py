@@ -11,10 +11,10 @@ pytestmark = pytest.mark.torch
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
-from sonde.capture.evaluation import MAX_TOLD, SHARE, Evaluations  # noqa: E402
-from sonde.capture.journal import Journal  # noqa: E402
-from sonde.run.reader import Run  # noqa: E402
-from sonde.run.writer import Writer  # noqa: E402
+from sonde.capture.eval_outputs import MAX_TOLD, SHARE, Evaluations  # noqa: E402
+from sonde.capture.recorder import Journal  # noqa: E402
+from sonde.runlog.reader import Run  # noqa: E402
+from sonde.runlog.writer import Writer  # noqa: E402
 
 
 class Output(dict):

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sonde.capture.governor import FIRST_STEPS, START_NS, Governor, is_milestone
+from sonde.capture.overhead_budget import FIRST_STEPS, START_NS, OverheadBudget, is_milestone
 
 MS = 1_000_000
 
 
 def simulate(
-    governor: Governor,
+    governor: OverheadBudget,
     num_steps: int,
     *,
     step_ns: float,
@@ -40,14 +40,14 @@ def overhead(seen: list[bool], *, step_ns: float, plain_ns: float, observed_ns: 
 
 
 def test_the_first_steps_are_always_observed() -> None:
-    seen = simulate(Governor(0.001), 50, step_ns=MS, plain_ns=0, observed_ns=1000 * MS)
+    seen = simulate(OverheadBudget(0.001), 50, step_ns=MS, plain_ns=0, observed_ns=1000 * MS)
     assert seen[:FIRST_STEPS] == [True] * FIRST_STEPS
     assert [step for step in range(FIRST_STEPS, 50) if seen[step]] == [3, 4, 6, 8, 12, 16, 24, 32, 48]  # and milestones after them
 
 
 @pytest.mark.parametrize("every", [1, 2, 7])
 def test_a_fixed_cadence_is_kept_whatever_it_costs(every: int) -> None:
-    seen = simulate(Governor(0.001, every), 30, step_ns=MS, plain_ns=MS, observed_ns=1000 * MS)
+    seen = simulate(OverheadBudget(0.001, every), 30, step_ns=MS, plain_ns=MS, observed_ns=1000 * MS)
     assert seen == [step % every == 0 for step in range(30)]
 
 
@@ -62,7 +62,7 @@ def test_over_a_long_run_the_overhead_stays_within_the_budget(
 ) -> None:
     step_ns = step_ms * MS
     costs = {"step_ns": step_ns, "plain_ns": plain_share * step_ns, "observed_ns": (plain_share + observed_share) * step_ns}
-    seen = simulate(Governor(budget), 3000, **costs)
+    seen = simulate(OverheadBudget(budget), 3000, **costs)
     num_owed = 3 * FIRST_STEPS + sum(map(is_milestone, range(3000)))
     start = (START_NS + num_owed * costs["observed_ns"]) / (3000 * step_ns)  # what a run may spend at any price
     assert overhead(seen, **costs) <= budget + start + 1e-9
@@ -74,27 +74,27 @@ def test_over_a_long_run_the_overhead_stays_within_the_budget(
 @example(stalls_ms={756: 1.5, 757: 7})
 def test_steps_that_were_slow_by_chance_do_not_make_observing_seem_free(stalls_ms: dict[int, float]) -> None:
     costs = {"step_ns": 8 * MS, "plain_ns": MS / 10, "observed_ns": 2 * MS}
-    usual = simulate(Governor(0.02), 3000, **costs)
-    seen = simulate(Governor(0.02), 3000, **costs, stalls_ns={step: ms * MS for step, ms in stalls_ms.items()})
+    usual = simulate(OverheadBudget(0.02), 3000, **costs)
+    seen = simulate(OverheadBudget(0.02), 3000, **costs, stalls_ns={step: ms * MS for step, ms in stalls_ms.items()})
     assert sum(seen[1000:]) < 1.5 * sum(usual[1000:])
 
 
 def test_cheap_observing_happens_at_every_step() -> None:
-    assert all(simulate(Governor(0.02), 200, step_ns=100 * MS, plain_ns=0, observed_ns=MS))
+    assert all(simulate(OverheadBudget(0.02), 200, step_ns=100 * MS, plain_ns=0, observed_ns=MS))
 
 
 def test_dear_observing_still_happens_now_and_then() -> None:
-    seen = simulate(Governor(0.02), 2000, step_ns=10 * MS, plain_ns=MS // 10, observed_ns=5 * MS)
+    seen = simulate(OverheadBudget(0.02), 2000, step_ns=10 * MS, plain_ns=MS // 10, observed_ns=5 * MS)
     assert 10 < sum(seen[100:]) < 200
 
 
 def test_a_budget_that_the_ever_present_work_uses_up_does_not_blind_it() -> None:
-    seen = simulate(Governor(0.02), 5000, step_ns=MS, plain_ns=MS // 20, observed_ns=MS)
+    seen = simulate(OverheadBudget(0.02), 5000, step_ns=MS, plain_ns=MS // 20, observed_ns=MS)
     assert sum(seen[1000:]) >= 10
 
 
 def test_a_long_pause_buys_no_burst_of_slow_steps() -> None:
-    governor = Governor(0.02)
+    governor = OverheadBudget(0.02)
     simulate(governor, 200, step_ns=10 * MS, plain_ns=0, observed_ns=20 * MS)
     governor.step_ended(step_ns=3600e9, own_ns=0, observed=False)  # an hour of validation
     seen = simulate(governor, 20, first=201, step_ns=10 * MS, plain_ns=0, observed_ns=20 * MS)
@@ -102,7 +102,7 @@ def test_a_long_pause_buys_no_burst_of_slow_steps() -> None:
 
 
 def test_after_a_change_the_next_steps_are_observed_again() -> None:
-    governor = Governor(0.001)
+    governor = OverheadBudget(0.001)
     simulate(governor, 50, step_ns=MS, plain_ns=0, observed_ns=1000 * MS)
     governor.look_closely()
     seen = simulate(governor, 10, first=50, step_ns=MS, plain_ns=0, observed_ns=1000 * MS)

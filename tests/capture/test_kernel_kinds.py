@@ -12,7 +12,7 @@ from kernel_cases import check, each_way, measured  # noqa: F401
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sonde.capture import kernel
+from sonde.statistics import measure
 
 WHOLE = [torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64]
 EIGHT_BITS = [torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz]
@@ -47,7 +47,7 @@ def test_the_imaginary_part_of_a_conjugate_is_negated(way):
         imaginary = torch.full((num,), 2 + 3j).conj().imag
         assert imaginary.is_neg()
         assert measured(imaginary)["mean"] == -3.0
-        assert kernel.guard([imaginary]) == (pytest.approx(9.0 * num), -1)
+        assert measure.guard([imaginary]) == (pytest.approx(9.0 * num), -1)
 
 
 def test_parameters_and_tensors_with_a_graph_are_measured(way):
@@ -143,21 +143,21 @@ UNSUPPORTED = {
 @pytest.mark.parametrize("kind", UNSUPPORTED)
 def test_what_has_no_readable_numbers_gives_a_reason_and_a_row_of_zeros(way, kind):
     tensor = UNSUPPORTED[kind]()
-    why = kernel.supported(tensor)
+    why = measure.supported(tensor)
     assert why
     assert kind in why
-    rows = kernel.Rows(2)
+    rows = measure.Rows(2)
     rows.values[:] = 5.0
     rows.measure(0, [tensor, torch.ones(2)])
     rows.settle()
     assert not rows.values[0].any()
     assert rows.unsupported == {0: why}
     assert rows.values[1, 0] == 2
-    assert kernel.guard([tensor, torch.ones(2)]) == (pytest.approx(2.0), -1)
-    assert kernel.any_nonzero([tensor]) is False
-    assert kernel.exponents(tensor) is None
-    assert kernel.fingerprint(tensor) is None
-    kept = kernel.Kept(1000)
+    assert measure.guard([tensor, torch.ones(2)]) == (pytest.approx(2.0), -1)
+    assert measure.any_nonzero([tensor]) is False
+    assert measure.exponents(tensor) is None
+    assert measure.fingerprint(tensor) is None
+    kept = measure.Kept(1000)
     kept.keep([tensor], rows, 0)
     kept.change([tensor], rows, 0)
     rows.settle()
@@ -169,10 +169,10 @@ def test_inside_vmap_and_func_grad_there_is_a_reason(way):
     reasons = []
 
     def see(x):
-        rows = kernel.Rows(1)
+        rows = measure.Rows(1)
         rows.measure_one(0, x)
         rows.settle()
-        reasons.append((kernel.supported(x), rows.unsupported[0]))
+        reasons.append((measure.supported(x), rows.unsupported[0]))
         return x.sum()
 
     torch.func.vmap(see)(torch.ones(3, 4))
@@ -185,14 +185,14 @@ def test_inside_vmap_and_func_grad_there_is_a_reason(way):
 
 def test_what_can_be_measured_has_no_reason_against_it():
     for tensor in (torch.ones(2), torch.ones(2, dtype=torch.bool), torch.eye(2).to_sparse(), torch.nn.Parameter(torch.ones(1))):
-        assert kernel.supported(tensor) is None
+        assert measure.supported(tensor) is None
 
 
 @pytest.mark.parametrize("setting", ["half", "meta", "deterministic", "inference", "autocast", "no_grad", "flush_denormal"])
 def test_the_users_settings_do_not_reach_the_numbers(way, setting):
     tensors = [torch.full((5000,), 7.0), torch.arange(70_000), torch.eye(3).to_sparse(), torch.ones(3, dtype=torch.bfloat16)]
-    rows = kernel.Rows(len(tensors))
-    kept = kernel.Kept(10**7)
+    rows = measure.Rows(len(tensors))
+    kept = measure.Kept(10**7)
     random_state = torch.get_rng_state()
     try:
         match setting:
@@ -210,9 +210,9 @@ def test_the_users_settings_do_not_reach_the_numbers(way, setting):
             torch.set_grad_enabled(setting != "no_grad"),
         ):
             rows.measure(0, tensors)
-            total, bad = kernel.guard(tensors)
-            histogram = kernel.exponents(tensors[1])
-            fingerprints = [kernel.fingerprint(tensor) for tensor in tensors]
+            total, bad = measure.guard(tensors)
+            histogram = measure.exponents(tensors[1])
+            fingerprints = [measure.fingerprint(tensor) for tensor in tensors]
             rows.settle()
             found = rows.values.copy()
             kept.keep(tensors, rows, 0)
@@ -250,7 +250,7 @@ class Transfers(TorchDispatchMode):
 
 def test_measuring_never_reads_a_number_back_before_the_step_settles(way):
     tensors = [torch.ones(3), torch.arange(5), torch.ones(2, dtype=torch.complex64), torch.eye(3).to_sparse()]
-    rows = kernel.Rows(4)
+    rows = measure.Rows(4)
     with Transfers() as seen:
         rows.measure(0, tensors)
         rows.settle()
@@ -265,14 +265,14 @@ def test_measuring_never_reads_a_number_back_before_the_step_settles(way):
 
 
 def test_no_tensor_is_kept_alive(way):
-    rows = kernel.Rows(3)
-    kept = kernel.Kept(10**6)
+    rows = measure.Rows(3)
+    kept = measure.Kept(10**6)
     tensors = [torch.ones(3), torch.arange(5), torch.eye(3).to_sparse()]
     alive = [weakref.ref(tensor) for tensor in tensors]
     storages = [tensor.untyped_storage().data_ptr() for tensor in tensors[:2]]
     rows.measure(0, tensors)
-    kernel.guard(tensors)
-    kernel.any_nonzero(tensors)
+    measure.guard(tensors)
+    measure.any_nonzero(tensors)
     kept.keep(tensors, rows, 0)
     kept.change(tensors, rows, 0)
     held = [t for t in gc.get_objects() if type(t) is torch.Tensor and t.layout is torch.strided and t.numel()]
@@ -288,15 +288,15 @@ def test_an_error_inside_torch_is_contained(way, monkeypatch):
 
     monkeypatch.setattr(torch, "stack", no_memory)
     monkeypatch.setattr(torch, "empty_like", no_memory)
-    rows = kernel.Rows(1)
+    rows = measure.Rows(1)
     rows.measure_one(0, torch.arange(3))
     rows.settle()
     assert rows.unsupported == {0: "OutOfMemoryError: CUDA out of memory."}
-    kept = kernel.Kept(1000)
+    kept = measure.Kept(1000)
     kept.keep([torch.ones(3)], rows, 0)
     assert not kept.available
     assert "out of memory" in kept.why_not
-    assert kernel.guard([torch.arange(3)])[1] == -1
+    assert measure.guard([torch.arange(3)])[1] == -1
 
 
 def test_an_interrupt_is_not_contained(monkeypatch):
@@ -305,4 +305,4 @@ def test_an_interrupt_is_not_contained(monkeypatch):
 
     monkeypatch.setattr(torch, "stack", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        kernel.Rows(1).measure_one(0, torch.arange(3))
+        measure.Rows(1).measure_one(0, torch.arange(3))

@@ -11,7 +11,8 @@ import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from sonde.capture import far, labels  # noqa: E402
+from sonde.capture import class_labels  # noqa: E402
+from sonde.statistics import deferred_reads  # noqa: E402
 
 SORTED = torch.tensor([0, 0, 1, 2])
 MIXED = torch.tensor([2, 0, 1, 2])
@@ -22,7 +23,7 @@ def scores(*shape):
 
 
 def told(loss, *outputs, fetched=()):
-    return labels.counted(labels.labels_of(loss, [tuple(output.shape) for output in outputs], fetched))
+    return class_labels.counted(class_labels.labels_of(loss, [tuple(output.shape) for output in outputs], fetched))
 
 
 @pytest.mark.parametrize(
@@ -173,9 +174,9 @@ def test_other_losses_and_what_is_no_loss_have_no_labels():
 def test_labels_on_a_device_are_those_of_the_batch_that_was_handed_out(monkeypatch):
     out = scores(4, 3)
     loss = F.cross_entropy(out, SORTED)
-    target = labels._saved(loss.grad_fn, "target")
-    monkeypatch.setattr(labels, "is_far", lambda tensor: tensor.data_ptr() == target.data_ptr())
-    assert far.CPU_IS_NEAR
+    target = class_labels._saved(loss.grad_fn, "target")
+    monkeypatch.setattr(class_labels, "on_device", lambda tensor: tensor.data_ptr() == target.data_ptr())
+    assert deferred_reads.CPU_IS_NEAR
     assert told(loss, out) is None
     assert told(loss, out, fetched=[torch.ones(4, 2), MIXED])["counts"] == [[0, 1], [1, 1], [2, 2]]
     assert told(loss, out, fetched=[MIXED, MIXED.clone()]) is None
@@ -184,4 +185,4 @@ def test_labels_on_a_device_are_those_of_the_batch_that_was_handed_out(monkeypat
 def test_many_different_labels_are_told_of_by_the_most_frequent():
     out = scores(200, 300)
     found = told(F.cross_entropy(out, torch.arange(200)), out)
-    assert (found["num"], found["num_distinct"], len(found["counts"])) == (200, 200, labels.MAX_TOLD)
+    assert (found["num"], found["num_distinct"], len(found["counts"])) == (200, 200, class_labels.MAX_TOLD)

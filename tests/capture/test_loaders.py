@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:This DataLoa
 import torch  # noqa: E402
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, WeightedRandomSampler  # noqa: E402
 
-from sonde.capture.loaders import about  # noqa: E402
+from sonde.capture.dataloader_inspection import about  # noqa: E402
 
 
 class Eight(Dataset):

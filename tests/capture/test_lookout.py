@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import sonde  # noqa: E402
 from sonde import Run  # noqa: E402
-from sonde.capture.lookout import MAX_LOOKS, MAX_SKIPS  # noqa: E402
-from sonde.capture.spikes import MAX_OPTIMIZERS, Spikes  # noqa: E402
+from sonde.capture.spike_watch import MAX_OPTIMIZERS, Spikes  # noqa: E402
+from sonde.incidents.spike_handler import MAX_LOOKS, MAX_SKIPS  # noqa: E402
 
 
 def train(path, *, odd=(), steps=50, kind=torch.optim.SGD, lr=0.01, scaler=None, bad=()):
@@ -195,8 +195,8 @@ def test_training_with_skipped_updates_looked_back_at_is_bit_identical(tmp_path)
 
 
 def test_a_loss_on_a_device_is_known_too_late_to_look_back_but_the_rule_sees_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("sonde.capture.far.CPU_IS_NEAR", False)
-    monkeypatch.setattr("sonde.capture.kernel.NATIVE", False)
+    monkeypatch.setattr("sonde.statistics.deferred_reads.CPU_IS_NEAR", False)
+    monkeypatch.setattr("sonde.statistics.measure.NATIVE", False)
     assert not of(train(tmp_path / "run", odd=[60], steps=80), "spike")
     (finding,) = [one for one in sonde.judge(tmp_path / "run").findings if one.rule == "loss-spike"]
     assert finding.step == 60

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 import sonde
-from sonde.capture import beat, calls, watched
-from sonde.capture.uncompiled import answered_natively
+from sonde.capture import beat, patches, watched_model
+from sonde.capture.dynamo import answered_natively
 
 pytestmark = [pytest.mark.torch, pytest.mark.skipif(beat.Beat is None, reason="the native kernel was not built")]
 
@@ -76,23 +76,23 @@ def test_what_is_called_natively_says_what_its_python_says(tmp_path):
     module, optimizer = made()
     whole: Any = object()
     given: list[tuple[Any, ...]] = [
-        (watched._Entering(whole, lambda *args: heard.append(("enters", args))), module, (1,), {"k": 2}),
-        (watched._Entering(whole, lambda *args: heard.append(("enters", args))), module, (1,), None),
-        (watched._Leaving(whole, lambda *args: heard.append(("leaves", args))), module, (1,), "output"),
-        (calls._OptimizerBegins(), optimizer, (optimizer,), {}),
-        (calls._OptimizerBegins(), optimizer, (optimizer, print), {}),
-        (calls._OptimizerBegins(), optimizer, (optimizer,), {"closure": print}),
-        (calls._OptimizerBegins(), optimizer, (optimizer, None), {"grad_scaler": 1}),
-        (calls._OptimizerEnded(), optimizer, (optimizer,), {}),
+        (watched_model._Entering(whole, lambda *args: heard.append(("enters", args))), module, (1,), {"k": 2}),
+        (watched_model._Entering(whole, lambda *args: heard.append(("enters", args))), module, (1,), None),
+        (watched_model._Leaving(whole, lambda *args: heard.append(("leaves", args))), module, (1,), "output"),
+        (patches._OptimizerBegins(), optimizer, (optimizer,), {}),
+        (patches._OptimizerBegins(), optimizer, (optimizer, print), {}),
+        (patches._OptimizerBegins(), optimizer, (optimizer,), {"closure": print}),
+        (patches._OptimizerBegins(), optimizer, (optimizer, None), {"grad_scaler": 1}),
+        (patches._OptimizerEnded(), optimizer, (optimizer,), {}),
     ]
     listener: Any = Listener()
-    calls.listen(listener)
+    patches.listen(listener)
     try:
         assert [hook(*args) for hook, *args in given] == [None] * len(given)
         natively, heard = heard, []
         assert [type(hook).__call__(hook, *args) for hook, *args in given] == [None] * len(given)
     finally:
-        calls.unlisten(listener)
+        patches.unlisten(listener)
     assert heard == natively
     assert [name for name, _ in heard] == ["enters", "leaves", *["begins"] * 4, "ended"]
     assert [args[1] for name, args in heard if name == "begins"] == [False, True, True, False]
@@ -146,15 +146,15 @@ def test_backward_passes_on_what_it_is_given_and_what_comes_of_it(way, errors, i
         return "answer"
 
     listener: Any = Hears(**errors)
-    calls.listen(listener)
+    patches.listen(listener)
     try:
         if expected is None:
-            assert way(calls._Backward(original), 1, 2, inputs=3) == "answer"
+            assert way(patches._Backward(original), 1, 2, inputs=3) == "answer"
         else:
             with pytest.raises(expected):
-                way(calls._Backward(original), 1, 2, inputs=3)
+                way(patches._Backward(original), 1, 2, inputs=3)
     finally:
-        calls.unlisten(listener)
+        patches.unlisten(listener)
     assert [name for name, *_ in listener.heard] == heard
     assert listener.heard[0] == ("begins", 1)
     assert given == ([((1, 2), {"inputs": 3})] if "begins" not in errors else [])
@@ -173,13 +173,13 @@ def test_a_backward_inside_of_a_backward_is_not_heard():
             return gradients[0] * 2
 
     listener: Any = Hears()
-    calls.listen(listener)
+    patches.listen(listener)
     try:
         x = torch.ones(1, requires_grad=True)
         Again.apply(x).sum().backward()
         torch.autograd.backward(tensors=x.sum())
     finally:
-        calls.unlisten(listener)
+        patches.unlisten(listener)
     assert [name for name, *_ in listener.heard] == ["begins", "ended"] * 2
 
 
@@ -228,15 +228,15 @@ def test_an_error_in_a_native_call_is_raised():
 
     whole: Any = object()
     with pytest.raises(ZeroDivisionError):
-        watched._Leaving(whole, fail)(nn.Linear(1, 1), (), None)
+        watched_model._Leaving(whole, fail)(nn.Linear(1, 1), (), None)
     with pytest.raises(TypeError):
-        watched._Leaving(whole, fail)(nn.Linear(1, 1))  # type: ignore[call-arg] # which Python says
+        watched_model._Leaving(whole, fail)(nn.Linear(1, 1))  # type: ignore[call-arg] # which Python says
 
 
 def test_while_torch_exports_python_is_called(monkeypatch):
     heard: list[Any] = []
     whole: Any = object()
-    hook = watched._Leaving(whole, lambda *args: heard.append(args))
+    hook = watched_model._Leaving(whole, lambda *args: heard.append(args))
     monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)
     hook(nn.Linear(1, 1), (), None)
     assert not heard

@@ -11,11 +11,11 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
 import sonde  # noqa: E402
-from sonde.capture.placement import left_behind  # noqa: E402
-from sonde.record import Event, Severity, Step  # noqa: E402
+from sonde.capture.device_placement import left_behind  # noqa: E402
+from sonde.events import Event, Severity, Step  # noqa: E402
 from sonde.rules.rule import Clear, NotEvaluated  # noqa: E402
 from sonde.rules.tensor_left_behind import TensorLeftBehind  # noqa: E402
-from sonde.run.reader import Run  # noqa: E402
+from sonde.runlog.reader import Run  # noqa: E402
 
 
 class Masked(nn.Module):

@@ -17,10 +17,10 @@ from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 import sonde  # noqa: E402
-from sonde.capture import calls  # noqa: E402
-from sonde.capture import switches as board  # noqa: E402
+from sonde.capture import patches  # noqa: E402
+from sonde.capture.live import switches as board  # noqa: E402
 from sonde.config import DebugConfig  # noqa: E402
-from sonde.run.switches import SWITCHES, WISHES, write_wishes  # noqa: E402
+from sonde.runlog.switch_file import SWITCHES, WISHES, write_wishes  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -166,10 +166,10 @@ def test_lines_are_json_where_that_is_set(tmp_path: Path, caplog: pytest.LogCapt
 
 
 def test_lines_are_few_and_none_is_forgotten(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sonde.capture.log_lines.PAUSE_NS", 10**15)  # longer than any test
+    monkeypatch.setattr("sonde.capture.live.switch_log.PAUSE_NS", 10**15)  # longer than any test
     _, _, session = train(tmp_path / "run", at(-1, lambda session: session.enable_debugging("backward_pass")))
     assert [said["step"] for said in told(caplog, "backward_pass")] == [0, 1, 2]
-    monkeypatch.setattr("sonde.capture.log_lines.PAUSE_NS", 0)
+    monkeypatch.setattr("sonde.capture.live.switch_log.PAUSE_NS", 0)
     train(tmp_path / "again", at(-1, lambda session: session.enable_debugging("backward_pass")))
     assert len(told(caplog, "backward_pass")) == 3 + 12
     assert session is not None
@@ -217,7 +217,7 @@ def test_the_anomaly_mode_stops_at_a_nan_only_where_that_is_wanted(mode: str, tm
 def test_a_profiler_writes_a_trace_of_the_next_steps_and_turns_itself_off(
     switch: str, ending: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sonde.capture.tracing.NUM_STEPS", 3)
+    monkeypatch.setattr("sonde.capture.live.torch_profiler.NUM_STEPS", 3)
     train(tmp_path / "run", at(3, lambda session: session.enable_debugging(switch)))
     run = sonde.Run(tmp_path / "run")
     (event,) = run.events("profile")
@@ -274,7 +274,7 @@ def test_the_status_says_what_is_on_since_when_and_what_it_cost(tmp_path: Path) 
 
 
 def test_without_a_name_all_are_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sonde.capture.tracing.NUM_STEPS", 50)
+    monkeypatch.setattr("sonde.capture.live.torch_profiler.NUM_STEPS", 50)
     found: list[int] = []
 
     def flip(session: sonde.DebugSession, step: int) -> None:
@@ -381,7 +381,7 @@ def hooks_of(model: nn.Module) -> list[int]:
 
 
 def test_a_thousand_flips_change_nothing_and_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sonde.capture.tracing.NUM_STEPS", 2)
+    monkeypatch.setattr("sonde.capture.live.torch_profiler.NUM_STEPS", 2)
     plain, plain_model, _ = train(None, steps=240)
     quick = [name for name in SWITCHES if not name.endswith("profiler")]
 
@@ -400,7 +400,7 @@ def test_a_thousand_flips_change_nothing_and_leave_nothing(tmp_path: Path, monke
     assert hooks_of(model) == hooks_of(plain_model)
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
     assert torch.autograd.backward is backward
-    assert not calls._listeners
+    assert not patches._listeners
     assert not torch.is_anomaly_enabled()
     assert not torch._C._autograd._profiler_enabled()
     assert {name: logging.getLogger(f"sonde.{name}").level for name in SWITCHES} == levels
@@ -409,9 +409,9 @@ def test_a_thousand_flips_change_nothing_and_leave_nothing(tmp_path: Path, monke
 
 def test_all_off_nothing_is_told_and_nothing_asked_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("sonde.capture.switches.Switches._contained", lambda self, name, work: asked.append(name))
-    monkeypatch.setattr("sonde.capture.log_lines.LogLines.say", lambda *args: asked.append("line"))
-    monkeypatch.setattr("sonde.capture.tellers.Tellers.__getitem__", lambda self, name: asked.append(name))
+    monkeypatch.setattr("sonde.capture.live.switches.Switches._contained", lambda self, name, work: asked.append(name))
+    monkeypatch.setattr("sonde.capture.live.switch_log.LogLines.say", lambda *args: asked.append("line"))
+    monkeypatch.setattr("sonde.capture.live.switch_output.SwitchOutput.__getitem__", lambda self, name: asked.append(name))
     train(tmp_path / "run")
     assert not asked
     assert not list(sonde.Run(tmp_path / "run").events("switch"))
@@ -421,7 +421,7 @@ def test_a_switch_that_fails_is_turned_off_and_the_training_goes_on(tmp_path: Pa
     def fail(self: Any, step: int) -> None:
         raise ZeroDivisionError("told too much")
 
-    monkeypatch.setattr("sonde.capture.tellers.Tellers.backward_pass", fail)
+    monkeypatch.setattr("sonde.capture.live.switch_output.SwitchOutput.backward_pass", fail)
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with sonde.watch(model, optimizer, to=tmp_path / "run") as session:

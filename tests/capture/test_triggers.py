@@ -125,7 +125,7 @@ def test_a_named_condition_holds_when_it_happens_and_not_before(name: str, tmp_p
 
 
 def test_a_slow_step_is_one_that_takes_much_longer_than_the_others() -> None:
-    from sonde.capture.triggers import Triggers
+    from sonde.capture.live.triggers import Triggers
     from sonde.config import DebugConfig
 
     triggers = Triggers(sonde.DebugSession(DebugConfig())._switches, None)

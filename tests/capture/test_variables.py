@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from sonde.capture.linetimes import LineTimes
+from sonde.capture.frame_locals import variables
 from sonde.capture.standins import Desk
-from sonde.capture.variables import variables
+from sonde.capture.step_profiler.line_times import LineTimes
 
 pytestmark = pytest.mark.torch
 

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import sonde
 from guarantees.harness import patched_functions
-from sonde.capture.governor import Governor
+from sonde.capture.overhead_budget import OverheadBudget
 
 NUM_STEPS = 14
 LOOKED_AT = 11  # the step that is looked at
@@ -108,7 +108,7 @@ def test_the_lines_of_a_step_add_up_to_it(tmp_path):
 
 
 def test_more_lines_than_can_be_followed_are_charged_to_the_loop_they_are_in(tmp_path):
-    from sonde.capture.linetimes import MAX_EVENTS
+    from sonde.capture.step_profiler.line_times import MAX_EVENTS
 
     class Counting(Training):
         def step(self):
@@ -338,7 +338,7 @@ def test_a_step_that_turns_out_bad_is_no_longer_timed_but_explained(tmp_path):
 
 def test_where_every_step_is_observed_a_look_is_put_off_but_not_for_good(tmp_path, monkeypatch):
     training = Training()
-    monkeypatch.setattr(Governor, "observes", lambda governor, step: True)  # as where observing costs next to nothing
+    monkeypatch.setattr(OverheadBudget, "observes", lambda governor, step: True)  # as where observing costs next to nothing
     with sonde.watch(training.model, training.optimizer, to=tmp_path / "run", strict=True) as session:
         for _ in range(40):
             due(session, True)

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import warm
-from sonde.workbench.memory.script import Failed, follow
+from sonde.memory_profiler.dry_run import Failed, follow
 
 pytestmark = pytest.mark.torch
 

@@ -17,7 +17,7 @@ import warm  # noqa: E402
 from chrome_traces import events_of  # noqa: E402
 from conftest import SHELL  # noqa: E402
 from sonde.cli import main  # noqa: E402
-from sonde.profiles import load  # noqa: E402
+from sonde.profiler import load  # noqa: E402
 
 SCRIPT = """
 import atexit, hashlib, sys

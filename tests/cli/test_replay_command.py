@@ -54,8 +54,8 @@ BY_CHANCE = HEAD.format(forward="return self.head(self.body(x)) / (torch.rand(1)
 # Lives through one bad step under the tracer, as a session does, and keeps it.
 MAKER = """
 import sys, torch, train
-from sonde.forensics.capsule import save_capsule
-from sonde.forensics.tracer import Tracer
+from sonde.replay.capsule.capsule import save_capsule
+from sonde.nonfinite.tracer import Tracer
 
 torch.manual_seed(1)
 model = train.Net()

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from sonde.cli import main
-from sonde.record import Event
-from sonde.run.directory import write_run_json
-from sonde.run.switches import SWITCHES, WISHES, read_wishes
-from sonde.run.writer import Writer
+from sonde.events import Event
+from sonde.runlog.directory import write_run_json
+from sonde.runlog.switch_file import SWITCHES, WISHES, read_wishes
+from sonde.runlog.writer import Writer
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_sonde_run_takes_mode_level_and_any_setting(
     )
     done = warm_sonde("run", "--mode", "gradient-checking", "--level", "basic", "--set", "every=2", "--to", "run", "train.py")
     assert done.returncode == 0, done.stderr
-    from sonde.run.reader import Run
+    from sonde.runlog.reader import Run
 
     run = Run(tmp_path / "run")
     assert run.kinds == ["gradient", "step"] or set(run.kinds) == {"gradient", "gradient_exponents", "step"}

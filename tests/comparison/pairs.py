@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from sonde.record import BATCH_FIELDS, STATISTICS, STEP_SCALARS, Kind, Site
-from sonde.run.directory import write_run_json
-from sonde.run.writer import Writer
+from sonde.events import BATCH_FIELDS, STATISTICS, STEP_SCALARS, Kind, Site
+from sonde.runlog.directory import write_run_json
+from sonde.runlog.writer import Writer
 
 LAYERS = ("encoder", "middle", "head")
 SOUND = {

@@ -10,7 +10,7 @@ from comparison.pairs import falling, write_pair_run
 from sonde.comparison.baseline import baseline_of, load, to_json
 from sonde.comparison.departure import RULE, judge_against
 from sonde.errors import SondeError
-from sonde.record import Severity
+from sonde.events import Severity
 
 NUM = 200
 STEADY = falling(NUM, 0.02)

@@ -13,7 +13,7 @@ from torch import nn  # noqa: E402
 
 import sonde  # noqa: E402
 from sonde.comparison.compare import RunComparison, compare  # noqa: E402
-from sonde.record import Kind  # noqa: E402
+from sonde.events import Kind  # noqa: E402
 
 pytestmark = pytest.mark.torch
 STEPS = 40

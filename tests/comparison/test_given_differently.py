@@ -5,7 +5,7 @@ import pytest
 from comparison.pairs import falling, write_pair_run
 from sonde.comparison.columns import read_columns
 from sonde.comparison.settings import compare_settings, compare_sites
-from sonde.run.reader import Run
+from sonde.runlog.reader import Run
 
 LOSSES = falling(30)
 

@@ -10,7 +10,7 @@ from comparison.pairs import falling, write_pair_run
 from sonde.comparison import columns as columns_module
 from sonde.comparison.columns import read_columns
 from sonde.comparison.curves import compare_losses
-from sonde.run.reader import Run
+from sonde.runlog.reader import Run
 
 
 @pytest.fixture

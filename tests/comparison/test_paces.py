@@ -8,7 +8,7 @@ import pytest
 from comparison.pairs import falling, write_pair_run
 from sonde.comparison.columns import read_columns
 from sonde.comparison.pace import compare_pace
-from sonde.run.reader import Run
+from sonde.runlog.reader import Run
 
 LOSSES = falling(200)
 

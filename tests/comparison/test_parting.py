@@ -8,8 +8,8 @@ import pytest
 from comparison.pairs import falling, write_pair_run
 from sonde.comparison.columns import read_columns
 from sonde.comparison.parting import find_parting
-from sonde.record import Kind
-from sonde.run.reader import Run
+from sonde.events import Kind
+from sonde.runlog.reader import Run
 
 LOSSES = falling(60)
 

@@ -17,7 +17,7 @@ from sonde.diagnostics.of_run import read_run
 from sonde.diagnostics.report import DiagnosticsReport, diagnose
 from sonde.diagnostics.series import MAX_POINTS
 from sonde.errors import SondeError
-from sonde.record import Finding, Severity
+from sonde.events import Finding, Severity
 from sonde.rules import RULES
 from sonde.rules.timing import SPEED
 

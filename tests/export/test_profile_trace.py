@@ -9,7 +9,7 @@ from chrome_traces import spans, valid
 from sample_profiles import sample_profile
 from sonde.errors import SondeError
 from sonde.export.profile_trace import KEPT, trace_of_profile
-from sonde.profiles import Span
+from sonde.profiler import Span
 
 
 @pytest.fixture(scope="module")

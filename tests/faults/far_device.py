@@ -56,17 +56,17 @@ def _is_near(one: object) -> bool:
 
 def _compute(operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     wanted = kwargs.get("device")
-    is_far = tree_any(lambda one: isinstance(one, FarTensor), (args, kwargs))
-    if is_far and operation not in MOVES and tree_any(_is_near, (args, kwargs)):
+    on_device = tree_any(lambda one: isinstance(one, FarTensor), (args, kwargs))
+    if on_device and operation not in MOVES and tree_any(_is_near, (args, kwargs)):
         raise RuntimeError(f"{operation}: expected all tensors to be on the same device, but some are on {NAME} and some on the CPU")
     if wanted is not None:
-        is_far = torch.device(wanted).type == NAME
+        on_device = torch.device(wanted).type == NAME
         kwargs = {**kwargs, "device": torch.device("cpu")}
     near_args, near_kwargs = tree_map_only(FarTensor, lambda one: one.held, (args, kwargs))
     result = operation(*near_args, **near_kwargs)
     if operation._schema.is_mutable:
         return args[0] if isinstance(args[0], torch.Tensor) else None
-    return tree_map_only(torch.Tensor, FarTensor, result) if is_far else result
+    return tree_map_only(torch.Tensor, FarTensor, result) if on_device else result
 
 
 def _pin_memory(tensor: torch.Tensor, device: object = None) -> torch.Tensor:
@@ -84,11 +84,11 @@ def install() -> None:
 
 def main(directory: str, programs: list[str]) -> None:
     install()
-    from sonde.capture import transfers
-    from sonde.capture.launch import run_script
+    from sonde.capture.step_profiler import device_transfers
+    from sonde.launcher import run_script
     from sonde.config import load_config
 
-    transfers.PINS = (NAME,)
+    device_transfers.PINS = (NAME,)
     config = load_config(mode="performance_profiling", performance_profiling_frequency=3)
     for program in programs:
         with FarDevice():

@@ -20,10 +20,10 @@ pytest.importorskip("torch")
 
 from launcher import one_in, run_under_sonde
 
-from sonde.record import Severity
+from sonde.events import Severity
 from sonde.report import judge
 from sonde.rules.origins import KEYS
-from sonde.run.reader import Run
+from sonde.runlog.reader import Run
 
 HERE = Path(__file__).parent
 BAD = sorted(path.name for path in HERE.glob("bad_numbers/*.py"))

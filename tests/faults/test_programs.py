@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 from launcher import one_in, run_under_sonde
 
-from sonde.record import Severity
+from sonde.events import Severity
 from sonde.report import judge
 from sonde.rules import RULES
 from sonde.rules.origins import KEYS

@@ -24,7 +24,7 @@ pytest.importorskip("torch")
 import torch
 from launcher import one_in, run_under_sonde
 
-from sonde.record import Finding, Severity
+from sonde.events import Finding, Severity
 from sonde.report import judge
 from sonde.rules import RULES
 

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 import warm
-from sonde.record import Finding, Severity
+from sonde.events import Finding, Severity
 from sonde.report import Report, judge
 
 HERE = Path(__file__).parent

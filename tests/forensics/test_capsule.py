@@ -24,9 +24,9 @@ from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
 
 from sonde.errors import SondeError  # noqa: E402
-from sonde.forensics.capsule import load_capsule, save_capsule  # noqa: E402
-from sonde.forensics.origin import Origin, Seen  # noqa: E402
-from sonde.forensics.packing import LeftOut, graft  # noqa: E402
+from sonde.nonfinite.origin import Origin, Seen  # noqa: E402
+from sonde.replay.capsule.capsule import load_capsule, save_capsule  # noqa: E402
+from sonde.replay.capsule.serialization import LeftOut, graft  # noqa: E402
 
 
 class Net(nn.Module):
@@ -260,7 +260,7 @@ def test_a_disk_that_is_full_leaves_nothing(tmp_path):
 import resource, torch
 from torch import nn
 from sonde.errors import SondeError
-from sonde.forensics.capsule import save_capsule
+from sonde.replay.capsule.capsule import save_capsule
 resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
 try:
     save_capsule({str(tmp_path)!r}, step=1, model=nn.Linear(512, 512), args=(), kwargs={{}})
@@ -276,8 +276,9 @@ def test_a_process_killed_while_writing_leaves_no_capsule(tmp_path):
     code = f"""
 import os, signal, torch
 from torch import nn
-from sonde.forensics import capsule, sealed
-sealed._sync = lambda path: os.kill(os.getpid(), signal.SIGKILL) if path.name.endswith(".json") else None
+from sonde.replay.capsule import capsule
+from sonde.replay.capsule import capsule_file
+capsule_file._sync = lambda path: os.kill(os.getpid(), signal.SIGKILL) if path.name.endswith(".json") else None
 capsule.save_capsule({str(tmp_path)!r}, step=1, model=nn.Linear(2, 2), args=(), kwargs={{}})
 """
     child = subprocess.run([sys.executable, "-c", code], check=False)

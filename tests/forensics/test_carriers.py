@@ -2,7 +2,7 @@
 
 import pytest
 
-from sonde.forensics.carriers import carriers
+from sonde.replay.heaviest_samples import carriers
 
 
 class Batch:

@@ -8,9 +8,9 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
-from sonde.forensics import causes, causes_backward  # noqa: E402
-from sonde.forensics.case import Case, among  # noqa: E402
-from sonde.forensics.find import find_origin  # noqa: E402
+from sonde.nonfinite import explain_backward, explain_forward  # noqa: E402
+from sonde.nonfinite.bad_op import Case, among  # noqa: E402
+from sonde.nonfinite.find_origin import find_origin  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -117,13 +117,13 @@ def test_the_divergence_of_zeros_speaks_of_kl_div():
 
 
 def test_an_epsilon_that_half_precision_does_not_know_is_named():
-    told = causes.explain(Case("native_layer_norm", x(nan).half(), {"input": x(1, 1).half()}, {"eps": 1e-9}))
+    told = explain_forward.explain(Case("native_layer_norm", x(nan).half(), {"input": x(1, 1).half()}, {"eps": 1e-9}))
     assert told.key == "eps-underflow"
     assert "eps of 1e-09 is 0" in told.cause
 
 
 def test_a_reciprocal_that_was_infinite_is_a_division_by_zero_in_backward_too():
-    assert causes.explain(Case("mul", x(inf), {"saved result": x(inf, 1)}), "reciprocal").key == "division-by-zero"
+    assert explain_forward.explain(Case("mul", x(inf), {"saved result": x(inf, 1)}), "reciprocal").key == "division-by-zero"
 
 
 BACKWARD = {
@@ -142,22 +142,22 @@ BACKWARD = {
 @pytest.mark.parametrize("operation", BACKWARD)
 def test_a_backward_is_explained_by_what_the_forward_saved(operation):
     key, saved, said = BACKWARD[operation]
-    told = causes.explain(Case("div", x(inf, nan), saved), operation)
+    told = explain_forward.explain(Case("div", x(inf, nan), saved), operation)
     assert told.key == key
     assert said in told.cause
 
 
 def test_what_nobody_foresaw_is_told_as_it_is():
-    told = causes.explain(Case("sin", x(nan), {"input": x(1)}))
+    told = explain_forward.explain(Case("sin", x(nan), {"input": x(1)}))
     assert (told.key, told.cause) == ("other", "sin turned finite values into NaN")
-    assert causes.explain(Case("mul", x(nan), {"input": x(1)}), "sin").cause == "the backward of sin turned finite values into NaN"
+    assert explain_forward.explain(Case("mul", x(nan), {"input": x(1)}), "sin").cause == "the backward of sin turned finite values into NaN"
 
 
 def test_the_tables_name_operations_that_torch_has():
     names = [name.partition("::")[2].partition(".")[0] for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
     known = {name.strip("_") for name in names}
-    assert set(causes.TABLE) - known == set()
-    assert set(causes_backward.TABLE) - known - {"euclidean_dist"} == set()
+    assert set(explain_forward.TABLE) - known == set()
+    assert set(explain_backward.TABLE) - known - {"euclidean_dist"} == set()
 
 
 def test_one_is_not_some():

@@ -17,8 +17,8 @@ SCRIPT = '''
 import hashlib, json, sys
 import torch, torch.distributed as dist, torch.nn as nn
 import sonde
-from sonde.forensics.company import silence
-from sonde.forensics.slice import CannotReplay
+from sonde.replay.distributed import silence
+from sonde.replay.program_slice import CannotReplay
 
 folder, rank = sys.argv[1], int(sys.argv[2])
 dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)

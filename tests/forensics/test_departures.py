@@ -8,7 +8,7 @@ pytestmark = pytest.mark.torch
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
-from sonde.forensics.departures import Layers, sizes_of, turning_point  # noqa: E402
+from sonde.replay.sample_deviation import Layers, sizes_of, turning_point  # noqa: E402
 
 
 def test_sizes_are_the_mean_absolute_values_of_the_samples_wherever_the_batch_lies():

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 import sonde  # noqa: E402
 from sonde import DebugConfig, Origin, Run  # noqa: E402
-from sonde.forensics.capsule import load_capsule  # noqa: E402
-from sonde.forensics.replay import replay  # noqa: E402
+from sonde.replay.capsule.capsule import load_capsule  # noqa: E402
+from sonde.replay.capsule.replay_capsule import replay  # noqa: E402
 
 ITEM = 37  # of the dataset: its norm is zero, and the slope of that is infinite
 

@@ -230,8 +230,8 @@ def test_after_a_bad_training_the_evaluation_is_not_looked_at(tmp_path):
 
 def test_a_capsule_of_an_evaluation_replays(tmp_path):
     pytest.importorskip("safetensors")
-    from sonde.forensics.capsule import load_capsule
-    from sonde.forensics.replay import is_same, replay
+    from sonde.replay.capsule.capsule import load_capsule
+    from sonde.replay.capsule.replay_capsule import is_same, replay
 
     torch.manual_seed(1)
     trained(Scaled(), tmp_path, lambda model: model(validation()), save_debug_info=True)
@@ -271,9 +271,9 @@ print("never in a replay")
 
 def test_a_capsule_of_an_evaluation_replays_in_a_script_and_ends_with_the_models_call(tmp_path, capsys):
     pytest.importorskip("safetensors")
-    from sonde.forensics.capsule import load_capsule
-    from sonde.forensics.replay import is_same
-    from sonde.forensics.stage import replay_script
+    from sonde.replay.capsule.capsule import load_capsule
+    from sonde.replay.capsule.replay_capsule import is_same
+    from sonde.replay.capsule.replay_script import replay_script
 
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.replace("{rows}", "zeros"), encoding="utf-8")

@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 from torch.nn.modules import module as module_of_torch  # noqa: E402
 
 import sonde  # noqa: E402
-from sonde.forensics.tracer import Tracer  # noqa: E402
+from sonde.nonfinite.tracer import Tracer  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -252,7 +252,7 @@ def test_a_mask_that_reaches_the_loss_is_an_origin():
 
 
 def test_a_search_that_fails_lets_the_program_go_on(monkeypatch, caplog):
-    import sonde.forensics.tracer as home
+    import sonde.nonfinite.tracer as home
 
     def broken(*_):
         raise RuntimeError("no such number")

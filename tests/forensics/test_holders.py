@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from sonde.forensics.holders import holders  # noqa: E402
+from sonde.leaks.owners import holders  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

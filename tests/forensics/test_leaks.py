@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
 import leak_programs  # noqa: E402
 
-from sonde.forensics.leaks import Leak, LeakWatch, _grows_steadily  # noqa: E402
+from sonde.leaks.leak_detector import Leak, LeakDetector, _grows_steadily  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.torch
 def watched(program, num_steps: int) -> list[Leak]:
     """What the watch says at the last step, while the program still runs."""
     gc.collect()
-    watch = LeakWatch()
+    watch = LeakDetector()
     found: list[Leak] = []
     left = num_steps
 
@@ -120,7 +120,7 @@ def test_too_few_steps_are_no_trend():
 
 
 def test_the_watch_itself_keeps_nothing_alive():
-    watch = LeakWatch()
+    watch = LeakDetector()
     tensor = torch.randn(3)
     alive = weakref.ref(tensor)
     for _ in range(12):
@@ -132,7 +132,7 @@ def test_the_watch_itself_keeps_nothing_alive():
 
 @pytest.mark.usefixtures("unfrozen")
 def test_long_trainings_are_looked_at_less_and_less_often(monkeypatch):
-    monkeypatch.setattr("sonde.forensics.leaks.MAX_RECORDS", 16)
+    monkeypatch.setattr("sonde.leaks.leak_detector.MAX_RECORDS", 16)
     (leak,) = watched(leak_programs.global_dict_of_batches, 100)
     assert leak.holder.startswith("leak_programs global 'GLOBAL_CACHE' -> dict[")
     assert watched(leak_programs.full_buffer, 100) == []

@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: E402
 
 import sonde  # noqa: E402
 from sonde import Origin, Run  # noqa: E402
-from sonde.forensics.nodes import origin_in_graph  # noqa: E402
+from sonde.nonfinite.autograd_graph import origin_in_graph  # noqa: E402
 
 INF = float("inf")
 

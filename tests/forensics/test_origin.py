@@ -7,7 +7,7 @@ import math
 import subprocess
 import sys
 
-from sonde.forensics.origin import Origin, Seen
+from sonde.nonfinite.origin import Origin, Seen
 
 SEEN = Seen("input", (32, 10), "float32", 320, 0.0, 0.73, 12, 0, 0)
 ORIGIN = Origin(
@@ -73,5 +73,5 @@ def test_a_hundred_samples_are_not_all_written():
 
 
 def test_reading_an_origin_needs_no_torch():
-    code = "import sys, sonde.forensics.origin; print('torch' in sys.modules)"
+    code = "import sys, sonde.nonfinite.origin; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"

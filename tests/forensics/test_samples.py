@@ -5,7 +5,7 @@ from math import ceil, log2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sonde.forensics.samples import culprits
+from sonde.replay.failing_samples import culprits
 
 
 @given(st.integers(2, 500).flatmap(lambda num: st.tuples(st.just(num), st.integers(0, num - 1))))

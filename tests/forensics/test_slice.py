@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from sonde.forensics.scene import parts_of
-from sonde.forensics.slice import CannotReplay, Reader
+from sonde.replay.backward_call_site import parts_of
+from sonde.replay.program_slice import CannotReplay, Reader
 
 
 class Made:

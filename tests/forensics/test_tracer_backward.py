@@ -9,8 +9,8 @@ import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from sonde.forensics.find import find_origin  # noqa: E402
-from sonde.forensics.tracer import Tracer  # noqa: E402
+from sonde.nonfinite.find_origin import find_origin  # noqa: E402
+from sonde.nonfinite.tracer import Tracer  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 import sonde
-from sonde.record import STATISTICS, Site
-from sonde.run import format as f
+from sonde.events import STATISTICS, Site
+from sonde.runlog import format as f
 
 LOSS, LR = Site(0, "scalar", "loss"), Site(1, "scalar", "lr")
 WEIGHTS = [Site(10 + i, "parameter", f"layer{i}.weight", "net", "Linear", shape=(8, 8)) for i in range(6)]
@@ -50,8 +50,8 @@ WRITER = """
 import os, sys, signal
 from pathlib import Path
 import numpy as np
-from sonde.record import STATISTICS, Site
-from sonde.run.writer import Writer
+from sonde.events import STATISTICS, Site
+from sonde.runlog.writer import Writer
 
 class Training:
     def __init__(self, directory):

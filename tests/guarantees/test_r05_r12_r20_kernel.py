@@ -8,21 +8,21 @@ import numpy as np
 import pytest
 import torch
 
-from sonde.capture import kernel
-from sonde.record import STATISTICS
+from sonde.events import STATISTICS
+from sonde.statistics import measure
 
 
 @pytest.fixture(params=["native", "torch"])
 def way(request):
-    before = kernel.NATIVE
-    if kernel.use_native(request.param == "native") != (request.param == "native"):
+    before = measure.NATIVE
+    if measure.use_native(request.param == "native") != (request.param == "native"):
         pytest.skip("the native kernel is not built here")
     yield request.param
-    kernel.use_native(before)
+    measure.use_native(before)
 
 
-def measure(tensor: torch.Tensor) -> dict[str, float]:
-    rows = kernel.Rows(1)
+def measured(tensor: torch.Tensor) -> dict[str, float]:
+    rows = measure.Rows(1)
     rows.measure_one(0, tensor)
     rows.settle()
     assert not rows.unsupported
@@ -35,8 +35,8 @@ def test_r05_statistics_are_right_to_1e_5_in_low_precision_and_under_autocast(wa
     x = (torch.from_numpy(np.random.default_rng(0).standard_normal(30_000)) * factor + factor).to(dtype)
     exact = x.double().numpy()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = measure(x)
-        total, first_bad = kernel.guard([x])
+        found = measured(x)
+        total, first_bad = measure.guard([x])
     assert found["mean"] == pytest.approx(exact.mean(), rel=1e-5, abs=0)
     assert found["std"] == pytest.approx(exact.std(), rel=1e-5, abs=0)
     assert found["l2"] == pytest.approx(math.sqrt((exact**2).sum()), rel=1e-5, abs=0)
@@ -47,7 +47,7 @@ def test_r05_statistics_are_right_to_1e_5_in_low_precision_and_under_autocast(wa
 def test_r12_the_numbers_are_those_at_the_moment_of_measuring(way):
     x = torch.randint(-5, 5, (100,), generator=torch.Generator().manual_seed(0)).to(torch.float32 if way == "native" else torch.int64)
     expected = x.double().numpy().copy()
-    rows = kernel.Rows(1)
+    rows = measure.Rows(1)
     rows.measure_one(0, x)
     x.fill_(3)  # the in-place successor, before the step settles
     rows.settle()
@@ -71,14 +71,14 @@ def test_r14_every_dtype_gives_right_statistics_or_a_reason(way, dtype):
             x = torch._empty_affine_quantized([5], scale=1.0, zero_point=0, dtype=dtype)
         else:
             x = torch.empty(5, dtype=dtype)
-    rows = kernel.Rows(1)
+    rows = measure.Rows(1)
     rows.measure_one(0, x)
     rows.settle()
-    kernel.guard([x])
-    kernel.any_nonzero([x])
-    kernel.exponents(x)
-    kernel.fingerprint(x)
-    if kernel.supported(x) is None:
+    measure.guard([x])
+    measure.any_nonzero([x])
+    measure.exponents(x)
+    measure.fingerprint(x)
+    if measure.supported(x) is None:
         zero = 2.0**-127 if "e8m0" in str(dtype) else 0.0  # that dtype has no zero
         exact = np.array([zero, 1, 1 if dtype is torch.bool else 2, zero, 1])
         assert not rows.unsupported
@@ -86,7 +86,7 @@ def test_r14_every_dtype_gives_right_statistics_or_a_reason(way, dtype):
         assert rows.values[0, 2] == pytest.approx(exact.std())
         assert rows.values[0, 6] == (exact == 0).sum()
     else:
-        assert rows.unsupported == {0: kernel.supported(x)}
+        assert rows.unsupported == {0: measure.supported(x)}
         assert not rows.values.any()
 
 
@@ -106,16 +106,16 @@ SHAPES = {
 @pytest.mark.parametrize("shape", SHAPES)
 def test_r15_no_shape_is_an_error_and_no_empty_tensor_an_alarm(way, shape):
     x = SHAPES[shape]
-    found = measure(x)
+    found = measured(x)
     assert found["num"] == x.numel()
     assert found["nan"] == found["inf"] == 0
     assert found["mean"] == (float(x.reshape(-1)[0]) if 0 < x.numel() < 10**6 else 1.0 if x.numel() else 0.0)
-    total, first_bad = kernel.guard([x])
+    total, first_bad = measure.guard([x])
     assert first_bad == -1
     assert math.isfinite(total)
-    assert kernel.exponents(x) is not None
+    assert measure.exponents(x) is not None
     if x.numel() < 10**6:
-        assert kernel.fingerprint(x) is not None
+        assert measure.fingerprint(x) is not None
 
 
 def test_r16_one_bad_value_among_17_million_is_counted_and_hides_nothing(way):
@@ -123,15 +123,15 @@ def test_r16_one_bad_value_among_17_million_is_counted_and_hides_nothing(way):
     x[12_345_678] = math.nan
     x[-1] = math.inf
     exact = x[torch.isfinite(x)].double().numpy()
-    found = measure(x)
+    found = measured(x)
     assert (found["num"], found["nan"], found["inf"]) == (17_000_001, 1, 1)
     assert found["mean"] == pytest.approx(exact.mean(), rel=1e-9)
     assert found["std"] == pytest.approx(exact.std(), rel=1e-5, abs=0)
     assert found["l2"] == pytest.approx(np.linalg.norm(exact), rel=1e-5, abs=0)
     assert (found["min"], found["max"]) == (exact.min(), exact.max())
-    assert kernel.guard([torch.ones(3), x])[1] == 1
-    assert sum(kernel.exponents(x)[1]) == 16_999_999
-    assert kernel.guard([x[:12_000_000]]) == (pytest.approx((x[:12_000_000].double() ** 2).sum().item(), rel=1e-5, abs=0), -1)
+    assert measure.guard([torch.ones(3), x])[1] == 1
+    assert sum(measure.exponents(x)[1]) == 16_999_999
+    assert measure.guard([x[:12_000_000]]) == (pytest.approx((x[:12_000_000].double() ** 2).sum().item(), rel=1e-5, abs=0), -1)
 
 
 def test_r17_gradients_of_a_sparse_embedding_have_the_right_norm_and_stay_as_they_are(way):
@@ -139,20 +139,20 @@ def test_r17_gradients_of_a_sparse_embedding_have_the_right_norm_and_stay_as_the
     table(torch.tensor([3, 3, 3, 7])).sum().backward()
     grad = table.weight.grad
     assert not grad.is_coalesced()
-    found = measure(grad)
+    found = measured(grad)
     assert found["l2"] == pytest.approx(math.sqrt(4 * 9 + 4))  # of the stored values alone it would be 4
     assert (found["num"], found["zeros"], found["max"]) == (4000, 3992, 3)
     assert found["mean"] == pytest.approx(16 / 4000)
-    assert kernel.guard([grad]) == (pytest.approx(40.0), -1)
+    assert measure.guard([grad]) == (pytest.approx(40.0), -1)
     assert not grad.is_coalesced()
     assert grad._nnz() == 4
 
 
 def test_r20_a_missing_gradient_is_a_row_of_zeros(way):
-    rows = kernel.Rows(2)
+    rows = measure.Rows(2)
     rows.values[:] = 9.0
     rows.measure(0, [None, torch.ones(2)])
     rows.settle()
     assert not rows.values[0].any()
     assert rows.values[1, 0] == 2
-    assert kernel.guard([None, torch.ones(2)]) == (pytest.approx(2.0), -1)
+    assert measure.guard([None, torch.ones(2)]) == (pytest.approx(2.0), -1)

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import sonde
 from guarantees.harness import python
-from sonde.capture import kernel
+from sonde.statistics import measure
 from zoo import BY_NAME, Checkpointed
 
 
@@ -199,7 +199,7 @@ def operations_per_step(every: int, to: Path | None) -> list[tuple[Counter[str],
 SYNCHRONISING = ("_local_scalar_dense", "_to_copy", "is_nonzero", "equal", "nonzero")
 
 
-@pytest.mark.skipif(not kernel.NATIVE, reason="the native kernel was not built here")
+@pytest.mark.skipif(not measure.NATIVE, reason="the native kernel was not built here")
 @pytest.mark.parametrize("every", [1, 1000], ids=["observed", "skipped"])
 def test_r28_no_step_waits_for_a_device(every: int, tmp_path: Path) -> None:
     bare = operations_per_step(every, None)
@@ -214,17 +214,18 @@ def test_r28_no_step_waits_for_a_device(every: int, tmp_path: Path) -> None:
 FALLBACK = """
     import json, sys
     from pathlib import Path
-    from sonde.capture import far, kernel
+    from sonde.statistics import deferred_reads
+    from sonde.statistics import measure
     from guarantees.test_r26_r28_autograd import operations_per_step
-    assert not kernel.NATIVE
-    far.CPU_IS_NEAR = not FAR
+    assert not measure.NATIVE
+    deferred_reads.CPU_IS_NEAR = not FAR
     print(json.dumps([operations_per_step(every, Path(str(every))) for every in (1, 1000)]))
 """
 
 
-def without_native(directory: Path, *, is_far: bool) -> Any:
+def without_native(directory: Path, *, on_device: bool) -> Any:
     """Operations and reads per step without the native kernel: on observed steps, and on others."""
-    result = python(FALLBACK.replace("FAR", str(is_far)), directory, SONDE_NATIVE="0")
+    result = python(FALLBACK.replace("FAR", str(on_device)), directory, SONDE_NATIVE="0")
     assert (result.returncode, result.stderr) == (0, "")
     return json.loads(result.stdout)
 
@@ -233,11 +234,11 @@ def without_native(directory: Path, *, is_far: bool) -> Any:
 def far_device(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     """A training on a device that has to be waited for: the CPU, declared to be one."""
     directory = tmp_path_factory.mktemp("far")
-    return without_native(directory, is_far=True), directory
+    return without_native(directory, on_device=True), directory
 
 
 def test_r28_without_the_native_kernel_no_single_number_is_read(tmp_path: Path) -> None:
-    for steps in without_native(tmp_path, is_far=False):
+    for steps in without_native(tmp_path, on_device=False):
         for operations, reads in steps:
             assert reads == 0
             assert "_local_scalar_dense" not in operations
@@ -260,7 +261,7 @@ def test_r28_what_a_device_answers_late_is_written_to_the_step_that_asked(far_de
 
 
 def test_r28_while_a_cuda_graph_is_captured_nothing_is_brought_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sonde.capture import far
+    from sonde.statistics import deferred_reads
 
     class OnCuda:
         """As much of a tensor as is asked before a transfer; there is no such device here."""
@@ -272,7 +273,7 @@ def test_r28_while_a_cuda_graph_is_captured_nothing_is_brought_over(monkeypatch:
 
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     waiting = [(OnCuda(), lambda numbers: None)]
-    assert far.bring_over(waiting) == waiting  # type: ignore[arg-type]
+    assert deferred_reads.fetch_all(waiting) == waiting  # type: ignore[arg-type]
 
 
 # -- R29 -------------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from log_sample import start_training
 
-from sonde.record import STATISTICS, Site
-from sonde.run.reader import Run
-from sonde.run.writer import Writer
+from sonde.events import STATISTICS, Site
+from sonde.runlog.reader import Run
+from sonde.runlog.writer import Writer
 
 ROUNDS = 200
 STEPS_BEFORE_DEATH = 300

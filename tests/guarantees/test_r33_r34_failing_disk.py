@@ -11,10 +11,10 @@ import pytest
 from log_sample import start_training
 
 from sonde.errors import SondeError
-from sonde.record import Site
-from sonde.run import writer as writing
-from sonde.run.reader import Run
-from sonde.run.writer import Writer
+from sonde.events import Site
+from sonde.runlog import writer as writing
+from sonde.runlog.reader import Run
+from sonde.runlog.writer import Writer
 
 
 class Training:

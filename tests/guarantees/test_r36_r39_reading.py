@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from log_sample import log_of, records, write_log
 
 from sonde.errors import SondeError
-from sonde.run import format as f
-from sonde.run.reader import Run
-from sonde.run.scan import scan
+from sonde.runlog import format as f
+from sonde.runlog.reader import Run
+from sonde.runlog.record_scanner import scan
 
 PARTS = records(120)
 LOG = log_of(PARTS)

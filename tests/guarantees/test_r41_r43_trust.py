@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from log_sample import start_training, write_log
 
 import sonde
-from sonde.record import Site
-from sonde.run import format as f
-from sonde.run.directory import new_run_directory
-from sonde.run.reader import Run
-from sonde.run.writer import Writer
+from sonde.events import Site
+from sonde.runlog import format as f
+from sonde.runlog.directory import new_run_directory
+from sonde.runlog.reader import Run
+from sonde.runlog.writer import Writer
 
 SOURCE = Path(sonde.__file__).parent
 
@@ -67,9 +67,9 @@ BANNED_MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle
 BANNED_CALLS = {"eval", "exec", "compile", "__import__", "torch.load", "np.load", "numpy.load"}
 # `sonde run` exists to execute the user's own script; looking back at a bad step executes statements of the function that is running,
 # in its own process. Neither reads a run or a capsule.
-ALLOWED = {("capture/launch.py", name) for name in ("runpy", "exec", "compile")}
-ALLOWED |= {(f"forensics/{file}.py", name) for file in ("slice", "afterwards") for name in ("exec", "compile")}
-ALLOWED |= {("tuning/trial.py", "runpy"), ("workbench/memory/script.py", "runpy")}  # the user's own script, as launch.py runs it
+ALLOWED = {("launcher.py", name) for name in ("runpy", "exec", "compile")}
+ALLOWED |= {(f"replay/{file}.py", name) for file in ("program_slice", "post_backward") for name in ("exec", "compile")}
+ALLOWED |= {("tuning/trial.py", "runpy"), ("memory_profiler/dry_run.py", "runpy")}  # the user's own script, as launch.py runs it
 
 
 def executing_names(path):

@@ -203,7 +203,7 @@ LEAVING = """
 """
 STATES = """
     import errno, os, shutil, threading
-    from sonde.run import writer
+    from sonde.runlog import writer
 
     def put_writer_in(state):
         ours = writer.Writer.newest
@@ -233,9 +233,9 @@ STATES = """
 FAMILY = """
     import atexit, json, os, runpy, signal, sys, threading, time
     import torch, sonde
-    from sonde.capture.launch import run_script
+    from sonde.launcher import run_script
     from sonde.config import DebugConfig
-    from sonde.run.writer import Writer
+    from sonde.runlog.writer import Writer
 
     def noted(self, *args, init=Writer.__init__, **kwargs):
         init(self, *args, **kwargs)
@@ -336,7 +336,7 @@ def test_r47_ctrl_c_at_any_time_reaches_the_user_and_the_log_stays_valid(way: st
         import os, random, runpy, signal, sys, time, traceback
         from pathlib import Path
         import torch, sonde
-        from sonde.capture.launch import run_script
+        from sonde.launcher import run_script
         from sonde.config import DebugConfig
         rng = random.Random(5)
         for round in range(6):

@@ -24,8 +24,9 @@ from torch import nn
 
 import sonde
 from guarantees.harness import Outcome, digest, generators, patched_functions, python, seed
-from sonde.capture import calls, kernel
+from sonde.capture import patches
 from sonde.config import DebugConfig
+from sonde.statistics import measure
 from zoo import Program, _regression
 
 STEPS = 6  # a probe has three chances before it is taken out
@@ -117,12 +118,12 @@ def busy(to: Path | None, sabotage: Callable[[], None] = lambda: None) -> Outcom
 
 def by_torch(to: Path | None, sabotage: Callable[[], None] = lambda: None) -> Outcome:
     """The ordinary training where there is no native kernel."""
-    before = kernel.NATIVE
-    kernel.use_native(False)
+    before = measure.NATIVE
+    measure.use_native(False)
     try:
         return play(to, sabotage)
     finally:
-        kernel.use_native(before)
+        measure.use_native(before)
 
 
 SCENES = {"ordinary": play, "busy": busy, "by torch": by_torch}
@@ -131,7 +132,7 @@ ERRORS = (RuntimeError, MemoryError, RecursionError)
 BOUNDARY = {
     *(f"session.DebugSession.{name}" for name in ("attach", "start", "stop", "close", "report", "log", "pause", "_watch_given")),
     "watched._Entering.__call__", "watched._Leaving.__call__", "leaves.LeafHook.__call__", "faults.Faults.caught",
-    "discovery.Discovery._entering", "discovery.Discovery._leaving", "kernel.use_native",
+    "discovery.ModelDiscovery._entering", "discovery.ModelDiscovery._leaving", "kernel.use_native",
 }  # fmt: skip
 
 
@@ -142,7 +143,7 @@ def inner_functions() -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if info.name == calls.__name__ or info.name.endswith(("._kernel", ".launch")):
+        if info.name == patches.__name__ or info.name.endswith(("._kernel", ".launch")):
             continue
         module = import_module(info.name)
         short = info.name.removeprefix("sonde.capture.")
@@ -225,7 +226,7 @@ def test_the_scenes_reach_most_of_capture_and_what_torch_calls() -> None:
     assert len(everywhere) > 230
     for expected in (
         "stepends.StepEnds._end_step", "kernel.guard", "journal.Journal.end_step", "probes.activations.Activations.take",
-        "leaves.Leaf.__init__", "journal.Journal.close", "models.Models.__iter__", "discovery.Discovery._search", "alarm.Alarm.ring",
+        "leaves.Leaf.__init__", "journal.Journal.close", "models.Models.__iter__", "discovery.ModelDiscovery._search", "alarm.Alarm.ring",
         "kernel_torch.statistics",
     ):  # fmt: skip
         assert expected in everywhere
@@ -292,7 +293,7 @@ def test_r49_strict_raises_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     model = nn.Linear(2, 1)
     session = sonde.watch(model, to=tmp_path / "run", every=1, strict=True)
-    monkeypatch.setattr(kernel, "guard", broken)
+    monkeypatch.setattr(measure, "guard", broken)
     with pytest.raises(ZeroDivisionError):
         model(torch.ones(1, 2))
     monkeypatch.undo()
@@ -306,7 +307,7 @@ def test_r49_what_is_meant_for_the_user_passes(error: type[BaseException], tmp_p
 
     model = nn.Linear(2, 1)
     with sonde.watch(model, to=tmp_path / "run", every=1, strict=False):
-        monkeypatch.setattr(kernel, "guard", interrupted)
+        monkeypatch.setattr(measure, "guard", interrupted)
         with pytest.raises(error):
             model(torch.ones(1, 2))
         monkeypatch.undo()
@@ -321,9 +322,9 @@ def test_r50_running_out_of_device_memory_in_the_statistics_is_contained(tmp_pat
         import sys
         from pathlib import Path
         import torch, sonde
-        from sonde.capture import kernel
+        from sonde.statistics import measure
         from guarantees.test_r49_r50_contained import play, undisturbed
-        assert not kernel.NATIVE
+        assert not measure.NATIVE
         home = str(Path(sonde.__file__).parent)
         switchboard = str(Path(home, "capture", "calls.py"))
         failed = 0

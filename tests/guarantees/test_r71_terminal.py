@@ -10,7 +10,7 @@ import unicodedata
 
 import pytest
 
-from sonde.record import Event
+from sonde.events import Event
 
 EVIL = "x\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\u202ecod\u2066\r\x08\ud800"
 BRACKETS = "[bold red]layer[/bold red][/] :boom:"  # what rich would take for markup

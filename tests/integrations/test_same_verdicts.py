@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 from trainings import FAULTS, WAYS
 
 import sonde
-from sonde.record import Severity
+from sonde.events import Severity
 
 pytestmark = pytest.mark.torch
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sonde.record import BATCH_FIELDS, STATISTICS, Event, Finding, Frame, Kind, Site, Step
+from sonde.events import BATCH_FIELDS, STATISTICS, Event, Finding, Frame, Kind, Site, Step
 from sonde.rules.rule import Answer, NotEvaluated, Rule
 
 LAYERS = ("net.0", "net.2", "net.4", "net.6", "head")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from synthetic import LAYERS, ask, the_finding, training, why_not
 
-from sonde.record import Event, Frame, Kind, Step
+from sonde.events import Event, Frame, Kind, Step
 from sonde.rules.activation_heavy_layer import ActivationHeavyLayer, _width
 from sonde.rules.rule import Clear
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from synthetic import ask, falling, opening, stuck, the_finding, training, why_not
 
-from sonde.record import Event, Severity
+from sonde.events import Event, Severity
 from sonde.rules.grads_cleared_before_step import GradsClearedBeforeStep
 from sonde.rules.missing_backward import MissingBackward
 from sonde.rules.missing_optimizer_step import MissingOptimizerStep

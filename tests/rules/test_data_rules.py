@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from synthetic import ask, fed, loader, mixed, opening, some_labels, sometimes, the_finding, training, why_not
 
-from sonde.record import Severity
+from sonde.events import Severity
 from sonde.rules.constant_input import ConstantInput
 from sonde.rules.feeding import Feeding
 from sonde.rules.iterable_duplicated import IterableDuplicated

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from synthetic import LAYERS, PARAMETER_IDS, ask, falling, noise, opening, parameter_rows, row, stuck, the_finding, training, why_not
 
-from sonde.record import STATISTICS, Event, Frame, Kind, Severity, Site, Step
+from sonde.events import STATISTICS, Event, Frame, Kind, Severity, Site, Step
 from sonde.rules.dead_relu import DeadRelu
 from sonde.rules.exploding_gradient import ExplodingGradient
 from sonde.rules.loss_plateau import LossPlateau

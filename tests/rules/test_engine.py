@@ -10,7 +10,7 @@ import pytest
 from synthetic import SITES, healthy, row, stuck, training
 
 import sonde.rules
-from sonde.record import STATISTICS, Finding, Kind, Severity, Site, Step
+from sonde.events import STATISTICS, Finding, Kind, Severity, Site, Step
 from sonde.rules import RULES
 from sonde.rules.engine import Engine, in_order
 from sonde.rules.rule import Clear, NotEvaluated
@@ -105,7 +105,7 @@ def test_state_stays_bounded_with_thousands_of_sites_and_steps():
 
     import numpy as np
 
-    from sonde.record import Frame
+    from sonde.events import Frame
 
     sites = {i: Site(i, "parameter", f"blocks.{i}.weight", "model", "Linear", shape=(8, 8)) for i in range(5000)}
     ids = np.arange(5000, dtype=np.uint32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from synthetic import ask, opening, the_finding, training, why_not
 
-from sonde.record import Event, Severity
+from sonde.events import Event, Severity
 from sonde.rules.eval_in_train_mode import EvalInTrainMode
 from sonde.rules.rule import Clear
 

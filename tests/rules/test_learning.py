@@ -7,7 +7,7 @@ from math import log, nan
 import pytest
 from synthetic import falling, noise, opening, stuck, training
 
-from sonde.record import Event, Step
+from sonde.events import Event, Step
 from sonde.rules.learning import BUCKETS, History, Learning
 
 

@@ -2,7 +2,7 @@
 
 from synthetic import ask, the_finding, training, why_not
 
-from sonde.record import Event, Severity
+from sonde.events import Event, Severity
 from sonde.rules.loss_scale_collapse import LossScaleCollapse
 from sonde.rules.rule import Clear
 

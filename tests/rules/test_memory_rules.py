@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sonde.growth import Growth
-from sonde.record import Event, Severity, Step
+from sonde.events import Event, Severity, Step
+from sonde.memory_trend import Growth
 from sonde.rules.graph_leak import GraphLeak
 from sonde.rules.memory_growth import MemoryGrowth
 from sonde.rules.out_of_memory import OutOfMemory

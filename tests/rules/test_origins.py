@@ -5,7 +5,7 @@ from math import nan
 import pytest
 from synthetic import LAYERS, ask, opening, row, the_finding, training, why_not
 
-from sonde.record import Event
+from sonde.events import Event
 from sonde.rules import RULES
 from sonde.rules.engine import Engine, in_order
 from sonde.rules.nonfinite_evaluation import NonfiniteEvaluation

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from synthetic import PARAMETER_IDS, ask, falling, opening, parameter_rows, row, stuck, the_finding, training, why_not
 
-from sonde.record import STATISTICS, Event, Frame, Kind, Severity, Site, Step
+from sonde.events import STATISTICS, Event, Frame, Kind, Severity, Site, Step
 from sonde.rules.lr_zero import LrZero
 from sonde.rules.params_not_in_optimizer import ParamsNotInOptimizer
 from sonde.rules.rule import Clear

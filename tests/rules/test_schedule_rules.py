@@ -7,7 +7,7 @@ import math
 import pytest
 from synthetic import ask, falling, opening, stuck, the_finding, training, why_not
 
-from sonde.record import Event, Severity
+from sonde.events import Event, Severity
 from sonde.rules.lr_stuck_in_warmup import LrStuckInWarmup
 from sonde.rules.rule import Clear
 from sonde.rules.scheduler_before_optimizer import SchedulerBeforeOptimizer

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from synthetic import ask, the_finding, why_not
 
-from sonde.record import Event, Severity, Step
+from sonde.events import Event, Severity, Step
 from sonde.rules.rule import Clear
 from sonde.rules.silent_transfer import SilentTransfer
 from sonde.rules.tensor_left_behind import TensorLeftBehind

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from synthetic import ask, the_finding, training, why_not, xray
 
-from sonde.record import Event, Severity, Step
+from sonde.events import Event, Severity, Step
 from sonde.rules.checkpoint_stall import CheckpointStall
 from sonde.rules.cpu_oversubscribed import CpuOversubscribed
 from sonde.rules.host_sync import HostSync

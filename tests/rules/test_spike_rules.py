@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from synthetic import SITES, ask, falling, noise, opening, the_finding, training, why_not
 
-from sonde.record import BATCH_FIELDS, Event, Frame, Kind, Severity, Site, Step
+from sonde.events import BATCH_FIELDS, Event, Frame, Kind, Severity, Site, Step
 from sonde.rules import RULES
 from sonde.rules.engine import Engine, in_order
 from sonde.rules.gradient_spike import GradientSpike

@@ -8,7 +8,7 @@ import pytest
 from synthetic import opening, training
 from test_schedule_rules import begins, made, run
 
-from sonde.record import Event
+from sonde.events import Event
 from sonde.rules.epochs import Epochs
 from sonde.rules.told import Told
 

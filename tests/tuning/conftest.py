@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sonde.tuning.processes import Processes
+from sonde.tuning.trial_processes import Processes
 
 
 @pytest.fixture(scope="session")

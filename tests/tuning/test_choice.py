@@ -1,10 +1,10 @@
 """Which changes are measured again, and which are put together."""
 
-from sonde.tuning.facts import Place
+from sonde.tuning.messages import Place
 from sonde.tuning.proposals import Patch, Proposal
-from sonde.tuning.rank import Gain, LossCheck
-from sonde.tuning.result import Measured
+from sonde.tuning.ranking import Gain, LossCheck
 from sonde.tuning.tune import _best_of_families, _promising, _rank
+from sonde.tuning.tuning_result import Measured
 
 
 def measured(family, name, factor, *, verdict="faster", loss="same", same_training=True):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from sonde.errors import SondeError
-from sonde.tuning.facts import Loader, Model, Optimizer, Place, Survey
+from sonde.tuning.messages import Loader, Model, Optimizer, Place, Survey
 from sonde.tuning.proposals import FAMILIES, Patch, chosen_families, propose
 
 LINE = Place("project/train.py:7", "train.py:7", "loader = DataLoader(data)")

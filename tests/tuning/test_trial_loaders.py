@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader  # noqa: E402
 
-from sonde.tuning.loaders import num_ready, num_samples  # noqa: E402
+from sonde.tuning.dataloader_changes import num_ready, num_samples  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

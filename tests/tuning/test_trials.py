@@ -9,10 +9,10 @@ import pytest
 from tuning_scripts import SMALL
 
 from sonde.errors import SondeError
-from sonde.tuning.bench import WARMUP, Bench, OutOfTime
-from sonde.tuning.facts import Request
-from sonde.tuning.processes import Processes
+from sonde.tuning.messages import Request
 from sonde.tuning.proposals import Patch
+from sonde.tuning.trial_processes import Processes
+from sonde.tuning.trial_runner import WARMUP, Bench, OutOfTime
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")

@@ -9,9 +9,9 @@ import pytest
 from tuning_scripts import SLOW, SMALL
 
 from sonde.errors import SondeError
-from sonde.tuning.bench import WARMUP
-from sonde.tuning.facts import Request
+from sonde.tuning.messages import Request
 from sonde.tuning.proposals import Patch
+from sonde.tuning.trial_runner import WARMUP
 from sonde.tuning.tune import tune
 
 pytestmark = [pytest.mark.torch, pytest.mark.timing]

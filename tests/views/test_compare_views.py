@@ -9,7 +9,7 @@ from rich.console import Console
 
 from comparison.pairs import falling, write_pair_run
 from sonde.comparison.compare import compare
-from sonde.record import Kind
+from sonde.events import Kind
 from sonde.views import compare_markdown, compare_page
 from sonde.views.chart import Line, curves
 from sonde.views.compare_text import SideBySide

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from sample_profiles import sample_profile, spread
-from sonde.profiles import ProfileReport, Spread
+from sonde.profiler import ProfileReport, Spread
 from sonde.views import flame
 from sonde.views.profile_text import MAX_ROWS, Profile, comparison_text, profile_text
 from sonde.views.profile_tree import forest, merged

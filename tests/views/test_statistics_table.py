@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sonde.record import Site
+from sonde.events import Site
 from sonde.views.statistics import COLUMNS, _row
 
 SITE = Site(0, "activation", "head")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from sonde.tuning.facts import Place
+from sonde.tuning.messages import Place
 from sonde.tuning.proposals import Patch, Proposal
-from sonde.tuning.rank import Gain, LossCheck
-from sonde.tuning.result import Baseline, Measured, Tuning
+from sonde.tuning.ranking import Gain, LossCheck
+from sonde.tuning.tuning_result import Baseline, Measured, Tuning
 from sonde.views.terminal import Terminal
 from sonde.views.tuning import Plan, TuningTable, render_json
 

@@ -8,9 +8,9 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
-from sonde.record import Event, Finding, Severity
+from sonde.events import Event, Finding, Severity
 from sonde.report import judge
-from sonde.run.reader import Run
+from sonde.runlog.reader import Run
 from sonde.views import html, markdown, sheet
 from sonde.views import json as json_view
 from sonde.views.order import families

@@ -1,4 +1,4 @@
-/* Statistics of many tensors in one call: the hottest code of Sonde, and optional. sonde.capture.kernel is its only user.
+/* Statistics of many tensors in one call: the hottest code of Sonde, and optional. sonde.statistics.measure is its only user.
  *
  * Only strided CPU tensors of exactly the types that `setup` is given, in float32, float64, bfloat16 or float16, are taken. Every other object
  * is reported back as not handled, never as an error, and Python measures it with torch operations.

@@ -1,7 +1,7 @@
 /* The beat of an ordinary step: what the loop does when nothing is wrong, with no line of Python in between but the probes' where it is observed.
  *
  * Every handler first looks whether the call is the ordinary one, and changes nothing before it knows. Then it does exactly what the method of
- * the same name in sonde.capture.loop would do, on the same objects; everything else it leaves to that method. Once in a step, Python has gone
+ * the same name in sonde.capture.step_tracker would do, on the same objects; everything else it leaves to that method. Once in a step, Python has gone
  * cold: a frame of it costs several microseconds, and the loop had about a hundred of them.
  */
 
@@ -25,7 +25,7 @@
 NAMES(DECLARE)
 #undef DECLARE
 
-enum { LEARNT = 8, CHECKED_EVERY = 128, RENEWED = 16, WINDOW = 64 }; /* as sonde.capture.source and sonde.spikes have them; a test compares */
+enum { LEARNT = 8, CHECKED_EVERY = 128, RENEWED = 16, WINDOW = 64 }; /* as sonde.capture.call_site and sonde.spike_detection have them; a test compares */
 enum { STILL = 4, RESTLESS = 64 }; /* forwards for which a random state is believed, or not compared */
 
 /* What is known of all gradients of an optimizer: the sum of their squares, and a mark by which it is seen that they are still the same ones,

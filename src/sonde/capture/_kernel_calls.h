@@ -4,7 +4,7 @@
  * stands in the class's slot. So the classes and their `__call__` are Python's, and only the slot is ours. Whoever gives such a class another
  * `__call__` gets Python's slot back with it. */
 
-static PyObject *compiler, *switchboard; /* the variables of torch.compiler and of sonde.capture.calls */
+static PyObject *compiler, *switchboard; /* the variables of torch.compiler and of sonde.capture.patches */
 static ternaryfunc by_python;            /* what stands in the slot of a class that has a `__call__` */
 
 /* Every hook of torch's that is meant here is given three things. */
@@ -130,7 +130,7 @@ static PyObject *slot_backward(PyObject *self, PyObject *args, PyObject *kwargs)
     return result;
 }
 
-/* take_calls(class, what, variables of torch.compiler, variables of sonde.capture.calls or None) */
+/* take_calls(class, what, variables of torch.compiler, variables of sonde.capture.patches or None) */
 static PyObject *take_calls(PyObject *self, PyObject *args)
 {
     (void)self;

@@ -4,7 +4,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
-enum { NOW_AND_THEN = 8, RARELY = 64, LONG_RUN = 1024, SETTLED = 8, UNLINKED_CHECK = 256 }; /* as sonde.capture.probes.probe, xray and sonde.run.writer have them */
+enum { NOW_AND_THEN = 8, RARELY = 64, LONG_RUN = 1024, SETTLED = 8, UNLINKED_CHECK = 256 }; /* as sonde.capture.probes.base, xray and sonde.runlog.writer have them */
 
 /* The governor's constants, and the x-ray's: written to once, by `Beat`. */
 static double aim, least_share, start_ns, memory, long_memory, xray_slow, xray_slow_ns, xray_light_ns, xray_memory;
@@ -31,7 +31,7 @@ typedef struct {
     double usual_ns, trained_ns;           /* of the x-ray, afterwards */
 } End;
 
-/* Governor.step_ended of a step that was not observed, and Governor.observes of the next. */
+/* OverheadBudget.step_ended of a step that was not observed, and OverheadBudget.observes of the next. */
 static int governor_rests(Beat *self, End *end)
 {
     PyObject *governor = self->governor, *rests = peek(governor, n__rest_ns), *rest = rests && PyDict_CheckExact(rests) ? PyDict_GetItemWithError(rests, Py_False) : NULL;
@@ -47,7 +47,7 @@ static int governor_rests(Beat *self, End *end)
                                                  !is_milestone(end->step + 1) && end->purse_ns < observed);
 }
 
-/* Xray.step_begins of the next step. */
+/* StepProfiler.step_begins of the next step. */
 static int xray_rests(Beat *self, End *end)
 {
     PyObject *xray = self->xray;
@@ -202,7 +202,7 @@ static int begin_step(Beat *self, const End *end)
     return 0;
 }
 
-/* Governor.step_ended and what follows from it; of an observed step that is Python, which also decides about the next. */
+/* OverheadBudget.step_ended and what follows from it; of an observed step that is Python, which also decides about the next. */
 static int tell_governor(Beat *self, const End *end, int observed)
 {
     PyObject *governor = self->governor, *rests = peek(governor, n__rest_ns), *done = NULL;

@@ -1,4 +1,4 @@
-/* Whose time is it? The part of sonde.capture.phases that runs at every call, and its twin in Python is there. */
+/* Whose time is it? The part of sonde.capture.phase_timer that runs at every call, and its twin in Python is there. */
 
 typedef struct {
     PyObject_HEAD

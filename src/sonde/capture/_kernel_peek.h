@@ -232,7 +232,7 @@ static int is_in_library(Beat *self, PyFrameObject *frame)
     return answer ? answer == Py_True : -1;
 }
 
-/* The nearest calling frame in the user's own code, as sonde.capture.source has it; None where a library trains. */
+/* The nearest calling frame in the user's own code, as sonde.capture.call_site has it; None where a library trains. */
 static PyObject *user_frame(Beat *self)
 {
     PyFrameObject *frame = PyEval_GetFrame();

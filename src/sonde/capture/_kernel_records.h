@@ -1,4 +1,4 @@
-/* Records as sonde.run.format writes them. NULL without an exception: this is left to Python. */
+/* Records as sonde.runlog.format writes them. NULL without an exception: this is left to Python. */
 
 /* By how far a byte is ahead of those that are done, and by its value. */
 static uint32_t crc_tables[8][256];
@@ -21,7 +21,7 @@ static void make_crc_tables(void)
             crc_tables[ahead][i] = crc_tables[ahead - 1][i] >> 8 ^ crc_tables[0][crc_tables[ahead - 1][i] & 255];
 }
 
-/* zlib's. The machine is little-endian: see sonde.capture.kernel. What is long is taken eight bytes at a time; for what is short, as a step's scalars
+/* zlib's. The machine is little-endian: see sonde.statistics.measure. What is long is taken eight bytes at a time; for what is short, as a step's scalars
  * are, to bring all those tables into the caches would take longer than the sum, and half a byte at a time needs only a line of them. */
 static uint32_t crc32_of(const unsigned char *data, Py_ssize_t num, uint32_t seed)
 {

@@ -137,7 +137,7 @@ static void measure_shifted(const View *view, const View *minus, char *copy, int
     }
 }
 
-/* A row, in the order of sonde.record.STATISTICS. */
+/* A row, in the order of sonde.events.STATISTICS. */
 static void write_row(const Part *total, const View *view, double low, double high, int shift, double *row)
 {
     double num = (double)total->num, repeats = view->repeats;

@@ -154,8 +154,8 @@ static int use_gradients(Beat *self, PyObject *account, double sum)
                : 0;
 }
 
-/* sonde.capture.ledger.parameters_of, a new reference; NULL, and no exception, where the groups are not plain. */
-static PyObject *parameters_of(PyObject *optimizer)
+/* sonde.capture.gradient_state.optimizer_parameters, a new reference; NULL, and no exception, where the groups are not plain. */
+static PyObject *optimizer_parameters(PyObject *optimizer)
 {
     PyObject *groups = groups_of(optimizer), *all = groups ? PyList_New(0) : NULL;
     for (Py_ssize_t i = 0; all && i < PyList_GET_SIZE(groups); i++) {
@@ -201,7 +201,7 @@ static int optimizer_begins(Beat *self, PyObject *account, PyObject *const *args
         !(closure || (are_fresh(self, account) && usual_norms(self, account, -INFINITY))))
         return 0;
     const int observed = is_observed(self);
-    PyObject *parameters = observed ? parameters_of(optimizer) : NULL;
+    PyObject *parameters = observed ? optimizer_parameters(optimizer) : NULL;
     if (observed && !parameters)
         return 0;
     /* Where this turns out not to be ordinary, the probes are told again: they measure the same once more. */
@@ -248,7 +248,7 @@ static int optimizer_ended(Beat *self, PyObject *account, PyObject *const *args)
     if (key && (!found || found == Py_None) && says(self->loop, n__in_step, account) && is_of(account, optimizer) &&
         (closure ? sum > 0 : says(self->loop, n__closure, Py_False)) && stepped && PyDict_CheckExact(stepped) && PyDict_GET_SIZE(stepped) == 0 && anchor &&
         (anchor == Py_None ? whole(self->clock, n_known_optimizers) <= 1 : PyObject_RichCompareBool(anchor, key, Py_EQ) == 1) &&
-        take_rates(self, optimizer, 0) && (!observed || (parameters = parameters_of(optimizer))))
+        take_rates(self, optimizer, 0) && (!observed || (parameters = optimizer_parameters(optimizer))))
         done = meter_finishes(self->meter, text_optimizer) < 0 || put(self->loop, n__in_step, Py_None) < 0 ||
                        (observed && tell_of_update(self, n_after, optimizer, parameters, closure) < 0) ||
                        (closure && use_gradients(self, account, sum) < 0) || put(self->loop, n__scaler_stepped, Py_True) < 0 ||

@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sonde.capture import governor, kernel, xray
-from sonde.capture.kept import Call
-from sonde.capture.rates import MOST, scalar_name
-from sonde.capture.source import is_library
-from sonde.run import writer
+from sonde.capture import overhead_budget
+from sonde.capture.call_site import is_library
+from sonde.capture.learning_rates import MOST, scalar_name
+from sonde.capture.replay_buffer import Call
+from sonde.capture.step_profiler import step_profiler
+from sonde.runlog import writer
+from sonde.statistics import measure
 
 if TYPE_CHECKING:
-    from sonde.capture.loop import Loop
+    from sonde.capture.step_tracker import Loop
 
 try:
     from sonde.capture._kernel import Beat
@@ -40,7 +42,7 @@ CALLS = (
 def quicken(loop: Loop) -> bool:
     """From now on the loop's calls go through the native kernel first. False: there is none."""
     # Its clock is that of Python on Linux, and its records are written as they lie in memory.
-    if Beat is None or not kernel.NATIVE or sys.platform != "linux" or sys.byteorder != "little":
+    if Beat is None or not measure.NATIVE or sys.platform != "linux" or sys.byteorder != "little":
         return False
     beat = Beat(
         loop, loop._phases, clock=loop.clock, ledger=loop.ledger, kept=loop.kept, losses=loop._losses, lines=loop._lines,
@@ -50,8 +52,8 @@ def quicken(loop: Loop) -> bool:
         graph_task=torch._C._current_graph_task_id, tracing=torch._C._get_tracing_state, grad_enabled=torch.is_grad_enabled,
         rng_state=torch.default_generator.get_state, is_library=is_library, call_type=Call,
         constants=(
-            governor.AIM, governor.LEAST_SHARE, governor.START_NS, governor.MEMORY, governor.LONG_MEMORY,
-            xray.SLOW, xray.SLOW_NS, xray.LIGHT_NS, xray.MEMORY,
+            overhead_budget.AIM, overhead_budget.LEAST_SHARE, overhead_budget.START_NS, overhead_budget.MEMORY, overhead_budget.LONG_MEMORY,
+            step_profiler.SLOW, step_profiler.SLOW_NS, step_profiler.LIGHT_NS, step_profiler.MEMORY,
         ),
         writer_globals=vars(writer), os_write=os.write,
         rate_names=tuple(scalar_name(1, index) for index in range(1, MOST + 1)),

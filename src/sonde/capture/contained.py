@@ -7,11 +7,11 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, cast
 
-from sonde.capture.uncompiled import leave_alone
+from sonde.capture.dynamo import skip_in_dynamo
 from sonde.errors import NonFiniteError
 
 if TYPE_CHECKING:
-    from sonde.capture.loop import Loop
+    from sonde.capture.step_tracker import Loop
 
 P = ParamSpec("P")
 
@@ -35,5 +35,5 @@ def contained(method: Callable[Concatenate[Loop, P], None]) -> Callable[Concaten
         finally:
             self._desk.own_ns += perf_counter_ns() - phases.entered_ns
 
-    leave_alone(guarded, with_all_it_calls=True)
+    skip_in_dynamo(guarded, with_all_it_calls=True)
     return cast("Callable[Concatenate[Loop, P], None]", guarded)

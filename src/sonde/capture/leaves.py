@@ -16,8 +16,8 @@ from torch import nn
 
 from sonde.capture import standins
 from sonde.capture.instead import StandIn
-from sonde.capture.tensors import tensors_in
-from sonde.capture.watched import InertCopy
+from sonde.capture.watched_model import InertCopy
+from sonde.statistics.tensor_utils import find_tensors
 
 if TYPE_CHECKING:
     from sonde.capture.probes.activations import Activations
@@ -58,7 +58,7 @@ class Leaf(StandIn, standins.Leaf):
         self.calls = call + 1
         if torch.compiler.is_compiling() or call >= MAX_CALLS:
             return
-        outputs = [("0", output)] if type(output) is torch.Tensor else tensors_in(output)
+        outputs = [("0", output)] if type(output) is torch.Tensor else find_tensors(output)
         for item, (_, tensor) in enumerate(outputs):
             self.probe.take(self, call, item, tensor)
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sonde.capture.kept import Call
-from sonde.spikes import Leap
+from sonde.capture.replay_buffer import Call
+from sonde.spike_detection import Leap
 
 if TYPE_CHECKING:
-    from sonde.capture.loop import Loop
+    from sonde.capture.step_tracker import Loop
 
 
 class Oddities:

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from sonde.capture.far import Use
-from sonde.capture.kernel import Rows
 from sonde.capture.probes import PROBES
+from sonde.capture.probes.base import Probe, Tools
 from sonde.capture.probes.memory import Memory
-from sonde.capture.probes.probe import Probe, Tools
-from sonde.capture.probes.weights import Weights
+from sonde.capture.probes.parameters import Weights
+from sonde.statistics.deferred_reads import Use
+from sonde.statistics.measure import Rows
 
 MAX_TOLD = 50  # reasons: some name the tensor, and there are many tensors
 _MOMENTS = [name for name in vars(Probe) if not name.startswith("_") and name != "name"]

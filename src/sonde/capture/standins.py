@@ -29,7 +29,7 @@ class Desk:
 
 
 class Hook:
-    """Waits on an output for its gradient. On a kept graph it outlives the step, and is then deaf."""
+    """SyncPoints on an output for its gradient. On a kept graph it outlives the step, and is then deaf."""
 
     __slots__ = ("desk", "row", "step")
 

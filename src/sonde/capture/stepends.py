@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sonde.capture.clock import StepClock
-from sonde.capture.far import Far
-from sonde.capture.faults import Faults
-from sonde.capture.governor import Governor
-from sonde.capture.guard import Guard
-from sonde.capture.journal import Journal
-from sonde.capture.kept import Kept
-from sonde.capture.ledger import Ledger
-from sonde.capture.losses import Losses
-from sonde.capture.models import Models
+from sonde.capture.error_isolation import Faults
+from sonde.capture.finite_check import Guard
+from sonde.capture.gradient_state import Ledger
+from sonde.capture.loss_values import Losses
+from sonde.capture.model_registry import Models
+from sonde.capture.overhead_budget import OverheadBudget
 from sonde.capture.panel import Panel
-from sonde.capture.phases import Phases
-from sonde.capture.probes.probe import EXPONENTS_EVERY, EXPONENTS_FIRST, is_now_and_then
+from sonde.capture.phase_timer import Phases
+from sonde.capture.probes.base import EXPONENTS_EVERY, EXPONENTS_FIRST, is_now_and_then
+from sonde.capture.recorder import Journal
+from sonde.capture.replay_buffer import Kept
 from sonde.capture.standins import Desk
-from sonde.capture.xray import Xray
+from sonde.capture.step_boundaries import StepBoundaries
+from sonde.capture.step_profiler.step_profiler import StepProfiler
 from sonde.config import Measured
+from sonde.statistics.deferred_reads import Far
 
 
 class StepEnds:
@@ -29,14 +29,14 @@ class StepEnds:
     # Of the loop that it is a part of:
     deaf: bool
     observing: bool
-    clock: StepClock
+    clock: StepBoundaries
     faults: Faults
     kept: Kept
     ledger: Ledger
-    xray: Xray
+    xray: StepProfiler
     _desk: Desk
     _far: Far
-    _governor: Governor
+    _governor: OverheadBudget
     _guard: Guard
     _is_quick: bool
     _journal: Journal

@@ -17,7 +17,7 @@ run_argument = click.argument("run", required=False, metavar="[RUN]")
 def run_path(run: str | None) -> Path:
     """The run that the user named, or the newest one where runs are kept."""
     from sonde.config import load_config
-    from sonde.run.directory import find_run
+    from sonde.runlog.directory import find_run
 
     return find_run(run, Path(load_config().output_dir))
 

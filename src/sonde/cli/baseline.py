@@ -26,7 +26,7 @@ def baseline(runs: tuple[str, ...], output: Path, force: bool) -> None:
     """
     from sonde.comparison.baseline import baseline_of, to_json
     from sonde.report import judge
-    from sonde.run.reader import Run
+    from sonde.runlog.reader import Run
     from sonde.views.file import write_new
     from sonde.views.numbers import counted
 

@@ -18,7 +18,7 @@ def compact(run: str | None) -> None:
     Example:  sonde compact                (the newest run)
               sonde compact runs/base
     """
-    from sonde.run.compact import compact as to_parquet
+    from sonde.runlog.parquet import compact as to_parquet
     from sonde.views.printable import printable
 
     for path in to_parquet(run_path(run)):

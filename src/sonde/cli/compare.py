@@ -63,7 +63,7 @@ def compare(a: str | None, b: str | None, as_json: bool, output: Path | None, fo
 
 def _before(run: Path) -> Path:
     """The run that was started before this one, in the same directory."""
-    from sonde.run.directory import runs_in
+    from sonde.runlog.directory import runs_in
 
     beside = runs_in(run.resolve().parent)
     older = [path for place, path in enumerate(beside) if run.resolve() in beside[:place]]

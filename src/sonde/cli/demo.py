@@ -54,8 +54,8 @@ def demo(to: str | None) -> None:
         raise SondeError("the demo trains models, and torch is not installed here: pip install torch")
     from sonde.config import load_config
     from sonde.report import judge
-    from sonde.run.directory import new_run_directory
-    from sonde.run.reader import Run
+    from sonde.runlog.directory import new_run_directory
+    from sonde.runlog.reader import Run
     from sonde.views.file import write_new
     from sonde.views.html import document
     from sonde.views.lines import line

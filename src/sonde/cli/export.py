@@ -33,7 +33,7 @@ def export(run: str | None, target: str, output: Path | None, force: bool) -> No
         near = difflib.get_close_matches(target, EXPORTERS, n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
         raise SondeError(f"Sonde cannot export to {target!r}.{hint}\nIt can export to: {', '.join(EXPORTERS)}")
-    from sonde.run.reader import Run
+    from sonde.runlog.reader import Run
     from sonde.views.printable import printable
 
     exporter = import_module(f"sonde.export.{target}")

@@ -15,7 +15,7 @@ from sonde.cli._script import refuse_impossible
 from sonde.errors import SondeError, Stopped
 
 if TYPE_CHECKING:
-    from sonde.memory.data import MemoryReport
+    from sonde.memory_profiler.memory_report import MemoryReport
 
 ENDED_FROM_OUTSIDE = (-9, -15)  # SIGKILL and SIGTERM: whoever did that did not mean that it should begin again
 STDERR = 2  # what the script prints goes there: stdout is for the answer
@@ -50,7 +50,7 @@ def memory(module: bool, batch_size: int | None, real: bool, as_json: bool, scri
         answer = _followed("real", script, args, module=module)
     if "failed" in answer:
         raise SondeError(f"{script} could not be followed to its second optimizer step:\n{answer['failed']}")
-    from sonde.memory.file import from_dict
+    from sonde.memory_profiler.memory_report_file import from_dict
 
     report = from_dict({**answer, "notes": [*answer["notes"], *([note] if note else [])]})
     _print(report, batch_size, as_json)
@@ -62,7 +62,7 @@ def _followed(how: str, script: str, args: tuple[str, ...], *, module: bool) -> 
     with tempfile.TemporaryDirectory(prefix="sonde-") as folder:
         output = Path(folder) / "report.json"
         kind = "module" if module else "file"
-        command = [sys.executable, "-m", "sonde.workbench.memory.script", str(output), how, kind, script, *args]
+        command = [sys.executable, "-m", "sonde.memory_profiler.dry_run", str(output), how, kind, script, *args]
         try:
             done = subprocess.run(command, stdout=STDERR, check=False)
         except KeyboardInterrupt:

@@ -16,7 +16,7 @@ from sonde.errors import SondeError
 from sonde.views.printable import printable
 
 if TYPE_CHECKING:
-    from sonde.profiles import ProfileComparison, ProfileReport
+    from sonde.profiler import ProfileComparison, ProfileReport
 
 
 # Whatever follows the script belongs to the script, options too.
@@ -60,12 +60,12 @@ def profile(
     Exit code: that of the script where it fails; 1 where --against finds the step slower; 2 where nothing could be profiled.
     """
     refuse_impossible("profile", script, module=module)
-    from sonde.profiles import load
+    from sonde.profiler import load
 
     for output in outputs:
         _refuse(output, force)
     before = load(against) if against is not None else None
-    from sonde.workbench.profiling.script import profile_script
+    from sonde.profiler.profile_script import profile_script
 
     shown: list[ProfileReport] = []
     compared: list[ProfileComparison] = []
@@ -94,7 +94,7 @@ def profile(
 
 def _saved(report: ProfileReport, output: Path, force: bool, comparison: ProfileComparison | None) -> SondeError | None:
     """The letter, where it could not be written."""
-    from sonde.profiles import save
+    from sonde.profiler import save
 
     try:
         save(report, output, replace=force, comparison=comparison)
@@ -122,7 +122,7 @@ def _print(report: ProfileReport, comparison: ProfileComparison | None, stdout: 
 
 def _refuse(output: Path, force: bool) -> None:
     """Before the script runs: nobody wants to wait for a profile that cannot be written."""
-    from sonde.profiles.file import refuse_format
+    from sonde.profiler.profile_file import refuse_format
 
     refuse_format(output)
     if output.exists() and not force:

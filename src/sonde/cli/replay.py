@@ -12,8 +12,8 @@ from sonde.errors import SondeError
 from sonde.views.printable import printable
 
 if TYPE_CHECKING:
-    from sonde.forensics.capsule import Capsule
-    from sonde.forensics.stage import Replayed
+    from sonde.replay.capsule.capsule import Capsule
+    from sonde.replay.capsule.replay_script import Replayed
 
 
 @click.command(context_settings={"ignore_unknown_options": True}, options_metavar="[OPTIONS]")
@@ -43,9 +43,9 @@ def replay(capsule: str, script: str | None, model_from: str | None, args: tuple
         )
     if script is not None and not Path(script).is_file():
         raise SondeError(f"no file {script} here. Name the script that the capsule was made with.")
-    from sonde.forensics.capsule import load_capsule
-    from sonde.forensics.replay import is_same
-    from sonde.forensics.stage import replay_model_from, replay_script
+    from sonde.replay.capsule.capsule import load_capsule
+    from sonde.replay.capsule.replay_capsule import is_same
+    from sonde.replay.capsule.replay_script import replay_model_from, replay_script
 
     kept = load_capsule(capsule)
     replayed = replay_script(kept, script, args) if script is not None else replay_model_from(kept, model_from or "")

@@ -27,7 +27,7 @@ def report(run: str | None, output: Path, force: bool) -> None:
     if output.suffix.lower() not in FORMATS:
         raise SondeError(f"{output} ends in none of {', '.join(FORMATS)}: Sonde tells the format by it.")
     from sonde.report import judge
-    from sonde.run.reader import Run
+    from sonde.runlog.reader import Run
     from sonde.views.file import write_new
 
     source = Run(run_path(run))

@@ -21,8 +21,8 @@ def runs(directory: Path | None, number: int) -> None:
     """
     from sonde.config import load_config
     from sonde.errors import NoRunError, SondeError
-    from sonde.run.directory import runs_in
-    from sonde.run.reader import Run
+    from sonde.runlog.directory import runs_in
+    from sonde.runlog.reader import Run
     from sonde.views.runs import RunList
 
     parent = directory or Path(load_config().output_dir)

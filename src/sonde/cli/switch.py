@@ -21,8 +21,8 @@ def switch(words: tuple[str, ...]) -> None:
               sonde switch runs/base +autograd_profiler
     """
     from sonde.errors import SondeError
-    from sonde.run.reader import Run
-    from sonde.run.switches import parsed, write_wishes
+    from sonde.runlog.reader import Run
+    from sonde.runlog.switch_file import parsed, write_wishes
     from sonde.views.printable import printable
     from sonde.views.switches import switch_table
 

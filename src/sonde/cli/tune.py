@@ -11,7 +11,7 @@ from sonde.cli._script import refuse_impossible, refuse_missing
 from sonde.views.printable import printable
 
 if TYPE_CHECKING:
-    from sonde.tuning.result import Tuning
+    from sonde.tuning.tuning_result import Tuning
 
 
 # Whatever follows the script belongs to the script, options too.

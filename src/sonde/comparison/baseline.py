@@ -19,7 +19,7 @@ from sonde.comparison.curves import Window, window_of, windows
 from sonde.comparison.pace import Spread, sizes_of, spread_of, times_of
 from sonde.errors import SondeError
 from sonde.report import strict
-from sonde.run.reader import Process, Run
+from sonde.runlog.reader import Process, Run
 
 FORMAT = "sonde-baseline"
 SCHEMA = 1

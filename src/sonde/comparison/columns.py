@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from sonde.record import Event, Frame, Kind
-from sonde.run.format import EVENT, FRAME
-from sonde.run.reader import Process, Run
+from sonde.events import Event, Frame, Kind
+from sonde.runlog.format import EVENT, FRAME
+from sonde.runlog.reader import Process, Run
 
 Floats = npt.NDArray[np.float64]
 Steps = npt.NDArray[np.int64]

@@ -19,7 +19,7 @@ from sonde.comparison.parting import Parting, find_parting
 from sonde.comparison.settings import SettingDifference, SiteDifferences, compare_settings, compare_sites
 from sonde.comparison.verdict import Verdict, verdict_on
 from sonde.report import Report, judge, strict
-from sonde.run.reader import Process, Run
+from sonde.runlog.reader import Process, Run
 
 SCHEMA = 1
 

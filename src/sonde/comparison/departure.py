@@ -28,13 +28,13 @@ from sonde.comparison.columns import Columns, Floats, Steps, read_columns
 from sonde.comparison.curves import Side, Window, distances_that_matter, ends_outside
 from sonde.comparison.pace import ENOUGH, MATTERS, Spread, direction_of, times_of
 from sonde.errors import SondeError
-from sonde.record import Finding, Severity
+from sonde.events import Finding, Severity
+from sonde.formatting import size
 from sonde.report import Report, Unevaluated, judge
 from sonde.rules import RULES
 from sonde.rules.rule import Rule
 from sonde.rules.words import listing, number
-from sonde.run.reader import Process, Run
-from sonde.units import size
+from sonde.runlog.reader import Process, Run
 
 RULE = "departs-from-baseline"
 TOLERANCE = 0.10  # as much as the same program differs from day to day on a machine with other guests

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sonde.record import Finding, Severity
+from sonde.events import Finding, Severity
 from sonde.report import Report
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from sonde.comparison.curves import Level, level_of
-from sonde.record import Frame, Kind
-from sonde.run.format import FRAME
-from sonde.run.reader import Process
+from sonde.events import Frame, Kind
+from sonde.runlog.format import FRAME
+from sonde.runlog.reader import Process
 
 MAX_NAMES = 32  # a program that logs under ever new names is not compared by them
 FEW = 20  # values: of so few (one per epoch, say) the last one counts, of more the median of the last ones

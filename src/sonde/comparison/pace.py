@@ -13,9 +13,9 @@ from typing import Any, Literal
 import numpy as np
 
 from sonde.comparison.columns import Columns, Floats
-from sonde.record import Frame, Kind
-from sonde.run.format import FRAME
-from sonde.run.reader import Process
+from sonde.events import Frame, Kind
+from sonde.runlog.format import FRAME
+from sonde.runlog.reader import Process
 
 Direction = Literal["same", "slight", "more", "less", "unclear", "only in A", "only in B", "unknown"]
 

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.comparison.columns import Columns
-from sonde.record import Frame, Kind, Site, Step
-from sonde.run.reader import Process
+from sonde.events import Frame, Kind, Site, Step
+from sonde.runlog.reader import Process
 
 SCALAR = "scalar"  # stands for a kind where a number of the whole step differs
 INEXACT = 1e-4  # relative: as far apart may statistics lie that were computed by different code
@@ -34,7 +34,7 @@ class Difference:
     """One number that differs."""
 
     step: int
-    kind: str  # of frame (`sonde.record.Kind`), or "scalar"
+    kind: str  # of frame (`sonde.events.Kind`), or "scalar"
     where: str  # the site, or the name of the scalar
     type: str  # class of the module, where it has one
     statistic: str

@@ -11,11 +11,11 @@ import numpy as np
 
 from sonde.comparison.columns import Columns
 from sonde.comparison.parting import key, named
-from sonde.record import Event, Site
+from sonde.events import Event, Site
 from sonde.rules.activity import COUNTED
 from sonde.rules.words import number
-from sonde.run.format import EVENT
-from sonde.run.reader import Process, Run
+from sonde.runlog.format import EVENT
+from sonde.runlog.reader import Process, Run
 
 Topic = Literal["configuration", "environment", "model", "loop"]
 

@@ -15,7 +15,7 @@ from sonde.comparison.pace import Change, Pace
 from sonde.comparison.parting import SCALAR, Difference, Parting
 from sonde.comparison.settings import SettingDifference
 from sonde.comparison.words import apart, duration, times
-from sonde.record import Kind, Severity
+from sonde.events import Kind, Severity
 from sonde.report import Report, RunFacts
 from sonde.rules.words import listing
 

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, field
 
 from sonde.diagnostics.data import ModelPerformanceMetrics
-from sonde.growth import Growth
+from sonde.memory_trend import Growth
 from sonde.rules.words import number
-from sonde.spikes import Losses, Recent
+from sonde.spike_detection import Losses, Recent
 
 MOST = 100  # that are kept of each kind; all are counted
 SLOWER = math.log(1.5)  # a throughput below two thirds of the usual, and far outside of its own scatter

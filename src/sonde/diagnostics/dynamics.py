@@ -14,7 +14,7 @@ from sonde.diagnostics.anomalies import Anomalies, Anomaly
 from sonde.diagnostics.convergence import Convergence, convergence
 from sonde.diagnostics.data import ModelPerformanceMetrics, known
 from sonde.diagnostics.series import Floats, Series, pieces, spread
-from sonde.record import Event, Step
+from sonde.events import Event, Step
 from sonde.rules.learning import ENOUGH, Learning
 
 SETTLED = 0.3  # share of the steps without a gain that makes a plateau; less is the noise of the end

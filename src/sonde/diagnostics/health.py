@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sonde.diagnostics.dynamics import Dynamics, TrainingDynamics
-from sonde.record import Finding, Severity
+from sonde.events import Finding, Severity
 from sonde.rules.timing import SPEED
 from sonde.rules.words import listing, number
 

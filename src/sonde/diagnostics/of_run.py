@@ -10,11 +10,11 @@ from typing import Any
 
 from sonde.diagnostics.data import MIB, ModelArchitectureInfo, ModelPerformanceMetrics
 from sonde.diagnostics.dynamics import Dynamics
-from sonde.record import Finding, Kind, Site, Step
+from sonde.events import Finding, Kind, Site, Step
 from sonde.report import judge
 from sonde.rules.learning import losses
 from sonde.rules.told import VALIDATION
-from sonde.run.reader import Run
+from sonde.runlog.reader import Run
 
 # Of those that do not have four.
 BYTES = {"float64": 8, "complex64": 8, "complex128": 16, "float16": 2, "bfloat16": 2, "int64": 8, "int8": 1, "uint8": 1, "bool": 1}

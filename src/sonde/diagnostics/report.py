@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sonde.diagnostics.data import MILLION, ModelArchitectureInfo
 from sonde.diagnostics.dynamics import Dynamics, TrainingDynamics
 from sonde.diagnostics.health import Health, health_of
-from sonde.record import Finding
+from sonde.events import Finding
 from sonde.report import strict
 from sonde.rules.words import listing, number
 

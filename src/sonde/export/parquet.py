@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from sonde.errors import SondeError
-from sonde.run.compact import compact
-from sonde.run.reader import Run
+from sonde.runlog.parquet import compact
+from sonde.runlog.reader import Run
 
 
 def export(run: Run, output: Path | None, *, replace: bool) -> list[Path]:

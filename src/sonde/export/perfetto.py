@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from sonde.errors import SondeError
+from sonde.events import Event, Frame, Kind, Step
 from sonde.export.trace import Times, Trace, Track, compressed
-from sonde.record import Event, Frame, Kind, Step
 from sonde.rules.words import number
-from sonde.run import format as f
-from sonde.run.reader import Process, Run
+from sonde.runlog import format as f
+from sonde.runlog.reader import Process, Run
 from sonde.views.file import write_new
 
 # A validation is counted to the step that follows it. Then the order of the loop, then what this version does not know, then the rest.

@@ -10,7 +10,7 @@ from sonde.errors import SondeError
 from sonde.export.trace import Times, Trace, Track, in_lanes
 
 if TYPE_CHECKING:
-    from sonde.profiles import LayerCost, ProfileReport, Span
+    from sonde.profiler import LayerCost, ProfileReport, Span
 
 KEPT = "activations kept for backward (bytes)"
 

@@ -48,11 +48,11 @@ class SondeTracker(Watching):
         import accelerate
         from accelerate.state import AcceleratorState, GradientState
 
-        from sonde.capture import framework
+        from sonde import framework_hints
 
         session = self._begin(self._model, self._optimizer, package="accelerate", package_version=accelerate.__version__)
         gradients, state = GradientState(), AcceleratorState()
-        framework.divides_losses(session, lambda: float(gradients.num_steps))
+        framework_hints.divides_losses(session, lambda: float(gradients.num_steps))
         self._tell(
             "integration", framework=self.framework, gradients=GRADIENTS, clipping="where the loop clips", clips_at=0, clips_by="",
             accumulates=gradients.num_steps, precision=str(state.mixed_precision), strategy=str(state.distributed_type),

@@ -54,7 +54,7 @@ class SondeCallback(Watching):
     # -- the training ------------------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        from sonde.capture import framework
+        from sonde import framework_hints
 
         if stage != "fit":
             return
@@ -62,11 +62,11 @@ class SondeCallback(Watching):
         self._trainer = weakref.ref(trainer)
         package = sys.modules[type(trainer).__module__.partition(".")[0]]
         session = self._begin(pl_module, package=package.__name__, package_version=package.__version__)
-        framework.calls_parts_of(session, pl_module)
-        framework.has_single_closures(session)
-        framework.calls_backward(session)
+        framework_hints.calls_parts_of(session, pl_module)
+        framework_hints.has_single_closures(session)
+        framework_hints.calls_backward(session)
         if pl_module.automatic_optimization:
-            framework.divides_losses(session, lambda: float(trainer.accumulate_grad_batches))
+            framework_hints.divides_losses(session, lambda: float(trainer.accumulate_grad_batches))
 
     @contained
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:

@@ -36,13 +36,13 @@ class SondeCallback(Watching):
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         import transformers
 
-        from sonde.capture import framework
+        from sonde import framework_hints
 
         optimizer = innermost(given.get("optimizer"))
         session = self._begin(given["model"], optimizer, package="transformers", package_version=transformers.__version__)
         self._divided_by = 1.0
-        framework.calls_backward(session)
-        framework.divides_losses(session, lambda: self._divided_by)
+        framework_hints.calls_backward(session)
+        framework_hints.divides_losses(session, lambda: self._divided_by)
         clips = float(args.max_grad_norm or 0)
         self._tell(
             "integration", framework=self.framework, gradients=GRADIENTS, clipping="clipped" if clips > 0 else "unclipped",

@@ -16,8 +16,8 @@ from sonde.config import DebugConfig, load_config
 from sonde.errors import SondeError
 
 if TYPE_CHECKING:
-    from sonde.capture.session import DebugSession
     from sonde.report import Report
+    from sonde.session import DebugSession
 
 Hook = TypeVar("Hook", bound=Callable[..., None])
 
@@ -87,7 +87,7 @@ class Watching:
 
     def _begin(self, model: Any = None, optimizers: Any = None, **about: Any) -> DebugSession:
         """A training begins. Without a model, whatever trains is watched."""
-        from sonde.capture.session import DebugSession  # needs torch
+        from sonde.session import DebugSession  # needs torch
 
         self._end(None, how="exception", exit_code=None, exception=LOST)  # where a training before has failed
         self.session = session = DebugSession(self._config, to=self._to, name=self._name, strict=self._strict)
@@ -129,9 +129,9 @@ def contained(hook: Hook) -> Hook:
 
 @functools.cache  # some hooks are called in every step: an import statement looks for what is there already
 def _framework() -> Any:
-    from sonde.capture import framework  # needs torch
+    from sonde import framework_hints
 
-    return framework
+    return framework_hints
 
 
 @functools.cache

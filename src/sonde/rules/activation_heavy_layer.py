@@ -21,9 +21,9 @@ import re
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from sonde.record import Finding, Kind, Severity, Site, Step
+from sonde.events import Finding, Kind, Severity, Site, Step
+from sonde.formatting import size
 from sonde.rules.rule import Answer, Clear, NotEvaluated
-from sonde.units import size
 
 MUCH = 0.1  # of the memory: with its gradients and what a loss makes of it, four or five of that size are there at once
 MOST = 0.5  # of what all layers put out: else no single place is to blame

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from math import isfinite
 
-from sonde.record import Step
+from sonde.events import Step
 
 COUNTED = (
     "forwards",

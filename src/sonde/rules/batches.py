@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sonde.record import Kind, Step
+from sonde.events import Kind, Step
 from sonde.rules.activity import count
 from sonde.rules.rule import NotEvaluated
 from sonde.rules.words import amount

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sonde.record import Kind, Step
+from sonde.events import Kind, Step
 from sonde.rules.activity import count
 from sonde.rules.depth import is_bias, profile
 from sonde.rules.words import number

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from sonde.record import Finding, Kind, Severity, Step
+from sonde.events import Finding, Kind, Severity, Step
 from sonde.rules.batches import NOTHING_SEEN, data_of
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.source import Sources

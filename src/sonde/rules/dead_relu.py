@@ -22,7 +22,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from sonde.record import Finding, Kind, Severity, Step
+from sonde.events import Finding, Kind, Severity, Step
 from sonde.rules.learning import Learning
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.words import listing, number

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sonde.record import Frame, Kind, Step
+from sonde.events import Frame, Kind, Step
 
 if TYPE_CHECKING:
-    from sonde.record import Floats
+    from sonde.events import Floats
 
 SHALLOWEST = 4  # sites: a model of fewer layers has no depth along which a signal could fade or grow
 FLOOR = 1e-38  # below this float32 has no normal numbers: what is smaller is gone

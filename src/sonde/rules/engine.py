@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sonde.record import Finding, Severity, Step
+from sonde.events import Finding, Severity, Step
 from sonde.rules.rule import Answer, NotEvaluated, Rule
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sonde.record import Step
+from sonde.events import Step
 from sonde.rules.activity import count
 
 FEWEST = 3  # beginnings: two of them may be a trial and the first epoch

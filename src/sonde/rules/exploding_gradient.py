@@ -23,7 +23,7 @@ from math import isfinite
 from statistics import median
 from typing import ClassVar
 
-from sonde.record import Finding, Severity, Step
+from sonde.events import Finding, Severity, Step
 from sonde.rules.activity import count
 from sonde.rules.blowup import Blowup
 from sonde.rules.learning import Learning

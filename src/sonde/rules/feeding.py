@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from sonde.record import Step
+from sonde.events import Step
 from sonde.rules.batches import Balance, Loader, labels_of
 from sonde.rules.words import number
 

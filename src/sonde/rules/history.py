@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sonde.record import Frame, Kind, Site, Step
+from sonde.events import Frame, Kind, Site, Step
 from sonde.rules.words import number
 
 KEPT = 8  # observed steps: a line that a person takes in at a glance

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from sonde.record import Finding, Step
+from sonde.events import Finding, Step
 from sonde.rules.python_bound import XRAYS, is_small
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.timing import Timing, Xrays, lines_of, severity, typical, with_gain

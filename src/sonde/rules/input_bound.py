@@ -22,7 +22,7 @@ from math import ceil
 from statistics import median
 from typing import Any, ClassVar
 
-from sonde.record import Finding, Step
+from sonde.events import Finding, Step
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.timing import Timing, Xrays, severity, with_gain
 from sonde.rules.words import amount, number

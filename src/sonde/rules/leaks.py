@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sonde.record import Step
-from sonde.units import size
+from sonde.events import Step
+from sonde.formatting import size
 
 MAX_KEPT = 8  # a run has a few inquests at most; what is kept of them is bounded all the same
 

@@ -13,10 +13,10 @@ from math import exp, isfinite, log
 from statistics import median
 from typing import Any
 
-from sonde.record import Kind, Severity, Step
+from sonde.events import Kind, Severity, Step
 from sonde.rules.activity import count
 from sonde.rules.learning import Learning, losses
-from sonde.spikes import ENOUGH, Leap, Losses, Norms, Recent
+from sonde.spike_detection import ENOUGH, Leap, Losses, Norms, Recent
 
 MAX_LEAPS = 64  # that are remembered
 RETURNS = 3  # losses back in the usual range: one may be luck

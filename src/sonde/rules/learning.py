@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import inf, isfinite, log, nan, sqrt
 from statistics import median
 
-from sonde.record import Step
+from sonde.events import Step
 from sonde.rules.activity import count
 
 FIRST = 3  # losses that make the starting level: more would already have learnt at a high rate

@@ -25,7 +25,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from sonde.record import Finding, Kind, Severity, Site, Step
+from sonde.events import Finding, Kind, Severity, Site, Step
 from sonde.rules.activity import Activity
 from sonde.rules.learning import Learning
 from sonde.rules.rule import Answer, Clear, NotEvaluated

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, ClassVar
 
-from sonde.record import Finding, Severity, Step
+from sonde.events import Finding, Severity, Step
 from sonde.rules.activity import count
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.words import number

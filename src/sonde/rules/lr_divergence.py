@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import ClassVar
 
-from sonde.record import Finding, Severity, Step
+from sonde.events import Finding, Severity, Step
 from sonde.rules.activity import Activity
 from sonde.rules.blowup import Blowup
 from sonde.rules.learning import Learning

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import ClassVar
 
-from sonde.record import Finding, Severity, Step
+from sonde.events import Finding, Severity, Step
 from sonde.rules.learning import Learning
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.schedules import Rate, Schedules, made_evidence

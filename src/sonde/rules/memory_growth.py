@@ -16,11 +16,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from sonde.growth import ENOUGH, Growth
-from sonde.record import Finding, Severity, Step
+from sonde.events import Finding, Severity, Step
+from sonde.formatting import size
+from sonde.memory_trend import ENOUGH, Growth
 from sonde.rules.leaks import Leaks, size_of
 from sonde.rules.rule import Answer, Clear, NotEvaluated
-from sonde.units import size
 
 LEAST_MB = 24.0  # MiB: allocators take memory in pieces, and a loop that prints and logs grows by a few
 MB = 2**20

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from sonde.record import Finding, Severity, Step
+from sonde.events import Finding, Severity, Step
 from sonde.rules.activity import count
 from sonde.rules.origins import EVALUATION, Origins
 from sonde.rules.rule import Answer, Clear, NotEvaluated

@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from sonde.record import Finding, Severity, Step
+from sonde.events import Finding, Severity, Step
 from sonde.rules.activity import count
 from sonde.rules.origins import FOLLOWS, Origins
 from sonde.rules.rule import Answer, NotEvaluated

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
-from sonde.record import Finding, Kind, Severity, Step
+from sonde.events import Finding, Kind, Severity, Step
 from sonde.rules.activity import count
 from sonde.rules.history import Course, History
 from sonde.rules.rule import Answer, Clear, NotEvaluated

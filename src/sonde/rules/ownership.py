@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sonde.record import Kind, Site, Step
+from sonde.events import Kind, Site, Step
 from sonde.rules.activity import Activity
 
 PATIENCE = 3  # observed steps with a gradient: a loss term that touches a module once is no training signal

@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from sonde.record import Finding, Severity, Site, Step
+from sonde.events import Finding, Severity, Site, Step
 from sonde.rules.learning import Learning
 from sonde.rules.ownership import Ownership
 from sonde.rules.rule import Answer, Clear, NotEvaluated

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from sonde.record import Finding, Step
+from sonde.events import Finding, Step
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.timing import Timing, Xrays, lines_of, severity, share_of_core, typical, with_gain
 from sonde.rules.words import amount, number, rows_of

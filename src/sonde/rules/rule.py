@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from sonde.record import Finding, Step
+from sonde.events import Finding, Step
 
 
 @dataclass(frozen=True, slots=True)

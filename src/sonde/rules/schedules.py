@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import isfinite, nan
 from typing import Any
 
-from sonde.record import Event, Step
+from sonde.events import Event, Step
 from sonde.rules.activity import count
 from sonde.rules.epochs import Epochs
 from sonde.rules.learning import FALLEN, History, losses

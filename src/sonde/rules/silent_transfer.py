@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, ClassVar
 
-from sonde.record import Event, Finding, Severity, Step
+from sonde.events import Event, Finding, Severity, Step
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.timing import MAX_XRAYS
 from sonde.rules.words import amount, number, rows_of

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, ClassVar
 
-from sonde.record import Finding, Kind, Step
+from sonde.events import Finding, Kind, Step
 from sonde.rules.python_bound import XRAYS
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.timing import Timing, Xrays, lines_of, severity, with_gain

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar
 
-from sonde.record import Finding, Step
+from sonde.events import Finding, Step
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.timing import PHASES, Timing, Xrays, lines_of, severity, with_gain
 from sonde.rules.words import amount, number

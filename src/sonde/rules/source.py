@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sonde.record import Step
+from sonde.events import Step
 
 MAX_LINES = 20  # per kind of call: a report names one, a program has a few; the rest would only be kept
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from sonde.record import Finding, Step
+from sonde.events import Finding, Step
 from sonde.rules.leaps import LR_ROSE, ODD_INPUT, RETURNS, Leaps, Seen
 from sonde.rules.origins import BAD_NUMBERS
 from sonde.rules.rule import Answer, Clear, NotEvaluated

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from sonde.record import Finding, Severity, Step
+from sonde.events import Finding, Severity, Step
 from sonde.rules.ownership import Ownership
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.source import Sources

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from sonde.record import Severity, Step
+from sonde.events import Severity, Step
 from sonde.rules.words import amount, rows_of
 
 PHASES = ("data", "transfer", "forward", "backward", "optimizer", "validation", "checkpoint", "other")

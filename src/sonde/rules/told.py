@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import inf, isfinite, nan
 from typing import Any
 
-from sonde.record import Step
+from sonde.events import Step
 from sonde.rules.activity import count
 from sonde.rules.feeding import Feeding
 from sonde.rules.schedules import Rate, Schedules

@@ -23,7 +23,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from sonde.record import Finding, Frame, Kind, Severity, Site, Step
+from sonde.events import Finding, Frame, Kind, Severity, Site, Step
 from sonde.rules.activity import count
 from sonde.rules.learning import Learning
 from sonde.rules.rule import Answer, Clear, NotEvaluated

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from sonde.record import Finding, Severity, Step
+from sonde.events import Finding, Severity, Step
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.timing import Timing, with_gain
 from sonde.rules.words import amount

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import ClassVar
 
-from sonde.record import Finding, Step
+from sonde.events import Finding, Step
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.source import Sources
 from sonde.rules.timing import Timing, severity, with_gain

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from sonde.record import Finding, Severity, Step
+from sonde.events import Finding, Severity, Step
 from sonde.rules.depth import Profile, profile
 from sonde.rules.learning import Learning
 from sonde.rules.rule import Answer, Clear, NotEvaluated

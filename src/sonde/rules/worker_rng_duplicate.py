@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from sonde.record import Finding, Severity, Step
+from sonde.events import Finding, Severity, Step
 from sonde.rules.batches import Loader
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.words import listing

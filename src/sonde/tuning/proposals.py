@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sonde.errors import SondeError
-from sonde.tuning.facts import Loader, Place, Survey
+from sonde.tuning.messages import Loader, Place, Survey
 
 
 @dataclass(frozen=True, slots=True)

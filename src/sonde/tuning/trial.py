@@ -21,15 +21,15 @@ from typing import NoReturn
 import numpy
 import torch
 
-from sonde.capture.calls import listen
-from sonde.capture.launch import die_with_parent, run_file
-from sonde.tuning.facts import Place, Request, Survey, Trial
-from sonde.tuning.loaders import Loaders
-from sonde.tuning.models import Models
-from sonde.tuning.optimizers import Optimizers
-from sonde.tuning.places import place_here
+from sonde.capture.patches import listen
+from sonde.launcher import die_with_parent, run_file
+from sonde.tuning.call_site_keys import place_here
+from sonde.tuning.dataloader_changes import Loaders
+from sonde.tuning.messages import Place, Request, Survey, Trial
+from sonde.tuning.model_changes import Models
+from sonde.tuning.optimizer_changes import Optimizers
 from sonde.tuning.proposals import Patch
-from sonde.tuning.stopwatch import Stopwatch
+from sonde.tuning.step_timer import Stopwatch
 
 SEED = 0  # for scripts that set none: two trials must train alike
 

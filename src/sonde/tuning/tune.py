@@ -10,12 +10,12 @@ from pathlib import Path
 from time import monotonic
 
 from sonde.errors import Stopped
-from sonde.tuning.bench import TIME_LIMIT_S, WARMUP, Bench, OutOfTime, Progress, name_of
-from sonde.tuning.facts import Request
-from sonde.tuning.processes import Processes
+from sonde.tuning.messages import Request
 from sonde.tuning.proposals import Proposal, chosen_families, propose
-from sonde.tuning.rank import LEAST_GAIN
-from sonde.tuning.result import ORDER, Measured, Tuning
+from sonde.tuning.ranking import LEAST_GAIN
+from sonde.tuning.trial_processes import Processes
+from sonde.tuning.trial_runner import TIME_LIMIT_S, WARMUP, Bench, OutOfTime, Progress, name_of
+from sonde.tuning.tuning_result import ORDER, Measured, Tuning
 
 SECONDS = 3.0  # that one trial measures, if nobody says how many steps
 REPEATS = 3  # of what looks good: three in a row are hardly luck

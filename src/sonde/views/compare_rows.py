@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sonde.comparison.findings import FindingComparison
     from sonde.comparison.pace import Change, Spread
     from sonde.comparison.parting import Parting
-    from sonde.record import Finding
+    from sonde.events import Finding
 
 TOO_FEW = "too few steps to tell"
 SIDES = {

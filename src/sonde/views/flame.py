@@ -20,7 +20,7 @@ from sonde.views.quantities import NOTHING, factor, large, milliseconds, whole_p
 from sonde.views.sheet import html_text, sheet
 
 if TYPE_CHECKING:
-    from sonde.profiles import LayerChange, ProfileComparison, ProfileReport
+    from sonde.profiler import LayerChange, ProfileComparison, ProfileReport
 
 NUM_TONES = 8  # classes of layers with a colour of their own: the eye tells no more apart
 MAX_ROWS = 40  # of a table

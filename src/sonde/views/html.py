@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from sonde.record import Finding
+from sonde.events import Finding
 from sonde.views.chart import curve
 from sonde.views.facts import loss_series, notes, rate_series, story
 from sonde.views.numbers import value
@@ -16,7 +16,7 @@ from sonde.views.statistics import COLUMNS, Table, last_statistics
 
 if TYPE_CHECKING:
     from sonde.report import Report
-    from sonde.run.reader import Run
+    from sonde.runlog.reader import Run
 
 HEADLINES = {"healthy": "Healthy", "problems": "Problems", "unknown": "Nothing could be told"}
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sonde.record import Finding
+from sonde.events import Finding
 from sonde.rules.words import number
 from sonde.views.facts import loss_series, notes, story
 from sonde.views.numbers import value

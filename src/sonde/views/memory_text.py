@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from sonde.units import size
+from sonde.formatting import size
 from sonde.views.numbers import counted, percent
 from sonde.views.printable import printable
 from sonde.views.table import html_table, text_table
 
 if TYPE_CHECKING:
-    from sonde.memory.data import DeviceMemory, MemoryReport, Usage
+    from sonde.memory_profiler.memory_report import DeviceMemory, MemoryReport, Usage
 
 MAX_MODULES = 10
 MAX_LEAKS = 5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sonde.record import Finding
+from sonde.events import Finding
 
 CONSEQUENCE = "consequence_of"
 SOURCE, SOURCE_TEXT = "source", "source_text"

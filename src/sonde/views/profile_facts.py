@@ -10,7 +10,7 @@ from sonde.views.numbers import counted
 from sonde.views.quantities import large, milliseconds, whole_percent
 
 if TYPE_CHECKING:
-    from sonde.profiles import ProfileReport, Spread
+    from sonde.profiler import ProfileReport, Spread
 
 TOLD = ("torch", "device", "dtype")  # of the environment: what a time depends on most; the rest is in the file
 IDLE = 0.2  # cores: some program is always running

@@ -20,7 +20,7 @@ from sonde.views.profile_tree import Node, rows
 from sonde.views.quantities import NOTHING, factor, large, milliseconds, whole_percent
 
 if TYPE_CHECKING:
-    from sonde.profiles import LayerChange, ProfileComparison, ProfileReport, Spread
+    from sonde.profiler import LayerChange, ProfileComparison, ProfileReport, Spread
 
 MAX_ROWS = 40  # of the tree: what one screen and a half hold
 NAME_WIDTH = (26, 56)  # at least, at most

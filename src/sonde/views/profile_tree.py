@@ -14,7 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sonde.profiles import LayerCost, ProfileReport, Spread
+    from sonde.profiler import LayerCost, ProfileReport, Spread
 
 SMALLEST = 0.005  # share of the step: a layer below it is not what makes a step slow
 ODD_ONE = 1.5  # times the median of its like: then it is not like them

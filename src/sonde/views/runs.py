@@ -11,7 +11,7 @@ from sonde.views.lines import line, paragraph
 from sonde.views.numbers import counted
 
 if TYPE_CHECKING:
-    from sonde.run.reader import Run
+    from sonde.runlog.reader import Run
 
 COLOURS = {"finished": "green", "running": "cyan", "exception": "red", "killed": "red", "interrupted": "yellow"}
 

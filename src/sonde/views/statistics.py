@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sonde.record import Kind, Site
+from sonde.events import Kind, Site
 from sonde.rules.words import number
 
 if TYPE_CHECKING:
-    from sonde.run.reader import Run
+    from sonde.runlog.reader import Run
 
 COLUMNS = ("mean", "std", "min", "max", "l2", "zeros", "nan", "inf")
 TITLES = {

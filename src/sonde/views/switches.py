@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sonde.run.reader import Run
-from sonde.run.switches import SWITCHES, read_wishes
+from sonde.runlog.reader import Run
+from sonde.runlog.switch_file import SWITCHES, read_wishes
 from sonde.views.table import text_table
 
 HEARD = "sonde switch"  # who turned it, where it was the file

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from sonde.record import Finding, Severity
+from sonde.events import Finding, Severity
 from sonde.rules.words import number
 from sonde.views.facts import loss_series, notes, rate_series, story
 from sonde.views.lines import line, paragraph

@@ -16,7 +16,7 @@ from sonde.views.numbers import counted, percent
 from sonde.views.quantities import milliseconds
 
 if TYPE_CHECKING:
-    from sonde.tuning.result import Measured, Tuning
+    from sonde.tuning.tuning_result import Measured, Tuning
 
 INDENT = 12
 BUSY = 0.5  # of a core's time for every core: then what is measured is also what others do

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from sonde.capture.probes.activations import Activations
+from sonde.capture.probes.base import Probe
 from sonde.capture.probes.batch import Batch
+from sonde.capture.probes.eval_in_train_mode import Validation
 from sonde.capture.probes.memory import Memory
-from sonde.capture.probes.modes import Modes
-from sonde.capture.probes.probe import Probe
-from sonde.capture.probes.validation import Validation
-from sonde.capture.probes.weights import Weights
+from sonde.capture.probes.parameters import Weights
+from sonde.capture.probes.train_eval_mode import Modes
 
 PROBES: tuple[type[Probe], ...] = (Activations, Batch, Memory, Modes, Validation, Weights)

@@ -11,21 +11,21 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from sonde.capture import kernel
-from sonde.capture.exponents import Exponents
+from sonde.capture.exponent_histograms import Exponents
 from sonde.capture.leaves import GradientHook, Leaf, LeafHook, await_gradient
-from sonde.capture.probes.probe import Probe, Tools
+from sonde.capture.probes.base import Probe, Tools
 from sonde.capture.standins import put_in, take_out
-from sonde.capture.watched import Watched
-from sonde.record import STATISTICS, Kind, Site
-from sonde.run.format import FramePlan
+from sonde.capture.watched_model import Watched
+from sonde.events import STATISTICS, Kind, Site
+from sonde.runlog.format import FramePlan
+from sonde.statistics import measure
 
 
 class _Table:
     """Rows of statistics, and which of them were written in the step under way."""
 
     def __init__(self, num_rows: int) -> None:
-        self.rows = kernel.Rows(num_rows)
+        self.rows = measure.Rows(num_rows)
         self.taken = bytearray(num_rows)
 
     def take(self, row: int, tensor: torch.Tensor) -> None:
@@ -35,7 +35,7 @@ class _Table:
     def grow(self) -> None:
         self.rows.settle()
         num = len(self.taken)
-        larger = kernel.Rows(2 * num)
+        larger = measure.Rows(2 * num)
         larger.values[:num] = self.rows.values
         self.rows, self.taken = larger, self.taken + bytearray(num)
 
@@ -63,7 +63,7 @@ class Activations(Probe):
 
     def begin(self, step: int, *, with_exponents: bool) -> None:
         self._with_exponents = with_exponents
-        self.desk.step, self.desk.fast = step, kernel.NATIVE and not with_exponents
+        self.desk.step, self.desk.fast = step, measure.NATIVE and not with_exponents
 
     # -- in and out --------------------------------------------------------------------------------
 
@@ -139,7 +139,7 @@ class Activations(Probe):
             self._exponents.take(Kind.ACTIVATION_GRADIENT, self.sites[row].id, gradient)
 
     def _new_row(self, leaf: Leaf, call: int, item: int, tensor: torch.Tensor) -> GradientHook | None:
-        reason = kernel.supported(tensor)
+        reason = measure.supported(tensor)
         if reason is not None:
             self._journal.event("unobserved", self.desk.step, where=leaf.path, reason=reason)
             return None
@@ -159,7 +159,7 @@ class Activations(Probe):
 
     # -- the step is over --------------------------------------------------------------------------
 
-    def tables(self) -> Iterable[kernel.Rows]:
+    def tables(self) -> Iterable[measure.Rows]:
         return self._outputs.rows, self._gradients.rows
 
     def write(self, step: int) -> None:

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from sonde.capture import kernel
-from sonde.capture.far import is_far
-from sonde.capture.labels import Labels, counted, is_plain, labels_of
-from sonde.capture.probes.probe import Probe, Tools
-from sonde.capture.tensors import tensors_in
-from sonde.capture.watched import Watched
-from sonde.record import BATCH_FIELDS, Kind, Site
-from sonde.run.format import FramePlan
+from sonde.capture.class_labels import Labels, counted, is_plain, labels_of
+from sonde.capture.probes.base import Probe, Tools
+from sonde.capture.watched_model import Watched
+from sonde.events import BATCH_FIELDS, Kind, Site
+from sonde.runlog.format import FramePlan
+from sonde.statistics import measure
+from sonde.statistics.deferred_reads import on_device
+from sonde.statistics.tensor_utils import find_tensors
 
 MAX_TENSORS = 8  # of one batch, and of one model's inputs
 ALL_OF_THE_FIRST = 16  # observed steps; then those that are so far apart: hashing a batch costs as much as all statistics of a small layer
@@ -32,7 +32,7 @@ class Batch(Probe):
         super().__init__(tools)
         self.wanted = tools.measured.batches
         self._sites: dict[str, Site | None] = {}
-        self._rows = kernel.Rows(2 * MAX_TENSORS)
+        self._rows = measure.Rows(2 * MAX_TENSORS)
         self._extra = np.zeros((2 * MAX_TENSORS, 2))
         self._taken: list[Site] = []
         self._plan: tuple[list[int], FramePlan] | None = None
@@ -62,9 +62,9 @@ class Batch(Probe):
         if not self._looks:
             return
         self._take_batch()
-        inputs = tensors_in((args, kwargs))[:MAX_TENSORS]
+        inputs = find_tensors((args, kwargs))[:MAX_TENSORS]
         if not self._samples:
-            near = [tensor for _, tensor in inputs if not is_far(tensor)] or list(self._fetched.values())[:1]
+            near = [tensor for _, tensor in inputs if not on_device(tensor)] or list(self._fetched.values())[:1]
             self._samples, self._judged = _look(near)
         for place, tensor in inputs:
             if id(tensor) not in self._fetched:
@@ -72,7 +72,7 @@ class Batch(Probe):
 
     def left(self, watched: Watched, output: Any) -> None:
         if self._looks and len(self._outputs) < MAX_OUTPUTS:
-            self._outputs += [tuple(tensor.shape) for _, tensor in tensors_in(output)[:MAX_OUTPUTS]]
+            self._outputs += [tuple(tensor.shape) for _, tensor in find_tensors(output)[:MAX_OUTPUTS]]
 
     def backward(self, tensors: Any) -> None:
         if self._looks:
@@ -82,7 +82,7 @@ class Batch(Probe):
                 if labels is not None and labels.place in list(self._judged)[1:]:
                     del self._judged[labels.place]
 
-    def tables(self) -> Iterable[kernel.Rows]:
+    def tables(self) -> Iterable[measure.Rows]:
         self._take_batch()  # where no model was entered
         return (self._rows,)
 
@@ -105,7 +105,7 @@ class Batch(Probe):
     def _take_batch(self) -> None:
         batch, self._batch = self._batch, None
         if batch is not None:
-            for place, tensor in tensors_in(batch)[:MAX_TENSORS]:
+            for place, tensor in find_tensors(batch)[:MAX_TENSORS]:
                 self._take(f"batch.{place}", tensor)
                 self._fetched[id(tensor)] = tensor
 
@@ -114,14 +114,14 @@ class Batch(Probe):
         if row >= len(self._extra) or any(site.path == path for site in self._taken):
             return
         if path not in self._sites:
-            reason = kernel.supported(tensor)
+            reason = measure.supported(tensor)
             self._sites[path] = None if reason else self._journal.site(
                 kind="input", path=path, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch.")
             )  # fmt: skip
         site = self._sites[path]
         if site is not None:
             self._rows.measure_one(row, tensor)
-            fingerprint = kernel.fingerprint(tensor) if not is_far(tensor) else None
+            fingerprint = measure.fingerprint(tensor) if not on_device(tensor) else None
             self._extra[row] = (tensor.shape[0] if tensor.dim() else 1, np.nan if fingerprint is None else fingerprint)
             self._taken.append(site)
 
@@ -143,7 +143,7 @@ def _look(inputs: list[torch.Tensor]) -> tuple[dict[str, Any], dict[tuple[int, i
         elif len(tensor) == size:
             alike = judged[tensor.data_ptr(), tensor.numel()] = _is_alike(tensor.detach().numpy())
             if alike and told["sample"] is None:
-                told["sample"] = kernel.fingerprint(tensor[0])
+                told["sample"] = measure.fingerprint(tensor[0])
         elif tensor.numel() and not {*tensor.shape} <= {1, *inputs[0].shape[1:]}:
             values = tensor.detach().numpy()
             judged[tensor.data_ptr(), tensor.numel()] = bool((values == values.flat[0]).all())

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from sonde.capture import process_memory
-from sonde.capture.inquest import Inquest
-from sonde.capture.probes.probe import Probe, Tools, is_now_and_then
-from sonde.capture.tensors import storage_bytes, tensors_in
-from sonde.capture.watched import Watched
-from sonde.growth import Growth
+from sonde.capture.probes.base import Probe, Tools, is_now_and_then
+from sonde.capture.watched_model import Watched
+from sonde.incidents.memory_growth_handler import LeakInvestigation
+from sonde.memory_trend import Growth
+from sonde.statistics.tensor_utils import find_tensors, storage_bytes
 
 MB = 2**20
 MAX_TOKENS = 32  # graphs that are remembered; beyond, every second is forgotten
@@ -39,7 +39,7 @@ class Memory(Probe):
         self.wanted, self._is_logged = tools.measured.memory, tools.measured.memory_logged
         self._growth = Growth()
         self._graphs: list[tuple[int, weakref.ref[_Token]]] = []  # step, and whether its graph lives
-        self._inquest: Inquest | None = None
+        self._inquest: LeakInvestigation | None = None
         self._num_inquests = 0
         self._step = 0
         self._told = False
@@ -55,7 +55,7 @@ class Memory(Probe):
             self.outside_bytes = max(1, heap.used - parameters) if heap is not None else 1
 
     def left(self, watched: Watched, output: Any) -> None:
-        for _, tensor in tensors_in(output)[:1]:
+        for _, tensor in find_tensors(output)[:1]:
             node: Any = tensor.grad_fn
             if node is not None and (not self._graphs or self._graphs[-1][0] != self._step):
                 token = node.metadata["sonde"] = _Token()
@@ -97,7 +97,7 @@ class Memory(Probe):
 
     def _ask(self, step: int) -> None:
         self._num_inquests += 1
-        self._inquest = Inquest(self._journal, self._tools.desk, self._tools.faults, self._closed, step)
+        self._inquest = LeakInvestigation(self._journal, self._tools.desk, self._tools.faults, self._closed, step)
 
     def _closed(self, found: bool) -> None:
         self._inquest = None

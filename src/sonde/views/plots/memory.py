@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sonde.units import size
+from sonde.formatting import size
 from sonde.views.axis import linear_axis
 from sonde.views.plots import ink
 from sonde.views.plots.plot import Plot
@@ -14,7 +14,7 @@ from sonde.views.plots.plot import Plot
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from sonde.memory.data import DeviceMemory, MemoryReport, Snapshot
+    from sonde.memory_profiler.memory_report import DeviceMemory, MemoryReport, Snapshot
 
 COLOURS = (ink.BLUE, ink.SKY, ink.PURPLE, ink.VERMILION, ink.LINE)
 MIB = 2**20

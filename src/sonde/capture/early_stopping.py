@@ -1,0 +1,146 @@
+"""When to stop: an early stopping that says what it decides, and why, in the run."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from sonde.errors import SondeError
+
+if TYPE_CHECKING:
+    from sonde.session import DebugSession
+
+MAX_TOLD = 1000  # evaluations, one event each; the decision is told in any case
+MODES = ("min", "max", "auto")
+_SMALLER = ("loss", "err", "perplexity", "ppl", "mse", "mae", "rmse", "nll", "wer", "cer", "fid", "bpc", "distance")
+_LARGER = ("acc", "f1", "auc", "precision", "recall", "score", "iou", "dice", "bleu", "rouge", "r2", "psnr", "ssim", "reward", "return")
+
+
+class EarlyStopping:
+    """Give it each new value of what it watches: `if stopping.step(val_loss): break`.
+
+    A value is better when it beats the best so far by more than `min_delta`; after `patience` evaluations in a row without a better one it
+    is time to stop, and stays so. NaN is never better, and is told of. `session` is where it is written down; without one nothing is.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        *,
+        patience: int = 5,
+        min_delta: float = 0.0,
+        mode: str = "auto",
+        session: DebugSession | None = None,
+    ) -> None:
+        self.monitor = _checked_name(monitor)
+        self.patience = _checked_patience(patience)
+        self.min_delta = _checked_delta(min_delta)
+        self.mode = _checked_mode(mode, monitor)
+        self.best = math.nan
+        self.best_step = -1  # of the training; where no session watches, the evaluation, from 0
+        self.num_evaluations = 0
+        self.num_without = 0  # evaluations in a row that were no better than the best
+        self.num_nan = 0
+        self.stopped = False
+        self.why = f"no value of {monitor} was seen yet"
+        self._session = session
+        self._tell()
+
+    def step(self, value: Any) -> bool:
+        """One more evaluation. True: it is time to stop."""
+        number = _number(value, self.monitor)
+        if self._session is not None:
+            self._session.log(**{self.monitor: number})
+        if self.stopped:
+            return True
+        self.num_evaluations += 1
+        self.num_nan += math.isnan(number)
+        better = self._is_better(number)
+        if better:
+            step = self._at()
+            self.best, self.best_step = number, self.num_evaluations - 1 if step is None else step
+        self.num_without = 0 if better else self.num_without + 1
+        self.stopped = self.num_without >= self.patience
+        self.why = self._reason()
+        if self.stopped or self.num_evaluations <= MAX_TOLD:
+            self._tell(value=number, better=better)
+        return self.stopped
+
+    def _at(self) -> int | None:
+        """The step of the training that was last."""
+        loop = self._session._loop if self._session is not None else None
+        return None if loop is None else max(loop.clock.number - (not loop.clock.active), 0)
+
+    def _tell(self, **news: Any) -> None:
+        loop = self._session._loop if self._session is not None else None
+        if self._session is None or loop is None:
+            return
+        best, best_step = (None, None) if math.isnan(self.best) else (self.best, self.best_step)
+        self._session._journal.event(
+            "early_stopping", loop.clock.number, monitor=self.monitor, patience=self.patience, min_delta=self.min_delta, mode=self.mode,
+            num_evaluations=self.num_evaluations, num_without=self.num_without, num_nan=self.num_nan, best=best, best_step=best_step,
+            stopped=self.stopped, why=self.why, **news,
+        )  # fmt: skip
+
+    def _is_better(self, number: float) -> bool:
+        if math.isnan(number):
+            return False
+        if math.isnan(self.best):
+            return True
+        gain = self.best - number if self.mode == "min" else number - self.best
+        return gain > self.min_delta
+
+    def _reason(self) -> str:
+        stopped = "stopped: " if self.stopped else ""
+        nan = f"; {self.num_nan} of {self.num_evaluations} values are NaN" if self.num_nan else ""
+        if math.isnan(self.best):
+            return f"{stopped}{self.monitor} was never a number in {self.num_evaluations} evaluations"
+        best = f"best {self.best:.4g} at {'evaluation' if self._at() is None else 'step'} {self.best_step}"
+        if self.num_without == 0:
+            return f"{self.monitor} is the best so far, {best}{nan}"
+        by = f" by more than {self.min_delta:g}" if self.min_delta else ""
+        times = f"{self.num_without} evaluation{'s' * (self.num_without != 1)}"
+        return f"{stopped}no improvement of {self.monitor}{by} in {times}, {best}{nan}"
+
+    def __repr__(self) -> str:
+        return f"<EarlyStopping of {self.monitor}: {self.why}>"
+
+
+def _number(value: Any, monitor: str) -> float:
+    try:
+        return float(value)  # of a tensor on a device this waits for it: a decision needs the number
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SondeError(
+            f"early stopping by {monitor} needs one number per evaluation, not {type(value).__name__} ({error}).\n"
+            f"Give it the mean over the validation data, as in stopping.step(total / len(loader))."
+        ) from error
+
+
+def _checked_name(monitor: Any) -> str:
+    if isinstance(monitor, str) and monitor.strip() and monitor != "self":
+        return monitor
+    raise SondeError(f"monitor must be the name of what is watched, such as 'val_loss', not {monitor!r}. The number itself goes to step().")
+
+
+def _checked_patience(patience: Any) -> int:
+    if isinstance(patience, int) and not isinstance(patience, bool) and patience >= 1:
+        return patience
+    raise SondeError(f"patience must be a number of evaluations, 1 or more, not {patience!r}.")
+
+
+def _checked_delta(min_delta: Any) -> float:
+    if isinstance(min_delta, (int, float)) and not isinstance(min_delta, bool) and 0 <= min_delta < math.inf:
+        return float(min_delta)
+    raise SondeError(f"min_delta must be 0 or more, not {min_delta!r}: it is by how much a value must beat the best.")
+
+
+def _checked_mode(mode: Any, monitor: str) -> str:
+    if mode not in MODES:
+        raise SondeError(f"mode must be one of {', '.join(MODES)}, not {mode!r}: is a smaller or a larger {monitor} better?")
+    if mode != "auto":
+        return str(mode)
+    name = monitor.lower()
+    smaller, larger = (any(word in name for word in words) for words in (_SMALLER, _LARGER))
+    if smaller == larger:
+        raise SondeError(f"is a smaller or a larger {monitor} better? Its name does not say: give mode='min' or mode='max'.")
+    return "min" if smaller else "max"

@@ -1,0 +1,155 @@
+"""How many passes over the data the user's code means to make: the `for epoch in range(50):` around the loop over a loader.
+
+It is read from the source and from the variables that it names. Where any of that is not plain, nothing is said.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import linecache
+import operator
+import sys
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from sonde.capture.call_site import is_library
+from sonde.capture.frame_locals import variables
+
+MAX_FRAMES = 6  # functions between the loop over the loader and the loop of epochs
+MAX_SOURCE = 400_000  # characters: a longer file is not parsed while somebody trains
+_OWN = (str(Path(__file__).resolve().parents[1]), str(Path(torch.__file__).parent))
+_OPERATORS: dict[type[ast.operator], Any] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+}  # fmt: skip
+
+
+def lines_of_callers() -> list[tuple[str, int]]:
+    """Where in the user's code we are: file and line of each frame."""
+    found: list[tuple[str, int]] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and len(found) < MAX_FRAMES:
+        if not is_library(frame.f_code.co_filename):
+            found.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return found
+
+
+def enclosing_epoch_loop(since: Sequence[tuple[str, int]] = ()) -> dict[str, Any]:
+    """Where a loader is begun now: `planned` rounds of the loop around it, `at` which of them (from 0), its line, and where it may be left.
+    Empty where that is not plain, and where the loop is also around the lines `since` which we listen: we may stop before it does."""
+    frame = _caller()
+    inner = frame.f_lineno if frame is not None else 0
+    for _ in range(MAX_FRAMES):
+        if frame is None or is_library(frame.f_code.co_filename):
+            break
+        loop = _loop_around(frame.f_code.co_filename, frame.f_lineno, inner)
+        if loop is not None:
+            path, first, last = frame.f_code.co_filename, loop.lineno, loop.end_lineno or 0
+            begun_inside = any(name == path and first <= line <= last for name, line in since)
+            return _described(loop, frame) if isinstance(loop, ast.For) and not begun_inside else {}
+        frame, inner = frame.f_back, 0
+    return {}
+
+
+def _caller() -> FrameType | None:
+    """The user's frame, where it is the user's code that begins the loader, not a framework."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and (frame.f_code.co_filename.startswith(_OWN) or "/tqdm/" in frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def _loop_around(filename: str, line: int, inner: int) -> ast.stmt | None:
+    """The innermost loop around this line that is not over the loader itself, nor over a handful of names such as ["train", "val"]."""
+    tree = _tree(filename)
+    found: ast.stmt | None = None
+    for node in ast.walk(tree) if tree is not None else ():
+        if not isinstance(node, (ast.For, ast.While)) or not node.lineno <= line <= (node.end_lineno or 0):
+            continue
+        if inner and isinstance(node, ast.For) and node.iter.lineno <= inner <= (node.iter.end_lineno or 0):
+            continue
+        if isinstance(node, ast.For) and isinstance(node.iter, (ast.List, ast.Tuple)):
+            continue
+        if _is_around(node, line) and (found is None or node.lineno >= found.lineno):
+            found = node
+    return found
+
+
+def _is_around(loop: ast.stmt, line: int) -> bool:
+    """No function begins between the loop and the line: a loop around a definition is not around its calls."""
+    inner = (node for node in ast.walk(loop) if isinstance(node, (ast.FunctionDef, ast.Lambda, ast.ClassDef)))
+    return not any(node.lineno <= line <= (node.end_lineno or 0) for node in inner)
+
+
+@lru_cache(maxsize=8)
+def _tree(filename: str) -> ast.Module | None:
+    source = "".join(linecache.getlines(filename))
+    if not source or len(source) > MAX_SOURCE:
+        return None
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def _described(loop: ast.For, frame: FrameType) -> dict[str, Any]:
+    call = loop.iter
+    while isinstance(call, ast.Call) and isinstance(call.func, (ast.Name, ast.Attribute)) and _name(call.func) == "tqdm" and call.args:
+        call = call.args[0]
+    if not isinstance(call, ast.Call) or call.keywords or _name(call.func) not in ("range", "trange"):
+        return {}
+    if not isinstance(loop.target, ast.Name):
+        return {}
+    names = variables(frame)
+    bounds = [_value(each, names, frame.f_globals) for each in call.args]
+    at = names.get(loop.target.id)
+    if not bounds or any(type(each) is not int for each in bounds) or type(at) is not int:
+        return {}
+    rounds = range(*bounds)
+    if at not in rounds:
+        return {}
+    name = Path(frame.f_code.co_filename).name
+    breaks = [f"{name}:{line}" for line in _breaks(loop)]
+    return {"planned": len(rounds), "at": rounds.index(at), "loop": f"{name}:{loop.lineno}", "breaks": breaks[:4]}
+
+
+def _name(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _value(node: ast.expr, names: Mapping[str, Any], more: Mapping[str, Any]) -> Any:
+    """Only what can be read without running anything of the user's: no call, no property."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name):
+        return names.get(node.id, more.get(node.id))
+    if isinstance(node, ast.Attribute):
+        owner = _value(node.value, names, more)
+        return inspect.getattr_static(owner, node.attr, None) if owner is not None else None
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        owner = _value(node.value, names, more)
+        return owner.get(node.slice.value) if type(owner) is dict else None
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        sides = [_value(side, names, more) for side in (node.left, node.right)]
+        if all(type(side) is int for side in sides) and not (isinstance(node.op, ast.FloorDiv) and sides[1] == 0):
+            return _OPERATORS[type(node.op)](*sides)
+    return None
+
+
+def _breaks(loop: ast.For) -> list[int]:
+    """Lines of the `break`s that leave this loop."""
+    found: list[int] = []
+    waiting: list[ast.AST] = list(loop.body)
+    while waiting:
+        node = waiting.pop(0)
+        if isinstance(node, ast.Break):
+            found.append(node.lineno)
+        elif not isinstance(node, (ast.For, ast.While, ast.AsyncFor, ast.FunctionDef, ast.ClassDef, ast.Lambda)):
+            waiting.extend(ast.iter_child_nodes(node))
+    return sorted(found)

@@ -1,0 +1,1 @@
+"""What can be changed while a training runs: switches, their log output, triggers."""

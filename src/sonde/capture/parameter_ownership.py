@@ -1,0 +1,41 @@
+"""Who owns which parameter: trainable parameters that no optimizer holds, and parameters that an optimizer holds but no model uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from sonde.capture.gradient_state import Account, optimizer_parameters
+
+MAX_UNOWNED = 200  # names in one event
+MAX_FOREIGN = 20
+
+Named = tuple[str, torch.nn.Parameter]
+
+
+def membership(
+    named: Iterable[Named], optimizers: Iterable[tuple[Account, torch.optim.Optimizer]]
+) -> tuple[dict[str, Any], list[Named]]:
+    """The event's data, and the trainable parameters that no optimizer holds."""
+    models = {id(p): (name, p) for name, p in named}
+    owned: set[int] = set()
+    table = []
+    for account, optimizer in optimizers:
+        held = optimizer_parameters(optimizer)
+        owned.update(id(p) for p in held)
+        foreign = [p for p in held if id(p) not in models]
+        table.append(
+            {
+                "optimizer": account.index,
+                "class": type(optimizer).__name__,
+                "num_owned": len(held) - len(foreign),
+                "num_foreign": len(foreign),
+                "num_foreign_with_grad": sum(p.grad is not None for p in foreign),
+                "foreign": [str(tuple(p.shape)) for p in foreign[:MAX_FOREIGN]],
+            }
+        )
+    unowned = [(name, p) for name, p in models.values() if p.requires_grad and id(p) not in owned]
+    data = {"num_unowned": len(unowned), "unowned": [name for name, _ in unowned[:MAX_UNOWNED]], "optimizers": table}
+    return data, unowned

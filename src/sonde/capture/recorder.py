@@ -1,0 +1,136 @@
+"""The journal: gives sites their numbers, gathers a step's scalars, and hands whole steps to the writer."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sonde.events import STEP_SCALARS, Kind, Site
+from sonde.runlog.format import FramePlan
+from sonde.runlog.writer import Writer
+from sonde.statistics import measure
+
+_COUNTS = frozenset(STEP_SCALARS) - {"loss", "grad_norm", "lr", "loss_scale"}  # start at 0; the others are unknown until given
+MAX_SITES = 200_000  # a program that makes models without end must not fill the disk with names
+
+
+class Journal:
+    __slots__ = ("__dict__", "__weakref__", "_fresh", "_new_sites", "_started_ns", "_step_plan", "_waiting")  # see beat.py
+
+    def __init__(self, writer: Writer) -> None:
+        self.writer = writer
+        self._started_ns = time.monotonic_ns()
+        self._num_sites = 0
+        self._new_sites: list[Site] = []
+        self._scalar_sites: dict[str, Site] = {}
+        self._log_plans: dict[tuple[str, ...], FramePlan] = {}
+        self._step_plan: FramePlan | None = None
+        self._waiting: dict[int, tuple[dict[str, float], int]] = {}  # ended steps that are not fully known: their scalars, and when
+        self._fresh = {name: 0.0 if name in _COUNTS else math.nan for name in STEP_SCALARS}
+        self.scalars = dict(self._fresh)  # of the step under way: plain, since every step touches most of them
+        for name in STEP_SCALARS:
+            self._scalar_site(name)
+
+    def site(self, **fields: Any) -> Site | None:
+        """A new site; None when there are more than a run should hold."""
+        if self._num_sites >= MAX_SITES:
+            return None
+        site = Site(id=self._num_sites, **fields)
+        self._num_sites += 1
+        self._new_sites.append(site)
+        return site
+
+    def _tell_sites(self) -> None:
+        """New sites go out together, before the first frame that may measure them."""
+        if self._new_sites:
+            sites, self._new_sites = self._new_sites, []
+            self.writer.sites(sites)
+
+    def event(self, kind: str, step: int, /, **data: Any) -> None:
+        self.writer.event(kind, step, data)
+
+    def plan(self, kind: str, fields: Sequence[str], site_ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> FramePlan:
+        return self.writer.plan(kind, fields, site_ids)
+
+    def frame(self, plan: FramePlan, step: int, rows: npt.NDArray[np.float64]) -> None:
+        """`rows` has one row per site of the plan."""
+        if self._new_sites:
+            self._tell_sites()
+        time_ns = time.monotonic_ns() - self._started_ns
+        record = measure.frame_record(plan, step, time_ns, rows)
+        if record is None:
+            self.writer.frame(plan, step, rows, time_ns)
+        else:
+            self.writer.put(record)
+
+    # -- the end of a step -------------------------------------------------------------------------
+
+    def end_step(self, step: int, *, waits: bool = False) -> None:
+        """Writes the step frame, last of its step, and everything before it, in one call. Where some of its numbers are still on a
+        device it `waits`, and is written with the next one that does not."""
+        if waits:
+            self._waiting[step] = (dict(self.scalars), self._now())
+        else:
+            if self._waiting:
+                self.release()
+            self._write_step(step, self.scalars, self._now(), flush=True)
+        self.scalars.update(self._fresh)
+
+    def release(self) -> None:
+        """Writes the steps that waited, as far as they are known."""
+        waiting, self._waiting = self._waiting, {}
+        for step, (scalars, time_ns) in waiting.items():
+            self._write_step(step, {**self._fresh, **scalars}, time_ns)
+
+    def scalars_of(self, step: int) -> dict[str, float]:
+        """Of a step that may have ended already, and waits for them."""
+        return self._waiting[step][0] if step in self._waiting else self.scalars
+
+    def _write_step(self, step: int, scalars: dict[str, float], time_ns: int, *, flush: bool = False) -> None:
+        if self._step_plan is None or len(scalars) != len(self._fresh):
+            for name in scalars:
+                self._fresh.setdefault(name, math.nan)
+            self._step_plan = self.writer.plan(Kind.STEP, ("value",), [self._scalar_site(name).id for name in self._fresh])
+            scalars = {**self._fresh, **scalars}
+        if self._new_sites:
+            self._tell_sites()
+        self.writer.column(self._step_plan, step, [*scalars.values()], time_ns, flush=flush)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """What the user logs may come after its step ended, so it has frames of its own."""
+        names = tuple(values)
+        plan = self._log_plans.get(names)
+        if plan is None:
+            plan = self.plan(Kind.LOG, ("value",), [self._scalar_site(name).id for name in names])
+            if len(self._log_plans) < 256:  # names made anew every step are not kept
+                self._log_plans[names] = plan
+        self._tell_sites()
+        self.writer.column(plan, step, list(values.values()), self._now())
+
+    def flush(self) -> None:
+        if self._waiting:
+            self.release()
+        self._tell_sites()
+        self.writer.flush()
+
+    def close(self) -> None:
+        self.writer.close()
+
+    def wait(self, seconds: float) -> bool:
+        """Can it still be written to? See `Writer.wait`."""
+        return self.writer.wait(seconds)
+
+    def _scalar_site(self, name: str) -> Site:
+        site = self._scalar_sites.get(name)
+        if site is None:
+            site = self.site(kind="scalar", path=name) or Site(id=0, kind="scalar", path=name)
+            self._scalar_sites[name] = site
+        return site
+
+    def _now(self) -> int:
+        return time.monotonic_ns() - self._started_ns

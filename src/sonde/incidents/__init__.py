@@ -1,0 +1,1 @@
+"""What is done about a bad number, a spike, a skipped update, growing memory and running out of memory."""

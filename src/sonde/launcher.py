@@ -1,0 +1,144 @@
+"""Running somebody's script under a session, as if Sonde were not there: same arguments, same `__main__`, same output, same exit code."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import pkgutil
+import runpy
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+
+from sonde.config import DebugConfig
+from sonde.session import DebugSession
+
+PR_SET_PDEATHSIG = 1  # of Linux
+_OURS = (str(Path(__file__).resolve().parents[1]), runpy.__file__, "<frozen runpy>", "<frozen importlib")
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """What became of the script."""
+
+    run: Path | None
+    exit_code: int
+    exception: BaseException | None = None
+    lost: str = ""  # what could not be written and is not mentioned in the run either, as a sentence
+
+
+def run_script(
+    target: str, args: Sequence[str], *, module: bool, config: DebugConfig, to: str | None, name: str | None, strict: bool
+) -> Launched:
+    """Runs a file or a module to its end. Its own errors are shown as Python would show them and become its exit code."""
+    session = DebugSession(config, to=to, name=name or _name(target, module), strict=strict)
+    with script_environment(target, args, module=module):
+        session.start(script=target)
+        played = play(target, module=module)
+    error = played.exception
+    try:
+        text = f"{type(error).__name__}: {error}"[:2000] if error is not None else ""
+        session.tell_of(error)
+        session.close(played.how, exit_code=played.exit_code, exception=text)
+    except Exception:
+        if strict:
+            raise
+    return Launched(session.run, played.exit_code, error, session._lost())
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptResult:
+    """How a script ended."""
+
+    how: str  # "finished", "exit", "interrupted" or "exception"
+    exit_code: int = 0
+    exception: BaseException | None = None
+
+
+@contextmanager
+def script_environment(target: str, args: Sequence[str], *, module: bool) -> Iterator[None]:
+    """Arguments and search path as the script would have them alone."""
+    argv, path = sys.argv, list(sys.path)
+    sys.argv = [target, *args]
+    sys.path[0:1] = [os.getcwd() if module else str(Path(target).resolve().parent)]
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = argv, path
+
+
+def play(target: str, *, module: bool) -> ScriptResult:
+    """The script from its beginning to its end, whatever that is."""
+    try:
+        if module:
+            runpy.run_module(target, run_name="__main__", alter_sys=True)
+        else:
+            run_file(target)
+    except SystemExit as leaving:
+        return ScriptResult("exit", _exit_code(leaving))
+    except KeyboardInterrupt as interrupt:
+        show(interrupt)
+        return ScriptResult("interrupted", 130, interrupt)
+    except BaseException as raised:
+        show(raised)
+        return ScriptResult("exception", 1, raised)
+    return ScriptResult("finished")
+
+
+class _Script(SourceFileLoader):
+    """Compiles the file afresh; nothing is written beside it."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def run_file(target: str) -> None:
+    if pkgutil.get_importer(target) is not None:  # a zip archive with a __main__.py
+        runpy.run_path(target, run_name="__main__")
+        return
+    # Not runpy: it leaves __file__ relative, which a script that changes directory would notice, and a traceback would show.
+    path = os.path.abspath(target)
+    main = ModuleType("__main__")
+    main.__file__, main.__loader__ = path, _Script("__main__", path)
+    main.__dict__["__builtins__"] = builtins
+    before = sys.modules["__main__"]
+    sys.modules["__main__"] = main
+    try:
+        main.__loader__.exec_module(main)
+    finally:
+        sys.modules["__main__"] = before
+
+
+def show(error: BaseException) -> None:
+    """The traceback as the script alone would have printed it, through the user's own hook where there is one."""
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
+        trace = trace.tb_next
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
+
+
+def _exit_code(leaving: SystemExit) -> int:
+    if leaving.code is None:
+        return 0
+    if isinstance(leaving.code, int):
+        return leaving.code & 0xFF
+    sys.stderr.write(f"{leaving.code}\n")
+    return 1
+
+
+def _name(target: str, module: bool) -> str:
+    return target.rpartition(".")[2] if module else Path(target).stem
+
+
+def die_with_parent() -> None:
+    """Where the system offers it: nobody is left behind when the parent is killed."""
+    if sys.platform == "linux":
+        import ctypes
+
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

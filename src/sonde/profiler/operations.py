@@ -1,0 +1,212 @@
+"""Batches of the user's own data through the model under torch.profiler: operations, their lines, memory, FLOPs, and a trace.
+
+Without an optimizer the model is left as it was, bit by bit: parameters, buffers, gradients, random generators. With one, every batch is
+a real step of training.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, record_function
+
+from sonde.errors import SondeError
+from sonde.profiler.operation_events import costs, read
+from sonde.profiler.operation_report import OperationsReport
+from sonde.replay.restore_state import as_before
+from sonde.statistics.tensor_utils import find_tensors
+from sonde.views.file import file_name
+
+WAIT = 2  # batches before the profiler: the first is cold, the second tells how long a bare one takes
+WARMUP = 1  # batches with the profiler on whose record is thrown away: its own first use costs
+
+Loss = Callable[..., Tensor]
+
+
+def profile_operations(
+    model: nn.Module,
+    loader: Iterable[Any],
+    num_batches: int = 10,
+    *,
+    loss_fn: Loss | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    output: str | Path | None = None,
+) -> OperationsReport:
+    """Run `num_batches` of a loader (and three before them) through a model, forward and backward, and say what takes the time.
+
+    A batch is a tensor, a tuple or a dict. With `loss_fn` the last of a tuple is the target, and `loss_fn(output, target)` the loss; of a
+    dict, `loss_fn(output, batch)`. Without it, the loss is what the model returns as such, or else the mean of what it puts out.
+    `output` is a directory: a trace is written there, named as TensorBoard wants it; Perfetto opens it as well.
+    """
+    if not isinstance(model, nn.Module):
+        raise SondeError(f"profile_operations needs a torch.nn.Module, not {type(model).__name__}. Pass the model itself.")
+    if not isinstance(num_batches, int) or isinstance(num_batches, bool) or num_batches < 1:
+        raise SondeError(f"num_batches must be a whole number from 1 on, not {num_batches!r}.")
+    directory = Path(output) if output is not None else None
+    if directory is not None and directory.exists() and not directory.is_dir():
+        raise SondeError(f"{directory} is a file. Name a directory: the trace becomes a file in it.")
+    title = type(model).__name__
+    step = _Step(model, loss_fn, optimizer)
+    bare_ms: list[float] = []
+    with ExitStack() as stack:
+        if optimizer is None:
+            stack.enter_context(as_before([model, *([loss_fn] if isinstance(loss_fn, nn.Module) else [])]))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(_quiet_kineto())
+        profiler = stack.enter_context(
+            torch.profiler.profile(
+                activities=_activities(), schedule=torch.profiler.schedule(wait=WAIT, warmup=WARMUP, active=num_batches, repeat=1),
+                record_shapes=True, profile_memory=True, with_stack=True, with_flops=True, acc_events=True,
+            )
+        )  # fmt: skip
+        num_seen = 0
+        for batch in _batches(loader, WAIT + WARMUP + num_batches):
+            began = time.perf_counter()
+            step(batch)
+            bare_ms += [(time.perf_counter() - began) * 1e3] if 0 < num_seen < WAIT else []
+            profiler.step()
+            num_seen += 1
+    num_profiled = num_seen - WAIT - WARMUP
+    if num_profiled < 1:
+        raise SondeError(
+            f"the loader gave {num_seen} batches; {WAIT + WARMUP} are needed to warm up before the first that is measured.\n"
+            "Give a loader that can be iterated again (not an iterator), or one with more batches."
+        )
+    reading = read(profiler.profiler.kineto_results, {id(module): path for path, module in model.named_modules()})
+    notes = list(step.notes)
+    if num_profiled < num_batches:
+        notes.append(f"the loader ended after {num_profiled} of the {num_batches} batches that were asked for")
+    trace = _write_trace(profiler, directory, title) if directory is not None else None
+    return OperationsReport(
+        title=title, num_batches=num_profiled, operations=tuple(costs(reading, num_profiled)),
+        step_ms=median(reading.steps_ns) / 1e6 if reading.steps_ns else float("nan"), bare_ms=bare_ms[-1] if bare_ms else float("nan"),
+        peak_bytes=reading.peak_bytes, trace=trace, notes=tuple(notes),
+    )  # fmt: skip
+
+
+class _Step:
+    """One batch, forward and backward, and, with an optimizer, an update."""
+
+    def __init__(self, model: nn.Module, loss_fn: Loss | None, optimizer: torch.optim.Optimizer | None) -> None:
+        self._model, self._loss_fn, self._optimizer = model, loss_fn, optimizer
+        self._parameters = [p for p in model.parameters() if not nn.parameter.is_lazy(p)]
+        self._device = self._parameters[0].device if self._parameters else torch.device("cpu")
+        self.notes: dict[str, None] = {}
+        self.notes[f"the model was in {'train' if model.training else 'eval'} mode"] = None
+
+    def __call__(self, batch: Any) -> None:
+        batch = _moved(batch, self._device)
+        for p in self._parameters:
+            p.grad = None
+        # Operations are told apart by the names of these functions, in the trace by the names of the records.
+        with record_function("forward"):
+            output = run_forward(self._model, batch, with_target=self._loss_fn is not None)
+        with record_function("loss"):
+            loss = self.run_loss(output, batch)
+        if not loss.requires_grad:
+            self.notes["nothing needs a gradient, so there was no backward"] = None
+            return
+        with record_function("backward"):
+            self.run_backward(loss)
+        if self._optimizer is not None:
+            self.run_update(self._optimizer)
+
+    @staticmethod
+    def run_backward(loss: Tensor) -> None:
+        torch.autograd.backward(loss)
+
+    @staticmethod
+    def run_update(optimizer: torch.optim.Optimizer) -> None:
+        optimizer.step()
+
+    def run_loss(self, output: Any, batch: Any) -> Tensor:
+        if self._loss_fn is not None:
+            target = batch if isinstance(batch, (Mapping, Tensor)) else batch[-1]
+            return self._loss_fn(output, target)
+        given = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+        if isinstance(given, Tensor):
+            return given
+        if isinstance(output, Tensor) and output.numel() == 1:
+            return output.reshape(())
+        floating = [tensor for _, tensor in find_tensors(output) if tensor.is_floating_point()]
+        if not floating:
+            raise SondeError(
+                f"the model returned {type(output).__name__} without a tensor to make a loss of.\n"
+                "Give loss_fn=…: it gets the output and the target."
+            )
+        self.notes["no loss_fn was given: backward began at the mean of the outputs"] = None
+        return torch.stack([tensor.float().mean() for tensor in floating]).sum()
+
+
+def run_forward(model: nn.Module, batch: Any, *, with_target: bool) -> Any:
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    if not isinstance(batch, (tuple, list)):
+        return model(batch)
+    if with_target and len(batch) > 1:
+        return model(*batch[:-1])
+    # Without a loss nobody says which of them are inputs: as many as forward must have.
+    parameters = inspect.signature(model.forward).parameters.values()
+    needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return model(*batch[: max(len(needed), 1)])
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {key: _moved(item, device) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_moved(item, device) for item in value]
+    return value
+
+
+def _batches(loader: Iterable[Any], num: int) -> Iterator[Any]:
+    """That many batches; a loader that ends earlier is begun again, where it can be."""
+    left = num
+    while left > 0:
+        before = left
+        for batch in loader:
+            yield batch
+            left -= 1
+            if left == 0:
+                return
+        if left == before or iter(loader) is loader:
+            return
+
+
+def _activities() -> list[ProfilerActivity]:
+    return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+
+
+@contextmanager
+def _quiet_kineto() -> Iterator[None]:
+    """Kineto tells stderr when it starts and stops, unless told otherwise before its first use."""
+    name = "KINETO_LOG_LEVEL"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "99"
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+
+
+def _write_trace(profiler: torch.profiler.profile, directory: Path, title: str) -> Path:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        target = directory / file_name(f"{title.lower()}_{os.getpid()}.{time.time_ns()}", "pt.trace.json.gz")
+        profiler.export_chrome_trace(str(target))
+    except (OSError, RuntimeError) as error:
+        raise SondeError(f"the trace cannot be written to {directory}: {error}.") from error
+    return target

@@ -1,0 +1,123 @@
+"""What a profile says to somebody who wants a faster step: where the time is, and what could be done. Nothing here measures."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from sonde.rules.words import listing, number
+
+if TYPE_CHECKING:
+    from sonde.profiler.profile_report import LayerCost, ProfileReport
+
+NOTABLE = 0.10  # share of the step: halving what takes less would not be noticed
+MOST = 5  # bottlenecks: a longer list names none
+DATA_WAIT = 0.15  # share of the step spent waiting for the next batch, which loading in the background would hide
+HEAVY_OPTIMIZER = 0.20  # share; an update is usually far cheaper than forward and backward
+SLOW_ARITHMETIC = 0.25  # of the measured peak: below it a layer waits for memory or for Python, not for arithmetic
+TINY_MS = 0.05  # a call that short is mostly the way to it: Python, dispatch, autograd
+MANY_TINY = 0.30  # share of the step that is in such calls
+_NUMBERED = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
+
+
+class Bottleneck(NamedTuple):
+    """One thing that takes a notable share of the step."""
+
+    where: str  # path of a layer, or of the layers that look alike (`layers.*.linear1`), or the name of a phase in brackets
+    kind: str  # class of the layer; "phase" for a phase
+    ms: float  # in a step
+    share: float  # of the step
+    why: str  # one sentence, with its numbers
+
+
+def template(path: str) -> str:
+    """`layers.3.linear1` as `layers.*.linear1`: the layers of a stack cost the same and are one thing to change."""
+    return _NUMBERED.sub("*", path)
+
+
+def bottlenecks(report: ProfileReport) -> tuple[Bottleneck, ...]:
+    found = [
+        Bottleneck(where, kind, ms, report.share(ms), _why(report, kind, layers, ms)) for where, kind, layers, ms in _groups(report)
+    ]
+    for phase in ("data", "optimizer"):
+        spread = report.phases.get(phase)
+        if spread is not None and spread.median_ms > 0:
+            share = report.phase_share(phase)
+            found.append(Bottleneck(f"({phase})", "phase", spread.median_ms, share, f"{_percent(share)} of the step"))
+    notable = [one for one in found if one.share >= NOTABLE]
+    return tuple(sorted(notable, key=lambda one: -one.ms)[:MOST])
+
+
+def _groups(report: ProfileReport) -> Iterator[tuple[str, str, list[LayerCost], float]]:
+    groups: dict[tuple[str, str], list[LayerCost]] = {}
+    for layer in report.layers:
+        if layer.self_ms > 0:
+            groups.setdefault((template(layer.path), layer.kind), []).append(layer)
+    for (where, kind), layers in groups.items():
+        ms = math.fsum(layer.self_ms for layer in layers)
+        yield _name(where, layers), kind, layers, ms
+
+
+def _name(where: str, layers: list[LayerCost]) -> str:
+    if len(layers) == 1:
+        return layers[0].path or "(the model itself)"
+    return where if any(char.isalpha() for char in where) else f"{layers[0].path} … {layers[-1].path}"
+
+
+def _why(report: ProfileReport, kind: str, layers: list[LayerCost], ms: float) -> str:
+    flops = sum(layer.flops_self for layer in layers)
+    share = f"{kind} takes {_percent(report.share(ms))} of the step itself"
+    if len(layers) > 1:
+        share = f"{len(layers)} layers of {kind} take {_percent(report.share(ms))} of the step themselves"
+    if not flops:
+        return f"{share}, without arithmetic that is counted: it moves memory"
+    speed = flops / ms * 1e3
+    if not report.peak_flops_per_s > 0:
+        return f"{share}, at {number(speed / 1e9)} GFLOP/s"
+    return f"{share}, at {number(speed / 1e9)} GFLOP/s, {_percent(speed / report.peak_flops_per_s)} of this machine's peak"
+
+
+def recommendations(report: ProfileReport) -> tuple[str, ...]:
+    return tuple(_recommendations(report))
+
+
+def _recommendations(report: ProfileReport) -> Iterator[str]:
+    data, optimizer = report.phases.get("data"), report.phases.get("optimizer")
+    if data is not None and report.phase_share("data") >= DATA_WAIT:
+        yield (
+            f"{_percent(report.phase_share('data'))} of the step ({number(data.median_ms)} ms) is waiting for data: load it in the "
+            "background (DataLoader(num_workers=…), or more of them, with persistent_workers=True), or do less per sample."
+        )
+    if optimizer is not None and report.phase_share("optimizer") >= HEAVY_OPTIMIZER:
+        yield (
+            f"The optimizer takes {_percent(report.phase_share('optimizer'))} of the step ({number(optimizer.median_ms)} ms): "
+            "try its fused=True where it has that, or a larger batch, which spreads one update over more samples."
+        )
+    tiny = [layer for layer in report.layers if layer.calls and 0 < layer.self_ms / layer.calls < TINY_MS]
+    tiny_ms = math.fsum(layer.self_ms for layer in tiny)
+    if report.share(tiny_ms) >= MANY_TINY:
+        yield (
+            f"{_percent(report.share(tiny_ms))} of the step is in {len(tiny)} layers whose calls take less than {TINY_MS:g} ms each: "
+            "that is the way to the arithmetic, not the arithmetic. Try torch.compile(model), or a larger batch."
+        )
+    limit = SLOW_ARITHMETIC * report.peak_flops_per_s
+    slow = [
+        where for where, _, layers, ms in _groups(report)
+        if report.share(ms) >= NOTABLE and 0 < sum(each.flops_self for each in layers) / ms * 1e3 < limit
+    ]  # fmt: skip
+    if slow and report.share(tiny_ms) < MANY_TINY:
+        names = listing(slow)
+        yield (
+            f"{names}: below {_percent(SLOW_ARITHMETIC)} of this machine's peak of {number(report.peak_flops_per_s / 1e9)} GFLOP/s. "
+            "Larger batches, channels_last for convolutions, or bfloat16 where the machine has it, may bring them nearer."
+        )
+    recomputed = [layer.path for layer in report.layers if layer.flops_backward > 2.5 * layer.flops_forward > 0 and not layer.depth]
+    if recomputed:
+        yield "The backward computes more than twice the forward's FLOPs: activation checkpointing trades that time for memory."
+
+
+def _percent(share: float) -> str:
+    """As the table beside it has it."""
+    return "less than 1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"

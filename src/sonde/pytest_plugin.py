@@ -1,0 +1,176 @@
+"""Trainings in a test suite: "this training step stays healthy and within 10 % of its baseline".
+
+A plugin of pytest: it is there where Sonde is installed, costs nothing until a test asks for one of its fixtures, and is left out by
+`-p no:sonde`. A baseline is a file beside the tests, written by `pytest --sonde-update` and made to be committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+import pytest
+
+if TYPE_CHECKING:
+    from sonde.report import Report
+    from sonde.session import DebugSession
+
+DIRECTORY = "sonde_baselines"
+WITHIN = 0.10  # of the baseline
+STEPS = 20  # enough for a loss to have a band
+_WRITTEN = pytest.StashKey[list[str]]()
+_NOTES = pytest.StashKey[list[str]]()
+
+
+class Watch(Protocol):
+    """`with sonde_baseline(model, optimizer): train()`. `name` tells several trainings of one test apart."""
+
+    def __call__(
+        self, model: Any, optimizer: Any = None, *, name: str = "", within: float = WITHIN, ignore: Collection[str] = ()
+    ) -> AbstractContextManager[DebugSession]: ...
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("sonde", "trainings and their baselines (Sonde)")
+    group.addoption("--sonde-update", action="store_true", help="write the baselines of the tests that are run, instead of comparing")
+    group.addoption("--sonde-times", action="store_true", help="judge how fast trainings are, too: for machines that do nothing else")
+    parser.addini("sonde_baselines", f"directory of the baselines, from the root; otherwise {DIRECTORY} beside each test file", default="")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_WRITTEN], config.stash[_NOTES] = [], []
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for path in config.stash[_WRITTEN]:
+        terminalreporter.write_line(f"sonde: baseline written: {path}")
+    notes = config.stash[_NOTES]
+    for note in dict.fromkeys(notes):
+        terminalreporter.write_line(f"sonde: {note}")
+
+
+@pytest.fixture
+def sonde_baseline(request: pytest.FixtureRequest) -> Watch:
+    """Watches a training; afterwards the test fails where the training is sick, or departs from its baseline.
+
+    with sonde_baseline(model, optimizer):
+        for x, y in batches:
+            ...
+    """
+
+    @contextmanager
+    def watch(
+        model: Any, optimizer: Any = None, *, name: str = "", within: float = WITHIN, ignore: Collection[str] = ()
+    ) -> Iterator[DebugSession]:
+        import sonde
+
+        training = _Training(request, name, within, frozenset(ignore))
+        directory = request.getfixturevalue("tmp_path_factory").mktemp("sonde")
+        # Every step is observed: which steps a budget allows depends on the machine, and what a test says should not.
+        with sonde.watch(model, optimizer, to=directory / "run", every=1) as session:
+            yield session
+        training.judge(directory / "run")
+
+    return watch
+
+
+@pytest.fixture
+def sonde_step(sonde_baseline: Watch) -> Callable[..., None]:
+    """The same for a function that makes one step: `sonde_step(step, model, optimizer)` calls it twenty times."""
+
+    def check(
+        step: Callable[[], object], model: Any, optimizer: Any = None, *, steps: int = STEPS, name: str = "", within: float = WITHIN,
+        ignore: Collection[str] = (),
+    ) -> None:  # fmt: skip
+        with sonde_baseline(model, optimizer, name=name, within=within, ignore=ignore):
+            for _ in range(steps):
+                step()
+
+    return check
+
+
+class _Training:
+    """One watched training of a test, and the file that it is judged by."""
+
+    def __init__(self, request: pytest.FixtureRequest, name: str, within: float, ignore: frozenset[str]) -> None:
+        from sonde.rules import RULES
+        from sonde.rules.timing import SPEED
+
+        unknown = ignore - {rule.name for rule in RULES}
+        if unknown:
+            pytest.fail(f"sonde: there is no rule {sorted(unknown)[0]!r} to ignore. All of them: sonde explain", pytrace=False)
+        if not within >= 0:
+            pytest.fail(f"sonde: within={within} is no share; 0.1 allows ten percent.", pytrace=False)
+        self.config, self.node_id, self.within = request.config, request.node.nodeid, within
+        self.times = bool(request.config.getoption("--sonde-times"))
+        self.rules = tuple(rule for rule in RULES if rule.name not in ignore and (self.times or rule.name not in SPEED))
+        self.path = _file(request, name)
+
+    def judge(self, run: Path) -> None:
+        if self.config.getoption("--sonde-update"):
+            self._write(run)
+            return
+        if not self.path.exists():
+            self._fail(f"there is no baseline yet in {self.path}.\nWrite it with: pytest --sonde-update {self.node_id!r}")
+        from sonde.comparison.baseline import load
+        from sonde.comparison.departure import EVERYTHING, RULE, judge_against
+        from sonde.errors import SondeError
+
+        checks = EVERYTHING if self.times else EVERYTHING - {"times"}
+        try:
+            report = judge_against(run, load(self.path), tolerance=self.within, checks=checks, shared_process=True, rules=self.rules)
+        except SondeError as error:
+            self._fail(str(error))
+        reasons = [one.reason for one in report.not_evaluated if one.rule == RULE]
+        notes = [reason for reason in reasons if reason.startswith("times")]
+        self.config.stash[_NOTES].extend(notes)
+        if report.verdict != "healthy":
+            self._fail(self._told(report) + f"\nWhere this change is meant: pytest --sonde-update {self.node_id!r}")
+        if len(reasons) > len(notes):
+            self._fail(f"it cannot be told whether this is still the training of {self.path.name}: {reasons[0]}.")
+
+    def _write(self, run: Path) -> None:
+        from sonde.comparison.baseline import baseline_of, to_json
+        from sonde.errors import SondeError
+        from sonde.report import judge
+        from sonde.views.file import write_new
+
+        report = judge(run, self.rules)
+        if report.verdict != "healthy":
+            self._fail(f"no baseline is made of a training that is not healthy.\n{self._told(report)}")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_new(self.path, to_json(baseline_of([run])), replace=True)
+        except (SondeError, OSError) as error:
+            self._fail(str(error))
+        self.config.stash[_WRITTEN].append(str(self.path))
+
+    def _told(self, report: Report) -> str:
+        lines = [] if not report.why_unknown else [report.why_unknown]
+        for finding in report.findings:
+            place = f" in {finding.where}" if finding.where else ""
+            lines += [f"{finding.severity} {finding.rule}{place}, from step {finding.step}", f"  {finding.cause}", f"  fix: {finding.fix}"]
+        return "\n".join(lines)
+
+    def _fail(self, text: str) -> NoReturn:
+        from sonde.views.printable import printable
+
+        pytest.fail(printable(f"sonde: {text}", lines=True), pytrace=False)
+
+
+def _file(request: pytest.FixtureRequest, name: str) -> Path:
+    """One file per test, parameter and name."""
+    from sonde.views.file import file_name
+
+    given = str(request.config.getini("sonde_baselines"))
+    file = request.path
+    if given:
+        root = request.config.rootpath
+        inside = file.parent.relative_to(root) if file.is_relative_to(root) else Path()
+        directory = root / given / inside
+    else:
+        directory = file.parent / DIRECTORY
+    test = ".".join((file.stem, *request.node.nodeid.split("::")[1:], *((name,) if name else ())))
+    return directory / file_name(test, "json")

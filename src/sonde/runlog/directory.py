@@ -1,0 +1,200 @@
+"""Run directories: making one that nobody else has, and finding one again."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from sonde.errors import NoRunError, SondeError
+from sonde.runlog.format import FORMAT, plain
+
+RUNS = Path("runs")
+RUN_JSON = "run.json"
+LOG_SUFFIX = ".sonde"
+MAX_RUN_JSON = 16 << 20  # bytes; a longer one is not ours
+
+
+def new_run_directory(parent: Path, name: str | None = None) -> Path:
+    """A fresh directory `<time>_<name>_<random hex>` in `parent`. Any number may be made in the same second."""
+    safe = re.sub(r"[^A-Za-z0-9.-]+", "-", name or "run").strip("-.")[:60] or "run"
+    now = time.strftime("%Y-%m-%d_%H-%M-%S")
+    try:
+        os.makedirs(parent, exist_ok=True)
+        for attempt in range(1, 60):
+            path = Path(parent) / f"{now}_{safe}_{secrets.token_hex(1 + attempt)}"
+            try:
+                os.mkdir(path)  # fails where it exists: two starts never share one
+            except FileExistsError:
+                continue
+            return path
+    except OSError as error:
+        raise _not_writable(Path(parent), error) from error
+    raise SondeError(f"No free name for a run in {parent}: every one tried was taken.")
+
+
+def open_run_directory(path: Path) -> Path:
+    """The directory that the user named: made, or added to where it is a run already. Other directories are refused."""
+    try:
+        os.makedirs(path, exist_ok=True)
+        names = os.listdir(path)
+    except FileExistsError as error:
+        raise SondeError(f"The run cannot be written to {path}: a file is in its place. Name a directory.") from error
+    except OSError as error:
+        raise _not_writable(Path(path), error) from error
+    if names and not any(_is_ours(name) for name in names):
+        raise SondeError(
+            f"{path} holds other files ({_some(names)}) and is not a run, so nothing is written there. "
+            f"Name a new directory, for instance {Path(path) / 'run'}."
+        )
+    return Path(path)
+
+
+def write_run_json(directory: Path, info: Mapping[str, Any]) -> None:
+    """Who, what, when. Complete or not there; the first process of a run writes it, later ones leave it."""
+    target = Path(directory) / RUN_JSON
+    try:
+        if not target.exists():
+            replace_json(target, {"format": FORMAT, "started": time.time(), **plain(info)})
+    except OSError as error:
+        raise _not_writable(Path(directory), error) from error
+
+
+def replace_json(target: Path, content: Mapping[str, Any]) -> None:
+    """All of it or nothing of it: whoever reads meanwhile sees the old content or the new one."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
+        os.replace(temporary, target)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def read_run_json(directory: Path) -> dict[str, Any]:
+    """What run.json says. A ValueError says what is wrong with it; where there is none the answer is empty."""
+    return read_json(Path(directory) / RUN_JSON, MAX_RUN_JSON)
+
+
+def read_json(path: Path, max_bytes: int) -> dict[str, Any]:
+    """The object in a small file of ours, whoever wrote it: a ValueError says what is wrong; where there is none the answer is empty."""
+    try:
+        # O_NONBLOCK: a pipe of that name must not keep a reader waiting
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ValueError(error.strerror or str(error)) from None
+    try:
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_size > max_bytes:
+            raise ValueError("not a file of Sonde's")
+        with os.fdopen(fd, "rb", closefd=False) as file:
+            text = file.read(max_bytes)
+    except OSError as error:
+        raise ValueError(error.strerror or str(error)) from None
+    finally:
+        os.close(fd)
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError("not JSON") from None
+    if not isinstance(content, dict):
+        raise ValueError("not an object")  # noqa: TRY004  (one kind of error for callers)
+    return content
+
+
+def is_run(path: Path) -> bool:
+    try:
+        return any(name == RUN_JSON or name.endswith(LOG_SUFFIX) for name in os.listdir(path))
+    except OSError:
+        return False
+
+
+def runs_in(parent: Path = RUNS) -> list[Path]:
+    """The runs in a directory, newest first."""
+    return [path for _, _, path in sorted(_dated_runs(Path(parent)), reverse=True)]
+
+
+def newest_run(parent: Path = RUNS) -> Path:
+    if is_run(parent):
+        return Path(parent)
+    found = runs_in(parent)
+    if not found:
+        where = f"in {parent}" if Path(parent).is_dir() else f"here: there is no directory {parent}"
+        raise NoRunError(f'No run {where}. Record one: "sonde run train.py", or sonde.watch(model) in the script.')
+    return found[0]
+
+
+def find_run(text: str | None = None, parent: Path = RUNS) -> Path:
+    """The run that a user means: a directory, a log file, the name of a run in `parent` or enough of it."""
+    if not text:
+        return newest_run(parent)
+    path = Path(text)
+    if is_run(path) or path.name.endswith(LOG_SUFFIX):
+        return path
+    if path.is_dir() and (inside := runs_in(path)):
+        return inside[0]
+    names = [run.name for run in runs_in(parent)]
+    matches = [name for name in names if text == name] or [name for name in names if text in name]
+    if len(matches) == 1:
+        return Path(parent) / matches[0]
+    if matches:
+        raise NoRunError(f"{text!r} may be any of {len(matches)} runs in {parent}: {_some(matches)}.")
+    raise no_run(path, near=difflib.get_close_matches(text, names, n=3, cutoff=0.4))
+
+
+def no_run(path: Path, near: list[str] | None = None) -> NoRunError:
+    if path.is_dir():
+        return NoRunError(
+            f"No run in {path}: expected {RUN_JSON}. "
+            f'Did the script run under "sonde run", or call sonde.watch(model, to="{path}")?'
+        )
+    hint = f"Nearest: {', '.join(near)}." if near else '"sonde runs" lists what there is.'
+    if path.exists():
+        return NoRunError(f"{path} is a file, and no log of a run: a run is a directory with {RUN_JSON} in it. {hint}")
+    return NoRunError(f"No run {path}: nothing is there. {hint}")
+
+
+def _dated_runs(parent: Path) -> Iterator[tuple[float, str, Path]]:
+    try:
+        paths = [Path(entry.path) for entry in os.scandir(parent) if entry.is_dir()]
+    except OSError:
+        return
+    for path in paths:
+        if is_run(path):
+            yield _started(path), path.name, path
+
+
+def _started(path: Path) -> float:
+    try:
+        started = read_run_json(path).get("started")
+        if isinstance(started, (int, float)):
+            return float(started)
+        return path.stat().st_mtime
+    except (OSError, ValueError, OverflowError):
+        return 0.0
+
+
+def _is_ours(name: str) -> bool:
+    return name.lstrip(".").startswith(RUN_JSON) or name.endswith(LOG_SUFFIX)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
+
+
+def _not_writable(path: Path, error: OSError) -> SondeError:
+    return SondeError(
+        f"The run cannot be written to {path}: {error.strerror or error}. "
+        "Name another place with to=… or output_dir=…, or make this one writable."
+    )

@@ -1,0 +1,323 @@
+"""Run: what a run on disk says, from all its processes, while it grows or long after.
+
+Nothing is held in memory but an index; steps, frames, events and columns are read when they are asked for. Order comes
+from step numbers, ranks and places in the files, never from a clock.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sonde.errors import NoRunError
+from sonde.events import Event, Frame, Kind, Site, Step
+from sonde.runlog import format as f
+from sonde.runlog.directory import LOG_SUFFIX, RUN_JSON, is_run, no_run, read_run_json
+from sonde.runlog.format import Gap
+from sonde.runlog.segment import Damage, Segment
+from sonde.runlog.writer_process import state_of
+
+AHEAD = 1 << 20  # bytes read at once where all records are wanted
+_NAME = re.compile(r"(?P<stem>rank(?P<rank>[0-9]{1,9})-.*)-(?P<segment>[0-9]{3,9})\.sonde", re.DOTALL)
+# What a run of several processes is said to have come to: the first of these that one of them did.
+_GRAVEST_FIRST = ("running", "exception", "killed", "interrupted", "exit", "unknown", "finished")
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run, or one of its processes, came to its end."""
+
+    how: str  # finished | exception | exit | interrupted, or running | killed | unknown (written on another host)
+    exit_code: int | None
+    exception: str | None
+    last_step: int
+
+
+class Process:
+    """One process of a run: one rank, one attempt, its segments in order. Site ids have a meaning only within it."""
+
+    def __init__(self, stem: str, rank: int) -> None:
+        self.stem = stem
+        self._rank = rank
+        self._segments: dict[tuple[int, str], Segment] = {}
+        self.sites: dict[int, Site] = {}
+
+    @property
+    def segments(self) -> list[Segment]:
+        return [self._segments[key] for key in sorted(self._segments)]
+
+    @property
+    def is_empty(self) -> bool:
+        """Not even a manifest: a file that was just made, or that only has the name of a log."""
+        return not any(segment.manifest or len(segment) for segment in self.segments)
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        return next((segment.manifest for segment in self.segments if segment.manifest), {})
+
+    @property
+    def rank(self) -> int:
+        rank = self.manifest.get("rank")
+        return rank if isinstance(rank, int) and 0 <= rank < 1 << 31 else self._rank
+
+    @property
+    def attempt(self) -> int:
+        """How many processes of this rank had written to the directory before."""
+        attempt = self.manifest.get("attempt")
+        return attempt if isinstance(attempt, int) and 0 <= attempt < 1 << 31 else 0
+
+    @property
+    def last_step(self) -> int:
+        return max((segment.last_step for segment in self.segments), default=-1)
+
+    @property
+    def ended(self) -> Ending:
+        end = next((segment.end for segment in reversed(self.segments) if segment.end is not None), None)
+        if end is None:
+            how = {"running": "running", "gone": "killed", "unknown": "unknown"}[state_of(self.manifest)]
+            return Ending(how, None, None, self.last_step)
+        code, exception = end.data.get("exit_code"), end.data.get("exception")
+        return Ending(
+            str(end.data.get("how", "finished")),
+            code if isinstance(code, int) else None,
+            exception if isinstance(exception, str) and exception else None,
+            self.last_step,
+        )
+
+    def refresh(self, number: int, path: Path) -> int:
+        segment = self._segments.setdefault((number, path.name), Segment(path))
+        num_new = segment.refresh()
+        self.sites |= segment.sites
+        return num_new
+
+    def steps(self) -> Iterator[Step]:
+        """Complete steps in the order they were written. What belongs to a step that was never completed is left out,
+        except its events: they come with the next complete step."""
+        frames: dict[int, dict[str, Frame]] = {}
+        events: list[Event] = []
+        rank = self.rank
+        sites, names = None, list[tuple[int, str]]()
+        for segment in self.segments:
+            for _, fact in segment.contents(range(len(segment)), ahead=AHEAD):
+                if isinstance(fact, Event):
+                    events.append(fact)
+                elif fact.kind != Kind.STEP:
+                    frames.setdefault(fact.step, {})[fact.kind] = fact
+                else:
+                    number = fact.step
+                    if fact.sites is not sites:  # frames of one plan share them
+                        sites, names = fact.sites, self._scalar_names(fact)
+                    values = fact.values[0].tolist() if fact.fields else []
+                    scalars = {name: values[column] for column, name in names} if values else {}
+                    now = tuple(event for event in events if event.step <= number)
+                    yield Step(number, rank, scalars, frames.get(number, {}), now, self.sites)
+                    events = [event for event in events if event.step > number]
+                    frames = {step: later for step, later in frames.items() if step > number}
+
+    def _scalar_names(self, frame: Frame) -> list[tuple[int, str]]:
+        ids = frame.sites.tolist()
+        return [(column, self.sites[site].path) for column, site in enumerate(ids) if site in self.sites]
+
+    def contents(self, type_: int, kind: str | None) -> Iterator[Frame | Event]:
+        for segment in self.segments:
+            kinds = segment.kinds(type_) if kind is None else [kind]
+            entries = sorted(entry for one in kinds for entry in segment.entries(type_, one))
+            for _, fact in segment.contents(entries):
+                yield fact
+
+
+class Run:
+    """A run directory, or a single `.sonde` file. `refresh()` takes in what was written since."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.info: dict[str, Any] = {}  # run.json
+        self._processes: dict[str, Process] = {}
+        self._info_damage: list[Damage] = []
+        self._is_directory = self.path.is_dir()
+        if self._is_directory:
+            if not is_run(self.path):
+                raise no_run(self.path)
+        elif not self.path.exists():
+            raise no_run(self.path)
+        elif not self.path.is_file():
+            raise NoRunError(f"{self.path} is neither a directory nor a file, so no run can be in it.")
+        else:
+            self.path = self.path.resolve()  # a link that the user names is followed; links inside of a run are not
+        self.refresh()
+        if not self._is_directory and not self.processes and not self.path.name.endswith(LOG_SUFFIX):
+            raise NoRunError(f"{self.path} is not a run: name its directory, or a file that ends in {LOG_SUFFIX}.")
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    def refresh(self) -> int:
+        """Take in what was added since. Returns the number of new frames and events."""
+        if not self._is_directory:
+            return self._refresh_file(self.path)
+        if not self.info:
+            self._read_info()
+        try:
+            names = sorted(name for name in os.listdir(self.path) if name.endswith(LOG_SUFFIX))
+        except OSError:
+            return 0  # deleted meanwhile: what is known stays known
+        return sum(self._refresh_file(self.path / name) for name in names)
+
+    def _read_info(self) -> None:
+        try:
+            self.info, self._info_damage = read_run_json(self.path), []
+        except ValueError as error:
+            self._info_damage = [Damage(self.path / RUN_JSON, 0, 0, str(error))]
+
+    def _refresh_file(self, path: Path) -> int:
+        match = _NAME.fullmatch(path.name)
+        stem, rank, number = (match["stem"], int(match["rank"]), int(match["segment"])) if match else (path.name, 0, 0)
+        if stem not in self._processes:
+            self._processes[stem] = Process(stem, rank)
+        return self._processes[stem].refresh(number, path)
+
+    # ---- who wrote it, and what became of it
+
+    @property
+    def processes(self) -> list[Process]:
+        """By attempt, then by rank."""
+        written = [process for process in self._processes.values() if not process.is_empty]
+        return sorted(written, key=lambda process: (process.attempt, process.rank, process.stem))
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted({process.rank for process in self.processes})
+
+    @property
+    def manifests(self) -> list[Mapping[str, Any]]:
+        return [process.manifest for process in self.processes]
+
+    @property
+    def sites(self) -> Mapping[int, Site]:
+        """The sites of the lowest rank, as its newest process numbers them. Each `Step` carries its own."""
+        processes = self._of_rank(None)
+        return processes[-1].sites if processes else {}
+
+    @property
+    def last_step(self) -> int:
+        """The highest complete step; -1 where there is none."""
+        return max((process.last_step for process in self._processes.values()), default=-1)
+
+    @property
+    def ended(self) -> Ending:
+        newest = {process.rank: process for process in self.processes}
+        endings = [process.ended for process in newest.values()]
+        if not endings:
+            return Ending("unknown", None, None, -1)
+        order = {how: place for place, how in enumerate(_GRAVEST_FIRST)}
+        gravest = min(endings, key=lambda ending: order.get(ending.how, len(order)))
+        return Ending(gravest.how, gravest.exit_code, gravest.exception, self.last_step)
+
+    @property
+    def damage(self) -> list[Damage]:
+        """Bytes that could not be read. Everything else was."""
+        return self._info_damage + [note for segment in self._segments() for note in segment.damage]
+
+    @property
+    def torn(self) -> list[Damage]:
+        """Records at the end of a file that are not complete: still being written, or cut off when the process died."""
+        return [segment.torn for segment in self._segments() if segment.torn is not None]
+
+    @property
+    def gaps(self) -> list[Gap]:
+        """What the training could not write."""
+        return [gap for segment in self._segments() for gap in segment.gaps]
+
+    @property
+    def num_unknown(self) -> int:
+        """Records of a type that this version does not know."""
+        return sum(segment.num_unknown for segment in self._segments())
+
+    def _segments(self) -> Iterator[Segment]:
+        for process in self._processes.values():
+            yield from process.segments
+
+    # ---- what it says
+
+    def steps(self, rank: int | None = None) -> Iterator[Step]:
+        """All complete steps: attempt by attempt, then by step number and rank, then as they were written."""
+        attempts: dict[int, list[Process]] = {}
+        for process in self.processes:
+            if rank is None or process.rank == rank:
+                attempts.setdefault(process.attempt, []).append(process)
+        for attempt in sorted(attempts):
+            streams = [process.steps() for process in attempts[attempt]]
+            yield from heapq.merge(*streams, key=lambda step: (step.number, step.rank))
+
+    def events(self, kind: str | None = None, rank: int | None = None) -> Iterator[Event]:
+        """Events of one kind, or all: attempt by attempt, rank by rank, as they were written."""
+        for process in self.processes:
+            if rank is None or process.rank == rank:
+                for event in process.contents(f.EVENT, kind):
+                    assert isinstance(event, Event)
+                    yield event
+
+    def frames(self, kind: str, rank: int | None = None) -> Iterator[Frame]:
+        """Frames of one kind as they were written, of the lowest rank where none is named."""
+        for process in self._of_rank(rank):
+            for frame in process.contents(f.FRAME, kind):
+                assert isinstance(frame, Frame)
+                yield frame
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of frames that it holds."""
+        return sorted({kind for segment in self._segments() for kind in segment.kinds(f.FRAME)})
+
+    @property
+    def logged(self) -> list[str]:
+        """The names of the numbers that were given to `session.log`."""
+        known = {site for frame in self.frames(Kind.LOG) for site in frame.sites.tolist()}
+        return list(dict.fromkeys(self.sites[site].path for site in sorted(known) if site in self.sites))
+
+    def series(
+        self,
+        kind: str,
+        path: str,
+        field: str,
+        rank: int | None = None,
+        *,
+        model: str | None = None,
+        call: int = 0,
+        item: int = 0,
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """One number over time: its steps and its values, as written. `run.series("gradient", "fc1.weight", "l2")`"""
+        steps, values = [np.empty(0, np.int64)], [np.empty(0, np.float64)]
+        for process in self._of_rank(rank):
+            wanted = [
+                site.id
+                for site in process.sites.values()
+                if site.path == path and (site.call, site.item) == (call, item) and model in (None, site.model)
+            ]
+            for segment in process.segments if wanted else []:
+                some_steps, some_values = segment.column(kind, field, wanted)
+                steps.append(some_steps)
+                values.append(some_values)
+        return np.concatenate(steps), np.concatenate(values)
+
+    def scalar(self, name: str, rank: int | None = None) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """One scalar over time: what the step recorded (`run.scalar("loss")`), or else what the user logged under that name."""
+        recorded = self.series(Kind.STEP, name, "value", rank)
+        return recorded if len(recorded[0]) else self.series(Kind.LOG, name, "value", rank)
+
+    def _of_rank(self, rank: int | None) -> list[Process]:
+        if rank is None:
+            rank = next(iter(self.ranks), 0)
+        return [process for process in self.processes if process.rank == rank]

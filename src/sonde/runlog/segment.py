@@ -1,0 +1,304 @@
+"""One `.sonde` file as a reader sees it: followed while it grows, damage skipped and noted, an index kept.
+
+The index holds where each frame and event lies, its kind and its step, in 28 bytes; numbers are read when they are asked
+for. Files are read, never mapped into memory: a mapped file that is cut short kills the reader.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sonde.errors import SondeError
+from sonde.events import Event, Frame, Kind, Site
+from sonde.runlog import format as f
+from sonde.runlog.record_scanner import Found, scan
+
+WINDOW = 4 << 20  # bytes read at a time; grows to the longest record where it must
+MAX_LAYOUT_BYTES = 32 << 20  # of distinct constant parts kept; frames beyond it are decoded whole
+NOT_A_FRAME, NO_LAYOUT = -2, -1  # in the index, in place of a layout's number
+
+
+Column = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Bytes of a run that could not be read, and why."""
+
+    file: Path
+    offset: int
+    num_bytes: int
+    reason: str
+
+
+class Segment:
+    """A file and what is known of it so far."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._forget()
+
+    def _forget(self) -> None:
+        self.manifest: dict[str, Any] = {}
+        self.sites: dict[int, Site] = {}
+        self.gaps: list[f.Gap] = []
+        self.damage: list[Damage] = []
+        self.torn: Damage | None = None  # a record that is not complete (yet)
+        self.end: Event | None = None
+        self.last_step = -1
+        self.num_unknown = 0  # whole records of a type that this version does not know
+        self._version = (0, 0)  # size and time of change when it was last read
+        self._offset = 0
+        self._wanted = 0
+        self._kind_numbers: dict[tuple[int, str], int] = {}
+        self._fields: dict[str, dict[tuple[str, ...], None]] = {}
+        self._layout_numbers: dict[bytes, int] = {}
+        self._layouts: list[f.Layout] = []
+        self._num_layout_bytes = 0
+        self._starts = array("q")
+        self._lengths = array("I")
+        self._kinds = array("I")
+        self._steps = array("q")
+        self._layout_of = array("i")
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    # ---- following the file
+
+    def refresh(self) -> int:
+        """Read what was added. Returns the number of new frames and events."""
+        before = len(self)
+        try:
+            with self._opened() as fd:
+                facts = os.fstat(fd)
+                size, version = facts.st_size, (facts.st_size, facts.st_mtime_ns)
+                if version == self._version:
+                    return 0
+                if size < self._offset:  # not by Sonde, whose writer only ever cuts off torn records: begin again
+                    self._forget()
+                    before = 0
+                self._read(fd, size)
+                self._version = version
+        except OSError as error:
+            self._note(0, 0, error.strerror or str(error))
+        return len(self) - before
+
+    def _read(self, fd: int, size: int) -> None:
+        self.torn = None
+        if self._offset == 0 and not self._read_header(fd, size):
+            return
+        while self._offset < size:
+            length = min(max(WINDOW, self._wanted - self._offset), size - self._offset)
+            window = _read_at(fd, length, self._offset)
+            at_end = self._offset + len(window) >= size or len(window) < length
+            result = scan(window, at_end=at_end)
+            base = self._offset
+            for lost in result.damage:
+                self._note(base + lost.start, lost.end - lost.start, lost.reason)
+            for found in result.records:
+                try:
+                    self._take(found, window[found.start : found.end], base)
+                except f.FormatError as error:
+                    self._note(base + found.start, found.end - found.start, str(error))
+            self._offset = base + result.offset
+            self._wanted = base + result.wanted
+            if at_end:
+                break
+        if self._offset < size:
+            self.torn = Damage(self.path, self._offset, size - self._offset, "not complete")
+
+    def _read_header(self, fd: int, size: int) -> bool:
+        start = _read_at(fd, f.HEADER_BYTES, 0)
+        if len(start) < f.HEADER_BYTES and f.header().startswith(start):
+            self.torn = Damage(self.path, 0, size, "not complete") if start else None
+            return False
+        version = f.version_of(start)
+        if version is not None and version > f.FORMAT:
+            raise SondeError(
+                f"{self.path} is a run of format {version}; this version reads up to {f.FORMAT}. "
+                "Upgrade with: pip install -U sonde"
+            )
+        self._offset = f.HEADER_BYTES if version is not None else 0
+        return True
+
+    def _take(self, found: Found, payload: bytes, base: int) -> None:
+        if found.type == f.FRAME:
+            step, key = f.step_and_constant_part(payload)
+            number, layout = self._layout(payload, key)
+            self._index(base + found.start, payload, f.FRAME, layout.kind, step, number)
+            if layout.kind == Kind.STEP:
+                self.last_step = max(self.last_step, step)
+        elif found.type == f.EVENT:
+            event, _ = f.event(payload)
+            self._index(base + found.start, payload, f.EVENT, event.kind, event.step, NOT_A_FRAME)
+            if event.kind == "end":
+                self.end = event
+        elif found.type == f.SITES:
+            self.sites |= {site.id: site for site in f.sites(payload)}
+        elif found.type == f.GAP:
+            self.gaps.append(f.gap(payload))
+        elif found.type == f.MANIFEST:
+            content = f.parse_json(payload)
+            if not isinstance(content, dict):
+                raise f.FormatError("a manifest that is not an object")
+            self.manifest = self.manifest or content
+        else:
+            self.num_unknown += 1
+
+    def _index(self, start: int, payload: bytes, type_: int, kind: str, step: int, layout: int) -> None:
+        self._starts.append(start)
+        self._lengths.append(len(payload))
+        self._kinds.append(self._kind_numbers.setdefault((type_, kind), len(self._kind_numbers)))
+        self._steps.append(step)
+        self._layout_of.append(layout)
+
+    def _layout(self, payload: bytes, key: bytes) -> tuple[int, f.Layout]:
+        number = self._layout_numbers.get(key, NO_LAYOUT)
+        if number != NO_LAYOUT:
+            if self._layouts[number].num_bytes != len(payload):
+                raise f.FormatError("a frame whose values do not fit its length")
+            return number, self._layouts[number]
+        layout = f.layout(payload)
+        self._fields.setdefault(layout.kind, {})[layout.fields] = None
+        if self._num_layout_bytes + len(key) <= MAX_LAYOUT_BYTES:
+            self._num_layout_bytes += len(key)
+            number = self._layout_numbers[key] = len(self._layouts)
+            self._layouts.append(layout)
+        return number, layout
+
+    def _note(self, offset: int, num_bytes: int, reason: str) -> None:
+        last = self.damage[-1] if self.damage else None
+        if last is not None and last.offset + last.num_bytes == offset and num_bytes:
+            self.damage[-1] = Damage(self.path, last.offset, last.num_bytes + num_bytes, last.reason)
+        elif (note := Damage(self.path, offset, num_bytes, reason)) not in self.damage[-8:]:
+            self.damage.append(note)
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        # Whatever has this name: a pipe must not block, a device must not be touched, a link must not lead elsewhere.
+        if not stat.S_ISREG(os.lstat(self.path).st_mode):
+            raise OSError(0, "not a regular file")
+        fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise OSError(0, "not a regular file")
+            yield fd
+        finally:
+            os.close(fd)
+
+    # ---- reading back
+
+    def kinds(self, type_: int) -> list[str]:
+        """The kinds of frames or of events that it holds."""
+        return [kind for of_type, kind in self._kind_numbers if of_type == type_]
+
+    def fields_of(self, kind: str) -> list[tuple[str, ...]]:
+        """The sets of fields that frames of this kind came with."""
+        return list(self._fields.get(kind, ()))
+
+    def entries(self, type_: int, kind: str) -> list[int]:
+        """The places in the index of one kind of frame or event."""
+        number = self._kind_numbers.get((type_, kind))
+        return [] if number is None else np.flatnonzero(np.array(self._kinds, dtype=np.uint32) == number).tolist()
+
+    def contents(self, entries: Sequence[int], *, ahead: int = 0) -> Iterator[tuple[int, Frame | Event]]:
+        """Frames and events at these places, in order. `ahead` bytes are read at once where entries lie together."""
+        for entry, payload in self._payloads(entries, ahead):
+            try:
+                number = self._layout_of[entry]
+                if number == NOT_A_FRAME:
+                    yield entry, f.event(payload)[0]
+                else:
+                    yield entry, f.frame(payload, self._layouts[number] if number != NO_LAYOUT else None)
+            except f.FormatError as error:
+                self._note(self._starts[entry], self._lengths[entry], str(error))
+
+    def column(self, kind: str, field: str, sites: Sequence[int]) -> Column:
+        """Steps and values of one field at the first of these sites that a frame has, reading nothing else."""
+        steps, values = array("q"), array("d")
+        entries = self.entries(f.FRAME, kind)
+        places = {number: _place(layout, field, sites) for number, layout in enumerate(self._layouts)}
+        if entries:
+            try:
+                with self._opened() as fd:
+                    for entry in entries:
+                        value = self._value(fd, entry, places, field, sites)
+                        if value is not None:
+                            steps.append(self._steps[entry])
+                            values.append(value)
+            except OSError as error:
+                self._note(0, 0, error.strerror or str(error))
+        return np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64)
+
+    def _value(
+        self, fd: int, entry: int, places: dict[int, tuple[int, str] | None], field: str, sites: Sequence[int]
+    ) -> float | None:
+        number = self._layout_of[entry]
+        start = self._starts[entry]
+        if number == NO_LAYOUT:
+            payload = _read_at(fd, self._lengths[entry], start)
+            try:
+                place = _place(f.layout(payload), field, sites)
+            except f.FormatError as error:
+                self._note(start, self._lengths[entry], str(error))
+                return None
+        else:
+            place = places[number]
+        if place is None:
+            return None
+        at, form = place
+        raw = os.pread(fd, int(form[-1]), start + at)
+        if len(raw) < int(form[-1]):
+            self._note(start, self._lengths[entry], "vanished while it was read")
+            return None
+        return float(np.frombuffer(raw, form)[0])
+
+    def _payloads(self, entries: Sequence[int], ahead: int) -> Iterator[tuple[int, bytes]]:
+        if not len(entries):
+            return
+        try:
+            with self._opened() as fd:
+                window, base = b"", 0
+                for entry in entries:
+                    start, length = self._starts[entry], self._lengths[entry]
+                    if start < base or start + length > base + len(window):
+                        window, base = _read_at(fd, max(length, ahead), start), start
+                    payload = window[start - base : start - base + length]
+                    if len(payload) == length:
+                        yield entry, payload
+                    else:
+                        self._note(start, length, "vanished while it was read")
+        except OSError as error:
+            self._note(0, 0, error.strerror or str(error))
+
+
+def _place(layout: f.Layout, field: str, sites: Sequence[int]) -> tuple[int, str] | None:
+    """Where in a payload the field of the first of these sites lies, and as what."""
+    if field not in layout.fields:
+        return None
+    for site in sites:
+        columns = np.flatnonzero(layout.sites == site)
+        if len(columns):
+            index = layout.fields.index(field) * len(layout.sites) + int(columns[0])
+            return layout.start + layout.value_bytes * index, f"<f{layout.value_bytes}"
+    return None
+
+
+def _read_at(fd: int, length: int, offset: int) -> bytes:
+    parts = []
+    while length > 0 and (part := os.pread(fd, length, offset)):
+        parts.append(part)
+        length -= len(part)
+        offset += len(part)
+    return b"".join(parts)

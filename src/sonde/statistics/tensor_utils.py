@@ -1,0 +1,72 @@
+"""Finding tensors inside whatever a module takes or returns, and reading a single number without waiting for a device."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from sonde.statistics import measure
+from sonde.statistics.deferred_reads import on_device
+
+MAX_DEPTH = 8
+MAX_LEAVES = 64
+
+
+def find_tensors(value: Any) -> list[tuple[str, torch.Tensor]]:
+    """`("0", tensor)`, `("hidden.1", tensor)` …: tensors by their place, to a bounded depth and number. Iterators are never consumed."""
+    if type(value) is torch.Tensor:  # most models
+        return [("0", value)]
+    return list(_walk(value, "", 0, [MAX_LEAVES], set()))
+
+
+def _walk(value: Any, place: str, depth: int, left: list[int], seen: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
+    if left[0] <= 0 or depth > MAX_DEPTH:
+        return
+    if isinstance(value, torch.Tensor):
+        left[0] -= 1
+        yield place or "0", value
+        return
+    if isinstance(value, (str, bytes, int, float, bool)) or value is None or id(value) in seen:
+        return
+    items: Iterator[tuple[Any, Any]]
+    if isinstance(value, Mapping):
+        items = iter(value.items())
+    elif isinstance(value, (tuple, list)):
+        items = iter(enumerate(value))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        items = ((field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value))
+    else:
+        return
+    seen.add(id(value))  # containers may hold themselves
+    for key, item in items:
+        yield from _walk(item, f"{place}.{key}" if place else str(key), depth + 1, left, seen)
+
+
+def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Memory that these tensors keep alive; a storage that several of them share counts once."""
+    found: dict[int, int] = {}
+    for tensor in tensors:
+        try:
+            storage = tensor.untyped_storage()
+            found[storage._cdata] = storage.nbytes()
+        except Exception:  # sparse, a stranger's class: no storage of its own
+            continue
+    return sum(found.values())
+
+
+def read_scalar(value: Any) -> float | None:
+    """A number or a one-element CPU tensor as a float, without a torch operation where possible; None where that would mean waiting."""
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1 or on_device(value) or type(value) not in (torch.Tensor, torch.nn.Parameter):
+            return None
+        number = measure.number(value)
+        if number is not None:
+            return number
+        value = value.detach()
+        if value.dtype in (torch.float32, torch.float64, torch.int64):
+            return float(value.numpy().reshape(()))
+        return float(value.to(torch.float64).numpy().reshape(()))
+    return float(value)

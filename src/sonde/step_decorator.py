@@ -1,0 +1,79 @@
+"""One function, or one block, that is a training step: `@sonde.step`, `session.training_step`.
+
+A session hears the loop without either. What they add: the run says which step failed and why, also where the error is caught and the
+training goes on, and the numbers that a step returns are kept. `@sonde.step` also is the whole of the setting up.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar, overload
+
+from sonde import framework_hints
+from sonde.config import DebugConfig, load_config
+from sonde.session import DebugSession
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class TrainingStep:
+    """A context, as often as wanted; or a decorator."""
+
+    def __init__(self, session: DebugSession) -> None:
+        self._session = session
+
+    def __enter__(self) -> DebugSession:
+        if not self._session._started:
+            self._session.start()
+        return self._session
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, Exception):
+            framework_hints.tell(self._session, "step_failed", error=f"{type(error).__name__}: {error}"[:2000])
+            self._session.tell_of(error)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def stepping(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self as session:
+                result = function(*args, **kwargs)
+            if isinstance(result, Mapping) and all(isinstance(name, str) for name in result):
+                framework_hints.keep(session, result)
+            return result
+
+        stepping.session = self._session  # type: ignore[attr-defined]
+        return stepping
+
+
+@overload
+def step(function: Callable[P, R], /) -> Callable[P, R]: ...
+@overload
+def step(
+    *,
+    to: str | Path | None = None,
+    name: str | None = None,
+    every: int | None = None,
+    config: DebugConfig | None = None,
+    strict: bool = False,
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def step(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    to: str | Path | None = None,
+    name: str | None = None,
+    every: int | None = None,
+    config: DebugConfig | None = None,
+    strict: bool = False,
+) -> Any:
+    """Marks the function that does one training step: whatever trains is watched from its first call to the end of the program.
+
+    `train_step.session` is the session: its `report()` judges, its `stop()` ends watching before the program does.
+    """
+    if function is not None:
+        return TrainingStep(DebugSession())(function)
+    return TrainingStep(DebugSession(load_config(config, every=every), to=to, name=name, strict=strict))

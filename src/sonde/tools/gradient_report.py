@@ -1,0 +1,293 @@
+"""What gradients recorded over steps say about each layer: vanishing, exploding, dead, and how they change.
+
+A layer is compared with the last layers of the same model and with its own weights, since the scale of the loss is arbitrary.
+The constants are those of the rules that judge a whole run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+
+from sonde.rules.blowup import GROWTH
+from sonde.rules.depth import SHALLOWEST
+from sonde.rules.exploding_gradient import LEAP, NUM_LEAPS, USUAL
+from sonde.rules.vanishing_gradient import FADED, PATIENCE
+from sonde.rules.words import listing, number
+from sonde.tools.gradient_flow_frames import GradientFrame, LayerGradient
+from sonde.tools.gradient_health import ClippingAdvice, GradientHealth, clipping_advice, health_of, issue_share, recommendations
+from sonde.tools.gradient_noise_scale import NoiseScale
+from sonde.views.numbers import counted
+from sonde.views.plots import Plot, layer_heatmap
+from sonde.views.table import html_table, text_table
+
+TREND_POINTS = 8  # steps with a positive norm: fewer have no direction
+TREND_DECADES = 0.5  # over the recorded steps, by a straight line through the logarithms: a factor of three
+TREND_FIT = 0.5  # share of the variance that the line explains; below it the norms only scatter
+MAX_ROWS = 40  # of a printed table
+UNKNOWN = "could not tell"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerReport:
+    name: str
+    steps: tuple[int, ...]  # those in which it had a gradient
+    norms: tuple[float, ...]  # L2, by step
+    mean_abs: tuple[float, ...]
+    trend: str  # "rising", "falling", "steady" or "could not tell"
+    per_weight: float  # last norm over the norm of the layer's weights; NaN where these are not known
+    verdict: str  # "healthy", "vanishing", "exploding" or "dead"
+    why: str  # the evidence, in one sentence; empty for a healthy layer
+
+    @property
+    def last_norm(self) -> float:
+        return self.norms[-1] if self.norms else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class GradientReport:
+    """Everything that could be told. `overall_health` is None where nothing was recorded."""
+
+    num_steps: int
+    steps_told_by: str
+    layers: Mapping[str, LayerReport]  # by depth
+    overall_health: GradientHealth | None
+    clipping: ClippingAdvice
+    noise_scale: NoiseScale
+    recommendations: tuple[str, ...]
+    frames: tuple[GradientFrame, ...] = field(repr=False, default=())
+
+    def vanishing_layers(self) -> list[str]:
+        return self._judged("vanishing")
+
+    def exploding_layers(self) -> list[str]:
+        return self._judged("exploding")
+
+    def dead_layers(self) -> list[str]:
+        """Layers whose gradient is zero to the last bit, or that never got one."""
+        return self._judged("dead")
+
+    def _judged(self, verdict: str) -> list[str]:
+        return [name for name, layer in self.layers.items() if layer.verdict == verdict]
+
+    @property
+    def total_norms(self) -> list[float]:
+        return [frame.total_norm for frame in self.frames]
+
+    def plot(self, path: str | Path | None = None) -> Plot:
+        """Norms of all layers over steps as a heat map; written where a path is given (.png, .svg, .pdf, .html, .json)."""
+        by_step = [{layer.name: layer.grad_norm for layer in frame.layers} for frame in self.frames]
+        matrix = np.array([[column.get(name, 0.0) for column in by_step] for name in self.layers]).reshape(len(self.layers), len(by_step))
+        steps = [frame.step for frame in self.frames]
+        plot = layer_heatmap(list(self.layers), steps, matrix, name="gradient norms", label="L2 norm of the gradient")
+        if path is not None:
+            plot.save(path)
+        return plot
+
+    def summary(self) -> str:
+        if self.overall_health is None:
+            return f"gradients: {UNKNOWN}. {self.recommendations[0]}"
+        rows, left_out = self._rows()
+        parts = [self._headline(), "", text_table(_HEAD, rows)]
+        if left_out:
+            parts.append(left_out)
+        return "\n".join([*parts, "", *self._facts(), "", *(f"- {line}" for line in self.recommendations)])
+
+    __str__ = summary
+
+    def _repr_html_(self) -> str:
+        rows, left_out = self._rows()
+        notes = [note for note in (left_out, *self._facts(), *self.recommendations) if note]
+        return html_table(_HEAD, rows, title=self._headline(), notes=notes)
+
+    def _headline(self) -> str:
+        health = self.overall_health.value.replace("_", " ") if self.overall_health else UNKNOWN
+        return f"gradients: {health}, {counted(len(self.layers), 'layer')} over {counted(self.num_steps, 'step')} ({self.steps_told_by})"
+
+    def _facts(self) -> list[str]:
+        return [f"clipping     {self.clipping}", f"noise scale  {self.noise_scale}"]
+
+    def _rows(self) -> tuple[list[list[object]], str]:
+        """All layers where there are few, otherwise first those with a verdict."""
+        layers = list(self.layers.values())
+        shown = layers
+        if len(layers) > MAX_ROWS:
+            worst = sorted(layers, key=lambda layer: layer.verdict == "healthy")[:MAX_ROWS]
+            shown = [layer for layer in layers if layer in worst]
+        rows: list[list[object]] = [
+            [
+                layer.name,
+                number(layer.norms[0]) if layer.norms else "none",
+                number(layer.last_norm) if layer.norms else "none",
+                number(layer.per_weight) if layer.per_weight == layer.per_weight else "",
+                layer.trend,
+                f"{layer.verdict}: {layer.why}" if layer.why else layer.verdict,
+            ]
+            for layer in shown
+        ]
+        hidden = [layer for layer in layers if layer not in shown]
+        bad = sum(layer.verdict != "healthy" for layer in hidden)
+        return rows, f"and {counted(len(hidden), 'more layer')}, {bad} of them not healthy" if hidden else ""
+
+
+_HEAD = ("layer", "first norm", "last norm", "per weight", "trend", "verdict")
+
+
+def judge(
+    frames: Sequence[GradientFrame],
+    order: Sequence[str],
+    scales: Mapping[str, float],
+    *,
+    vanishing_threshold: float,
+    exploding_threshold: float,
+    noise: NoiseScale,
+    steps_told_by: str,
+) -> GradientReport:
+    """`order` is the depth of the layers, `scales` the norms of their weights where these are known."""
+    if not frames:
+        advice = ("No gradient was recorded: call register_hooks(model) before backward(), or record_gradient_flow(layer, gradient).",)
+        return GradientReport(0, steps_told_by, {}, None, clipping_advice(()), noise, advice)
+    flags = [_flags(frame, order, scales, vanishing_threshold, exploding_threshold) for frame in frames]
+    rows: dict[str, list[Row]] = {name: [] for name in order}
+    for frame, row in zip(frames, flags):
+        for layer in frame.layers:
+            rows[layer.name].append((frame.step, layer, row.get(layer.name, _FINE)))
+    layers = {name: _layer(name, rows[name], len(frames), scales.get(name, math.nan)) for name in order}
+    verdicts = {name: layer.verdict for name, layer in layers.items()}
+    judged = tuple(
+        replace(frame, layers=tuple(_flagged(layer, row.get(layer.name, _FINE).kind, verdicts) for layer in frame.layers))
+        for frame, row in zip(frames, flags)
+    )
+    vanishing, exploding, dead = ([n for n in order if verdicts[n] == kind] for kind in ("vanishing", "exploding", "dead"))
+    health = health_of(exploded=bool(exploding), vanished=bool(vanishing or dead), issue_share=issue_share(judged))
+    clipping = clipping_advice(judged)
+    lines = recommendations(vanishing, exploding, health, clipping)
+    if dead:
+        unused = [name for name in dead if not layers[name].norms]
+        zero = [name for name in dead if layers[name].norms]
+        lines = (*_for_dead(zero, unused), *lines)
+    if clipping.max_norm is not None and not exploding:
+        call = f"torch.nn.utils.clip_grad_norm_(model.parameters(), {number(clipping.max_norm)})"
+        lines = (f"Spikes: {call} takes them off; {clipping.reason}.", *(() if health is GradientHealth.HEALTHY else lines))
+    return GradientReport(len(frames), steps_told_by, layers, health, clipping, noise, lines, judged)
+
+
+class Flag(NamedTuple):
+    """One layer in one step: "zero", "vanishing", "exploding" or "", and compared with what."""
+
+    kind: str
+    how: str
+
+
+_FINE = Flag("", "")
+Row = tuple[int, LayerGradient, Flag]
+
+
+def _for_dead(zero: Sequence[str], unused: Sequence[str]) -> list[str]:
+    lines = []
+    if zero:
+        lines.append(f"Zero gradients in {listing(zero)}: look for dead ReLUs, a detached value or an output that is not used after them.")
+    if unused:
+        lines.append(f"No gradient ever reached {listing(unused)}: the loss does not depend on them, or they are used under no_grad.")
+    return lines
+
+
+def _flags(
+    frame: GradientFrame, order: Sequence[str], scales: Mapping[str, float], vanishing: float, exploding: float
+) -> dict[str, Flag]:
+    """What is wrong with which layer in this one step; a layer that is fine is not there."""
+    here = {layer.name: layer for layer in frame.layers}
+    deep = [name for name in order if name in here and 0 < here[name].grad_norm < math.inf]
+    last = deep[-max(1, len(deep) // 4) :] if len(deep) >= SHALLOWEST else []
+    norm_there = max((here[name].grad_norm for name in last), default=math.nan)
+    per_weight_there = max((here[name].grad_norm / scales[name] for name in last if scales.get(name, 0.0) > 0), default=math.nan)
+    found: dict[str, Flag] = {}
+    for name, layer in here.items():
+        norm, scale = layer.grad_norm, scales.get(name, 0.0)
+        known = 0 < scale < math.inf
+        # Comparisons with NaN are false: where there is nothing to compare with, nothing is said.
+        relative = norm / norm_there
+        per_weight = norm / scale / per_weight_there if known and per_weight_there == per_weight_there else relative
+        beside = f"{number(relative)} times that of the last layers"
+        alone = f"{number(norm / scale)} times its weights" if known else f"with a mean of {number(layer.mean_abs_grad)}"
+        if not math.isfinite(norm):
+            found[name] = Flag("exploding", "not finite")
+        elif norm == 0:
+            found[name] = Flag("zero", "exactly zero")
+        elif min(relative, per_weight) >= GROWTH:
+            found[name] = Flag("exploding", beside)
+        elif norm > exploding * scale if known else layer.max_abs_grad > exploding:
+            found[name] = Flag("exploding", alone)
+        elif max(relative, per_weight) <= FADED:
+            found[name] = Flag("vanishing", beside)
+        elif norm < vanishing * scale if known else layer.mean_abs_grad < vanishing:
+            found[name] = Flag("vanishing", alone)
+    return found
+
+
+def _layer(name: str, rows: Sequence[Row], num_steps: int, scale: float) -> LayerReport:
+    steps = tuple(step for step, _, _ in rows)
+    norms = tuple(layer.grad_norm for _, layer, _ in rows)
+    verdict, why = _verdict(rows, norms, num_steps)
+    mean_abs = tuple(layer.mean_abs_grad for _, layer, _ in rows)
+    per_weight = norms[-1] / scale if norms and scale > 0 else math.nan
+    return LayerReport(name, steps, norms, mean_abs, trend(steps, norms), per_weight, verdict, why)
+
+
+def _verdict(rows: Sequence[Row], norms: Sequence[float], num_steps: int) -> tuple[str, str]:
+    """One noisy step is no verdict: what is said holds in `PATIENCE` steps to the last, or in all where there are fewer."""
+    if not rows:
+        return "dead", f"no gradient in {counted(num_steps, 'step')}"
+    need = min(PATIENCE, len(rows))
+    bad = [step for step, layer, _ in rows if not math.isfinite(layer.grad_norm)]
+    if bad:
+        return "exploding", f"not finite in {len(bad)} of {counted(len(rows), 'step')}, first in step {bad[0]}"
+    high = [(layer.grad_norm, flag.how) for _, layer, flag in rows if flag.kind == "exploding"]
+    if len(high) >= need:
+        norm, how = max(high)
+        return "exploding", f"norm up to {number(norm)}, {how}, in {len(high)} of {counted(len(rows), 'step')}"
+    leaps = [i for i in range(USUAL, len(norms)) if norms[i] > LEAP * median(norms[i - USUAL : i]) > 0]
+    if len(leaps) >= NUM_LEAPS:
+        return "exploding", f"leapt to more than {LEAP:g} times its usual norm in {len(leaps)} steps"
+    ending = [flag.kind for _, _, flag in rows[-need:]]
+    if all(flag == "zero" for flag in ending):
+        return "dead", f"exactly zero in the last {counted(_run(rows, 'zero'), 'step')}"
+    if all(flag in ("vanishing", "zero") for flag in ending):
+        num = _run(rows, "vanishing", "zero")
+        return "vanishing", f"norm {number(norms[-1])}, {rows[-1][2].how}, in the last {counted(num, 'step')}"
+    return "healthy", ""
+
+
+def _run(rows: Sequence[Row], *kinds: str) -> int:
+    """How many steps to the last are of these kinds."""
+    return next((at for at, row in enumerate(reversed(rows)) if row[2].kind not in kinds), len(rows))
+
+
+def _flagged(layer: LayerGradient, flag: str, verdicts: Mapping[str, str]) -> LayerGradient:
+    """The layer in this step as it was judged over all steps: what was called chance does not count as an issue."""
+    verdict = verdicts[layer.name]
+    is_exploding = verdict == "exploding" and flag == "exploding"
+    return replace(layer, is_exploding=is_exploding, is_vanishing=verdict in ("vanishing", "dead") and flag in ("vanishing", "zero"))
+
+
+def trend(steps: Sequence[int], norms: Sequence[float]) -> str:
+    """The direction of a straight line through the logarithms of the norms."""
+    points = [(step, math.log10(norm)) for step, norm in zip(steps, norms) if 0 < norm < math.inf]
+    if len(points) < TREND_POINTS:
+        return UNKNOWN
+    x, y = np.array(points, np.float64).T
+    x, y = x - x.mean(), y - y.mean()
+    spread = float(x @ x)
+    slope = float(x @ y) / spread if spread else 0.0
+    change = slope * float(x[-1] - x[0])
+    scatter = float(y @ y)
+    fits = scatter > 0 and slope * slope * spread / scatter >= TREND_FIT
+    if abs(change) < TREND_DECADES or not fits:
+        return "steady"
+    return "rising" if change > 0 else "falling"

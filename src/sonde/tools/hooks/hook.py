@@ -1,0 +1,85 @@
+"""A hook as a value: when it fires, where, what it does, how often. Made by `HookBuilder`, which checks that the parts fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from sonde.conditions import STEP_NAMES, Condition
+from sonde.events import Severity
+from sonde.tools.layer_patterns import Patterns
+
+AlertSeverity = Severity
+"""How bad an alert is. Findings and alerts have one scale."""
+
+
+class HookTrigger(StrEnum):
+    """When a hook fires."""
+
+    EVERY_FORWARD = "every_forward"  # a selected layer has put out a tensor
+    EVERY_BACKWARD = "every_backward"  # the gradient of such an output is known
+    EVERY_N_STEPS = "every_n_steps"  # in the steps 0, n, 2n …
+    ON_CONDITION = "on_condition"  # the condition of `.when(…)` holds
+    ON_ANOMALY = "on_anomaly"  # an output, its gradient, or the gradient of a parameter holds NaN or Inf
+
+
+class HookAction(StrEnum):
+    """What a hook does when it fires."""
+
+    INSPECT_TENSOR = "inspect_tensor"  # keep the statistics of the tensor
+    TRACK_GRADIENTS = "track_gradients"  # keep the norm of the gradient, per layer over steps
+    SAVE_SNAPSHOT = "save_snapshot"  # write the tensor to a file
+    ALERT = "alert"  # tell somebody
+    PAUSE_TRAINING = "pause_training"  # hand over to a person
+    STOP_TRAINING = "stop_training"  # raise `TrainingStopped` at the next safe point
+    CUSTOM_CALLBACK = "custom_callback"  # call a function of the user
+
+
+_NEED_TENSOR = frozenset({HookAction.INSPECT_TENSOR, HookAction.TRACK_GRADIENTS, HookAction.SAVE_SNAPSHOT})
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """What to do, where and when. It holds no state: the same hook may be registered in several places."""
+
+    name: str
+    trigger: HookTrigger
+    actions: tuple[HookAction, ...]
+    patterns: Patterns | None = None  # None: every layer
+    condition: Condition | None = None  # besides the trigger
+    every: int = 1  # steps, besides the trigger
+    max_executions: int | None = None
+    severity: AlertSeverity = AlertSeverity.WARNING
+    message: str = ""
+    callback: Callable[..., Any] | None = None
+    directory: Path | None = None
+    max_files: int = 0
+    max_bytes: int = 0
+
+    @property
+    def is_per_step(self) -> bool:
+        """It speaks of no layer, so it is asked once per step and not at each layer."""
+        about_layers = self.condition is not None and not self.condition.names <= STEP_NAMES.keys()
+        by_step = self.trigger in (HookTrigger.EVERY_N_STEPS, HookTrigger.ON_CONDITION)
+        return by_step and self.patterns is None and not about_layers and not _NEED_TENSOR & set(self.actions)
+
+    @property
+    def on_forward(self) -> bool:
+        """Whether outputs of layers concern it."""
+        return not self.is_per_step and self.trigger is not HookTrigger.EVERY_BACKWARD and not self._tracks_gradients
+
+    @property
+    def on_backward(self) -> bool:
+        """Whether gradients of these outputs concern it."""
+        if self.is_per_step or self.trigger is HookTrigger.EVERY_FORWARD:
+            return False
+        if self.trigger in (HookTrigger.EVERY_BACKWARD, HookTrigger.ON_ANOMALY) or self._tracks_gradients:
+            return True
+        return self.condition is not None and not self.condition.names.isdisjoint(("grad_norm", "backward"))
+
+    @property
+    def _tracks_gradients(self) -> bool:
+        return HookAction.TRACK_GRADIENTS in self.actions

@@ -1,0 +1,274 @@
+"""Tensors looked at by name: what was in them, how they changed, how much memory they keep, and who keeps them alive.
+
+Numbers are kept, never a tensor: a weak reference tells later whether it is still there, and unchanged.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from sonde.errors import SondeError
+from sonde.formatting import size
+from sonde.leaks.accumulated_tensors import Suspect, piles
+from sonde.leaks.leak_detector import MIN_AGE, Leak, as_leaks
+from sonde.leaks.owners import Chain, holders
+from sonde.report import strict
+from sonde.rules.words import number
+from sonde.statistics import measure
+from sonde.statistics.tensor_utils import storage_bytes
+from sonde.tools.layer_patterns import require_name
+from sonde.tools.tensor_comparison import Comparison, compare_statistics, compare_values
+from sonde.tools.tensor_statistics import TensorStats, as_tensor, describe
+from sonde.views.numbers import counted, percent
+from sonde.views.plots import Plot
+from sonde.views.plots.percentiles import percentiles
+from sonde.views.printable import printable
+from sonde.views.sparkline import is_log, sparkline
+from sonde.views.table import html_table, text_table
+
+MAX_TRACKED = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor as it was when it was inspected."""
+
+    id: str  # "loss#3": the third inspection of this inspector
+    name: str
+    layer: str | None
+    operation: str | None
+    step: int | None
+    stats: TensorStats
+    storage_bytes: int  # memory that it keeps alive; more than stats.num_bytes where it is a view of something larger
+    _ref: Callable[[], Any] = field(repr=False, compare=False)
+    _version: int | None = field(repr=False, compare=False)
+    _fingerprint: int | None = field(repr=False, compare=False)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._ref() is not None
+
+    @property
+    def value(self) -> Any:
+        """The tensor itself, if it is still alive and as it was; else None."""
+        value = self._ref()
+        if value is None:
+            return None
+        tensor = as_tensor(value)
+        same = _version(tensor) == self._version and measure.fingerprint(tensor) == self._fingerprint
+        return value if same else None
+
+    def to_json(self) -> str:
+        """Strict JSON: "NaN", "Infinity" and "-Infinity" are strings."""
+        stats = {name: getattr(self.stats, name) for name in TensorStats.__dataclass_fields__}
+        histogram = self.stats.histogram
+        stats["histogram"] = histogram and {"counts": histogram.counts.tolist(), "edges": histogram.edges.tolist()}
+        stats["outliers"] = [{"index": one.index, "value": one.value} for one in self.stats.outliers]
+        place = {name: getattr(self, name) for name in ("id", "name", "layer", "operation", "step", "storage_bytes")}
+        return json.dumps(strict({**place, "stats": stats}), indent=1, allow_nan=False)
+
+    def _title(self) -> str:
+        stats = self.stats
+        place = " ".join(part for part in (self.layer and f"of {self.layer}", self.operation and f"after {self.operation}") if part)
+        step = f", step {self.step}" if self.step is not None else ""
+        return printable(f"{self.id} {place}".strip() + f"{step}: {stats.dtype} {list(stats.shape)} on {stats.device}")
+
+    def _rows(self) -> list[tuple[str, str]]:
+        stats = self.stats
+        if stats.unsupported:
+            return [("not measured", stats.unsupported)]
+        rows = [
+            ("mean ± std", f"{number(stats.mean)} ± {number(stats.std)}"),
+            ("min … max", f"{number(stats.min)} … {number(stats.max)}"),
+            ("L1, L2 norm", f"{number(stats.l1_norm)}, {number(stats.l2_norm)}"),
+            ("zeros", f"{stats.num_zeros:,} of {stats.num_elements:,} ({percent(stats.sparsity)})"),
+            ("NaN, Inf", f"{stats.num_nan:,}, {stats.num_inf:,}"),
+            ("extreme", f"{stats.num_extreme:,}"),
+        ]
+        if stats.percentiles:
+            shown = ", ".join(f"{percent_}: {number(value)}" for percent_, value in stats.percentiles.items())
+            rows.append(("percentiles", shown))
+        farthest = ", ".join(f"{number(one.value)} at {list(one.index)}" for one in stats.outliers[:3])
+        rows.append(("outliers", f"{stats.num_outliers:,}" + (f": {farthest}" if farthest else "")))
+        if stats.histogram is not None:
+            counts = stats.histogram.counts.tolist()
+            rows.append(("histogram", sparkline(counts, 48) + (" (log)" if is_log(counts) else "")))
+        kept = f", keeps {size(self.storage_bytes)} of storage" if self.storage_bytes > stats.num_bytes else ""
+        return [*rows, ("memory", size(stats.num_bytes) + kept)]
+
+    def __str__(self) -> str:
+        table = text_table(("", ""), self._rows()).strip("\n")
+        return f"{self._title()}\n{table}"
+
+    def _repr_html_(self) -> str:
+        return html_table(("", ""), self._rows(), title=self._title())
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of the inspected tensors that are alive. A storage that several of them share counts once: in the total, and once per name."""
+
+    num_alive: int
+    num_bytes: int
+    by_name: dict[str, int]
+
+    def __str__(self) -> str:
+        rows = sorted(self.by_name.items(), key=lambda one: one[1], reverse=True)
+        head = f"{counted(self.num_alive, 'tensor')} alive, {size(self.num_bytes)}"
+        return "\n".join([head, *(f"  {printable(name)}: {size(num)}" for name, num in rows)])
+
+
+class TensorInspector:
+    """Looks into tensors, arrays and lists, and remembers what it saw of the last `max_tracked_tensors`. Tensors are not kept alive."""
+
+    def __init__(self, max_tracked_tensors: int = MAX_TRACKED) -> None:
+        if isinstance(max_tracked_tensors, bool) or not isinstance(max_tracked_tensors, int) or max_tracked_tensors < 1:
+            raise SondeError(f"max_tracked_tensors must be a whole number from 1 on, not {max_tracked_tensors!r}.")
+        self.max_tracked_tensors = max_tracked_tensors
+        self._infos: OrderedDict[str, TensorInfo] = OrderedDict()
+        self._num_inspected = 0
+
+    def inspect_tensor(
+        self, tensor: Any, name: str, layer: str | None = None, operation: str | None = None, *, step: int | None = None, bins: int = 64
+    ) -> str:
+        """Look into a tensor now; returns the id by which `get_tensor_info` and `compare` know it."""
+        if not isinstance(name, str) or not name:
+            raise SondeError(f'A tensor is inspected under a name, for instance "loss", not {name!r}.')
+        stats = describe(tensor, bins=bins)
+        plain = as_tensor(tensor)
+        self._num_inspected += 1
+        info = TensorInfo(
+            id=f"{name}#{self._num_inspected}",
+            name=name,
+            layer=layer,
+            operation=operation,
+            step=step,
+            stats=stats,
+            storage_bytes=storage_bytes([plain]) or stats.num_bytes,
+            _ref=_weak(tensor),
+            _version=_version(plain),
+            _fingerprint=measure.fingerprint(plain),
+        )
+        self._infos[info.id] = info
+        while len(self._infos) > self.max_tracked_tensors:
+            self._infos.popitem(last=False)
+        return info.id
+
+    def get_tensor_info(self, tensor_id: str) -> TensorInfo:
+        """What was seen at one inspection."""
+        if tensor_id not in self._infos and self._is_forgotten(tensor_id):
+            raise SondeError(
+                f"{tensor_id!r} is forgotten: the last {self.max_tracked_tensors:,} inspections are kept.\n"
+                f"Keep more with TensorInspector(max_tracked_tensors={2 * self.max_tracked_tensors})."
+            )
+        return self._infos[require_name(tensor_id, self._infos, "inspected tensor")]
+
+    def history(self, name: str) -> list[TensorInfo]:
+        """All inspections under one name that are still remembered, the oldest first."""
+        require_name(name, self.names(), "inspected tensor")
+        return [info for info in self._infos.values() if info.name == name]
+
+    def names(self) -> list[str]:
+        return list(dict.fromkeys(info.name for info in self._infos.values()))
+
+    def compare(self, a: Any, b: Any) -> Comparison:
+        """How two tensors differ. Each is an id, or a tensor, array or list.
+
+        Ids whose tensors are alive and unchanged are compared by value; otherwise their statistics are, and the answer says so.
+        """
+        first, second = self._known(a), self._known(b)
+        values = [info.value if info is not None else given for info, given in ((first, a), (second, b))]
+        gone = [info for info, value in zip((first, second), values) if info is not None and value is None]
+        if not gone:
+            return compare_values(*values)
+        said = " and ".join(f"{info.id} {'was changed since' if info.is_alive else 'is gone'}" for info in gone)
+        stats = [info.stats if info is not None else describe(value) for info, value in zip((first, second), values)]
+        return compare_statistics(stats[0], stats[1], f"{said}.")
+
+    def plot(self, name: str, path: str | Path | None = None) -> Plot:
+        """How the distribution of one tensor changed over its inspections, by percentiles; by step where every inspection named one."""
+        times = self.history(name)
+        by_step = all(info.step is not None for info in times)
+        steps = [info.step if by_step else at for at, info in enumerate(times)]
+        levels = {level: [info.stats.percentiles.get(level, math.nan) for info in times] for level in (5, 25, 50, 75, 95)}
+        levels |= {0: [info.stats.min for info in times], 100: [info.stats.max for info in times]}
+        num_bad = [info.stats.num_nan + info.stats.num_inf for info in times]
+        picture = percentiles(steps, levels, name=name, num_bad=num_bad, x_label="step" if by_step else "inspection")
+        if path is not None:
+            picture.save(path)
+        return picture
+
+    def memory(self) -> Memory:
+        """How much memory the inspected tensors keep that are alive now."""
+        alive: dict[int, Tensor] = {}
+        by_name: dict[str, list[Tensor]] = {}
+        for info in self._infos.values():
+            value = info._ref()
+            if value is not None:
+                tensor = as_tensor(value)
+                alive[id(value)] = tensor
+                by_name.setdefault(info.name, []).append(tensor)
+        return Memory(len(alive), storage_bytes(alive.values()), {name: storage_bytes(tensors) for name, tensors in by_name.items()})
+
+    def holders(self, tensor: Any, *, max_chains: int = 3) -> list[Chain]:
+        """Who keeps a tensor alive, shortest chain first: `train() local 'history' -> list[412] -> loss`. Takes an id or a tensor."""
+        info = self._known(tensor)
+        value = info._ref() if info is not None else tensor
+        if not isinstance(value, Tensor):
+            return []  # gone, or an array: numpy's are not watched
+        return holders(value, name=info.name if info is not None else "", max_chains=max_chains)
+
+    def leaks(self) -> list[Leak]:
+        """Inspected tensors that pile up: under one name, those of most earlier inspections are still alive. Each names its holder.
+
+        Needs some ten inspections under a name. `sonde.leaks.leak_detector.LeakDetector` watches all tensors, not only those inspected.
+        """
+        found: list[Leak] = []
+        for name in self.names():
+            times = self.history(name)
+            first: dict[int, Suspect] = {}  # a parameter is the same tensor every time
+            for at, info in enumerate(times):
+                tensor = info._ref()
+                if isinstance(tensor, Tensor):
+                    first.setdefault(id(tensor), Suspect(weakref.ref(tensor), at))
+                del tensor
+            old = [one for one in first.values() if one.born < len(times) - MIN_AGE]
+            found += as_leaks(piles(old, len(times), name=name))
+        return sorted(found, key=lambda leak: leak.num_bytes, reverse=True)
+
+    def _known(self, given: Any) -> TensorInfo | None:
+        if isinstance(given, TensorInfo):
+            return given
+        return self.get_tensor_info(given) if isinstance(given, str) else None
+
+    def _is_forgotten(self, tensor_id: Any) -> bool:
+        count = str(tensor_id).rpartition("#")[2]
+        oldest = next(iter(self._infos), "").rpartition("#")[2]
+        return bool(oldest) and count.isdecimal() and 0 < int(count) < int(oldest)
+
+
+def _weak(value: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(value)
+    except TypeError:  # lists and numbers: nothing to come back to
+        return _nothing
+
+
+def _nothing() -> None:
+    return None
+
+
+def _version(tensor: Tensor) -> int | None:
+    try:
+        return tensor._version
+    except Exception:  # inference tensors do not count; their content is compared
+        return None

@@ -1,0 +1,118 @@
+"""A profile on disk: everything comes back, numbers that are not finite too, and what is no profile is refused with a letter."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sonde.errors import SondeError
+from sonde.profiler import LayerCost, ProfileReport, Section, Span, Spread, load
+
+REPORT = ProfileReport(
+    title="Net",
+    layers=(
+        LayerCost("", "Net", forward=Spread(3.0, 2.5, 3.5, 10), backward=Spread(5.0, 4.5, 5.5, 10), flops_forward=10, parameter_bytes=64),
+        LayerCost("a\x1b[31m", "Linear", depth=1, forward_self=Spread(math.inf, math.nan, math.inf, 3), source="net.py:12"),
+    ),
+    sections=(Section("load", 3, 12.5, Spread(4.0, 3.0, 5.0, 3), parent="epoch"),),
+    step=Spread(10.0, 9.0, 11.0, 10),
+    phases={"forward": Spread(3.0, 2.5, 3.5, 10), "data": Spread()},
+    remainder={"optimizer": 2.0, "loss, backward": math.nan},
+    num_samples=32,
+    num_tokens=640,
+    flops_per_step=10**12,
+    peak_flops_per_s=1e14,
+    utilisation={"cpu_share": math.nan, "gpu": "none"},
+    batch="int64 [32, 20]",
+    environment={"torch": "2.13.0"},
+    notes=("one", "two"),
+    own_cost=1.2,
+    spans=(Span(0, "forward", "", 0.0, 3.0), Span(0, "backward", "a", 3.0, math.inf, 1)),
+)
+
+
+def same(one: object, other: object) -> bool:
+    return repr(one) == repr(other)  # NaN is not equal to itself, but it reads alike
+
+
+def test_everything_comes_back_as_it_was(tmp_path: Path) -> None:
+    path = REPORT.save(tmp_path / "profile.json")
+    back = load(path)
+    assert same(back, REPORT)
+    assert same(back.spans, REPORT.spans)
+
+
+def test_the_file_is_strict_json(tmp_path: Path) -> None:
+    text = REPORT.save(tmp_path / "profile.json").read_text(encoding="utf-8")
+    document = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    assert document["remainder"]["loss, backward"] == "NaN"
+    assert document["spans"][1][4] == "Infinity"
+    assert document["derived"]["samples_per_s"] == 3200
+
+
+def test_a_field_of_a_later_version_is_left_out(tmp_path: Path) -> None:
+    path = REPORT.save(tmp_path / "profile.json")
+    document = json.loads(path.read_text(encoding="utf-8"))
+    document["colour"] = document["layers"][0]["colour"] = "red"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    assert same(load(path), REPORT)
+
+
+def test_a_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
+    REPORT.save(tmp_path / "profile.json")
+    with pytest.raises(SondeError, match="exists already"):
+        REPORT.save(tmp_path / "profile.json")
+    assert load(replace(REPORT, title="new").save(tmp_path / "profile.json", replace=True)).title == "new"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{", "not JSON"),
+        ("[]", "no JSON object"),
+        ("{}", "not a profile of Sonde"),
+        ('{"format": "sonde-profile", "schema": 99}', "Upgrade with"),
+        ('{"format": "sonde-profile", "schema": 1, "step": [1]}', "damaged"),
+        ('{"format": "sonde-profile", "schema": 1, "layers": [{"path": "a"}]}', "damaged"),
+    ],
+    ids=["half", "list", "other", "newer", "short", "incomplete"],
+)
+def test_what_is_no_profile_is_refused_with_a_letter(tmp_path: Path, content: str, says: str) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(SondeError, match=says):
+        load(path)
+
+
+def test_a_file_that_is_not_there_gets_a_letter(tmp_path: Path) -> None:
+    with pytest.raises(SondeError, match="sonde profile"):
+        load(tmp_path / "none.json")
+
+
+def test_rates_follow_from_the_step() -> None:
+    assert REPORT.samples_per_s == 3200
+    assert REPORT.tokens_per_s == 64000
+    assert REPORT.flops_per_s == 1e14
+    assert REPORT.mfu == 1.0
+
+
+def test_what_was_not_measured_is_not_a_number_rather_than_nothing() -> None:
+    empty = ProfileReport()
+    assert all(math.isnan(value) for value in (empty.samples_per_s, empty.mfu, empty.step.median_ms, LayerCost("a", "b").total_ms))
+    assert empty.tokens_per_s is None
+
+
+def test_a_spread_is_the_middle_half() -> None:
+    assert Spread.of([4.0, 1.0, 3.0, 2.0, 5.0]) == Spread(3.0, 2.0, 4.0, 5)
+    assert Spread.of([7.0]) == Spread(7.0, 7.0, 7.0, 1)
+    assert not Spread.of([]).is_known
+
+
+def test_a_layer_is_found_by_its_path_and_an_unknown_one_is_named() -> None:
+    assert REPORT.layer("").kind == "Net"
+    with pytest.raises(KeyError, match="nowhere"):
+        REPORT.layer("nowhere")
