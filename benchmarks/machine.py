@@ -7,13 +7,13 @@ import platform
 
 import torch
 
-from sonde.statistics import measure
+from sonde.statistics import native
 
 
 def facts() -> str:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    native = "native kernel" if measure.NATIVE else "no native kernel"
+    kernel = "native kernel" if native.ENABLED else "no native kernel"
     return (
         f"{cores} cores, {platform.machine()}, {platform.system()}, Python {platform.python_version()}, "
-        f"torch {torch.__version__.partition('+')[0]} CPU, {torch.get_num_threads()} threads, {native}"
+        f"torch {torch.__version__.partition('+')[0]} CPU, {torch.get_num_threads()} threads, {kernel}"
     )

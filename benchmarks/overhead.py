@@ -100,7 +100,7 @@ def turn(training: Training, watcher: Watcher, num_steps: int, num_warm: int) ->
     started = process_time()
     for _ in range(num_steps):
         training.step()
-    watcher.settle()
+    watcher.synchronize()
     elapsed_s = process_time() - started
     watcher.end()
     return elapsed_s * 1e3 / num_steps

@@ -47,7 +47,7 @@ from sonde.runlog.writer import Writer
 from sonde.session_plots import draw
 from sonde.session_tools import Bench
 from sonde.spike_detection import Leap
-from sonde.statistics import measure
+from sonde.statistics import native
 from sonde.statistics.tensor_utils import read_scalar
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class DebugSession(Bench, Controls):
             "name": self._name or self.run.name, "argv": list(sys.argv), "sonde": sonde.__version__,
             "python": sys.version.split()[0], "torch": torch.__version__, "every": self.config.every,
             "mode": self.config.mode.value, "level": self.config.level.value,
-            "overhead_budget": self.config.overhead_budget, "native_kernel": measure.NATIVE, "threads": torch.get_num_threads(), **about,
+            "overhead_budget": self.config.overhead_budget, "native_kernel": native.ENABLED, "threads": torch.get_num_threads(), **about,
         }  # fmt: skip
         write_run_json(self.run, description)
         writer = Writer(self.run, rank=rank, world_size=world_size, manifest=description, lock=Latch())

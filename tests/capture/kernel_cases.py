@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from sonde.events import STATISTICS
-from sonde.statistics import measure
+from sonde.statistics import native
+from sonde.statistics.table import StatisticsTable
 
 WAYS = {
     "native": {"on": True},
@@ -23,19 +24,19 @@ WAYS = {
 @pytest.fixture(name="way", params=WAYS)
 def each_way(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each test that asks for it runs once by every way through the kernel."""
-    before = measure.NATIVE
-    in_use = measure.use_native(**WAYS[request.param])
+    before = native.ENABLED
+    in_use = native.use_native(**WAYS[request.param])
     if in_use != WAYS[request.param]["on"]:
         pytest.skip("the native kernel is not built here")
     yield request.param
-    measure.use_native(before)
+    native.use_native(before)
 
 
 def measured(tensor: torch.Tensor | None) -> dict[str, float]:
-    rows = measure.Rows(3)
+    rows = StatisticsTable(3)
     rows.values[:] = 77.0
     rows.measure(1, [tensor])
-    rows.settle()
+    rows.synchronize()
     assert (rows.values[[0, 2]] == 77.0).all(), "a neighbouring row was written"
     assert not rows.unsupported, rows.unsupported
     return dict(zip(STATISTICS, rows.values[1].tolist()))

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from kernel_cases import as_numpy, assert_right, check, each_way, measured, reference  # noqa: F401
 
 from sonde.events import STATISTICS
-from sonde.statistics import measure
+from sonde.statistics import native
+from sonde.statistics.table import StatisticsTable
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 SIZES = [1, 2, 3, 7, 15, 16, 17, 31, 63, 64, 65, 127, 129, 4095, 4096, 4097, 8193, 70_001]
@@ -161,21 +162,21 @@ def test_native_and_torch_give_the_same_numbers():
     rows = {}
     tensors = [make(5000).float() for make in CONTENTS.values()]
     for on in (True, False):
-        if measure.use_native(on) is not on:
+        if native.use_native(on) is not on:
             pytest.skip("the native kernel is not built here")
-        rows[on] = measure.Rows(len(tensors))
+        rows[on] = StatisticsTable(len(tensors))
         rows[on].measure(0, tensors)
-        rows[on].settle()
-    measure.use_native(True)
-    for native, torch_row in zip(rows[True].values, rows[False].values):
-        assert_right(dict(zip(STATISTICS, native.tolist())), dict(zip(STATISTICS, torch_row.tolist())))
+        rows[on].synchronize()
+    native.use_native(True)
+    for native_row, torch_row in zip(rows[True].values, rows[False].values):
+        assert_right(dict(zip(STATISTICS, native_row.tolist())), dict(zip(STATISTICS, torch_row.tolist())))
 
 
 def test_rows_of_a_list_are_those_of_its_tensors(way):
     tensors = [noise(7).float(), None, torch.arange(5), noise(3, 3).half(), torch.empty(0), noise(100).bfloat16()]
-    rows = measure.Rows(8)
+    rows = StatisticsTable(8)
     rows.measure(1, tensors)
-    rows.settle()
+    rows.synchronize()
     for row, tensor in zip(rows.values[1:7], tensors):
         expected = dict.fromkeys(STATISTICS, 0.0) if tensor is None else reference(as_numpy(tensor))
         assert_right(dict(zip(STATISTICS, row.tolist())), expected)
@@ -183,21 +184,21 @@ def test_rows_of_a_list_are_those_of_its_tensors(way):
 
 
 def test_a_row_holds_what_was_measured_last(way):
-    rows = measure.Rows(1)
+    rows = StatisticsTable(1)
     rows.measure_one(0, torch.arange(10))  # by torch: pending until settle
     rows.measure_one(0, torch.ones(3))
-    rows.settle()
+    rows.synchronize()
     assert rows.values[0, 0] == 3
     rows.measure(0, [torch.arange(10)])
     rows.measure(0, [None])
-    rows.settle()
+    rows.synchronize()
     assert not rows.values.any()
 
 
 def test_settling_twice_changes_nothing(way):
-    rows = measure.Rows(1)
+    rows = StatisticsTable(1)
     rows.measure_one(0, torch.arange(10))
-    rows.settle()
+    rows.synchronize()
     before = rows.values.copy()
-    rows.settle()
+    rows.synchronize()
     assert (rows.values == before).all()

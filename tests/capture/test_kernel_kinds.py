@@ -12,7 +12,10 @@ from kernel_cases import check, each_way, measured  # noqa: F401
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sonde.statistics import measure
+from sonde.statistics import exponent_histogram, reductions, torch_ops
+from sonde.statistics.fingerprint import content_hash
+from sonde.statistics.snapshot import ParameterSnapshot
+from sonde.statistics.table import StatisticsTable
 
 WHOLE = [torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64]
 EIGHT_BITS = [torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz]
@@ -47,7 +50,7 @@ def test_the_imaginary_part_of_a_conjugate_is_negated(way):
         imaginary = torch.full((num,), 2 + 3j).conj().imag
         assert imaginary.is_neg()
         assert measured(imaginary)["mean"] == -3.0
-        assert measure.guard([imaginary]) == (pytest.approx(9.0 * num), -1)
+        assert reductions.check_finite([imaginary]) == (pytest.approx(9.0 * num), -1)
 
 
 def test_parameters_and_tensors_with_a_graph_are_measured(way):
@@ -143,24 +146,24 @@ UNSUPPORTED = {
 @pytest.mark.parametrize("kind", UNSUPPORTED)
 def test_what_has_no_readable_numbers_gives_a_reason_and_a_row_of_zeros(way, kind):
     tensor = UNSUPPORTED[kind]()
-    why = measure.supported(tensor)
+    why = torch_ops.unsupported_reason(tensor)
     assert why
     assert kind in why
-    rows = measure.Rows(2)
+    rows = StatisticsTable(2)
     rows.values[:] = 5.0
     rows.measure(0, [tensor, torch.ones(2)])
-    rows.settle()
+    rows.synchronize()
     assert not rows.values[0].any()
     assert rows.unsupported == {0: why}
     assert rows.values[1, 0] == 2
-    assert measure.guard([tensor, torch.ones(2)]) == (pytest.approx(2.0), -1)
-    assert measure.any_nonzero([tensor]) is False
-    assert measure.exponents(tensor) is None
-    assert measure.fingerprint(tensor) is None
-    kept = measure.Kept(1000)
+    assert reductions.check_finite([tensor, torch.ones(2)]) == (pytest.approx(2.0), -1)
+    assert reductions.any_nonzero([tensor]) is False
+    assert exponent_histogram.exponents(tensor) is None
+    assert content_hash(tensor) is None
+    kept = ParameterSnapshot(1000)
     kept.keep([tensor], rows, 0)
     kept.change([tensor], rows, 0)
-    rows.settle()
+    rows.synchronize()
     assert not rows.values[0].any()
     assert kept.available
 
@@ -169,10 +172,10 @@ def test_inside_vmap_and_func_grad_there_is_a_reason(way):
     reasons = []
 
     def see(x):
-        rows = measure.Rows(1)
+        rows = StatisticsTable(1)
         rows.measure_one(0, x)
-        rows.settle()
-        reasons.append((measure.supported(x), rows.unsupported[0]))
+        rows.synchronize()
+        reasons.append((torch_ops.unsupported_reason(x), rows.unsupported[0]))
         return x.sum()
 
     torch.func.vmap(see)(torch.ones(3, 4))
@@ -185,14 +188,14 @@ def test_inside_vmap_and_func_grad_there_is_a_reason(way):
 
 def test_what_can_be_measured_has_no_reason_against_it():
     for tensor in (torch.ones(2), torch.ones(2, dtype=torch.bool), torch.eye(2).to_sparse(), torch.nn.Parameter(torch.ones(1))):
-        assert measure.supported(tensor) is None
+        assert torch_ops.unsupported_reason(tensor) is None
 
 
 @pytest.mark.parametrize("setting", ["half", "meta", "deterministic", "inference", "autocast", "no_grad", "flush_denormal"])
 def test_the_users_settings_do_not_reach_the_numbers(way, setting):
     tensors = [torch.full((5000,), 7.0), torch.arange(70_000), torch.eye(3).to_sparse(), torch.ones(3, dtype=torch.bfloat16)]
-    rows = measure.Rows(len(tensors))
-    kept = measure.Kept(10**7)
+    rows = StatisticsTable(len(tensors))
+    kept = ParameterSnapshot(10**7)
     random_state = torch.get_rng_state()
     try:
         match setting:
@@ -210,16 +213,16 @@ def test_the_users_settings_do_not_reach_the_numbers(way, setting):
             torch.set_grad_enabled(setting != "no_grad"),
         ):
             rows.measure(0, tensors)
-            total, bad = measure.guard(tensors)
-            histogram = measure.exponents(tensors[1])
-            fingerprints = [measure.fingerprint(tensor) for tensor in tensors]
-            rows.settle()
+            total, bad = reductions.check_finite(tensors)
+            histogram = exponent_histogram.exponents(tensors[1])
+            fingerprints = [content_hash(tensor) for tensor in tensors]
+            rows.synchronize()
             found = rows.values.copy()
             kept.keep(tensors, rows, 0)
-            rows.settle()
+            rows.synchronize()
         tensors[0] += 1  # the copies were made in whatever mode; they must still serve outside of it
         kept.change(tensors, rows, 0)
-        rows.settle()
+        rows.synchronize()
         changed = rows.values.copy()
         kept.keep(tensors, rows, 0)
         assert kept.available, kept.why_not
@@ -250,29 +253,29 @@ class Transfers(TorchDispatchMode):
 
 def test_measuring_never_reads_a_number_back_before_the_step_settles(way):
     tensors = [torch.ones(3), torch.arange(5), torch.ones(2, dtype=torch.complex64), torch.eye(3).to_sparse()]
-    rows = measure.Rows(4)
+    rows = StatisticsTable(4)
     with Transfers() as seen:
         rows.measure(0, tensors)
-        rows.settle()
+        rows.synchronize()
     assert "aten::_local_scalar_dense" not in seen.names
     assert "aten::item" not in seen.names
     # A user's dispatch mode is a Python frame of theirs: by the native way it sees nothing at all of an ordinary tensor.
     if way != "torch":
         with Transfers() as seen:
             rows.measure(0, [torch.ones(3).detach()] * 4)
-            rows.settle()
+            rows.synchronize()
         assert set(seen.names) <= {"aten::ones", "aten::detach"}
 
 
 def test_no_tensor_is_kept_alive(way):
-    rows = measure.Rows(3)
-    kept = measure.Kept(10**6)
+    rows = StatisticsTable(3)
+    kept = ParameterSnapshot(10**6)
     tensors = [torch.ones(3), torch.arange(5), torch.eye(3).to_sparse()]
     alive = [weakref.ref(tensor) for tensor in tensors]
     storages = [tensor.untyped_storage().data_ptr() for tensor in tensors[:2]]
     rows.measure(0, tensors)
-    measure.guard(tensors)
-    measure.any_nonzero(tensors)
+    reductions.check_finite(tensors)
+    reductions.any_nonzero(tensors)
     kept.keep(tensors, rows, 0)
     kept.change(tensors, rows, 0)
     held = [t for t in gc.get_objects() if type(t) is torch.Tensor and t.layout is torch.strided and t.numel()]
@@ -288,15 +291,15 @@ def test_an_error_inside_torch_is_contained(way, monkeypatch):
 
     monkeypatch.setattr(torch, "stack", no_memory)
     monkeypatch.setattr(torch, "empty_like", no_memory)
-    rows = measure.Rows(1)
+    rows = StatisticsTable(1)
     rows.measure_one(0, torch.arange(3))
-    rows.settle()
+    rows.synchronize()
     assert rows.unsupported == {0: "OutOfMemoryError: CUDA out of memory."}
-    kept = measure.Kept(1000)
+    kept = ParameterSnapshot(1000)
     kept.keep([torch.ones(3)], rows, 0)
     assert not kept.available
     assert "out of memory" in kept.why_not
-    assert measure.guard([torch.arange(3)])[1] == -1
+    assert reductions.check_finite([torch.arange(3)])[1] == -1
 
 
 def test_an_interrupt_is_not_contained(monkeypatch):
@@ -305,4 +308,4 @@ def test_an_interrupt_is_not_contained(monkeypatch):
 
     monkeypatch.setattr(torch, "stack", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        measure.Rows(1).measure_one(0, torch.arange(3))
+        StatisticsTable(1).measure_one(0, torch.arange(3))

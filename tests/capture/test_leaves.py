@@ -14,7 +14,7 @@ from kernel_cases import as_numpy, assert_right, reference
 from torch import Tensor, nn
 
 import sonde
-from sonde.statistics import measure
+from sonde.statistics import native
 
 pytestmark = pytest.mark.torch
 
@@ -59,7 +59,7 @@ class Scale(nn.Module):
 
 @pytest.fixture(autouse=True)
 def _native() -> None:
-    if not measure.NATIVE:
+    if not native.ENABLED:
         pytest.skip("the native kernel is not built here")
 
 

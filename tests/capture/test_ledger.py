@@ -9,7 +9,7 @@ from torch import nn
 
 import sonde
 from sonde.capture.gradient_state import Account, Ledger, optimizer_parameters
-from sonde.statistics import measure
+from sonde.statistics import reductions
 
 
 class Loop:
@@ -34,7 +34,7 @@ class Loop:
             self.ledger.zeroed(self.optimizer)
 
     def step(self) -> tuple[bool, bool]:
-        square, bad = measure.guard([p.grad for p in optimizer_parameters(self.optimizer) if p.grad is not None])
+        square, bad = reductions.check_finite([p.grad for p in optimizer_parameters(self.optimizer) if p.grad is not None])
         answer = self.ledger.used(self.account, empty=square == 0 and bad < 0)
         self.optimizer.step()
         return answer

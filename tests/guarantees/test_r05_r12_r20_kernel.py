@@ -9,22 +9,24 @@ import pytest
 import torch
 
 from sonde.events import STATISTICS
-from sonde.statistics import measure
+from sonde.statistics import exponent_histogram, native, reductions, torch_ops
+from sonde.statistics.fingerprint import content_hash
+from sonde.statistics.table import StatisticsTable
 
 
 @pytest.fixture(params=["native", "torch"])
 def way(request):
-    before = measure.NATIVE
-    if measure.use_native(request.param == "native") != (request.param == "native"):
+    before = native.ENABLED
+    if native.use_native(request.param == "native") != (request.param == "native"):
         pytest.skip("the native kernel is not built here")
     yield request.param
-    measure.use_native(before)
+    native.use_native(before)
 
 
 def measured(tensor: torch.Tensor) -> dict[str, float]:
-    rows = measure.Rows(1)
+    rows = StatisticsTable(1)
     rows.measure_one(0, tensor)
-    rows.settle()
+    rows.synchronize()
     assert not rows.unsupported
     return dict(zip(STATISTICS, rows.values[0].tolist()))
 
@@ -36,7 +38,7 @@ def test_r05_statistics_are_right_to_1e_5_in_low_precision_and_under_autocast(wa
     exact = x.double().numpy()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = measured(x)
-        total, first_bad = measure.guard([x])
+        total, first_bad = reductions.check_finite([x])
     assert found["mean"] == pytest.approx(exact.mean(), rel=1e-5, abs=0)
     assert found["std"] == pytest.approx(exact.std(), rel=1e-5, abs=0)
     assert found["l2"] == pytest.approx(math.sqrt((exact**2).sum()), rel=1e-5, abs=0)
@@ -47,10 +49,10 @@ def test_r05_statistics_are_right_to_1e_5_in_low_precision_and_under_autocast(wa
 def test_r12_the_numbers_are_those_at_the_moment_of_measuring(way):
     x = torch.randint(-5, 5, (100,), generator=torch.Generator().manual_seed(0)).to(torch.float32 if way == "native" else torch.int64)
     expected = x.double().numpy().copy()
-    rows = measure.Rows(1)
+    rows = StatisticsTable(1)
     rows.measure_one(0, x)
     x.fill_(3)  # the in-place successor, before the step settles
-    rows.settle()
+    rows.synchronize()
     assert rows.values[0, 1] == pytest.approx(expected.mean())
 
 
@@ -71,14 +73,14 @@ def test_r14_every_dtype_gives_right_statistics_or_a_reason(way, dtype):
             x = torch._empty_affine_quantized([5], scale=1.0, zero_point=0, dtype=dtype)
         else:
             x = torch.empty(5, dtype=dtype)
-    rows = measure.Rows(1)
+    rows = StatisticsTable(1)
     rows.measure_one(0, x)
-    rows.settle()
-    measure.guard([x])
-    measure.any_nonzero([x])
-    measure.exponents(x)
-    measure.fingerprint(x)
-    if measure.supported(x) is None:
+    rows.synchronize()
+    reductions.check_finite([x])
+    reductions.any_nonzero([x])
+    exponent_histogram.exponents(x)
+    content_hash(x)
+    if torch_ops.unsupported_reason(x) is None:
         zero = 2.0**-127 if "e8m0" in str(dtype) else 0.0  # that dtype has no zero
         exact = np.array([zero, 1, 1 if dtype is torch.bool else 2, zero, 1])
         assert not rows.unsupported
@@ -86,7 +88,7 @@ def test_r14_every_dtype_gives_right_statistics_or_a_reason(way, dtype):
         assert rows.values[0, 2] == pytest.approx(exact.std())
         assert rows.values[0, 6] == (exact == 0).sum()
     else:
-        assert rows.unsupported == {0: measure.supported(x)}
+        assert rows.unsupported == {0: torch_ops.unsupported_reason(x)}
         assert not rows.values.any()
 
 
@@ -110,12 +112,12 @@ def test_r15_no_shape_is_an_error_and_no_empty_tensor_an_alarm(way, shape):
     assert found["num"] == x.numel()
     assert found["nan"] == found["inf"] == 0
     assert found["mean"] == (float(x.reshape(-1)[0]) if 0 < x.numel() < 10**6 else 1.0 if x.numel() else 0.0)
-    total, first_bad = measure.guard([x])
+    total, first_bad = reductions.check_finite([x])
     assert first_bad == -1
     assert math.isfinite(total)
-    assert measure.exponents(x) is not None
+    assert exponent_histogram.exponents(x) is not None
     if x.numel() < 10**6:
-        assert measure.fingerprint(x) is not None
+        assert content_hash(x) is not None
 
 
 def test_r16_one_bad_value_among_17_million_is_counted_and_hides_nothing(way):
@@ -129,9 +131,9 @@ def test_r16_one_bad_value_among_17_million_is_counted_and_hides_nothing(way):
     assert found["std"] == pytest.approx(exact.std(), rel=1e-5, abs=0)
     assert found["l2"] == pytest.approx(np.linalg.norm(exact), rel=1e-5, abs=0)
     assert (found["min"], found["max"]) == (exact.min(), exact.max())
-    assert measure.guard([torch.ones(3), x])[1] == 1
-    assert sum(measure.exponents(x)[1]) == 16_999_999
-    assert measure.guard([x[:12_000_000]]) == (pytest.approx((x[:12_000_000].double() ** 2).sum().item(), rel=1e-5, abs=0), -1)
+    assert reductions.check_finite([torch.ones(3), x])[1] == 1
+    assert sum(exponent_histogram.exponents(x)[1]) == 16_999_999
+    assert reductions.check_finite([x[:12_000_000]]) == (pytest.approx((x[:12_000_000].double() ** 2).sum().item(), rel=1e-5, abs=0), -1)
 
 
 def test_r17_gradients_of_a_sparse_embedding_have_the_right_norm_and_stay_as_they_are(way):
@@ -143,16 +145,16 @@ def test_r17_gradients_of_a_sparse_embedding_have_the_right_norm_and_stay_as_the
     assert found["l2"] == pytest.approx(math.sqrt(4 * 9 + 4))  # of the stored values alone it would be 4
     assert (found["num"], found["zeros"], found["max"]) == (4000, 3992, 3)
     assert found["mean"] == pytest.approx(16 / 4000)
-    assert measure.guard([grad]) == (pytest.approx(40.0), -1)
+    assert reductions.check_finite([grad]) == (pytest.approx(40.0), -1)
     assert not grad.is_coalesced()
     assert grad._nnz() == 4
 
 
 def test_r20_a_missing_gradient_is_a_row_of_zeros(way):
-    rows = measure.Rows(2)
+    rows = StatisticsTable(2)
     rows.values[:] = 9.0
     rows.measure(0, [None, torch.ones(2)])
-    rows.settle()
+    rows.synchronize()
     assert not rows.values[0].any()
     assert rows.values[1, 0] == 2
-    assert measure.guard([None, torch.ones(2)]) == (pytest.approx(2.0), -1)
+    assert reductions.check_finite([None, torch.ones(2)]) == (pytest.approx(2.0), -1)

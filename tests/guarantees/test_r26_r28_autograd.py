@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import sonde
 from guarantees.harness import python
-from sonde.statistics import measure
+from sonde.statistics import native
 from zoo import BY_NAME, Checkpointed
 
 
@@ -199,7 +199,7 @@ def operations_per_step(every: int, to: Path | None) -> list[tuple[Counter[str],
 SYNCHRONISING = ("_local_scalar_dense", "_to_copy", "is_nonzero", "equal", "nonzero")
 
 
-@pytest.mark.skipif(not measure.NATIVE, reason="the native kernel was not built here")
+@pytest.mark.skipif(not native.ENABLED, reason="the native kernel was not built here")
 @pytest.mark.parametrize("every", [1, 1000], ids=["observed", "skipped"])
 def test_r28_no_step_waits_for_a_device(every: int, tmp_path: Path) -> None:
     bare = operations_per_step(every, None)
@@ -215,9 +215,9 @@ FALLBACK = """
     import json, sys
     from pathlib import Path
     from sonde.statistics import deferred_reads
-    from sonde.statistics import measure
+    from sonde.statistics import reductions
     from guarantees.test_r26_r28_autograd import operations_per_step
-    assert not measure.NATIVE
+    assert not native.ENABLED
     deferred_reads.CPU_IS_NEAR = not FAR
     print(json.dumps([operations_per_step(every, Path(str(every))) for every in (1, 1000)]))
 """

@@ -26,7 +26,7 @@ import sonde
 from guarantees.harness import Outcome, digest, generators, patched_functions, python, seed
 from sonde.capture import patches
 from sonde.config import DebugConfig
-from sonde.statistics import measure
+from sonde.statistics import native, reductions
 from zoo import Program, _regression
 
 STEPS = 6  # a probe has three chances before it is taken out
@@ -118,12 +118,12 @@ def busy(to: Path | None, sabotage: Callable[[], None] = lambda: None) -> Outcom
 
 def by_torch(to: Path | None, sabotage: Callable[[], None] = lambda: None) -> Outcome:
     """The ordinary training where there is no native kernel."""
-    before = measure.NATIVE
-    measure.use_native(False)
+    before = native.ENABLED
+    native.use_native(False)
     try:
         return play(to, sabotage)
     finally:
-        measure.use_native(before)
+        native.use_native(before)
 
 
 SCENES = {"ordinary": play, "busy": busy, "by torch": by_torch}
@@ -293,7 +293,7 @@ def test_r49_strict_raises_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     model = nn.Linear(2, 1)
     session = sonde.watch(model, to=tmp_path / "run", every=1, strict=True)
-    monkeypatch.setattr(measure, "guard", broken)
+    monkeypatch.setattr(reductions, "check_finite", broken)
     with pytest.raises(ZeroDivisionError):
         model(torch.ones(1, 2))
     monkeypatch.undo()
@@ -307,7 +307,7 @@ def test_r49_what_is_meant_for_the_user_passes(error: type[BaseException], tmp_p
 
     model = nn.Linear(2, 1)
     with sonde.watch(model, to=tmp_path / "run", every=1, strict=False):
-        monkeypatch.setattr(measure, "guard", interrupted)
+        monkeypatch.setattr(reductions, "check_finite", interrupted)
         with pytest.raises(error):
             model(torch.ones(1, 2))
         monkeypatch.undo()
@@ -322,9 +322,9 @@ def test_r50_running_out_of_device_memory_in_the_statistics_is_contained(tmp_pat
         import sys
         from pathlib import Path
         import torch, sonde
-        from sonde.statistics import measure
+        from sonde.statistics import reductions
         from guarantees.test_r49_r50_contained import play, undisturbed
-        assert not measure.NATIVE
+        assert not native.ENABLED
         home = str(Path(sonde.__file__).parent)
         switchboard = str(Path(home, "capture", "calls.py"))
         failed = 0

@@ -22,7 +22,7 @@ from sonde.capture.learning_rates import MOST, scalar_name
 from sonde.capture.replay_buffer import Call
 from sonde.capture.step_profiler import step_profiler
 from sonde.runlog import writer
-from sonde.statistics import measure
+from sonde.statistics import native
 
 if TYPE_CHECKING:
     from sonde.capture.step_tracker import Loop
@@ -42,7 +42,7 @@ CALLS = (
 def quicken(loop: Loop) -> bool:
     """From now on the loop's calls go through the native kernel first. False: there is none."""
     # Its clock is that of Python on Linux, and its records are written as they lie in memory.
-    if Beat is None or not measure.NATIVE or sys.platform != "linux" or sys.byteorder != "little":
+    if Beat is None or not native.ENABLED or sys.platform != "linux" or sys.byteorder != "little":
         return False
     beat = Beat(
         loop, loop._phases, clock=loop.clock, ledger=loop.ledger, kept=loop.kept, losses=loop._losses, lines=loop._lines,

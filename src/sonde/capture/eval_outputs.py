@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from sonde.capture.recorder import Journal
 from sonde.capture.replay_buffer import Call, called
 from sonde.events import STATISTICS
-from sonde.statistics import measure
+from sonde.statistics import reductions
 from sonde.statistics.deferred_reads import on_device
+from sonde.statistics.table import StatisticsTable
 from sonde.statistics.tensor_utils import find_tensors
 
 SHARE = 0.02  # of the time of forwards in evaluation may go into looking at what they put out
@@ -94,10 +95,10 @@ class Evaluations:
 def _bad_numbers(output: Any) -> tuple[int, int, int] | None:
     """How many numbers there are, how many of them NaN and Inf; None where all are finite, or on a device where one would have to wait."""
     floating: list[Tensor] = [x for _, x in find_tensors(output) if x.is_floating_point() and not on_device(x)]
-    if not floating or measure.guard(floating)[1] < 0:
+    if not floating or reductions.check_finite(floating)[1] < 0:
         return None
-    rows = measure.Rows(len(floating))
+    rows = StatisticsTable(len(floating))
     rows.measure(0, floating)
-    rows.settle()
+    rows.synchronize()
     num, nan, inf = (int(rows.values[:, field].sum()) for field in (_NUM, _NAN, _INF))
     return (num, nan, inf) if nan or inf else None

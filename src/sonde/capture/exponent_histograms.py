@@ -7,7 +7,7 @@ import torch
 
 from sonde.capture.recorder import Journal
 from sonde.events import EXPONENT_FIELDS, Kind
-from sonde.statistics import measure
+from sonde.statistics import exponent_histogram
 from sonde.statistics.deferred_reads import on_device
 
 PAIR_BYTES = 16  # an exponent and a count
@@ -25,7 +25,7 @@ class Exponents:
     def take(self, kind: str, site_id: int, tensor: torch.Tensor) -> None:
         if on_device(tensor):  # it would have to be waited for
             return
-        pairs = measure.exponent_pairs(tensor, MOST_ELEMENTS)
+        pairs = exponent_histogram.exponent_pairs(tensor, MOST_ELEMENTS)
         self._num_missed += pairs is None
         if pairs:
             self._taken.setdefault(kind, {})[site_id] = pairs

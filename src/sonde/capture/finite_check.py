@@ -13,8 +13,9 @@ from sonde.capture.gradient_state import Account, Ledger, optimizer_parameters
 from sonde.capture.model_registry import Models
 from sonde.capture.recorder import Journal
 from sonde.events import STATISTICS
-from sonde.statistics import measure
+from sonde.statistics import reductions, torch_ops
 from sonde.statistics.deferred_reads import Far, on_device
+from sonde.statistics.table import StatisticsTable
 from sonde.statistics.tensor_utils import find_tensors, read_scalar
 
 _NUM, _NAN, _INF = (STATISTICS.index(name) for name in ("num", "nan", "inf"))
@@ -36,9 +37,9 @@ class Guard:
         if what in self._said:
             return
         self._said.add(what)
-        rows = measure.Rows(1)
+        rows = StatisticsTable(1)
         rows.measure_one(0, tensor)
-        rows.settle()
+        rows.synchronize()
         num, nan, inf = (float(rows.values[0, field]) for field in (_NUM, _NAN, _INF))
         self._journal.event("nonfinite", step, what=what, where=where, num_elements=num, num_nan=nan, num_inf=inf)
         if what in ("loss", "gradient"):
@@ -56,7 +57,7 @@ class Guard:
         else:
             given = find_tensors((args, kwargs))
             floating = [(place.partition(".")[2], x) for place, x in given if x.is_floating_point() and not on_device(x)]
-        _, bad = measure.guard([tensor for _, tensor in floating]) if floating else (0.0, -1)
+        _, bad = reductions.check_finite([tensor for _, tensor in floating]) if floating else (0.0, -1)
         if bad >= 0:
             self.bad_number("input", f"input.{floating[bad][0]}", step, floating[bad][1])
 
@@ -75,7 +76,7 @@ class Guard:
         if away:
             self._ask_later(away, step)
             gradients = [None if gradient is None or on_device(gradient) else gradient for gradient in gradients]
-        sum_of_squares, bad = known or measure.guard(gradients)
+        sum_of_squares, bad = known or reductions.check_finite(gradients)
         empty = sum_of_squares == 0 and bad < 0 and not away
         stale, lost = self._ledger.used(account, empty=empty)
         if account.num_steps == 1 or not account.witnesses:
@@ -100,7 +101,7 @@ class Guard:
         hand."""
         held = optimizer_parameters(optimizer) if optimizer else [p for watched in self._models for _, p in watched.parameters()]
         parameters = [p for p in held if p.grad is not None and not on_device(p.grad)]
-        _, bad = measure.guard([p.grad for p in parameters])
+        _, bad = reductions.check_finite([p.grad for p in parameters])
         if bad >= 0:
             site = self._models.parameter_site(parameters[bad])
             self.bad_number("gradient", site.name if site else "", step, parameters[bad].grad)
@@ -113,13 +114,13 @@ class Guard:
         """Gradients on devices: their norms are computed there, and the answer comes with the next transfer."""
         named: dict[torch.device, tuple[list[str], list[torch.Tensor]]] = {}
         for p in parameters:
-            if p.grad is not None and measure.supported(p.grad) is None:
+            if p.grad is not None and torch_ops.unsupported_reason(p.grad) is None:
                 site = self._models.parameter_site(p)
                 names, gradients = named.setdefault(p.grad.device, ([], []))
                 names.append(site.name if site else "")
                 gradients.append(p.grad)
         for names, gradients in named.values():
-            self._far.later(measure.norms_of(gradients), partial(self._answer, step, names))
+            self._far.later(reductions.norms(gradients), partial(self._answer, step, names))
 
     def _answer(self, step: int, names: list[str], norms: Sequence[float] | Exception) -> None:
         if isinstance(norms, Exception):

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from sonde.statistics import measure
+from sonde.statistics import reductions
 from sonde.statistics.deferred_reads import on_device
 
 NUM_WITNESSES = 3  # parameters looked at: clearing is done to all of an optimizer's gradients or to none
@@ -48,7 +48,7 @@ class Account:
         """Is there anything in the gradients? On a device nobody waits for the answer: there they count as cleared once they are other
         tensors than at the last `mark`, or have been written to."""
         gradients = self.gradients()
-        return _versions(gradients) == self.marks if self.far and gradients else measure.any_nonzero(gradients, FEW)
+        return _versions(gradients) == self.marks if self.far and gradients else reductions.any_nonzero(gradients, FEW)
 
     def mark(self) -> None:
         if self.far:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from sonde.capture.recorder import Journal
-from sonde.statistics import measure
+from sonde.statistics import reductions, torch_ops
 from sonde.statistics.deferred_reads import Far
 from sonde.statistics.tensor_utils import read_scalar
 
@@ -48,11 +48,11 @@ class Losses:
     def take(self, series: str, loss: torch.Tensor) -> bool:
         """Answers whether the loss is a finite number, as far as can be told without waiting for a device."""
         self.last = math.nan
-        value = measure.number(loss)
+        value = reductions.read_element(loss)
         if value is None:
             value = read_scalar(loss)
         if value is None:
-            if measure.supported(loss) is None:  # a meta or fake tensor holds no number
+            if torch_ops.unsupported_reason(loss) is None:  # a meta or fake tensor holds no number
                 self._away.setdefault(series, []).append(_one(loss))
             return True
         if not math.isnan(self._scale):
@@ -66,7 +66,7 @@ class Losses:
 
     def log_later(self, name: str, value: torch.Tensor, step: int) -> None:
         """A number of the user's that lives on a device."""
-        if measure.supported(value) is None:
+        if torch_ops.unsupported_reason(value) is None:
             self._far.later(_one(value), partial(self._logged, step, name))
 
     def write(self, step: int) -> None:

@@ -17,8 +17,8 @@ from sonde.capture.parameter_ownership import membership
 from sonde.capture.recorder import Journal
 from sonde.capture.watched_model import COMPILED, ENTRY, EXIT, Watched
 from sonde.events import Site
-from sonde.statistics import measure
 from sonde.statistics.deferred_reads import on_device
+from sonde.statistics.fingerprint import content_hash
 from sonde.statistics.tensor_utils import find_tensors
 
 MAX_MODELS = 32  # at a time: a program that makes models without end is watched on the first ones that live
@@ -191,7 +191,7 @@ class Models:
         for watched in self:
             for _, p in watched.parameters():
                 if p.requires_grad and not on_device(p) and not nn.parameter.is_lazy(p):
-                    marks.append(measure.fingerprint(p.detach().flatten()[:64]))
+                    marks.append(content_hash(p.detach().flatten()[:64]))
                     if len(marks) == NUM_GLIMPSED:
                         break
         return repr(marks) if marks else ""

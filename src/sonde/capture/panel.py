@@ -12,7 +12,7 @@ from sonde.capture.probes.base import Probe, Tools
 from sonde.capture.probes.memory import Memory
 from sonde.capture.probes.parameters import Weights
 from sonde.statistics.deferred_reads import Use
-from sonde.statistics.measure import Rows
+from sonde.statistics.table import StatisticsTable
 
 MAX_TOLD = 50  # reasons: some name the tensor, and there are many tensors
 _MOMENTS = [name for name in vars(Probe) if not name.startswith("_") and name != "name"]
@@ -21,7 +21,7 @@ _MOMENTS = [name for name in vars(Probe) if not name.startswith("_") and name !=
 class Panel:
     def __init__(self, tools: Tools) -> None:
         self._faults, self._journal = tools.faults, tools.journal
-        self._tables: list[tuple[str, Rows]] = []  # of the step that is being written, where something is not measured yet, or cannot be
+        self._tables: list[tuple[str, StatisticsTable]] = []  # of the step that is written: not all measured
         self._told: set[tuple[str, str]] = set()
         probes = [probe(tools) for probe in PROBES]
         wanted = [each for each in probes if each.wanted]
@@ -53,7 +53,7 @@ class Panel:
             if not retired or (name, "") not in retired:
                 try:
                     for table in tables():
-                        if table.late or table.unsupported:
+                        if table.deferred or table.unsupported:
                             self._tables.append((name, table))
                             pending += table.pending()
                 except Exception as error:

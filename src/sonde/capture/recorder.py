@@ -13,7 +13,7 @@ import numpy.typing as npt
 from sonde.events import STEP_SCALARS, Kind, Site
 from sonde.runlog.format import FramePlan
 from sonde.runlog.writer import Writer
-from sonde.statistics import measure
+from sonde.statistics import native
 
 _COUNTS = frozenset(STEP_SCALARS) - {"loss", "grad_norm", "lr", "loss_scale"}  # start at 0; the others are unknown until given
 MAX_SITES = 200_000  # a program that makes models without end must not fill the disk with names
@@ -62,7 +62,7 @@ class Journal:
         if self._new_sites:
             self._tell_sites()
         time_ns = time.monotonic_ns() - self._started_ns
-        record = measure.frame_record(plan, step, time_ns, rows)
+        record = native.encode_frame(plan, step, time_ns, rows)
         if record is None:
             self.writer.frame(plan, step, rows, time_ns)
         else:

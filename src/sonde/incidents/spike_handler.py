@@ -21,7 +21,7 @@ from sonde.capture.recorder import Journal
 from sonde.capture.replay_buffer import Kept
 from sonde.events import STATISTICS
 from sonde.spike_detection import Leap
-from sonde.statistics import measure
+from sonde.statistics.table import StatisticsTable
 
 MAX_LOOKS = 3  # at spikes, in one run
 MAX_SKIPS = 16  # skipped steps that are told of; how many there are is counted anyway
@@ -84,9 +84,9 @@ class Lookout:
 
 def _bad(parameters: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], int]:
     """The parameters whose gradients are not finite, and how many NaN there are in these."""
-    rows = measure.Rows(len(parameters))
+    rows = StatisticsTable(len(parameters))
     rows.measure(0, [p.grad for p in parameters])
-    rows.settle()
+    rows.synchronize()
     counts = rows.values[:, [_NAN, _INF]]
     return [p for p, num in zip(parameters, counts.sum(axis=1)) if num], int(counts[:, 0].sum())
 

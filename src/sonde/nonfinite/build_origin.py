@@ -18,7 +18,7 @@ from sonde.nonfinite.module_stack import Places, storage_of
 from sonde.nonfinite.op_call import Call, Node, places_of, saved_tensors
 from sonde.nonfinite.origin import Origin, Seen
 from sonde.nonfinite.propagation import HARMED, WRITTEN, Event
-from sonde.statistics import measure
+from sonde.statistics.table import StatisticsTable
 from sonde.statistics.torch_ops import readable
 
 MAX_INPUTS = 8  # tensors that are described
@@ -33,9 +33,9 @@ Makers = Callable[[Tensor], tuple[str, ...]]
 def seen(tensors: Mapping[str, Tensor]) -> tuple[Seen, ...]:
     """Tensors as they are now."""
     named = list(tensors.items())[:MAX_INPUTS]
-    rows = measure.Rows(len(named))
+    rows = StatisticsTable(len(named))
     rows.measure(0, [tensor for _, tensor in named])
-    rows.settle()
+    rows.synchronize()
     return tuple(
         Seen(
             name,

@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from sonde.capture.call_site import describe_line, user_frame
 from sonde.events import STATISTICS
-from sonde.statistics import measure
+from sonde.statistics.table import StatisticsTable
 from sonde.statistics.tensor_utils import find_tensors
 
 _log = logging.getLogger("sonde")
@@ -188,9 +188,9 @@ def storage_of(tensor: torch.Tensor) -> int:
 def _largest(tensor: torch.Tensor) -> float:
     if not tensor.is_floating_point():
         return 0.0
-    rows = measure.Rows(1)
+    rows = StatisticsTable(1)
     rows.measure_one(0, tensor.detach())
-    rows.settle()
+    rows.synchronize()
     return max(abs(float(rows.values[0, field])) for field in _RANGE)
 
 

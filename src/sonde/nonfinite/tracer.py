@@ -26,7 +26,7 @@ from sonde.nonfinite.module_stack import Places, is_recomputing, storage_of
 from sonde.nonfinite.op_call import Call, Node, is_floating, is_mask
 from sonde.nonfinite.origin import Origin
 from sonde.nonfinite.propagation import BORN, GIVEN, HARMED, PASSED, WRITTEN, Event, Trail, beginning
-from sonde.statistics import measure
+from sonde.statistics import reductions
 
 _log = logging.getLogger("sonde")
 
@@ -346,7 +346,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def is_finite(tensor: Tensor) -> bool:
-    return measure.guard([tensor])[1] < 0
+    return reductions.check_finite([tensor])[1] < 0
 
 
 def _fills_its_memory(tensor: Tensor) -> bool:

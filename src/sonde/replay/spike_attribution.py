@@ -31,7 +31,7 @@ from sonde.replay.rerun import Rerun, gradients_by_leaf, reader
 from sonde.replay.restore_state import as_before, modules_in
 from sonde.replay.sample_deviation import Layers, Sizes, apartness, sizes_of, turning_point
 from sonde.spike_detection import Leap
-from sonde.statistics import measure
+from sonde.statistics import reductions
 from sonde.statistics.tensor_utils import find_tensors
 
 ODD = 10.0  # times the size of the other samples: rows of one dataset differ by less
@@ -282,7 +282,7 @@ class _Look:
 
 
 def _norm(tensors: Any) -> float:
-    return sqrt(measure.guard(list(tensors))[0])
+    return sqrt(reductions.check_finite(list(tensors))[0])
 
 
 def _most_changed(norms: Sequence[tuple[str, float]], others: Mapping[str, float]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sonde.statistics import measure
+from sonde.statistics import reductions
 from sonde.statistics.deferred_reads import on_device
 
 MAX_DEPTH = 8
@@ -62,7 +62,7 @@ def read_scalar(value: Any) -> float | None:
     if isinstance(value, torch.Tensor):
         if value.numel() != 1 or on_device(value) or type(value) not in (torch.Tensor, torch.nn.Parameter):
             return None
-        number = measure.number(value)
+        number = reductions.read_element(value)
         if number is not None:
             return number
         value = value.detach()

@@ -269,3 +269,17 @@ def _wide(device: torch.device) -> torch.dtype:
 
 def _number(value: float, like: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.full((), value, dtype=dtype, device=like.device)
+
+
+def unsupported_reason(tensor: Tensor) -> str | None:
+    """None where the tensor can be measured, else the reason in words."""
+    try:
+        readable(tensor)
+    except Exception as error:
+        return reason(error)
+    return None
+
+
+def evenly_spaced(plain: Tensor, num: int) -> Tensor:
+    index = torch.arange(num, dtype=torch.int64, device=plain.device) * (plain.numel() // num)
+    return plain[torch.unravel_index(index, plain.shape)]

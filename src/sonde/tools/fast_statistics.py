@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sonde.errors import SondeError
 from sonde.events import STATISTICS
-from sonde.statistics import measure
+from sonde.statistics.table import StatisticsTable
 from sonde.statistics.torch_ops import readable, real_part, reason, values_of
 
 Floats = npt.NDArray[np.floating[Any]]
@@ -120,9 +120,9 @@ def _from_list(value: Any, error: Exception) -> Tensor:
 def quick(value: Any) -> Quick:
     """One pass of the kernel over one tensor, array or list. A tensor on a device is waited for."""
     tensor = as_tensor(value)
-    rows = measure.Rows(1)
+    rows = StatisticsTable(1)
     rows.measure_one(0, tensor)
-    rows.settle()
+    rows.synchronize()
     if 0 in rows.unsupported:
         return _unmeasured(tensor, rows.unsupported[0])
     row = dict(zip(STATISTICS, rows.values[0].tolist()))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sonde.errors import SondeError
-from sonde.statistics import measure
+from sonde.statistics import exponent_histogram
 from sonde.statistics.torch_ops import LOWEST_EXPONENT
 from sonde.tools.fast_statistics import Quick, quick
 
@@ -130,6 +130,6 @@ class Magnitudes:
 def magnitudes(tensor: Tensor) -> Magnitudes:
     """One pass for the statistics, one for the histogram; a tensor on a device is waited for."""
     stats = quick(tensor)
-    found = measure.exponents(tensor) if not stats.unsupported else None
+    found = exponent_histogram.exponents(tensor) if not stats.unsupported else None
     exponents, counts = found if found is not None else ([], [])
     return Magnitudes(stats, tuple(exponents), tuple(counts))

@@ -23,7 +23,7 @@ from sonde.leaks.leak_detector import MIN_AGE, Leak, as_leaks
 from sonde.leaks.owners import Chain, holders
 from sonde.report import strict
 from sonde.rules.words import number
-from sonde.statistics import measure
+from sonde.statistics.fingerprint import content_hash
 from sonde.statistics.tensor_utils import storage_bytes
 from sonde.tools.layer_patterns import require_name
 from sonde.tools.tensor_comparison import Comparison, compare_statistics, compare_values
@@ -64,7 +64,7 @@ class TensorInfo:
         if value is None:
             return None
         tensor = as_tensor(value)
-        same = _version(tensor) == self._version and measure.fingerprint(tensor) == self._fingerprint
+        same = _version(tensor) == self._version and content_hash(tensor) == self._fingerprint
         return value if same else None
 
     def to_json(self) -> str:
@@ -156,7 +156,7 @@ class TensorInspector:
             storage_bytes=storage_bytes([plain]) or stats.num_bytes,
             _ref=_weak(tensor),
             _version=_version(plain),
-            _fingerprint=measure.fingerprint(plain),
+            _fingerprint=content_hash(plain),
         )
         self._infos[info.id] = info
         while len(self._infos) > self.max_tracked_tensors:

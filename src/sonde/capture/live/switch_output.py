@@ -12,8 +12,8 @@ import torch
 from sonde.capture import process_memory
 from sonde.events import STATISTICS
 from sonde.incidents.out_of_memory_handler import held_bytes
-from sonde.statistics import measure
 from sonde.statistics.deferred_reads import on_device
+from sonde.statistics.table import StatisticsTable
 from sonde.statistics.tensor_utils import find_tensors
 
 if TYPE_CHECKING:
@@ -69,9 +69,9 @@ class SwitchOutput:
         told: dict[str, Any] = {"grad_norm": self._journal.scalars["grad_norm"]}
         named = [(name, p.grad) for name, p in self._parameters() if p.grad is not None and not on_device(p.grad)][:MAX_PARAMETERS]
         if named:
-            rows = measure.Rows(len(named))
+            rows = StatisticsTable(len(named))
             rows.measure(0, [gradient for _, gradient in named])
-            rows.settle()
+            rows.synchronize()
             norms = rows.values[:, _L2]
             largest, smallest = int(norms.argmax()), int(norms.argmin())
             told["largest"], told["smallest"] = (f"{named[i][0]} {norms[i]:.4g}" for i in (largest, smallest))

@@ -18,14 +18,15 @@ from sonde.capture.standins import put_in, take_out
 from sonde.capture.watched_model import Watched
 from sonde.events import STATISTICS, Kind, Site
 from sonde.runlog.format import FramePlan
-from sonde.statistics import measure
+from sonde.statistics import native, torch_ops
+from sonde.statistics.table import StatisticsTable
 
 
 class _Table:
-    """Rows of statistics, and which of them were written in the step under way."""
+    """StatisticsTable of statistics, and which of them were written in the step under way."""
 
     def __init__(self, num_rows: int) -> None:
-        self.rows = measure.Rows(num_rows)
+        self.rows = StatisticsTable(num_rows)
         self.taken = bytearray(num_rows)
 
     def take(self, row: int, tensor: torch.Tensor) -> None:
@@ -33,9 +34,9 @@ class _Table:
         self.taken[row] = 1
 
     def grow(self) -> None:
-        self.rows.settle()
+        self.rows.synchronize()
         num = len(self.taken)
-        larger = measure.Rows(2 * num)
+        larger = StatisticsTable(2 * num)
         larger.values[:num] = self.rows.values
         self.rows, self.taken = larger, self.taken + bytearray(num)
 
@@ -63,7 +64,7 @@ class Activations(Probe):
 
     def begin(self, step: int, *, with_exponents: bool) -> None:
         self._with_exponents = with_exponents
-        self.desk.step, self.desk.fast = step, measure.NATIVE and not with_exponents
+        self.desk.step, self.desk.fast = step, native.ENABLED and not with_exponents
 
     # -- in and out --------------------------------------------------------------------------------
 
@@ -139,7 +140,7 @@ class Activations(Probe):
             self._exponents.take(Kind.ACTIVATION_GRADIENT, self.sites[row].id, gradient)
 
     def _new_row(self, leaf: Leaf, call: int, item: int, tensor: torch.Tensor) -> GradientHook | None:
-        reason = measure.supported(tensor)
+        reason = torch_ops.unsupported_reason(tensor)
         if reason is not None:
             self._journal.event("unobserved", self.desk.step, where=leaf.path, reason=reason)
             return None
@@ -159,7 +160,7 @@ class Activations(Probe):
 
     # -- the step is over --------------------------------------------------------------------------
 
-    def tables(self) -> Iterable[measure.Rows]:
+    def tables(self) -> Iterable[StatisticsTable]:
         return self._outputs.rows, self._gradients.rows
 
     def write(self, step: int) -> None:

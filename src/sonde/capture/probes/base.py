@@ -19,7 +19,7 @@ from sonde.capture.recorder import Journal
 from sonde.capture.standins import Desk
 from sonde.capture.watched_model import Watched
 from sonde.config import DebugConfig, Measured
-from sonde.statistics.measure import Rows
+from sonde.statistics.table import StatisticsTable
 
 NOW_AND_THEN, RARELY, LONG_RUN = 8, 64, 1024  # every so many steps, and every so many where the run is as long as that
 EXPONENTS_FIRST = (0, 4, 16)  # observed steps on which histograms are taken
@@ -77,7 +77,7 @@ class Probe:
     def after(self, optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], *, closure: bool) -> None:
         """An optimizer has stepped."""
 
-    def tables(self) -> Iterable[Rows]:
+    def tables(self) -> Iterable[StatisticsTable]:
         """The step is over: what was measured, in case that some of it is still on a device and has to be brought over."""
         return ()
 

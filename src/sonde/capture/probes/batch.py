@@ -14,8 +14,10 @@ from sonde.capture.probes.base import Probe, Tools
 from sonde.capture.watched_model import Watched
 from sonde.events import BATCH_FIELDS, Kind, Site
 from sonde.runlog.format import FramePlan
-from sonde.statistics import measure
+from sonde.statistics import torch_ops
 from sonde.statistics.deferred_reads import on_device
+from sonde.statistics.fingerprint import content_hash
+from sonde.statistics.table import StatisticsTable
 from sonde.statistics.tensor_utils import find_tensors
 
 MAX_TENSORS = 8  # of one batch, and of one model's inputs
@@ -32,7 +34,7 @@ class Batch(Probe):
         super().__init__(tools)
         self.wanted = tools.measured.batches
         self._sites: dict[str, Site | None] = {}
-        self._rows = measure.Rows(2 * MAX_TENSORS)
+        self._rows = StatisticsTable(2 * MAX_TENSORS)
         self._extra = np.zeros((2 * MAX_TENSORS, 2))
         self._taken: list[Site] = []
         self._plan: tuple[list[int], FramePlan] | None = None
@@ -82,7 +84,7 @@ class Batch(Probe):
                 if labels is not None and labels.place in list(self._judged)[1:]:
                     del self._judged[labels.place]
 
-    def tables(self) -> Iterable[measure.Rows]:
+    def tables(self) -> Iterable[StatisticsTable]:
         self._take_batch()  # where no model was entered
         return (self._rows,)
 
@@ -114,14 +116,14 @@ class Batch(Probe):
         if row >= len(self._extra) or any(site.path == path for site in self._taken):
             return
         if path not in self._sites:
-            reason = measure.supported(tensor)
+            reason = torch_ops.unsupported_reason(tensor)
             self._sites[path] = None if reason else self._journal.site(
                 kind="input", path=path, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch.")
             )  # fmt: skip
         site = self._sites[path]
         if site is not None:
             self._rows.measure_one(row, tensor)
-            fingerprint = measure.fingerprint(tensor) if not on_device(tensor) else None
+            fingerprint = content_hash(tensor) if not on_device(tensor) else None
             self._extra[row] = (tensor.shape[0] if tensor.dim() else 1, np.nan if fingerprint is None else fingerprint)
             self._taken.append(site)
 
@@ -143,7 +145,7 @@ def _look(inputs: list[torch.Tensor]) -> tuple[dict[str, Any], dict[tuple[int, i
         elif len(tensor) == size:
             alike = judged[tensor.data_ptr(), tensor.numel()] = _is_alike(tensor.detach().numpy())
             if alike and told["sample"] is None:
-                told["sample"] = measure.fingerprint(tensor[0])
+                told["sample"] = content_hash(tensor[0])
         elif tensor.numel() and not {*tensor.shape} <= {1, *inputs[0].shape[1:]}:
             values = tensor.detach().numpy()
             judged[tensor.data_ptr(), tensor.numel()] = bool((values == values.flat[0]).all())

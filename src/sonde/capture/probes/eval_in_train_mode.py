@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from sonde.capture.call_site import describe_line, user_frame
 from sonde.capture.probes.base import Probe, Tools
 from sonde.capture.watched_model import Watched, depends_on_mode
-from sonde.statistics import measure
 from sonde.statistics.deferred_reads import on_device
+from sonde.statistics.fingerprint import content_hash
 from sonde.statistics.tensor_utils import find_tensors
 
 ALL_OF_THE_FIRST = 16  # pauses of a model that are looked into; then the 32nd, the 64th …: every step may have one (a GAN, a rollout)
@@ -95,5 +95,5 @@ def _content(args: Any, kwargs: Any) -> float:
     tensors: list[Tensor] = [tensor for _, tensor in find_tensors((args, kwargs))]
     if not tensors:
         return 0.0
-    known = None if on_device(tensors[0]) else measure.fingerprint(tensors[0])
+    known = None if on_device(tensors[0]) else content_hash(tensors[0])
     return float(known if known is not None else id(tensors[0]))

@@ -17,7 +17,8 @@ from sonde.capture.exponent_histograms import Exponents
 from sonde.capture.probes.base import Probe, Tools
 from sonde.events import STATISTICS, Kind, Site
 from sonde.runlog.format import FramePlan
-from sonde.statistics import measure
+from sonde.statistics.snapshot import ParameterSnapshot
+from sonde.statistics.table import StatisticsTable
 
 UNOWNED = -1  # key of the block of parameters that no optimizer holds
 _KINDS = (Kind.PARAMETER, Kind.GRADIENT, Kind.UPDATE)
@@ -26,10 +27,10 @@ _KINDS = (Kind.PARAMETER, Kind.GRADIENT, Kind.UPDATE)
 class _Block:
     """The parameters of one optimizer (or those that none owns): sites and rows, planned once."""
 
-    def __init__(self, parameters: list[torch.Tensor], sites: list[Site], kept: measure.Kept) -> None:
+    def __init__(self, parameters: list[torch.Tensor], sites: list[Site], kept: ParameterSnapshot) -> None:
         self.refs = [weakref.ref(p) for p in parameters]
         self.site_ids = [site.id for site in sites]
-        self.rows = {kind: measure.Rows(len(parameters)) for kind in _KINDS}
+        self.rows = {kind: StatisticsTable(len(parameters)) for kind in _KINDS}
         self.kept = kept
         self.kept_once = False
         self.measured: set[str] = set()
@@ -72,12 +73,12 @@ class Weights(Probe):
     def guarded(self, optimizer: torch.optim.Optimizer) -> tuple[float, int] | None:
         """The guard's answer for this optimizer's gradients, where they have just been measured: on large models a second reading shows."""
         block = self._blocks.get(id(optimizer))
-        return block.rows[Kind.GRADIENT].guard() if block is not None and Kind.GRADIENT in block.measured else None
+        return block.rows[Kind.GRADIENT].finite_check() if block is not None and Kind.GRADIENT in block.measured else None
 
-    def tables(self) -> Iterable[measure.Rows]:
+    def tables(self) -> Iterable[StatisticsTable]:
         if self._tools.models.unowned:
             self._look_at_unowned(self._tools.models.unowned)
-        tables: list[measure.Rows] = []
+        tables: list[StatisticsTable] = []
         for block in self._blocks.values():
             tables += block.rows.values()
         return tables
@@ -110,7 +111,7 @@ class Weights(Probe):
     def _take_parameters(self, block: _Block, parameters: list[torch.Tensor]) -> None:
         if self._measured.weights and block.site_ids:
             if block.kept.available:
-                block.kept.keep(parameters, block.rows[Kind.PARAMETER], 0)
+                block.kept.take(parameters, block.rows[Kind.PARAMETER], 0)
             else:
                 block.rows[Kind.PARAMETER].measure(0, parameters)
             block.measured.add(Kind.PARAMETER)
@@ -127,7 +128,7 @@ class Weights(Probe):
 
     def _take_updates(self, block: _Block, parameters: list[torch.Tensor]) -> None:
         if block.kept.available:
-            block.kept.change(parameters, block.rows[Kind.UPDATE], 0)
+            block.kept.diff(parameters, block.rows[Kind.UPDATE], 0)
             block.measured.add(Kind.UPDATE)
 
     def _take_exponents(self, kind: str, block: _Block, tensors: list[torch.Tensor] | list[torch.Tensor | None]) -> None:
@@ -151,7 +152,7 @@ class Weights(Probe):
             if len(sites) < len(parameters):
                 sites = []  # more sites than a run should hold: these parameters go unmeasured
             num_bytes = sum(p.numel() * p.element_size() for p in parameters if p.is_floating_point())
-            kept = measure.Kept(self._bytes_left)
+            kept = ParameterSnapshot(self._bytes_left)
             self._bytes_left = max(0, self._bytes_left - num_bytes)
             block = self._blocks[key] = _Block(parameters if sites else [], sites, kept)
             self._plans.clear()

@@ -21,7 +21,7 @@ from sonde.capture.device_placement import holder
 from sonde.capture.model_registry import Models
 from sonde.capture.standins import Desk
 from sonde.capture.tensor_method_patches import Call, Listening, users_frame
-from sonde.statistics import measure
+from sonde.statistics.fingerprint import content_hash
 
 NAMES = ("to", "cuda", "xpu", "cpu", "copy_")
 PINS = ("cuda",)  # devices that copy from pinned memory by themselves, while Python goes on; from any other Python is held up
@@ -62,7 +62,7 @@ class _Moved:
     def __init__(self, tensor: Tensor) -> None:
         self.storage = _weakly(tensor)  # while we have it, the same address is the same storage
         self.version = -1 if tensor.is_inference() else tensor._version
-        self.fingerprint = measure.fingerprint(tensor)  # numpy may write into it, and no version tells
+        self.fingerprint = content_hash(tensor)  # numpy may write into it, and no version tells
 
     def is_unchanged_in(self, other: _Moved) -> bool:
         alike = self.version == other.version and self.fingerprint == other.fingerprint

@@ -15,7 +15,7 @@ from torch import nn
 from sonde.capture.gradient_state import optimizer_parameters
 from sonde.errors import SondeError
 from sonde.rules.words import listing
-from sonde.statistics import measure
+from sonde.statistics import reductions
 from sonde.statistics.tensor_utils import read_scalar
 from sonde.tools.hooks.hook import HookAction
 from sonde.tools.hooks.hook_actions import Registered
@@ -84,17 +84,17 @@ class Attachment:
     def gradient_norm(self) -> float | None:
         """Of all gradients that the optimizers would use now; None where there is no gradient."""
         gradients = [p.grad for p in self._parameters(self._optimizers) if p.grad is not None]
-        return float(measure.guard(gradients)[0] ** 0.5) if gradients else None
+        return float(reductions.check_finite(gradients)[0] ** 0.5) if gradients else None
 
     def bad_gradients(self, optimizer: int) -> list[tuple[str, torch.Tensor]]:
         """Parameters whose gradient, which this optimizer is about to use, is not finite. Costs one read of them all where all is well."""
         parameters = [p for p in self._parameters(self._optimizers[optimizer : optimizer + 1]) if p.grad is not None]
-        first = measure.guard([p.grad for p in parameters])[1]
+        first = reductions.check_finite([p.grad for p in parameters])[1]
         if first < 0:
             return []
         model = self._model()
         names = {id(p): name for name, p in (getattr(model, "_orig_mod", model) or nn.Module()).named_parameters()}
-        bad = (p for p in parameters[first:] if measure.guard([p.grad])[1] == 0)
+        bad = (p for p in parameters[first:] if reductions.check_finite([p.grad])[1] == 0)
         return [(names.get(id(p), "a parameter outside of the model"), p.grad) for p in islice(bad, MAX_NAMED) if p.grad is not None]
 
     def _parameters(self, refs: Iterable[weakref.ref[torch.optim.Optimizer]]) -> list[torch.Tensor]:

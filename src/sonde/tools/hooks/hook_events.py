@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sonde.conditions import Condition
 from sonde.errors import SondeError
-from sonde.statistics import measure
+from sonde.statistics import reductions
 from sonde.tools.fast_statistics import Quick, quick
 from sonde.tools.hooks.hook import HookAction
 from sonde.tools.tensor_statistics import shape_of
@@ -66,7 +66,7 @@ class HookEvent:
     @property
     def is_anomaly(self) -> bool:
         """Whether an element is NaN or infinite: one fast read, and no statistics where all is well."""
-        return self.tensor is not None and measure.guard([self.tensor])[1] >= 0
+        return self.tensor is not None and reductions.check_finite([self.tensor])[1] >= 0
 
     @property
     def grad_norm(self) -> float:

@@ -16,7 +16,7 @@ from torch import nn
 
 from sonde.conditions import STEP_NAMES
 from sonde.errors import SondeError
-from sonde.statistics import measure
+from sonde.statistics import reductions
 from sonde.statistics.tensor_utils import read_scalar
 from sonde.tools.fast_statistics import as_tensor
 from sonde.tools.hooks.alerts import Alert
@@ -202,7 +202,7 @@ class Hooks:
     def passed(self, layer: str, item: str, tensor: torch.Tensor, *, is_forward: bool, step: int) -> None:
         """A tensor went by."""
         due = [each for each in self._plan.get((layer, is_forward), ()) if each.is_due(step)]
-        if any(each.hook.trigger is HookTrigger.ON_ANOMALY for each in due) and measure.guard([tensor])[1] < 0:
+        if any(each.hook.trigger is HookTrigger.ON_ANOMALY for each in due) and reductions.check_finite([tensor])[1] < 0:
             due = [each for each in due if each.hook.trigger is not HookTrigger.ON_ANOMALY]  # nearly always: one fast read, no more
         if due:
             self._run(due, HookEvent(layer, tensor, self._known(step, is_forward), step=step, is_forward=is_forward, item=item))

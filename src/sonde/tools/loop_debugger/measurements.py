@@ -16,7 +16,9 @@ from sonde.config import DebugConfig
 from sonde.events import STATISTICS
 from sonde.memory_profiler.memory_profiler import MemoryProfiler
 from sonde.memory_profiler.memory_report import CATEGORIES
-from sonde.statistics import measure
+from sonde.statistics import reductions
+from sonde.statistics.snapshot import ParameterSnapshot
+from sonde.statistics.table import StatisticsTable
 from sonde.statistics.tensor_utils import find_tensors
 from sonde.tools.gradient_debugger import GradientDebugger
 from sonde.tools.loop_debugger.options import Asked
@@ -53,7 +55,7 @@ def gpu_memory_mb() -> float:
 
 def is_finite(value: Any) -> bool:
     """Whether every number in the tensors of this value is finite."""
-    return measure.guard([tensor for _, tensor in find_tensors(value)])[1] < 0
+    return reductions.check_finite([tensor for _, tensor in find_tensors(value)])[1] < 0
 
 
 def batch_size(x: Any) -> int | None:
@@ -82,7 +84,7 @@ class Meter:
         self._every_layers, self._every_tensors = config.gradient_checking_frequency, config.memory_profiling_frequency
         self._model: weakref.ref[nn.Module] | None = None
         self._optimizer: weakref.ref[torch.optim.Optimizer] | None = None
-        self._kept = measure.Kept(config.max_update_memory_mb * MIB)
+        self._kept = ParameterSnapshot(config.max_update_memory_mb * MIB)
         self._num_updates = 0
         self.layers = GradientDebugger(config.max_gradient_history)
         self.tensors: list[tuple[int, dict[str, float]]] = []  # update, MiB by category
@@ -94,7 +96,7 @@ class Meter:
         """After a backward."""
         named = [(path, p) for path, p in model.named_parameters() if p.requires_grad]
         given = [p.grad for _, p in named]
-        square, first_bad = measure.guard(given)
+        square, first_bad = reductions.check_finite(given)
         if self._asked.layers and (number < FIRST or not number % self._every_layers):
             self.layers.record_model(model)
         there = any(gradient is not None for gradient in given)
@@ -106,7 +108,7 @@ class Meter:
     def before_update(self, model: nn.Module) -> None:
         if self._asked.updates:
             parameters = list(model.parameters())
-            self._kept.keep(parameters, measure.Rows(len(parameters)), 0)
+            self._kept.take(parameters, StatisticsTable(len(parameters)), 0)
 
     def after_update(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """After an optimizer's step."""
@@ -114,13 +116,13 @@ class Meter:
         if not self._asked.anything:
             return found
         parameters = list(model.parameters())
-        square, _ = measure.guard(parameters)
+        square, _ = reductions.check_finite(parameters)
         found["param_norm"] = norm = math.sqrt(square) if square >= 0 else square
         found["learning_rate"] = next((float(group["lr"]) for group in optimizer.param_groups if "lr" in group), None)
         if self._asked.updates and self._kept.available:
-            rows = measure.Rows(len(parameters))
-            self._kept.change(parameters, rows, 0)
-            rows.settle()
+            rows = StatisticsTable(len(parameters))
+            self._kept.diff(parameters, rows, 0)
+            rows.synchronize()
             found["update_norm"] = moved = math.hypot(*rows.values[:, _L2].tolist())
             found["update_ratio"] = moved / norm if norm else None
         if self._asked.tensors and not self._num_updates % self._every_tensors:
