@@ -44,7 +44,7 @@ def calls_backward(session: DebugSession) -> None:
     """Not the user's code calls backward: what made the loss is a function of theirs that has returned it."""
     loop = session._loop
     if loop is not None:
-        loop.kept.by_library = True
+        loop.kept.library_calls_backward = True
 
 
 def has_single_closures(session: DebugSession) -> None:

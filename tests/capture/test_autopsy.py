@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import sonde
-from sonde.capture.replay_buffer import Kept
+from sonde.capture.replay_buffer import ReplayBuffer
 from sonde.incidents.out_of_memory_handler import autopsy, is_out_of_memory
 
 pytestmark = pytest.mark.torch
@@ -81,7 +81,7 @@ def test_an_error_below_another_is_found():
     ids=["torch", "numpy", "python"],
 )
 def test_what_was_asked_for_is_read_from_the_message(what, requested, shape):
-    found = autopsy(fail(what), {}, [], Kept())
+    found = autopsy(fail(what), {}, [], ReplayBuffer())
     assert found["requested"] == (pytest.approx(requested, rel=0.01) if requested else None)
     assert found["shape"] == shape
     assert found["in_use"] > 0
@@ -89,7 +89,7 @@ def test_what_was_asked_for_is_read_from_the_message(what, requested, shape):
 
 def test_cuda_messages_are_understood():
     message = "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 15.77 GiB of which 14.5 GiB is free."
-    assert autopsy(torch.OutOfMemoryError(message), {}, [], Kept())["requested"] == 20 << 30
+    assert autopsy(torch.OutOfMemoryError(message), {}, [], ReplayBuffer())["requested"] == 20 << 30
 
 
 def test_a_watched_training_that_runs_out_of_memory_is_explained(tmp_path):

@@ -19,7 +19,7 @@ import torch
 from sonde.capture import overhead_budget
 from sonde.capture.call_site import is_library
 from sonde.capture.learning_rates import MOST, scalar_name
-from sonde.capture.replay_buffer import Call
+from sonde.capture.replay_buffer import ForwardCall
 from sonde.capture.step_profiler import step_profiler
 from sonde.runlog import writer
 from sonde.statistics import native
@@ -50,7 +50,7 @@ def quicken(loop: Loop) -> bool:
         xray=loop.xray, journal=loop._journal, writer=loop._journal.writer, far=loop._far,
         panel=loop._panel, course=loop._course,
         graph_task=torch._C._current_graph_task_id, tracing=torch._C._get_tracing_state, grad_enabled=torch.is_grad_enabled,
-        rng_state=torch.default_generator.get_state, is_library=is_library, call_type=Call,
+        rng_state=torch.default_generator.get_state, is_library=is_library, call_type=ForwardCall,
         constants=(
             overhead_budget.AIM, overhead_budget.LEAST_SHARE, overhead_budget.START_NS, overhead_budget.MEMORY, overhead_budget.LONG_MEMORY,
             step_profiler.SLOW, step_profiler.SLOW_NS, step_profiler.LIGHT_NS, step_profiler.MEMORY,

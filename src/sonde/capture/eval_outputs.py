@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from sonde.capture.recorder import Journal
-from sonde.capture.replay_buffer import Call, called
+from sonde.capture.replay_buffer import ForwardCall, called
 from sonde.events import STATISTICS
 from sonde.statistics import reductions
 from sonde.statistics.deferred_reads import on_device
@@ -32,10 +32,10 @@ _NUM, _NAN, _INF = (STATISTICS.index(name) for name in ("num", "nan", "inf"))
 class Evaluations:
     __slots__ = ("__dict__", "__weakref__", "_under_way")  # see beat.py
 
-    def __init__(self, journal: Journal, on_bad: Callable[[Call, int, bool], bool]) -> None:
+    def __init__(self, journal: Journal, on_bad: Callable[[ForwardCall, int, bool], bool]) -> None:
         self._journal = journal
         self._on_bad = on_bad  # (the call, the step, is it only Inf): answers whether it is bad indeed
-        self._under_way: list[tuple[nn.Module, Call | None, int]] = []  # doors entered, the outermost first, and when
+        self._under_way: list[tuple[nn.Module, ForwardCall | None, int]] = []  # doors entered, the outermost first, and when
         self._thread = 0
         self._purse_ns: float = START_NS
         self._num_told = 0
@@ -77,7 +77,7 @@ class Evaluations:
                 self._nan_is_usual = bad[1] > 0
                 self._inf_is_meant = self._inf_is_meant or bad[2] > 0
 
-    def _tell(self, call: Call, step: int, num: int, num_nan: int, num_inf: int) -> None:
+    def _tell(self, call: ForwardCall, step: int, num: int, num_nan: int, num_inf: int) -> None:
         only_inf = num_nan == 0
         if only_inf:
             self._inf_is_meant = self._inf_is_meant or not self._on_bad(call, step, only_inf)

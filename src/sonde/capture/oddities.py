@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sonde.capture.replay_buffer import Call
+from sonde.capture.replay_buffer import ForwardCall
 from sonde.spike_detection import Leap
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Oddities:
         with self._unheard():
             loop.kept.tell(what, where, tensor, step=loop.clock.number, scaled=loop._losses.is_scaled)
 
-    def bad_evaluation(self, call: Call, step: int, only_inf: bool) -> bool:
+    def bad_evaluation(self, call: ForwardCall, step: int, only_inf: bool) -> bool:
         with self._unheard():
             return self._loop.kept.on_bad_evaluation(call, step, only_inf)
 

@@ -20,7 +20,7 @@ from sonde.spike_detection import Leap
 MAX_CALLS = 8  # forwards of one step: a longer accumulation is looked at by its last ones
 
 
-class Call(NamedTuple):
+class ForwardCall(NamedTuple):
     """A forward of a root model."""
 
     model: str  # the name of the watched model; "" for the first
@@ -30,30 +30,42 @@ class Call(NamedTuple):
     rng: Tensor  # of the CPU, as the forward began; in a model that did not draw until a moment ago it may be that of up to four before
 
 
-def called(model: str, module: nn.Module, args: Any, kwargs: Any) -> Call:
+def called(model: str, module: nn.Module, args: Any, kwargs: Any) -> ForwardCall:
     """A forward that begins now."""
-    return Call(model, module, args, kwargs, torch.get_rng_state())
+    return ForwardCall(model, module, args, kwargs, torch.get_rng_state())
 
 
-class Kept:
+class ReplayBuffer:
     __slots__ = (
-        "blamed", "by_library", "calls", "frame", "maker", "on_bad", "on_bad_evaluation", "on_skip", "on_spike", "rng",
-        "rng_due", "scaled", "step", "where",
+        "backward_frame",
+        "blamed_batch",
+        "calls",
+        "library_calls_backward",
+        "loss_frame",
+        "on_bad",
+        "on_bad_evaluation",
+        "on_skip",
+        "on_spike",
+        "rng",
+        "rng_due",
+        "scaled",
+        "step",
+        "where",
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.calls: deque[Call] = deque(maxlen=MAX_CALLS)
+        self.calls: deque[ForwardCall] = deque(maxlen=MAX_CALLS)
         # That called backward last. It may have returned by the time that an optimizer finds its gradients bad: only here it is still
         # to be had, with its variables. It goes when they have been looked at, or with the next forward.
-        self.frame: FrameType | None = None
+        self.backward_frame: FrameType | None = None
         # Where a library calls backward: the user's function that it called before, which made the loss and has returned it. It goes when
         # the loss has been looked at: its variables must not be in memory during backward.
-        self.by_library = False
-        self.blamed: Any = None  # of gradients that are added up: the micro-batch that a look-back found, until the alarm is over
-        self.maker: FrameType | None = None
+        self.library_calls_backward = False
+        self.blamed_batch: Any = None  # of gradients that are added up: the micro-batch that a look-back found, until the alarm is over
+        self.loss_frame: FrameType | None = None
         self.on_bad: Callable[[str, Tensor | None], None] = lambda what, loss: None  # what: "loss" or "gradient"
         # Of a forward in evaluation: the call, the step, and whether its output holds no NaN but only Inf. Answers whether it is bad.
-        self.on_bad_evaluation: Callable[[Call, int, bool], bool] = lambda call, step, only_inf: not only_inf
+        self.on_bad_evaluation: Callable[[ForwardCall, int, bool], bool] = lambda call, step, only_inf: not only_inf
         # "loss" or "gradient", its series, how far above the usual, the step.
         self.on_spike: Callable[[str, str, Leap, int], None] = lambda what, where, leap, step: None
         # A GradScaler holds back the optimizer of these parameters: the step, the scale, what the scaler will multiply it with.
@@ -68,13 +80,13 @@ class Kept:
         self.scaled = False  # a GradScaler multiplied the loss
 
     def forward(self, model: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self.frame = None
+        self.backward_frame = None
         self.calls.append(called(model, module, args, kwargs))
 
     def left(self) -> None:
         """That forward is over."""
-        if self.by_library:
-            self.maker = called_by_library(user_frame())
+        if self.library_calls_backward:
+            self.loss_frame = called_by_library(user_frame())
 
     def tell(self, what: str, where: str, tensor: Tensor, *, step: int, scaled: bool) -> None:
         """The loss or a gradient turned out bad."""
@@ -83,4 +95,4 @@ class Kept:
 
     def clear(self) -> None:
         self.calls.clear()
-        self.frame = self.maker = None
+        self.backward_frame = self.loss_frame = None

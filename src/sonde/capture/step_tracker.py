@@ -31,7 +31,7 @@ from sonde.capture.panel import Panel
 from sonde.capture.phase_timer import Phases
 from sonde.capture.probes.base import Tools
 from sonde.capture.recorder import Journal
-from sonde.capture.replay_buffer import Kept
+from sonde.capture.replay_buffer import ReplayBuffer
 from sonde.capture.schedulers import Course, CourseHeard
 from sonde.capture.spike_watch import Spikes
 from sonde.capture.standins import Desk
@@ -69,7 +69,7 @@ class Loop(StepEnds, CourseHeard):
         self._losses = Losses(journal, self._far)
         self._rates = Rates(journal)
         self._course = Course(self)
-        self.kept = Kept()
+        self.kept = ReplayBuffer()
         odd = self._odd = Oddities(self)
         self._evaluations = Evaluations(journal, odd.bad_evaluation)
         self._guard = Guard(journal, models, self.ledger, self._far, odd.bad_number)
@@ -198,7 +198,7 @@ class Loop(StepEnds, CourseHeard):
         if moved:
             self._journal.scalars["manual_updates"] += 1
         self._journal.scalars["backwards"] += 1
-        self.kept.frame = user_frame()
+        self.kept.backward_frame = user_frame()
         if self.observing:
             self._panel.each("backward", tensors)
         if isinstance(tensors, torch.Tensor) and tensors.numel() == 1:
@@ -207,7 +207,7 @@ class Loop(StepEnds, CourseHeard):
                 self._guard.bad_number("loss", series, self.clock.number, tensors)
             elif self._in_step is None or self.single_closures:  # a closure may try points that are far off
                 self._spikes.loss(series, self._losses.last)
-        self.kept.maker = None
+        self.kept.loss_frame = None
         self._phases.begin("backward")
 
     @contained
@@ -217,7 +217,7 @@ class Loop(StepEnds, CourseHeard):
         unguarded = self._closure if self._in_step else not (self.clock.known_optimizers or self.ledger.in_threads)
         if unguarded and not self._losses.is_scaled:
             self._guard.unguarded(self.clock.number, self._in_step.optimizer() if self._in_step else None)
-            self.kept.frame = None
+            self.kept.backward_frame = None
 
     @contained
     def zero_grad(self, target: Any) -> None:
@@ -313,7 +313,7 @@ class Loop(StepEnds, CourseHeard):
                 self._spikes.gradient(account.index, square)
         elif skipped_by_scaler(optimizer):
             self._odd.skip(parameters)
-        self.kept.frame = None
+        self.kept.backward_frame = None
 
     def _touch(self) -> None:
         if not self.clock.active:

@@ -14,7 +14,7 @@ from sonde.capture.panel import Panel
 from sonde.capture.phase_timer import Phases
 from sonde.capture.probes.base import EXPONENTS_EVERY, EXPONENTS_FIRST, is_now_and_then
 from sonde.capture.recorder import Journal
-from sonde.capture.replay_buffer import Kept
+from sonde.capture.replay_buffer import ReplayBuffer
 from sonde.capture.standins import Desk
 from sonde.capture.step_boundaries import StepBoundaries
 from sonde.capture.step_profiler.step_profiler import StepProfiler
@@ -31,7 +31,7 @@ class StepEnds:
     observing: bool
     clock: StepBoundaries
     faults: Faults
-    kept: Kept
+    kept: ReplayBuffer
     ledger: Ledger
     xray: StepProfiler
     _desk: Desk

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 import sonde
 from sonde.capture.call_site import user_frame
 from sonde.capture.recorder import Journal
-from sonde.capture.replay_buffer import Call, Kept
+from sonde.capture.replay_buffer import ForwardCall, ReplayBuffer
 from sonde.config import DebugConfig
 from sonde.errors import NonFiniteError, SondeError
 
@@ -35,7 +35,7 @@ class Alarm:
         self,
         journal: Journal,
         config: DebugConfig,
-        kept: Kept,
+        kept: ReplayBuffer,
         models: Callable[[], Mapping[str, nn.Module]],
         live: Callable[[], Iterable[tuple[nn.Module, Optimizer | None]]],
         run: Path,
@@ -54,17 +54,17 @@ class Alarm:
         if not follows and self._num_looks < MAX_LOOKS:
             self._num_looks += 1
             # The function that called backward may have returned before the optimizer was called.
-            self._origin, reason = self._look(self._kept, what, loss, self._kept.frame or user_frame())
+            self._origin, reason = self._look(self._kept, what, loss, self._kept.backward_frame or user_frame())
             if self._origin is None and not reason:
                 self._last_bad_step = -2
                 return  # the training deals with it: a GradScaler skips the step
         self._stop_if_asked(self._kept, what, self._origin, reason)
 
-    def ring_for_evaluation(self, call: Call, step: int, only_inf: bool) -> bool:
+    def ring_for_evaluation(self, call: ForwardCall, step: int, only_inf: bool) -> bool:
         """What a model put out in evaluation. Answers whether it is bad: an Inf may be meant."""
         if self._num_looks:
             return not only_inf  # the training went bad before, and this follows
-        kept, reason = Kept(), ""
+        kept, reason = ReplayBuffer(), ""
         kept.step, kept.where = step, call.model
         kept.calls.append(call)
         if self._origin_of_evaluation is None and self._num_evaluations < MAX_LOOKS:
@@ -75,13 +75,15 @@ class Alarm:
         self._stop_if_asked(kept, "evaluation", self._origin_of_evaluation, reason)
         return True
 
-    def _stop_if_asked(self, kept: Kept, what: str, origin: Any, reason: str) -> None:
+    def _stop_if_asked(self, kept: ReplayBuffer, what: str, origin: Any, reason: str) -> None:
         if self._config.anomaly_detection_mode == "raise":
             before = "" if what == "evaluation" else " Training was stopped before the update."
             found = origin.summary() if origin is not None else f"Where it was made could not be found: {reason or 'unknown'}."
             raise NonFiniteError(f"{_said(kept, what)}.{before}\n{found}", origin)
 
-    def _look(self, kept: Kept, what: str, loss: Tensor | None, frame: FrameType | None, *, silent: bool = False) -> tuple[Any, str]:
+    def _look(
+        self, kept: ReplayBuffer, what: str, loss: Tensor | None, frame: FrameType | None, *, silent: bool = False
+    ) -> tuple[Any, str]:
         """Looks back and writes down what was found. Answers that, or why nothing was; `silent`: which nobody needs to know."""
         began, reason, origin = perf_counter_ns(), "", None
         self._journal.flush()  # that it is bad is known, whatever becomes of the process while it looks
@@ -99,16 +101,16 @@ class Alarm:
             return None, reason
         if self._config.save_debug_info:
             about["capsule"] = self._capsule(kept, what, origin, frame)
-        kept.blamed = None
+        kept.blamed_batch = None
         self._journal.event("origin", kept.step, **origin.to_dict(), **about)
         _log.warning("sonde: %s. %s: %s", _said(kept, what), origin.place, origin.cause)
         return origin, ""
 
-    def _capsule(self, kept: Kept, what: str, origin: Any, frame: FrameType | None) -> str:
+    def _capsule(self, kept: ReplayBuffer, what: str, origin: Any, frame: FrameType | None) -> str:
         """Keeps the step for another machine; answers where, or why not."""
         optimizer = next((each for _, each in self._live() if each is not None), None)
         try:
-            path = sonde.keep_capsule(
+            path = sonde.save_step_capsule(
                 kept, self._run / "capsules", frame=frame, what=what, optimizer=optimizer, origin=origin, findings=self._findings(),
                 max_mb=self._config.max_capsule_mb,
             )  # fmt: skip
@@ -129,7 +131,7 @@ class Alarm:
             return []
 
 
-def _said(kept: Kept, what: str) -> str:
+def _said(kept: ReplayBuffer, what: str) -> str:
     """`the loss of step 41 is not finite`."""
     if what == "evaluation":
         return f"what {kept.where or 'the model'} put out in evaluation, at step {kept.step}, is not finite"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import sonde
 from sonde.capture import process_memory
 from sonde.capture.call_site import is_library
-from sonde.capture.replay_buffer import Kept
+from sonde.capture.replay_buffer import ReplayBuffer
 from sonde.statistics.tensor_utils import find_tensors, storage_bytes
 
 MAX_CAUSES = 5  # exceptions below an exception that are looked at
@@ -43,7 +43,11 @@ def is_out_of_memory(error: BaseException | None) -> BaseException | None:
 
 
 def autopsy(
-    error: BaseException, models: Mapping[str, nn.Module], optimizers: Iterable[torch.optim.Optimizer], kept: Kept, outside_bytes: int = 0
+    error: BaseException,
+    models: Mapping[str, nn.Module],
+    optimizers: Iterable[torch.optim.Optimizer],
+    kept: ReplayBuffer,
+    outside_bytes: int = 0,
 ) -> dict[str, Any]:
     """The data of an `out_of_memory` event. `outside_bytes`: of the heap, what belongs to the program and to no training."""
     message = str(error)
@@ -128,14 +132,14 @@ def _filled(models: Mapping[str, nn.Module], optimizers: Iterable[torch.optim.Op
     }  # fmt: skip
 
 
-def _batch_size(kept: Kept) -> int:
+def _batch_size(kept: ReplayBuffer) -> int:
     if not kept.calls:
         return 0
     last = kept.calls[-1]
     return next((int(tensor.shape[0]) for _, tensor in find_tensors((last.args, last.kwargs)) if tensor.dim()), 0)
 
 
-def _batch_that_fits(kept: Kept, room: float) -> int | None:
+def _batch_that_fits(kept: ReplayBuffer, room: float) -> int | None:
     """The largest batch whose step has room, by fake tensors: they take none. The loss is not known and left out."""
     if not kept.calls or (kept.calls[-1].args and kept.calls[-1].kwargs):
         return None

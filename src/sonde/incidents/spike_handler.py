@@ -18,7 +18,7 @@ import sonde
 from sonde.capture.call_site import user_frame
 from sonde.capture.model_registry import Models
 from sonde.capture.recorder import Journal
-from sonde.capture.replay_buffer import Kept
+from sonde.capture.replay_buffer import ReplayBuffer
 from sonde.events import STATISTICS
 from sonde.spike_detection import Leap
 from sonde.statistics.table import StatisticsTable
@@ -32,7 +32,7 @@ _NAN, _INF = STATISTICS.index("nan"), STATISTICS.index("inf")
 
 
 class Lookout:
-    def __init__(self, journal: Journal, kept: Kept, models: Models, bodies: Callable[[], Mapping[str, nn.Module]]) -> None:
+    def __init__(self, journal: Journal, kept: ReplayBuffer, models: Models, bodies: Callable[[], Mapping[str, nn.Module]]) -> None:
         self._journal, self._kept, self._models, self._bodies = journal, kept, models, bodies
         self._num_looks = 0
         self._last_step = -1  # whose spike was looked at: a leap of the gradient in the same step follows from that of the loss
@@ -44,10 +44,10 @@ class Lookout:
             return
         self._num_looks += 1
         self._last_step = step
-        frame = user_frame() if what == "loss" else self._kept.frame or user_frame()
+        frame = user_frame() if what == "loss" else self._kept.backward_frame or user_frame()
         began = perf_counter_ns()
         try:
-            found = sonde.look_at_spike(self._kept, frame=frame, what=what, leap=leap, models=self._bodies()).to_dict()
+            found = sonde.attribute_spike(self._kept, frame=frame, what=what, leap=leap, models=self._bodies()).to_dict()
         except Exception as error:  # the training must not suffer from what was meant to explain it
             found = {"samples": None, "how": "", "caveats": [f"looking back failed ({type(error).__name__}: {error})"[:1000]]}
         self._journal.event("spike", step, what=what, where=where, **leap._asdict(), **found, look_back_ms=_ms_since(began))
@@ -75,7 +75,7 @@ class Lookout:
     def _look(self, scale: float) -> dict[str, Any]:
         began = perf_counter_ns()
         try:
-            found = sonde.look_at_overflow(self._kept, frame=self._kept.frame or user_frame(), scale=scale, models=self._bodies())
+            found = sonde.explain_overflow(self._kept, frame=self._kept.backward_frame or user_frame(), scale=scale, models=self._bodies())
             told = {"by": found.by, "origin": found.origin.to_dict() if found.origin else None, "reason": found.reason}
         except Exception as error:
             told = {"by": "", "origin": None, "reason": f"looking back failed ({type(error).__name__}: {error})"[:1000]}

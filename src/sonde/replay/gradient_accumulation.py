@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sonde.capture.replay_buffer import Call
+from sonde.capture.replay_buffer import ForwardCall
 from sonde.replay.program_slice import CannotReplay
 from sonde.statistics.tensor_utils import find_tensors
 
@@ -24,7 +24,7 @@ Pick = Callable[[Any, bool], Any]  # (a value, may it be a flattened batch): som
 class Earlier:
     """A micro-batch that stands in for the last one."""
 
-    calls: Sequence[Call]  # its forwards
+    calls: Sequence[ForwardCall]  # its forwards
     back: int  # how many micro-batches before the last
     num: int  # of micro-batches that are known
     instead: dict[int, Tensor]  # its tensors, by the ids of those of the last whose place they take
@@ -38,7 +38,7 @@ class Earlier:
 
         return picked
 
-    def number(self, index: int, module: nn.Module) -> Call:
+    def number(self, index: int, module: nn.Module) -> ForwardCall:
         """The call that stands in for this one of the run."""
         if index >= len(self.calls) or self.calls[index].module is not module:
             raise CannotReplay("on that micro-batch the models would be called in another order")
@@ -60,7 +60,7 @@ class Earlier:
         return f"it comes from {which}; its labels are gone, and those of the last stood in"
 
 
-def earlier_batches(calls: Sequence[Call], num_calls: int) -> Iterator[Earlier]:
+def earlier_batches(calls: Sequence[ForwardCall], num_calls: int) -> Iterator[Earlier]:
     """The micro-batches before the last, the first one first; each loss takes so many calls."""
     if not num_calls:
         return
@@ -73,5 +73,5 @@ def earlier_batches(calls: Sequence[Call], num_calls: int) -> Iterator[Earlier]:
             yield Earlier(mine, back, num, {id(now): then for thens, nows in pairs for then, now in zip(thens, nows)})
 
 
-def _tensors(call: Call) -> list[Tensor]:
+def _tensors(call: ForwardCall) -> list[Tensor]:
     return [tensor for _, tensor in find_tensors((call.args, call.kwargs))]

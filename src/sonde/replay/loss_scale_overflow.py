@@ -9,7 +9,7 @@ from types import FrameType
 
 from torch import nn
 
-from sonde.capture.replay_buffer import Kept
+from sonde.capture.replay_buffer import ReplayBuffer
 from sonde.nonfinite.origin import Origin
 from sonde.nonfinite.tracer import Tracer, is_finite
 from sonde.replay.backward_call_site import parts_of
@@ -27,8 +27,8 @@ class Overflow:
     reason: str = ""  # why there is no origin
 
 
-def look_at_overflow(
-    kept: Kept, *, frame: FrameType | None, scale: float, models: Mapping[str, nn.Module] | None = None
+def explain_overflow(
+    kept: ReplayBuffer, *, frame: FrameType | None, scale: float, models: Mapping[str, nn.Module] | None = None
 ) -> Overflow:
     """Where the gradients of this step, which a GradScaler of this scale refused, went bad. Everything is left as it was."""
     models = models or {call.model: call.module for call in kept.calls}

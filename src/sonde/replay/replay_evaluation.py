@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.capture.replay_buffer import Call
+from sonde.capture.replay_buffer import ForwardCall
 from sonde.nonfinite.origin import Origin
 from sonde.nonfinite.tracer import Tracer, is_finite
 from sonde.replay.distributed import silence
@@ -25,7 +25,7 @@ from sonde.statistics.tensor_utils import find_tensors
 NEVER_MEANT = frozenset({"overflow", "fp16-overflow", "exp-overflow", "unstable-softmax", "division-by-zero"})
 
 
-def origin_of_evaluation(call: Call, models: Mapping[str, nn.Module]) -> Origin | None:
+def origin_of_evaluation(call: ForwardCall, models: Mapping[str, nn.Module]) -> Origin | None:
     """Where the bad output of this call was made. None: it is an Inf that is meant. Runs inside `restore.as_before`."""
     try:
         with Tracer(models) as tracer:
@@ -45,7 +45,7 @@ def origin_of_evaluation(call: Call, models: Mapping[str, nn.Module]) -> Origin 
     return replace(found, how="replayed")
 
 
-def outputs_of(call: Call, pick: Callable[[Any, bool], Any] = lambda value, flat: value) -> list[Tensor]:
+def outputs_of(call: ForwardCall, pick: Callable[[Any, bool], Any] = lambda value, flat: value) -> list[Tensor]:
     """What the model puts out on these inputs, or on what `pick` makes of them."""
     torch.set_rng_state(call.rng)
     with silence():

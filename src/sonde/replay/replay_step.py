@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.capture.replay_buffer import Kept
+from sonde.capture.replay_buffer import ReplayBuffer
 from sonde.nonfinite.autograd_graph import origin_in_graph
 from sonde.nonfinite.compile_disabled import compile_disabled
 from sonde.nonfinite.origin import Origin
@@ -43,7 +43,7 @@ BLAMELESS = ("parameter", "buffer")  # phases in which no sample can be at fault
 AFTERWARDS = "the gradients were good when backward had made them: it was made where your code changes them before the update"
 
 def find_nonfinite_origin(
-    kept: Kept, *, frame: FrameType | None, loss: Tensor | None, what: str, models: Mapping[str, nn.Module] | None = None
+    kept: ReplayBuffer, *, frame: FrameType | None, loss: Tensor | None, what: str, models: Mapping[str, nn.Module] | None = None
 ) -> Origin | None:
     """Where the bad number of this step was made. `what` is bad: "loss", "gradient", or "evaluation", what the last call put out.
 
@@ -59,18 +59,18 @@ def find_nonfinite_origin(
     return replace(found, caveats=(*found.caveats, distributed.CAVEAT.format(num=num))) if found is not None and num > 1 else found
 
 
-def keep_capsule(
-    kept: Kept, directory: Path, *, frame: FrameType | None, what: str, optimizer: Any, origin: Origin,
+def save_step_capsule(
+    kept: ReplayBuffer, directory: Path, *, frame: FrameType | None, what: str, optimizer: Any, origin: Origin,
     findings: Sequence[Mapping[str, Any]], max_mb: float,
 ) -> Path:  # fmt: skip
     """Keeps the step under way as a capsule: the model's last inputs, and what else the loss was made from."""
     if not kept.calls:
         raise CannotReplay("no forward of the model was seen in this step")
-    blamed: Earlier | None = kept.blamed
+    blamed: Earlier | None = kept.blamed_batch
     call = blamed.calls[-1] if blamed else kept.calls[-1]
     inputs: dict[str, Any] = {}
     with contextlib.suppress(CannotReplay):
-        for part in parts_of(frame, what, reader(kept), kept.maker):
+        for part in parts_of(frame, what, reader(kept), kept.loss_frame):
             found = {name: part.names[name] for name in part.slice.given if name in part.names}
             inputs |= {name: value for name, value in found.items() if not isinstance(value, nn.Module) and find_tensors(value)}
     inputs = blamed.then(None)(inputs, False) if blamed else inputs
@@ -81,7 +81,9 @@ def keep_capsule(
 
 
 class _Look:
-    def __init__(self, kept: Kept, frame: FrameType | None, loss: Tensor | None, what: str, models: Mapping[str, nn.Module]) -> None:
+    def __init__(
+        self, kept: ReplayBuffer, frame: FrameType | None, loss: Tensor | None, what: str, models: Mapping[str, nn.Module]
+    ) -> None:
         self.kept, self.frame, self.loss, self.what, self.models = kept, frame, loss, what, models
         self.reason = ""  # why the step, or a part of it, was not run again
         self.was_good = False  # it was run again, and no gradient was bad
@@ -91,7 +93,7 @@ class _Look:
             return self._of_an_evaluation()
         parts: Sequence[Part] = ()
         try:
-            parts = parts_of(self.frame, self.what, reader(self.kept), self.kept.maker)
+            parts = parts_of(self.frame, self.what, reader(self.kept), self.kept.loss_frame)
         except CannotReplay as error:
             self.reason = str(error)
         rerun = Rerun(self.kept, parts)
@@ -161,7 +163,7 @@ class _Look:
             except Exception:  # it cannot stand in for the last: another size, another branch
                 continue
             if found is not None:
-                self.kept.blamed = earlier
+                self.kept.blamed_batch = earlier
                 return replace(found, how="replayed", caveats=(*found.caveats, earlier.caveat)), rerun
         return None, last
 

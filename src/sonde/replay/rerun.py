@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.capture.dynamo import inside
-from sonde.capture.replay_buffer import Call, Kept
+from sonde.capture.replay_buffer import ForwardCall, ReplayBuffer
 from sonde.nonfinite.tracer import is_finite
 from sonde.replay.backward_call_site import Part
 from sonde.replay.distributed import num_processes, silence
@@ -29,7 +29,7 @@ MAX_ATTRIBUTES = 32
 
 @dataclass(slots=True)
 class Rerun:
-    kept: Kept
+    kept: ReplayBuffer
     parts: Sequence[Part]  # of the user's code; empty: only the model can be run
     earlier: Earlier | None = None  # a micro-batch before the last, which takes its place
     num_calls: int = 0  # forwards that the last run made
@@ -79,7 +79,7 @@ class Rerun:
         raise CannotReplay(f"the inputs of {type(module).__name__} were not kept")
 
     @property
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[ForwardCall]:
         """The forwards that the last run made again, as they were in the step; all that are kept where nothing ran."""
         kept = list(self.kept.calls)
         return list(self.earlier.calls) if self.earlier is not None else kept[-self.num_calls :] if self.num_calls else kept
@@ -163,7 +163,7 @@ def _leaves(loss: Tensor) -> list[Tensor]:
     return list(found.values())
 
 
-def _same_call(calls: list[Call], module: nn.Module, args: Any, kwargs: Any) -> Call | None:
+def _same_call(calls: list[ForwardCall], module: nn.Module, args: Any, kwargs: Any) -> ForwardCall | None:
     given = [id(tensor) for _, tensor in find_tensors((args, kwargs))]
     same = (call for call in reversed(calls) if call.module is module)
     return next((call for call in same if given and given == [id(tensor) for _, tensor in find_tensors((call.args, call.kwargs))]), None)
@@ -183,7 +183,7 @@ def _without_loss_scale() -> Iterator[None]:
 # -- what the slicer asks about values ----------------------------------------------------------------------------------------------------
 
 
-def reader(kept: Kept) -> Reader:
+def reader(kept: ReplayBuffer) -> Reader:
     called = {id(call.module) for call in kept.calls}
     return Reader(
         must_be_made=_must_be_made,

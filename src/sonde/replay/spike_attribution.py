@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.capture.replay_buffer import Kept
+from sonde.capture.replay_buffer import ReplayBuffer
 from sonde.nonfinite.build_origin import seen
 from sonde.nonfinite.compile_disabled import compile_disabled
 from sonde.nonfinite.origin import Seen
@@ -73,8 +73,8 @@ class Blame:
         return asdict(self)
 
 
-def look_at_spike(
-    kept: Kept, *, frame: FrameType | None, what: str, leap: Leap, models: Mapping[str, nn.Module] | None = None
+def attribute_spike(
+    kept: ReplayBuffer, *, frame: FrameType | None, what: str, leap: Leap, models: Mapping[str, nn.Module] | None = None
 ) -> Blame:
     """Who carries the leap of this step's loss or gradient norm. Everything is left as it was."""
     models = models or {call.model: call.module for call in kept.calls}
@@ -89,7 +89,7 @@ def look_at_spike(
 
 
 class _Look:
-    def __init__(self, kept: Kept, what: str, leap: Leap, models: Mapping[str, nn.Module]) -> None:
+    def __init__(self, kept: ReplayBuffer, what: str, leap: Leap, models: Mapping[str, nn.Module]) -> None:
         self.kept, self.what, self.leap, self.models = kept, what, leap, models
         self.value, self.usual = leap.value, leap.usual
         self.caveats: list[str] = []
@@ -101,7 +101,7 @@ class _Look:
 
     def blame(self, frame: FrameType | None) -> Blame:
         try:
-            rerun = Rerun(self.kept, parts_of(frame, self.what, reader(self.kept), self.kept.maker))
+            rerun = Rerun(self.kept, parts_of(frame, self.what, reader(self.kept), self.kept.loss_frame))
             rerun.refuse_loans()
             return self._of_the_step(rerun)
         except Exception as error:  # the user's code, on a second run: whatever it raises is a reason not to trust it
