@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from sonde.nonfinite.origin import Origin as Origin
     from sonde.profiler.operations import profile_operations as profile_operations
     from sonde.profiler.profiler import Profiler as Profiler
-    from sonde.replay.loss_scale_overflow import explain_overflow as explain_overflow
-    from sonde.replay.replay_step import find_nonfinite_origin as find_nonfinite_origin
-    from sonde.replay.replay_step import save_step_capsule as save_step_capsule
-    from sonde.replay.spike_attribution import attribute_spike as attribute_spike
     from sonde.report import Report as Report
     from sonde.report import judge as judge
     from sonde.runlog.reader import Run as Run
@@ -77,10 +73,6 @@ _HOMES = {
     "Severity": "sonde.events",
     "SondeError": "sonde.errors",
     "NonFiniteError": "sonde.errors",
-    "find_nonfinite_origin": "sonde.replay.replay_step",
-    "save_step_capsule": "sonde.replay.replay_step",
-    "attribute_spike": "sonde.replay.spike_attribution",
-    "explain_overflow": "sonde.replay.loss_scale_overflow",
     "find_origin": "sonde.nonfinite.find_origin",
     "LeakDetector": "sonde.leaks.leak_detector",
     "Origin": "sonde.nonfinite.origin",

@@ -39,16 +39,16 @@ def run_script(
     session = DebugSession(config, to=to, name=name or _name(target, module), strict=strict)
     with script_environment(target, args, module=module):
         session.start(script=target)
-        played = play(target, module=module)
-    error = played.exception
+        result = run_to_end(target, module=module)
+    error = result.exception
     try:
         text = f"{type(error).__name__}: {error}"[:2000] if error is not None else ""
-        session.tell_of(error)
-        session.close(played.how, exit_code=played.exit_code, exception=text)
+        session.record_exception(error)
+        session.close(result.how, exit_code=result.exit_code, exception=text)
     except Exception:
         if strict:
             raise
-    return Launched(session.run, played.exit_code, error, session._lost())
+    return Launched(session.run, result.exit_code, error, session.describe_lost_records())
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def script_environment(target: str, args: Sequence[str], *, module: bool) -> Ite
         sys.argv, sys.path[:] = argv, path
 
 
-def play(target: str, *, module: bool) -> ScriptResult:
+def run_to_end(target: str, *, module: bool) -> ScriptResult:
     """The script from its beginning to its end, whatever that is."""
     try:
         if module:

@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -26,189 +26,211 @@ except ImportError as error:
         "Reading runs (sonde diagnose, sonde report) works without it."
     ) from error
 
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 import sonde
 from sonde.capture import patches
-from sonde.capture.beat import Latch
-from sonde.capture.early_stopping import EarlyStopping
-from sonde.capture.error_isolation import Faults
+from sonde.capture.error_isolation import ErrorIsolation
 from sonde.capture.gradient_state import optimizer_parameters
-from sonde.capture.live.session_controls import Controls
+from sonde.capture.live.switches import Switches, SwitchProbe
+from sonde.capture.live.triggers import TriggerProbe, Triggers
 from sonde.capture.model_discovery import ModelDiscovery
-from sonde.capture.model_registry import Models
-from sonde.capture.recorder import Journal
-from sonde.capture.step_tracker import Loop
-from sonde.incidents.nonfinite_handler import Alarm
-from sonde.incidents.out_of_memory_handler import autopsy, is_out_of_memory
-from sonde.incidents.spike_handler import Lookout
+from sonde.capture.model_registry import ModelRegistry
+from sonde.capture.probes.base import Probe, ProbeContext
+from sonde.capture.recorder import StepRecorder
+from sonde.capture.step_tracker import IncidentHandler, StepTracker
+from sonde.capture.torch_internals import is_compiled
+from sonde.early_stopping import EarlyStopping
+from sonde.events import STEP_SCALARS, Ended, ProbeDisabled, Started, TextLogged, TypedEvent
 from sonde.runlog.directory import new_run_directory, open_run_directory, write_run_json
+from sonde.runlog.switch_file import known
 from sonde.runlog.writer import Writer
-from sonde.session_plots import draw
-from sonde.session_tools import Bench
-from sonde.spike_detection import Leap
+from sonde.session_tools import SessionTools
 from sonde.statistics import native
 from sonde.statistics.tensor_utils import read_scalar
 
 if TYPE_CHECKING:
+    from sonde.memory_profiler.memory_profiler import MemoryProfiler
+    from sonde.profiler.operation_report import OperationsReport
+    from sonde.profiler.profiler import Profiler
     from sonde.report import Report
+    from sonde.tools.debug_visualizer import DebugVisualizer
+    from sonde.tools.gradient_debugger import GradientDebugger
+    from sonde.tools.hooks import Hooks
+    from sonde.tools.model_diagnostics import ModelDiagnostics
+    from sonde.tools.stability_checker import StabilityChecker
+    from sonde.tools.tensor_inspector import TensorInspector
+    from sonde.tools.weight_analyzer import WeightAnalyzer
 
 STALLED_S = 1.0  # a write that takes longer when a program ends is not waited for
+MAX_TEXT = 10_000  # characters of a text that the user logs
 
 _log = logging.getLogger("sonde")
 
 
-class DebugSession(Bench, Controls):
+class DebugSession:
     """Watches models while it is started; writes a run; `report()` judges it. Use as a context manager, or `start()` and `stop()`."""
 
     def __init__(
         self, config: DebugConfig | None = None, *, to: str | Path | None = None, name: str | None = None, strict: bool = False
     ) -> None:
-        Bench.__init__(self)
         self.config = config if config is not None else load_config()
-        Controls.__init__(self, self.config)
         self.strict = strict
         self.run: Path | None = None
         self._to, self._name = to, name
-        self._given: list[tuple[nn.Module, str]] = []
-        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
-        self._discovers = True  # watches whatever trains, unless models are given
-        self._concern: dict[int, tuple[weakref.ref[torch.optim.Optimizer], bool]] = {}
-        self._started = False
-        self._loop: Loop | None = None
+        self._models_to_watch: list[tuple[nn.Module, str]] = []
+        self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._discovers_models = True  # watches whatever trains, unless models are attached
+        self._concerned: dict[int, tuple[weakref.ref[Optimizer], bool]] = {}
+        self.is_started = False
+        self._tracker: StepTracker | None = None
+        self._tools = SessionTools(self)
+        self._switches = Switches(self.config)
+        self._triggers = Triggers(self._switches, self)
 
     # -- life --------------------------------------------------------------------------------------
 
     def attach(self, model: nn.Module, optimizer: Any = None, *, name: str = "model") -> Self:
-        """Watch this model, and this optimizer or all that hold its parameters."""
+        """Watch this model, and this optimizer (or a list of them), or all that hold its parameters."""
         if not isinstance(model, nn.Module):
             raise SondeError(
                 f"watch needs a torch.nn.Module, not {type(model).__name__}. Pass the model itself, not its output or its parameters."
             )
-        given = optimizer if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
-        for each in given:
-            if not isinstance(each, torch.optim.Optimizer):
+        optimizers = optimizer if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
+        for each in optimizers:
+            if not isinstance(each, Optimizer):
                 raise SondeError(f"optimizer must be a torch.optim.Optimizer or a list of them, not {type(each).__name__}.")
-        self._discovers = False
-        self._given.append((model, name))
-        self._optimizers.extend(weakref.ref(each) for each in given)
-        if self._loop is not None:
-            self._watch_given()
+        self._discovers_models = False
+        self._models_to_watch.append((model, name))
+        self._optimizers.extend(weakref.ref(each) for each in optimizers)
+        if self._tracker is not None:
+            self._watch_attached(self._tracker)
         return self
 
-    def start(self, **about: Any) -> Self:
-        """Begin to watch. Everything that can fail, fails here, clearly; afterwards nothing reaches the training."""
-        if self._started:
+    def start(self, **details: Any) -> Self:
+        """Begin to watch. Everything that can fail, fails here, clearly; afterwards nothing reaches the training. `details` are written
+        into the run."""
+        if self.is_started:
             raise SondeError("this session was started already; a new run needs a new session.")
-        self._started = True
+        self.is_started = True
         if getattr(multiprocessing.current_process(), "_inheriting", False):
             # A spawned worker imports the script again: that is not a second training.
             _log.info("sonde: this process only re-imports the script; nothing is watched here.")
             return self
         rank, world_size = _rank()
-        if self._to is not None:
-            self.run = open_run_directory(Path(self._to))
-        elif world_size > 1:
-            self.run = open_run_directory(Path(self.config.output_dir) / f"{self._name or _script_name()}_{_job()}")
-        else:
-            self.run = new_run_directory(Path(self.config.output_dir), self._name or _script_name())
-        description = {
+        self.run = self._open_run(world_size)
+        manifest: dict[str, Any] = {
             "name": self._name or self.run.name, "argv": list(sys.argv), "sonde": sonde.__version__,
             "python": sys.version.split()[0], "torch": torch.__version__, "every": self.config.every,
-            "mode": self.config.mode.value, "level": self.config.level.value,
-            "overhead_budget": self.config.overhead_budget, "native_kernel": native.ENABLED, "threads": torch.get_num_threads(), **about,
+            "mode": self.config.mode.value, "level": self.config.level.value, "overhead_budget": self.config.overhead_budget,
+            "native_kernel": native.ENABLED, "threads": torch.get_num_threads(),
         }  # fmt: skip
-        write_run_json(self.run, description)
-        writer = Writer(self.run, rank=rank, world_size=world_size, manifest=description, lock=Latch())
-        self._journal = Journal(writer)
-        self._journal.event("start", 0, **description)
-        self._faults = Faults(self._retired, strict=self.strict)
-        self._models = Models(self._journal)
-        loop = Loop(self._journal, self.config, self._faults, self._models, self._concerns)
-        self._models.connect(loop.forward_begins, loop.forward_ended)
-        self._look_back_from(loop)
-        self._loop = loop
-        self._switches.connect(loop, self._journal, self._faults, self.run)
-        self._triggers.connect(loop, self._journal, self._faults)
-        self._discovery = ModelDiscovery(self._models, loop, lambda probe, error: self._faults.caught(probe, "", error))
-        self._watch_given()
+        write_run_json(self.run, manifest | details)
+        self._recorder = StepRecorder(Writer(self.run, rank=rank, world_size=world_size, manifest=manifest | details))
+        has_native_kernel = manifest.pop("native_kernel")
+        self._recorder.emit(Started(**manifest, has_native_kernel=has_native_kernel, extra=details), 0)
+        self._isolation = ErrorIsolation(self._record_disabled, strict=self.strict)
+        self._registry = ModelRegistry(self._recorder)
+        tracker = self._tracker = StepTracker(
+            self._recorder, self.config, self._isolation, self._registry, concerns=self._concerns, make_handlers=self._make_handlers,
+            more_probes=self._make_probes,
+        )  # fmt: skip
+        self._registry.connect(tracker)
+        self._switches.attach(tracker.context, tracker.boundaries, self.run)
+        self._discovery = ModelDiscovery(self._registry, tracker)
+        self._watch_attached(tracker)
         if self.config.measured.anything:
-            patches.listen(loop)
-            if self._discovers:
+            patches.subscribe(tracker)
+            if self._discovers_models:
                 self._discovery.start()
         else:
-            loop.deaf = True  # nothing is put into torch, and nothing heard
-        self._journal.flush()
-        atexit.register(self._left_open)
+            tracker.is_paused = True  # torch is not patched
+        self._recorder.flush()
+        atexit.register(self._close_at_exit)
         return self
 
+    def _open_run(self, world_size: int) -> Path:
+        if self._to is not None:
+            return open_run_directory(Path(self._to))
+        if world_size > 1:
+            return open_run_directory(Path(self.config.output_dir) / f"{self._name or _script_name()}_{_job()}")
+        return new_run_directory(Path(self.config.output_dir), self._name or _script_name())
+
     def stop(self) -> Report:
-        """End watching and say what was found."""
+        """End watching and judge the run."""
         self.close()
         return self.report()
 
     def close(self, how: str = "finished", *, exit_code: int | None = 0, exception: str = "") -> None:
         """End watching: every hook and patch is removed and the run is closed. Closing twice is fine."""
-        loop, self._loop = self._loop, None
-        if loop is None:
+        tracker, self._tracker = self._tracker, None
+        if tracker is None:
             return
-        atexit.unregister(self._left_open)
+        atexit.unregister(self._close_at_exit)
         try:
-            # Each of these is tried, whatever becomes of those before it: a hook that stays is worse than a run without its last word.
-            with contextlib.ExitStack() as last:
+            # Each of these is tried, whatever becomes of those before it: a hook that stays is worse than a run without its last event.
+            with contextlib.ExitStack() as stack:
                 if self.config.enable_visualization and self.run is not None:
-                    last.callback(draw, self.visualizer, self.run, self._bodies())
-                last.callback(self._journal.close)
-                last.callback(self._journal.flush)
-                last.callback(self._journal.event, "end", loop.clock.number, how=how, exit_code=exit_code, exception=exception)
-                last.callback(self._models.close)
-                last.callback(self.clear_bench)
-                last.callback(self._discovery.stop)
-                last.callback(patches.unlisten, loop)
-                last.callback(loop.pause)
-                last.callback(self._switches.close)
-                if not self._journal.wait(STALLED_S):
+                    stack.callback(self._tools.draw_plots, self.run, self._models_by_name())
+                stack.callback(self._recorder.close)
+                stack.callback(self._recorder.flush)
+                ended = Ended(how=how, exit_code=exit_code, exception=exception)
+                stack.callback(self._recorder.emit, ended, tracker.boundaries.number)
+                stack.callback(self._registry.close)
+                stack.callback(self._tools.close)
+                stack.callback(self._discovery.stop)
+                stack.callback(patches.unsubscribe, tracker)
+                stack.callback(tracker.pause)
+                stack.callback(tracker.close_handlers)
+                stack.callback(self._switches.close)
+                if not self._recorder.wait(STALLED_S):
                     _log.warning("sonde: the disk does not answer; the end of the run in %s is not written.", self.run)
-                loop.finish()
+                tracker.finish()
         except Exception as error:
             if self.strict:
                 raise
             _log.warning("sonde: the run could not be closed properly (%s: %s).", type(error).__name__, error)
 
-    def tell_of(self, error: BaseException | None) -> None:
-        """The training ends with this error: where memory ran out, what had filled it goes into the run."""
-        loop, error = self._loop, is_out_of_memory(error)
-        if loop is None or error is None:
+    def record_exception(self, error: BaseException | None) -> None:
+        """The training ends with this error: where memory ran out, what had filled it is recorded in the run."""
+        tracker = self._tracker
+        if tracker is None or error is None:
             return
         try:
-            found = autopsy(error, self._bodies(), [each for _, each in loop.ledger.optimizers()], loop.kept, loop._panel.outside_bytes)
-            self._journal.event("out_of_memory", loop.clock.number, **found)
+            from sonde.incidents.out_of_memory_handler import explain_out_of_memory, find_out_of_memory
+
+            cause = find_out_of_memory(error)
+            if cause is not None:
+                optimizers = [each for _, each in tracker.gradients.optimizers()]
+                event = explain_out_of_memory(cause, self._models_by_name(), optimizers, tracker.buffer, tracker.outside_bytes)
+                self._recorder.emit(event, tracker.boundaries.number)
         except Exception as failure:
             if self.strict:
                 raise
             _log.warning("sonde: why memory ran out could not be found (%s: %s).", type(failure).__name__, failure)
 
-    def _lost(self) -> str:
-        """What could not be written and is not mentioned in the run either, as a sentence; "" where all is well."""
+    def describe_lost_records(self) -> str:
+        """What could not be written and is not mentioned in the run either, as a sentence; "" where nothing is lost."""
         if self.run is None:
             return ""
         if not self.run.is_dir():
             return f"the run in {self.run} was removed while the script ran"
-        gap = self._journal.writer.unsaid
+        gap = self._recorder.writer.unsaid
         since = f", from step {gap.first_step} on," if gap and gap.first_step >= 0 else ""
         return f"{gap.num_dropped:,} records of this run{since} could not be written ({gap.reason})" if gap else ""
 
-    def _left_open(self) -> None:
-        """The program ends and nobody has closed us: what was recorded since the last step is written, and that it ended."""
+    def _close_at_exit(self) -> None:
+        """The program ends and nobody has closed the session: what was recorded since the last step is written, and that it ended."""
         error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)  # set where an exception ends the program
         if error is None:
-            self.close("exit", exit_code=None)  # with which code cannot be known here
+            self.close("exit", exit_code=None)  # the exit code is not known here
         else:
-            self.tell_of(error)
+            self.record_exception(error)
             self.close("exception", exit_code=1, exception=f"{type(error).__name__}: {error}"[:2000])
 
     def __enter__(self) -> Self:
-        return self if self._started else self.start()
+        return self if self.is_started else self.start()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is None:
@@ -216,133 +238,279 @@ class DebugSession(Bench, Controls):
         elif isinstance(error, KeyboardInterrupt):
             self.close("interrupted", exit_code=130, exception="KeyboardInterrupt")
         else:
-            self.tell_of(error)
+            self.record_exception(error)
             self.close("exception", exit_code=1, exception=f"{type(error).__name__}: {error}"[:2000])
-
-    # -- use ---------------------------------------------------------------------------------------
-
-    def log(self, **values: Any) -> None:
-        """Keep numbers (or texts) of this step. Tensors are welcome: on the CPU they are read as they are, without a torch operation."""
-        loop = self._loop
-        if loop is None or loop.deaf:
-            return
-        step = loop.clock.number if loop.clock.active or loop.clock.number == 0 else loop.clock.number - 1
-        numbers: dict[str, float] = {}
-        for name, value in values.items():
-            try:
-                if isinstance(value, str):
-                    self._journal.event("log", step, name=name, text=value[:10_000])
-                    continue
-                number = read_scalar(value)
-                if number is None:
-                    loop.log_later(name, value, step)
-                else:
-                    numbers[name] = number
-            except Exception as error:
-                self._faults.caught("log", name, error)
-        try:
-            if numbers:
-                self._journal.log(step, numbers)
-                self._tell_hooks(numbers)
-                self._switches.tellers.logged(numbers)
-        except Exception as error:
-            self._faults.caught("log", "", error)
-
-    def early_stopping(self, monitor: str = "val_loss", *, patience: int = 5, min_delta: float = 0.0, mode: str = "auto") -> EarlyStopping:
-        """When to stop: `if stopping.step(val_loss): break`. Each value and the decision, with its reason, are written into the run."""
-        stopping = EarlyStopping(monitor, patience=patience, min_delta=min_delta, mode=mode, session=self)
-        if self._loop is not None:
-            self._switches.tellers.stopping = stopping
-        return stopping
-
-    def training_step(self, function: Any = None, /) -> Any:
-        """One step of the loop, as a context or as a decorator: a step that fails is told of, and numbers that it returns are kept."""
-        from sonde.step_decorator import TrainingStep  # stands on this module
-
-        return TrainingStep(self) if function is None else TrainingStep(self)(function)
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """Nothing is watched inside: for a profiler or a FLOP counter that must not see Sonde's operations."""
-        loop = self._loop
-        if loop is None or loop.deaf:  # a pause inside a pause ends with the outer one
+        tracker = self._tracker
+        if tracker is None or tracker.is_paused:  # a pause inside of a pause ends with the outer one
             yield
             return
-        loop.pause()
-        patches.unlisten(loop)
+        tracker.pause()
+        patches.unsubscribe(tracker)
         try:
             yield
         finally:
-            if self._loop is loop:  # not closed meanwhile
-                patches.listen(loop)
-                loop.resume()
+            if self._tracker is tracker:  # not closed meanwhile
+                patches.subscribe(tracker)
+                tracker.resume()
+
+    # -- recording ---------------------------------------------------------------------------------
+
+    def log(self, **values: Any) -> None:
+        """Record numbers (or texts) of this step. Tensors on the CPU are read as they are, without a torch operation."""
+        tracker = self._tracker
+        if tracker is None or tracker.is_paused:
+            return
+        boundaries = tracker.boundaries
+        step = boundaries.number if boundaries.is_active or boundaries.number == 0 else boundaries.number - 1
+        numbers: dict[str, float] = {}
+        for name, value in values.items():
+            try:
+                if isinstance(value, str):
+                    self._recorder.emit(TextLogged(name=name, text=value[:MAX_TEXT]), step)
+                    continue
+                number = read_scalar(value)
+                if number is None:
+                    tracker.log_deferred(name, value, step)
+                else:
+                    numbers[name] = number
+            except Exception as error:
+                self._isolation.report("log", name, error)
+        try:
+            if numbers:
+                self._recorder.log(step, numbers)
+                self._tools.on_log(numbers)
+                self._switches.output.on_log(numbers)
+        except Exception as error:
+            self._isolation.report("log", "", error)
+
+    def log_metrics(self, values: Mapping[str, Any]) -> None:
+        """Record numbers and texts that a framework logs; anything else is passed over. A name that every step has goes into `logged/`."""
+        self.log(**{
+            f"logged/{name}" if name in STEP_SCALARS else name: value
+            for name, value in values.items()
+            if isinstance(value, (int, float, str)) or (isinstance(value, Tensor) and value.numel() == 1)
+        })  # fmt: skip
+
+    def emit(self, event: TypedEvent) -> None:
+        """Write an event into the run, at the step that is under way."""
+        tracker = self._tracker
+        if tracker is not None:
+            self._recorder.emit(event, tracker.boundaries.number)
+
+    @property
+    def last_step(self) -> int | None:
+        """The number of the last step; None where nothing is watched."""
+        tracker = self._tracker
+        return None if tracker is None else max(tracker.boundaries.number - (not tracker.boundaries.is_active), 0)
 
     def report(self) -> Report:
         """What is wrong with this training so far, and why."""
         if self.run is None:
             raise SondeError("nothing was watched in this process, so there is nothing to report.")
-        return sonde.judge(self.run)  # by the public door: reading is another room, loaded only when asked for
+        return sonde.judge(self.run)
 
-    # -- inside ------------------------------------------------------------------------------------
+    # -- while it runs -----------------------------------------------------------------------------
 
-    def _look_back_from(self, loop: Loop) -> None:
-        """Who is told of bad numbers, leaps and skipped updates."""
-        loop.kept.on_spike = self._triggers.spiked
-        if not self.config.measured.looks_back:
+    def enable_debugging(self, switches: str | Iterable[str] | None = None) -> None:
+        """Turn switches on, all of them where none is named; from the next step on where one is under way. Their names are in
+        `sonde.runlog.switch_file.SWITCHES`."""
+        self._switches.request(switches, True, "session")
+
+    def disable_debugging(self, switches: str | Iterable[str] | None = None) -> None:
+        """Turn switches off again, all of them where none is named."""
+        self._switches.request(switches, False, "session")
+
+    def get_debugging_status(self) -> dict[str, dict[str, Any]]:
+        """For each switch: is it on, since which step, by whom, what has it cost (Sonde's own time), how many lines did it write."""
+        return self._switches.status()
+
+    def metric(self, name: str, function: Callable[..., Any], *, every: int = 1) -> None:
+        """Record a number of your own with the steps: what `function()` or `function(session)` returns after every n-th of them. What it
+        does with the model does not count as training; an error in it does not reach the training."""
+        self._triggers.add_metric(name, function, every)
+
+    def when(self, condition: str, then: str | Iterable[str], *, for_steps: int = 20) -> None:
+        """Turn switches on when a condition holds at the end of a step, and off again when it has not held for so many steps.
+
+        "loss_spike", "gradient_spike", "nonfinite", "slow_step", or one of your own: "loss > 3 and step > 100".
+        """
+        switches = known(then)
+        if not switches:
+            raise SondeError(f"nothing would happen when {condition}: name the switches to turn on, as in then=['gradient_norms'].")
+        self._triggers.add_trigger(condition, switches, for_steps)
+
+    def early_stopping(self, monitor: str = "val_loss", *, patience: int = 5, min_delta: float = 0.0, mode: str = "auto") -> EarlyStopping:
+        """When to stop: `if stopping.step(val_loss): break`. Each value and the decision, with its reason, are recorded in the run."""
+        stopping = EarlyStopping(monitor, patience=patience, min_delta=min_delta, mode=mode, session=self)
+        if self._tracker is not None:
+            self._switches.output.early_stopping = stopping
+        return stopping
+
+    def training_step(self, function: Any = None, /) -> Any:
+        """One step of the loop, as a context or as a decorator: a step that fails is recorded, and so are numbers that it returns."""
+        from sonde.step_decorator import TrainingStep  # imports this module
+
+        return TrainingStep(self) if function is None else TrainingStep(self)(function)
+
+    # -- for frameworks that run the training --------------------------------------------------------
+
+    def set_hints(
+        self,
+        *,
+        has_single_closures: bool | None = None,
+        library_calls_backward: bool | None = None,
+        loss_divisor: Callable[[], float] | None = None,
+    ) -> None:
+        """What a framework knows of the training and a session cannot see: optimizers run their closure exactly once; the framework calls
+        backward on a loss that a function of the user's has returned; each loss is divided before backward."""
+        if self._tracker is None:
             return
-        assert self.run is not None
-        alarm = Alarm(self._journal, self.config, loop.kept, self._bodies, self._live, self.run)
-        loop.kept.on_bad, loop.kept.on_bad_evaluation = alarm.ring, alarm.ring_for_evaluation
-        lookout = Lookout(self._journal, loop.kept, self._models, self._bodies)
+        hints = self._tracker.state.hints
+        if has_single_closures is not None:
+            hints.has_single_closures = has_single_closures
+        if library_calls_backward is not None:
+            hints.library_calls_backward = library_calls_backward
+        if loss_divisor is not None:
+            hints.loss_divisor = loss_divisor
 
-        def spiked(what: str, where: str, leap: Leap, step: int) -> None:
-            self._triggers.spiked(what, where, leap, step)
-            lookout.spiked(what, where, leap, step)
+    def find_entry_points(self, model: nn.Module) -> None:
+        """Not the model itself is called, but a method of it, which calls its parts: they are searched in the first steps."""
+        if self._tracker is not None and not any(is_compiled(part) for part in model.modules()):
+            self._discovery.find_entry_points()
 
-        loop.kept.on_spike, loop.kept.on_skip = spiked, lookout.skipped
+    def report_error(self, probe: str, where: str, error: Exception) -> None:
+        """An error in code that serves this session: it is counted, and what keeps failing is disabled."""
+        self._isolation.report(probe, where, error)
 
-    def _live(self) -> Iterator[tuple[nn.Module, torch.optim.Optimizer | None]]:
-        loop = self._loop
-        if loop is None:
+    def is_watching(self, probe: str = "", where: str = "") -> bool:
+        """Whether the session is open, and this part of it not disabled."""
+        return self._tracker is not None and not self._isolation.is_disabled(probe, where)
+
+    # -- tools -------------------------------------------------------------------------------------
+
+    @property
+    def tensor_inspector(self) -> TensorInspector:
+        """Statistics, comparison and leaks of the tensors that you give it."""
+        return self._tools.tensor_inspector
+
+    @property
+    def stability_checker(self) -> StabilityChecker:
+        """How far numbers are from the limits of their type."""
+        return self._tools.stability_checker
+
+    @property
+    def profiler(self) -> Profiler:
+        """Times of your own code by name, and of a model layer by layer."""
+        return self._tools.profiler
+
+    @property
+    def weight_analyzer(self) -> WeightAnalyzer:
+        """Dead neurons, initialization and spectrum of weights."""
+        return self._tools.weight_analyzer
+
+    @property
+    def gradient_debugger(self) -> GradientDebugger:
+        """Health and trends of the gradients, of every step from the first access on."""
+        return self._tools.gradient_debugger
+
+    @property
+    def memory_profiler(self) -> MemoryProfiler:
+        """Memory by category: snapshots at once, everything from its `start()` on."""
+        return self._tools.memory_profiler
+
+    @property
+    def model_diagnostics(self) -> ModelDiagnostics:
+        """The first model, how its training goes, and a health score; read from the run on access."""
+        return self._tools.model_diagnostics
+
+    @property
+    def hooks(self) -> Hooks:
+        """Hooks of your own on the layers of the first model."""
+        return self._tools.hooks
+
+    @property
+    def visualizer(self) -> DebugVisualizer:
+        """Plots, written beside the run."""
+        return self._tools.visualizer
+
+    def profile_model_performance(
+        self,
+        loader: Iterable[Any],
+        num_batches: int = 10,
+        *,
+        loss_fn: Callable[..., Tensor] | None = None,
+        optimizer: Optimizer | None = None,
+        output: str | Path | None = None,
+    ) -> OperationsReport:
+        """The first model under torch.profiler, on batches of a loader: operations by time with your lines, memory, FLOPs, and a trace in
+        `output` (beside the run, where none is named). The model is left as it was unless an optimizer is given: then it trains."""
+        return self._tools.profile_model_performance(loader, num_batches, loss_fn=loss_fn, optimizer=optimizer, output=output)
+
+    def trained_models(self) -> Iterator[tuple[nn.Module, Optimizer | None]]:
+        """The models under watch, each with the optimizer that trains it, where there is exactly one."""
+        tracker = self._tracker
+        if tracker is None:
             return
-        for watched in self._models:
+        for watched in self._registry:
             model = watched.model
             if model is not None:
                 own = {id(p) for p in model.parameters()}
-                optimizers = [each for _, each in loop.ledger.optimizers() if any(id(p) in own for p in optimizer_parameters(each))]
+                optimizers = [each for _, each in tracker.gradients.optimizers() if any(id(p) in own for p in optimizer_parameters(each))]
                 yield model, optimizers[0] if len(optimizers) == 1 else None
 
-    def _directory(self) -> Path | None:
-        return self.run
+    # -- inside ------------------------------------------------------------------------------------
 
-    def _bodies(self) -> dict[str, nn.Module]:
-        return {watched.name: body for watched in self._models if (body := watched.body) is not None}
+    def _make_probes(self, context: ProbeContext) -> list[Probe]:
+        return [TriggerProbe(context, self._triggers), SwitchProbe(context, self._switches)]
 
-    def _watch_given(self) -> None:
-        loop = self._loop
-        if loop is None or not self.config.measured.anything:
+    def _make_handlers(self) -> list[IncidentHandler]:
+        """The incident handlers, loaded at the first incident: a healthy training pays for none of them."""
+        from sonde.incidents import HandlerContext
+        from sonde.incidents.memory_growth_handler import MemoryGrowthHandler
+        from sonde.incidents.nonfinite_handler import NonFiniteHandler
+        from sonde.incidents.skipped_update_handler import SkippedUpdateHandler
+        from sonde.incidents.spike_handler import SpikeHandler
+
+        tracker = self._tracker
+        if tracker is None or self.run is None:
+            return []
+        context = HandlerContext(self.config, tracker, self.run, self._models_by_name, self.trained_models)
+        handlers: list[IncidentHandler] = [MemoryGrowthHandler(context)]
+        if self.config.measured.looks_back:
+            handlers += [NonFiniteHandler(context), SpikeHandler(context), SkippedUpdateHandler(context)]
+        return handlers
+
+    def _models_by_name(self) -> dict[str, nn.Module]:
+        return {watched.name: body for watched in self._registry if (body := watched.body) is not None}
+
+    def _watch_attached(self, tracker: StepTracker) -> None:
+        if not self.config.measured.anything:
             return
-        for model, name in self._given:
-            self._models.watch(model, name, loop.clock.number)
+        for model, name in self._models_to_watch:
+            self._registry.watch(model, name, tracker.boundaries.number)
         for ref in self._optimizers:
             optimizer = ref()
             if optimizer is not None:
-                loop.known(optimizer)
+                tracker.add_optimizer(optimizer)
 
-    def _concerns(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Is this optimizer part of the watched training?"""
-        if self._discovers or any(ref() is optimizer for ref in self._optimizers):
+    def _concerns(self, optimizer: Optimizer) -> bool:
+        """Whether this optimizer is part of the watched training."""
+        if self._discovers_models or any(ref() is optimizer for ref in self._optimizers):
             return True
-        known = self._concern.get(id(optimizer))
+        known = self._concerned.get(id(optimizer))
         if known is None or known[0]() is not optimizer:
-            watched = {id(p) for model in self._models for _, p in model.parameters()}
+            watched = {id(p) for model in self._registry for _, p in model.parameters()}
             known = (weakref.ref(optimizer), any(id(p) in watched for p in optimizer_parameters(optimizer)))
-            self._concern[id(optimizer)] = known
+            self._concerned[id(optimizer)] = known
         return known[1]
 
-    def _retired(self, probe: str, where: str, error: str) -> None:
-        step = self._loop.clock.number if self._loop is not None else 0
-        self._journal.event("retired", step, probe=probe, where=where, error=error)
+    def _record_disabled(self, probe: str, where: str, error: str) -> None:
+        step = self._tracker.boundaries.number if self._tracker is not None else 0
+        self._recorder.emit(ProbeDisabled(probe=probe, where=where, error=error), step)
 
 
 def watch(
@@ -355,7 +523,10 @@ def watch(
     config: DebugConfig | None = None,
     strict: bool = False,
 ) -> DebugSession:
-    """Watch a training from here on. `with sonde.watch(model, optimizer) as session:` around the loop is all that is needed."""
+    """Watch a training from here on. `with sonde.watch(model, optimizer) as session:` around the loop is all that is needed.
+
+    `to` names the run's directory, `every` observes every n-th step whatever it costs, `strict` raises errors of Sonde's own.
+    """
     session = DebugSession(load_config(config, every=every), to=to, name=name, strict=strict)
     return session.attach(model, optimizer).start()
 
@@ -370,7 +541,7 @@ def _script_name() -> str:
 
 
 def _job() -> str:
-    """What the ranks of one job have in common and no other job has: they share a run directory without having spoken to each other."""
+    """What the ranks of one job have in common and no other job has: they share a run directory without any communication."""
     parts = [os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "MASTER_ADDR", "MASTER_PORT")]
     if os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE"):
         parts.append(str(os.getppid()))  # on one host, the launcher; run ids are often left at "none"

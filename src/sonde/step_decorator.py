@@ -1,7 +1,7 @@
 """One function, or one block, that is a training step: `@sonde.step`, `session.training_step`.
 
-A session hears the loop without either. What they add: the run says which step failed and why, also where the error is caught and the
-training goes on, and the numbers that a step returns are kept. `@sonde.step` also is the whole of the setting up.
+A session follows the loop without either. They add: the run records which step failed and why, also where the error is caught and the
+training goes on, and the numbers that a step returns. `@sonde.step` needs no other set-up.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, overload
 
-from sonde import framework_hints
 from sonde.config import DebugConfig, load_config
+from sonde.events import StepFailed
 from sonde.session import DebugSession
 
 P = ParamSpec("P")
@@ -21,32 +21,32 @@ R = TypeVar("R")
 
 
 class TrainingStep:
-    """A context, as often as wanted; or a decorator."""
+    """A training step as a context manager, which may be entered many times, or as a decorator."""
 
     def __init__(self, session: DebugSession) -> None:
         self._session = session
 
     def __enter__(self) -> DebugSession:
-        if not self._session._started:
+        if not self._session.is_started:
             self._session.start()
         return self._session
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if isinstance(error, Exception):
-            framework_hints.tell(self._session, "step_failed", error=f"{type(error).__name__}: {error}"[:2000])
-            self._session.tell_of(error)
+            self._session.emit(StepFailed(error=f"{type(error).__name__}: {error}"[:2000]))
+            self._session.record_exception(error)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
-        def stepping(*args: P.args, **kwargs: P.kwargs) -> R:
+        def training_step(*args: P.args, **kwargs: P.kwargs) -> R:
             with self as session:
                 result = function(*args, **kwargs)
             if isinstance(result, Mapping) and all(isinstance(name, str) for name in result):
-                framework_hints.keep(session, result)
+                session.log_metrics(result)
             return result
 
-        stepping.session = self._session  # type: ignore[attr-defined]
-        return stepping
+        training_step.session = self._session  # type: ignore[attr-defined]
+        return training_step
 
 
 @overload

@@ -1,7 +1,8 @@
-"""Which line of the user's own code made a call: the first frame that is in no library."""
+"""Which line of the user's code made a call, and the local variables there."""
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import sys
 import sysconfig
@@ -11,21 +12,28 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from sonde.capture.recorder import Journal
+import torch
 
+from sonde.capture.recorder import StepRecorder
+from sonde.events import CallSiteFound
+
+WRAPPER_FILE = "<sonde: importlib _bootstrap>"  # file name of our patched functions, see patches.py
+
+_SONDE = str(Path(__file__).resolve().parents[1])
+_TORCH = str(torch.__path__[0])
 _LIBRARIES = tuple(
-    {str(Path(__file__).resolve().parents[1])}
-    | {str(Path(path)) for key in ("stdlib", "platstdlib", "purelib", "platlib") if (path := sysconfig.get_paths().get(key))}
+    {_SONDE} | {str(Path(path)) for key in ("stdlib", "platstdlib", "purelib", "platlib") if (path := sysconfig.get_paths().get(key))}
 )
 
 
 @cache
 def is_library(filename: str) -> bool:
-    return filename.startswith(_LIBRARIES) or filename.startswith("<frozen") or "site-packages" in filename
+    """Whether a file belongs to Sonde, to Python or to an installed package."""
+    return filename.startswith(_LIBRARIES) or filename.startswith("<frozen") or filename == WRAPPER_FILE or "site-packages" in filename
 
 
 def user_frame(depth: int = 1) -> FrameType | None:
-    """The nearest calling frame in the user's own code, or None (a library trains)."""
+    """The nearest calling frame in the user's code; None where a library trains."""
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None and is_library(frame.f_code.co_filename):
         frame = frame.f_back
@@ -33,65 +41,109 @@ def user_frame(depth: int = 1) -> FrameType | None:
 
 
 def called_by_library(frame: FrameType | None) -> FrameType | None:
-    """The function of the user's that a library called, from which the code in this frame was called."""
+    """The outermost function of the user's, called by a library, from which the code in this frame was called."""
     while frame is not None and frame.f_back is not None and not is_library(frame.f_back.f_code.co_filename):
         frame = frame.f_back
     return frame
 
 
-def describe_line(frame: FrameType) -> tuple[str, str]:
-    """`("train.py:41", "optimizer.step()")`"""
+def direct_user_frame(frame: FrameType | None, max_between: int = sys.maxsize) -> FrameType | None:
+    """The user's frame that made a call, past at most so many frames of libraries; None where torch or Sonde made the call for purposes of
+    its own."""
+    while frame is not None and frame.f_code.co_filename == _PATCHES:  # another patch of the same method
+        frame = frame.f_back
+    if frame is not None and frame.f_code.co_filename.startswith(_SONDE):
+        return None
+    while frame is not None and is_library(frame.f_code.co_filename):
+        if frame.f_code.co_filename.startswith(_TORCH) or max_between == 0:
+            return None  # an optimizer reads its counter: the user cannot change that
+        frame, max_between = frame.f_back, max_between - 1
+    return frame
+
+
+_PATCHES = str(Path(__file__).with_name("patches.py"))
+
+
+def describe_line(frame: FrameType | None) -> tuple[str, str]:
+    """`("train.py:41", "optimizer.step()")`; two empty texts where there is no frame."""
+    if frame is None:
+        return "", ""
     path = frame.f_code.co_filename
     return f"{Path(path).name}:{frame.f_lineno}", linecache.getline(path, frame.f_lineno).strip()
 
 
-MAX_LOSSES = 9  # series in one step: what comes after shares the last
-MAX_LINES = 1000  # code that is made anew on every call has ever new lines
-CHECKED_EVERY = 128  # steps
-LINES_LEARNT = 8  # calls of each kind whose line of source is looked up; a loop does not move
+# -- local variables -------------------------------------------------------------------------------
+# Before Python 3.13, whoever reads or traces the variables of a frame leaves a copy of them with the frame: what they refer to then lives
+# until the function returns, and the function is somebody's training loop.
+
+_NUM_OWN_REFERENCES = 3  # to the copy: of the frame, of our variable, of the call that counts them
 
 
-class Lines:
-    """Notes, once, from which lines of the user's code each kind of call comes."""
+def read_locals(frame: FrameType) -> dict[str, Any]:
+    """The local variables of a running function, without keeping anything alive."""
+    found = dict(frame.f_locals)
+    release_locals(frame)
+    return found
 
-    __slots__ = ("__dict__", "__weakref__", "_num_alike", "_num_lookups", "_series")  # see beat.py
 
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
-        self._seen: set[tuple[str, str, int]] = set()
+def release_locals(frame: FrameType) -> None:
+    """Empty the copy that the frame holds, unless the user holds it too (`locals()` returns it). Not to be called while a trace function
+    runs: its return would take the empty copy for the variables."""
+    if sys.version_info >= (3, 13) or not frame.f_code.co_flags & inspect.CO_OPTIMIZED or sys.gettrace() is not None:
+        return
+    copy = frame.f_locals
+    if sys.getrefcount(copy) <= _NUM_OWN_REFERENCES:
+        copy.clear()
+
+
+# -- the lines of the loop -------------------------------------------------------------------------
+
+MAX_LOSSES = 9  # loss series in one step: further lines that call backward share the last
+MAX_LINES = 1000  # code that is generated anew for every call has ever new lines
+CHECK_INTERVAL = 128  # steps
+NUM_LOOKUPS = 8  # calls of each kind whose line is looked up; a loop does not move
+
+
+class CallSites:
+    """Records, once each, the lines of the user's code from which the loop calls torch."""
+
+    def __init__(self, recorder: StepRecorder) -> None:
+        self._recorder = recorder
+        self._recorded: set[tuple[str, str, int]] = set()
         self._num_lookups: dict[str, int] = {}
-        self._series: dict[tuple[str, int], str] = {}  # of the step under way
-        self._step = -1
-        self._num_alike = 0
+        self._series: dict[tuple[str, int], str] = {}  # loss series of the step by the line that calls backward
+        self._series_step = -1
+        self._num_single = 0  # steps in a row with one such line
 
-    def learn(self, call: str, step: int, **more: Any) -> None:
+    def learn(self, call: str, step: int, **details: Any) -> None:
+        """A call of this kind happens now."""
         num = self._num_lookups.get(call, 0)
-        if num < LINES_LEARNT:
+        if num < NUM_LOOKUPS:
             self._num_lookups[call] = num + 1
-            self._note(call, step, user_frame(3), more)
+            self._record(call, step, user_frame(2), details)
 
-    def loss(self, step: int) -> str:
-        """The name of the loss whose backward is called now. In a step, each line that calls backward has a series of its own."""
-        if step != self._step:
-            # One line that calls backward, and always the same: after a while it is believed to go on like that, and only checked at times.
-            self._num_alike = self._num_alike + 1 if len(self._series) == 1 else 0
-            if self._num_alike > LINES_LEARNT and step % CHECKED_EVERY:
+    def loss_series(self, step: int) -> str:
+        """The name of the loss whose backward is called now: each line that calls backward in a step has a series of its own."""
+        if step != self._series_step:
+            # One line that calls backward, and always the same: after some steps only checked at times.
+            self._num_single = self._num_single + 1 if len(self._series) == 1 else 0
+            if self._num_single > NUM_LOOKUPS and step % CHECK_INTERVAL:
                 return "loss"
-            self._step = step
+            self._series_step = step
             self._series.clear()
-        frame = user_frame(3)
-        key = (frame.f_code.co_filename, frame.f_lineno) if frame else ("", 0)  # hashing a code object takes longer than all the rest
+        frame = user_frame(2)
+        key = (frame.f_code.co_filename, frame.f_lineno) if frame else ("", 0)
         name = self._series.get(key)
         if name is None:
             num = min(len(self._series) + 1, MAX_LOSSES)
             name = self._series[key] = "loss" if num == 1 else f"loss:{num}"
-            self._note("backward", step, frame, {"series": name})
+            self._record("backward", step, frame, {"series": name})
         return name
 
-    def _note(self, call: str, step: int, frame: FrameType | None, more: Mapping[str, Any]) -> None:
+    def _record(self, call: str, step: int, frame: FrameType | None, details: Mapping[str, Any]) -> None:
         key = (call, frame.f_code.co_filename, frame.f_lineno) if frame else (call, "", 0)
-        if key not in self._seen and len(self._seen) < MAX_LINES:
-            self._seen.add(key)
+        if key not in self._recorded and len(self._recorded) < MAX_LINES:
+            self._recorded.add(key)
             if frame is not None:
                 line, text = describe_line(frame)
-                self._journal.event("source", step, call=call, line=line, text=text, **more)
+                self._recorder.emit(CallSiteFound(call=call, line=line, text=text, **details), step)

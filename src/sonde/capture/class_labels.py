@@ -20,7 +20,7 @@ from sonde.statistics.deferred_reads import on_device
 
 MAX_NODES = 32  # from the loss on: it is near, behind a scale, a mean, a sum with other losses
 MAX_LABELS = 1 << 13  # of one batch are counted, evenly spaced
-MAX_TOLD = 64  # different labels in one event, the most frequent
+MAX_REPORTED = 64  # different labels in one event, the most frequent
 FEWEST = 2  # labels: one alone is always alike
 MAX_BACK = 12  # nodes from a loss to what made its scores
 MAX_TURNS = 4  # nodes from there to the parameter
@@ -41,7 +41,7 @@ class Labels(NamedTuple):
     place: tuple[int, int]  # in memory: where they begin, and how many
 
 
-def labels_of(loss: Any, outputs: Sequence[tuple[int, ...]], fetched: Iterable[Tensor]) -> list[Labels | None]:
+def find_labels(loss: Any, outputs: Sequence[tuple[int, ...]], fetched: Iterable[Tensor]) -> list[Labels | None]:
     """The labels of the losses that this one is made of, as far as a model's own output (one of these shapes) was compared with them; None
     for those that are out of reach. Those on a device are looked up in the batch that the loader handed out."""
     if not isinstance(loss, Tensor) or loss.grad_fn is None:
@@ -145,7 +145,7 @@ def is_plain(tensor: Tensor) -> bool:
         return False
 
 
-def counted(given: Sequence[Labels | None]) -> dict[str, Any] | None:
+def count_labels(given: Sequence[Labels | None]) -> dict[str, Any] | None:
     """What an event says of the labels of one step; None where there are none, or not all of them are known."""
     known = [labels for labels in given if labels is not None]
     if not known or len(known) < len(given):
@@ -161,6 +161,6 @@ def counted(given: Sequence[Labels | None]) -> dict[str, Any] | None:
         "num_classes": max(labels.num_classes for labels in known),
         "num_distinct": len(found),
         "is_learnt": all(labels.is_learnt for labels in known),
-        "counts": sorted([value, times] for value, times in found.most_common(MAX_TOLD)),
+        "counts": sorted([value, times] for value, times in found.most_common(MAX_REPORTED)),
         "in_order": len(known) == 1 and bool((steps >= 0).all() or (steps <= 0).all()),
     }

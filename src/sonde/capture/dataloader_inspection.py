@@ -35,12 +35,12 @@ _NUMPY = frozenset({"np", "numpy"})
 _TORCH_DRAWS = frozenset({"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "bernoulli", "normal", "multinomial"})
 
 
-def about(loader: Any) -> dict[str, Any]:
-    """The data of its `source` event. What a loader does not have, or fails to say, is left out: a stranger's class may do anything."""
+def describe_loader(loader: Any) -> dict[str, Any]:
+    """Fields of a `CallSiteFound` event. What a loader lacks, or fails to answer, is left out: a class of the user's may do anything."""
     facts: dict[str, Any] = {}
-    for tell in (_how_it_loads, _order, _randomness):
+    for describe in (_how_it_loads, _order, _randomness):
         with contextlib.suppress(Exception):
-            facts |= tell(loader)
+            facts |= describe(loader)
     return facts
 
 
@@ -71,7 +71,7 @@ def _randomness(loader: Any) -> dict[str, Any]:
         "copied_generators": [place for part in parts for place in part.generators if not told_apart(place)],
         "copied_globals": sorted({name for part in parts for name in part.globals if not told_apart(name)}),
         "seeded_alike": sorted(_seeded_alike(init) & _draws(names)),
-        "knows_worker": bool(names & _DIVIDES) or told_apart("dataset"),
+        "is_worker_aware": bool(names & _DIVIDES) or told_apart("dataset"),
     }
 
 

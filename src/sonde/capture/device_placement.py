@@ -1,38 +1,39 @@
-"""Tensors that a model holds and that are not where it is: `model.to(device)` moves parameters and buffers, not plain attributes.
+"""Tensors that a model holds on another device than its own: `model.to(device)` moves parameters and buffers, not plain attributes.
 
-(With a real device this is untested here: our tests put the model on the meta device.)
+Tested with the model on the meta device, not with a real accelerator.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
 
-MAX_TOLD = 20  # tensors of one model
+MAX_REPORTED = 20  # tensors of one model
 
 
-def left_behind(model: nn.Module) -> list[dict[str, str | int]]:
-    """What is on the CPU while most of the model is not, by its place. A single number is not told of: it is handed over with each call."""
+def find_left_behind(model: nn.Module) -> list[dict[str, Any]]:
+    """Tensors on the CPU while most of the model is elsewhere, by their place. A single number is left out: kernels take it by value."""
     devices = Counter(parameter.device.type for parameter in model.parameters())
     if not devices or set(devices) == {"cpu"}:
         return []
     home = devices.most_common(1)[0][0]
     if home == "cpu":
         return []  # a part of it is elsewhere, on purpose
-    found: list[dict[str, str | int]] = []
+    found: list[dict[str, Any]] = []
     for kind, path, tensor in _tensors(model):
         if tensor.device.type == "cpu" and tensor.dim():
             found.append({"kind": kind, "path": path, "num_elements": tensor.numel(), "device": "cpu", "model_on": home})
-            if len(found) == MAX_TOLD:
+            if len(found) == MAX_REPORTED:
                 break
     return found
 
 
-def holder(models: Iterable[nn.Module], storages: set[int]) -> dict[int, str]:
-    """Which of these storages, by their addresses, a model holds, and at which place."""
+def find_holders(models: Iterable[nn.Module], storages: set[int]) -> dict[int, str]:
+    """Of these storages, by address, those that a model holds, with the path of the tensor."""
     if not storages:
         return {}
     held: dict[int, str] = {}

@@ -1,6 +1,6 @@
-"""How many passes over the data the user's code means to make: the `for epoch in range(50):` around the loop over a loader.
+"""How many passes over the data the user's code plans: the `for epoch in range(50):` around the loop over a loader.
 
-It is read from the source and from the variables that it names. Where any of that is not plain, nothing is said.
+It is read from the source code and from the variables that it names. Where any of that is not simple, there is no answer.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from sonde.capture.call_site import is_library
-from sonde.capture.frame_locals import variables
+from sonde.capture.call_site import WRAPPER_FILE, is_library, read_locals
 
 MAX_FRAMES = 6  # functions between the loop over the loader and the loop of epochs
 MAX_SOURCE = 400_000  # characters: a longer file is not parsed while somebody trains
@@ -27,6 +26,15 @@ _OWN = (str(Path(__file__).resolve().parents[1]), str(Path(torch.__file__).paren
 _OPERATORS: dict[type[ast.operator], Any] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
 }  # fmt: skip
+
+
+class EpochLoop(NamedTuple):
+    """The loop of epochs around a loader."""
+
+    num_rounds: int
+    round_index: int  # from 0 on
+    line: str  # train.py:20
+    break_lines: list[str]  # where the loop may be left early
 
 
 def lines_of_callers() -> list[tuple[str, int]]:
@@ -40,9 +48,9 @@ def lines_of_callers() -> list[tuple[str, int]]:
     return found
 
 
-def enclosing_epoch_loop(since: Sequence[tuple[str, int]] = ()) -> dict[str, Any]:
-    """Where a loader is begun now: `planned` rounds of the loop around it, `at` which of them (from 0), its line, and where it may be left.
-    Empty where that is not plain, and where the loop is also around the lines `since` which we listen: we may stop before it does."""
+def enclosing_epoch_loop(attached_at: Sequence[tuple[str, int]] = ()) -> EpochLoop | None:
+    """The loop around the loader that is started now. None where it is not simple, and where the loop is also around the lines at which the
+    session was attached: the session may end before the loop does."""
     frame = _caller()
     inner = frame.f_lineno if frame is not None else 0
     for _ in range(MAX_FRAMES):
@@ -51,16 +59,18 @@ def enclosing_epoch_loop(since: Sequence[tuple[str, int]] = ()) -> dict[str, Any
         loop = _loop_around(frame.f_code.co_filename, frame.f_lineno, inner)
         if loop is not None:
             path, first, last = frame.f_code.co_filename, loop.lineno, loop.end_lineno or 0
-            begun_inside = any(name == path and first <= line <= last for name, line in since)
-            return _described(loop, frame) if isinstance(loop, ast.For) and not begun_inside else {}
+            is_attached_inside = any(name == path and first <= line <= last for name, line in attached_at)
+            return _describe(loop, frame) if isinstance(loop, ast.For) and not is_attached_inside else None
         frame, inner = frame.f_back, 0
-    return {}
+    return None
 
 
 def _caller() -> FrameType | None:
-    """The user's frame, where it is the user's code that begins the loader, not a framework."""
+    """The user's frame, where the user's code starts the loader and not a framework."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and (frame.f_code.co_filename.startswith(_OWN) or "/tqdm/" in frame.f_code.co_filename):
+    while frame is not None and (
+        (name := frame.f_code.co_filename).startswith(_OWN) or name == WRAPPER_FILE or "/tqdm/" in name
+    ):
         frame = frame.f_back
     return frame
 
@@ -98,25 +108,25 @@ def _tree(filename: str) -> ast.Module | None:
         return None
 
 
-def _described(loop: ast.For, frame: FrameType) -> dict[str, Any]:
+def _describe(loop: ast.For, frame: FrameType) -> EpochLoop | None:
     call = loop.iter
     while isinstance(call, ast.Call) and isinstance(call.func, (ast.Name, ast.Attribute)) and _name(call.func) == "tqdm" and call.args:
         call = call.args[0]
     if not isinstance(call, ast.Call) or call.keywords or _name(call.func) not in ("range", "trange"):
-        return {}
+        return None
     if not isinstance(loop.target, ast.Name):
-        return {}
-    names = variables(frame)
+        return None
+    names = read_locals(frame)
     bounds = [_value(each, names, frame.f_globals) for each in call.args]
     at = names.get(loop.target.id)
     if not bounds or any(type(each) is not int for each in bounds) or type(at) is not int:
-        return {}
+        return None
     rounds = range(*bounds)
     if at not in rounds:
-        return {}
+        return None
     name = Path(frame.f_code.co_filename).name
     breaks = [f"{name}:{line}" for line in _breaks(loop)]
-    return {"planned": len(rounds), "at": rounds.index(at), "loop": f"{name}:{loop.lineno}", "breaks": breaks[:4]}
+    return EpochLoop(len(rounds), rounds.index(at), f"{name}:{loop.lineno}", breaks[:4])
 
 
 def _name(node: ast.expr) -> str:

@@ -1,4 +1,4 @@
-"""Containment: an error of ours never reaches the training and never goes unsaid."""
+"""Errors of Sonde never reach the training: they are counted, and a probe that keeps failing is disabled and reported."""
 
 from __future__ import annotations
 
@@ -6,33 +6,39 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 
-NUM_CHANCES = 3  # a probe that raised so often at one place is taken out there
+MAX_FAILURES = 3  # of a probe at one place: then it is disabled there
 
 _log = logging.getLogger("sonde")
 
 
-class Faults:
-    """Counts what went wrong inside Sonde, retires what keeps failing, and says so once."""
+class ErrorIsolation:
+    """Counts the errors of probes, disables those that keep failing, and reports each once.
 
-    def __init__(self, tell: Callable[[str, str, str], None], *, strict: bool) -> None:
-        self._tell = tell  # (probe, where, error): records a retirement in the run
-        self._strict = strict
-        self._counts: Counter[tuple[str, str]] = Counter()
-        self.retired: set[tuple[str, str]] = set()
+    `on_disabled(probe, where, error)` records it in the run. With `strict`, every error is raised again.
+    """
 
-    def caught(self, probe: str, where: str, error: Exception) -> None:
+    def __init__(self, on_disabled: Callable[[str, str, str], None], *, strict: bool) -> None:
+        self._on_disabled, self._strict = on_disabled, strict
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.disabled: set[tuple[str, str]] = set()
+
+    def is_disabled(self, probe: str, where: str = "") -> bool:
+        return (probe, where) in self.disabled
+
+    def report(self, probe: str, where: str, error: Exception) -> None:
+        """A probe failed, at this layer or call."""
         if self._strict:
             raise error
         key = (probe, where)
-        self._counts[key] += 1
-        if self._counts[key] < NUM_CHANCES or key in self.retired:
+        self.counts[key] += 1
+        if self.counts[key] < MAX_FAILURES or key in self.disabled:
             return
-        self.retired.add(key)
+        self.disabled.add(key)
         try:
             text = f"{type(error).__name__}: {error}"[:500]
             place = f" at {where}" if where else ""
-            _log.warning("sonde: the probe %r failed%s and was taken out (%s). Training goes on.", probe, place, text)
-            self._tell(probe, where, text)
+            _log.warning("sonde: the probe %r failed%s and was disabled (%s). Training goes on.", probe, place, text)
+            self._on_disabled(probe, where, text)
         except Exception:
-            # Even telling failed (no memory, say). The training matters more than the message.
-            _log.debug("sonde: could not record a retired probe", exc_info=True)
+            # Even reporting failed (no memory, for instance). The training matters more than the message.
+            _log.debug("sonde: could not record a disabled probe", exc_info=True)

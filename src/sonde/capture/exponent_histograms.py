@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from sonde.capture.recorder import Journal
-from sonde.events import EXPONENT_FIELDS, Kind
+from sonde.capture.recorder import StepRecorder
+from sonde.events import EXPONENT_FIELDS, Kind, NotMeasured
 from sonde.statistics import exponent_histogram
 from sonde.statistics.deferred_reads import on_device
 
@@ -14,32 +14,32 @@ PAIR_BYTES = 16  # an exponent and a count
 MOST_ELEMENTS = 1 << 14  # of one tensor: a histogram needs no more, and counting millions would cost more than all other statistics
 
 
-class Exponents:
-    """The histograms that a probe takes in one step."""
+class ExponentHistograms:
+    """Collects the histograms of one step for a probe."""
 
     def __init__(self) -> None:
-        self._taken: dict[str, dict[int, bytes]] = {}  # by kind and site: pairs
+        self._pairs: dict[str, dict[int, bytes]] = {}  # by kind and site: pairs
         self._num_missed = 0
-        self._is_told = False
+        self._is_reported = False
 
-    def take(self, kind: str, site_id: int, tensor: torch.Tensor) -> None:
+    def add(self, kind: str, site_id: int, tensor: torch.Tensor) -> None:
         if on_device(tensor):  # it would have to be waited for
             return
         pairs = exponent_histogram.exponent_pairs(tensor, MOST_ELEMENTS)
         self._num_missed += pairs is None
         if pairs:
-            self._taken.setdefault(kind, {})[site_id] = pairs
+            self._pairs.setdefault(kind, {})[site_id] = pairs
 
-    def write(self, journal: Journal, step: int) -> None:
-        if self._num_missed and not self._is_told:
-            self._is_told = True
+    def write(self, recorder: StepRecorder, step: int) -> None:
+        if self._num_missed and not self._is_reported:
+            self._is_reported = True
             reason = f"no histogram could be taken of {self._num_missed} tensors"
-            journal.event("unobserved", step, probe="exponents", where="", reason=reason)
-        for kind, taken in self._taken.items():
-            sites = np.repeat(list(taken), [len(pairs) // PAIR_BYTES for pairs in taken.values()])
-            plan = journal.plan(kind + Kind.EXPONENTS, EXPONENT_FIELDS, sites)
-            journal.frame(plan, step, np.frombuffer(b"".join(taken.values())).reshape(-1, 2))
+            recorder.emit(NotMeasured(probe="exponents", where="", reason=reason), step)
+        for kind, by_site in self._pairs.items():
+            sites = np.repeat(list(by_site), [len(pairs) // PAIR_BYTES for pairs in by_site.values()])
+            plan = recorder.plan(kind + Kind.EXPONENTS, EXPONENT_FIELDS, sites)
+            recorder.frame(plan, step, np.frombuffer(b"".join(by_site.values())).reshape(-1, 2))
 
     def clear(self) -> None:
-        self._taken.clear()
+        self._pairs.clear()
         self._num_missed = 0

@@ -1,13 +1,19 @@
-"""The governor: observes as often as the overhead budget allows.
+"""Which steps are observed: as many as the overhead budget allows.
 
-It is a purse. Every step pays in the budgeted share of the training's own time, less what the ever-present work of that step cost;
-observing a step takes out what observing costs. A new run starts with a small purse, so that the first steps, where most faults already
-show, are seen one by one.
+Every step adds the budgeted share of the training's own time to a balance, less the cost of the work that is done at every step; an
+observed step subtracts what observing costs. A new run starts with a small balance, so that the first steps, in which most faults already
+show, are observed one by one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
+from time import perf_counter_ns
+
+import torch
+from torch import nn
 
 FIRST_STEPS = 3  # always observed, at the start and after a change: what goes wrong there must not be missed for being slow
 START_NS = 10_000_000  # 10 ms: half a dozen observed steps of a small model, nothing beside starting Python
@@ -26,28 +32,28 @@ class OverheadBudget:
     sampling_rate: float = 1.0  # share of the others that is observed
     _sampled: float = 0.0  # grows by that share; a whole one is a step
     _set_up: bool = False  # the first observed step is over
-    _owed: int = FIRST_STEPS  # steps to be observed whatever the purse holds
-    _purse_ns: float = START_NS
+    _num_owed: int = FIRST_STEPS  # steps to be observed whatever the balance is
+    _balance_ns: float = START_NS
     _observed_ns: float = 0.0  # what observing a step costs on top, running average
     _plain_ns: float = 0.0  # what every step costs, running average
     _rest_ns: dict[bool, float] = field(default_factory=dict)  # the training's own time, running averages: on observed steps, on others
 
-    def step_ended(self, *, step_ns: float, own_ns: float, observed: bool) -> None:
+    def on_step_end(self, *, step_ns: float, own_ns: float, observed: bool) -> None:
         if observed and not self._set_up:
             self._set_up = True  # planning names and rows happens once: that price says nothing about the steps to come
         elif observed:
             extra = self._extra_ns(own_ns)
             self._observed_ns = extra if not self._observed_ns else MEMORY * self._observed_ns + (1 - MEMORY) * extra
-            self._purse_ns = max(self._purse_ns - extra, -DEEPEST_DEBT * self._observed_ns)
+            self._balance_ns = max(self._balance_ns - extra, -DEEPEST_DEBT * self._observed_ns)
         else:
             self._plain_ns = own_ns if not self._plain_ns else MEMORY * self._plain_ns + (1 - MEMORY) * own_ns
         rest_ns = max(0.0, step_ns - own_ns)
         known_ns = self._rest_ns.setdefault(observed, rest_ns)
         self._rest_ns[observed] = LONG_MEMORY * known_ns + (1 - LONG_MEMORY) * min(rest_ns, 2 * known_ns)  # not by a pause of the user's
         income = AIM * self.budget * rest_ns
-        self._purse_ns += max(income - self._plain_ns, LEAST_SHARE * income)
+        self._balance_ns += max(income - self._plain_ns, LEAST_SHARE * income)
         # Savings are capped: a long pause (validation, a checkpoint) must not buy a burst of slow steps.
-        self._purse_ns = min(self._purse_ns, START_NS + 2 * self._observed_ns)
+        self._balance_ns = min(self._balance_ns, START_NS + 2 * self._observed_ns)
 
     def _extra_ns(self, own_ns: float) -> float:
         """What observing this step cost on top of what every step costs."""
@@ -65,20 +71,20 @@ class OverheadBudget:
             return 0.0
         return min(max(0.0, self._rest_ns[True] - self._rest_ns[False]), seen_ns)
 
-    def look_closely(self) -> None:
+    def observe_closely(self) -> None:
         """Something changed: the next steps are worth their price."""
-        self._owed = FIRST_STEPS
+        self._num_owed = FIRST_STEPS
 
-    def observes(self, step: int) -> bool:
-        """Should this step be observed?"""
+    def should_observe(self, step: int) -> bool:
+        """Whether this step is observed."""
         if self.every is not None:
             return step % self.every == 0
-        if self._owed:
-            self._owed -= 1
+        if self._num_owed:
+            self._num_owed -= 1
             return True
         if self.at_least_every is not None and step % self.at_least_every == 0:
             return True
-        return self._is_sampled() if is_milestone(step) or self._purse_ns >= self._observed_ns else False
+        return self._is_sampled() if is_milestone(step) or self._balance_ns >= self._observed_ns else False
 
     def _is_sampled(self) -> bool:
         """Evenly spread, without a random number: the user's generators are not ours."""
@@ -94,3 +100,28 @@ def is_milestone(step: int) -> bool:
     while step > 3 and step % 2 == 0:
         step //= 2
     return step in (1, 2, 3)
+
+
+_NUM_CALLS = 200
+
+
+@cache
+def hook_ns() -> float:
+    """What torch takes to call a forward hook, in nanoseconds, measured once per process: a module with hooks takes a slower path through
+    torch. Sonde times its own code, but not torch's way to it; this makes the reported cost honest."""
+    module, value = nn.Identity(), torch.empty(0, device="cpu")
+    bare = _best(lambda: module(value))
+    handle = module.register_forward_hook(lambda *_: None)
+    hooked = _best(lambda: module(value))
+    handle.remove()
+    return max(0.0, hooked - bare)
+
+
+def _best(call: Callable[[], object]) -> float:
+    best = float("inf")
+    for _ in range(5):
+        started = perf_counter_ns()
+        for _ in range(_NUM_CALLS // 5):
+            call()
+        best = min(best, (perf_counter_ns() - started) / (_NUM_CALLS // 5))
+    return best

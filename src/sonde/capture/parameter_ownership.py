@@ -1,4 +1,4 @@
-"""Who owns which parameter: trainable parameters that no optimizer holds, and parameters that an optimizer holds but no model uses."""
+"""Who holds which parameter: trainable parameters that no optimizer holds, and parameters that an optimizer holds but no model uses."""
 
 from __future__ import annotations
 
@@ -7,28 +7,31 @@ from typing import Any
 
 import torch
 
-from sonde.capture.gradient_state import Account, optimizer_parameters
+from sonde.capture.gradient_state import OptimizerGradients, optimizer_parameters
+from sonde.events import OwnershipChanged
 
 MAX_UNOWNED = 200  # names in one event
 MAX_FOREIGN = 20
 
-Named = tuple[str, torch.nn.Parameter]
+NamedParameter = tuple[str, torch.nn.Parameter]
 
 
-def membership(
-    named: Iterable[Named], optimizers: Iterable[tuple[Account, torch.optim.Optimizer]]
-) -> tuple[dict[str, Any], list[Named]]:
-    """The event's data, and the trainable parameters that no optimizer holds."""
+def find_ownership(
+    named: Iterable[NamedParameter],
+    optimizers: Iterable[tuple[OptimizerGradients, torch.optim.Optimizer]],
+    left_behind: list[dict[str, Any]],
+) -> tuple[OwnershipChanged, list[NamedParameter]]:
+    """The event, and the trainable parameters that no optimizer holds."""
     models = {id(p): (name, p) for name, p in named}
     owned: set[int] = set()
-    table = []
-    for account, optimizer in optimizers:
+    table: list[dict[str, Any]] = []
+    for entry, optimizer in optimizers:
         held = optimizer_parameters(optimizer)
         owned.update(id(p) for p in held)
         foreign = [p for p in held if id(p) not in models]
         table.append(
             {
-                "optimizer": account.index,
+                "optimizer": entry.index,
                 "class": type(optimizer).__name__,
                 "num_owned": len(held) - len(foreign),
                 "num_foreign": len(foreign),
@@ -37,5 +40,5 @@ def membership(
             }
         )
     unowned = [(name, p) for name, p in models.values() if p.requires_grad and id(p) not in owned]
-    data = {"num_unowned": len(unowned), "unowned": [name for name, _ in unowned[:MAX_UNOWNED]], "optimizers": table}
-    return data, unowned
+    names = [name for name, _ in unowned[:MAX_UNOWNED]]
+    return OwnershipChanged(num_unowned=len(unowned), unowned=names, optimizers=table, left_behind=left_behind or None), unowned

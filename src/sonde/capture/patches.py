@@ -1,282 +1,373 @@
-"""The switchboard: a few guarded patches of torch through which sessions hear the training loop.
+"""Patches of torch and global hooks, through which trainings are observed. No other module patches torch.
 
-The patches are process-wide and are put in with the first listener and taken out with the last, so that sessions may come and go in any
-order. A patched function does what it did, with the same arguments, result and exceptions; listeners contain their own errors. In a
-forked child nobody listens.
+`subscribe` puts the patches in with the first subscriber and `unsubscribe` takes them out with the last, so sessions may come and go in any
+order. A patched function does what it did, with the same arguments, result and exceptions; subscribers isolate their own errors. Forwards
+of single modules are observed by `watch_forward`, without anything on the module itself. A forked child has no subscribers.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from threading import get_ident
+from time import perf_counter_ns
+from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.compiler import is_compiling
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
-from sonde.capture import tensor_method_patches
-from sonde.capture.dynamo import answered_natively, skip_in_dynamo
+from sonde.capture.call_site import WRAPPER_FILE
+from sonde.capture.torch_internals import (
+    DataLoaderIterator,
+    compiled_wrapper,
+    graph_task_id,
+    skip_in_dynamo,
+    tracing_state,
+    unwrap_compiled,
+)
 
 
-class Listener(Protocol):
-    """What a session hears. `begins`/`ended` come in pairs, `ended` also after an exception."""
+class TrainingCallbacks:
+    """What a subscriber is called for; every method does nothing unless it is overridden.
 
-    def backward_begins(self, tensors: Any) -> None: ...
-    def backward_ended(self) -> None: ...
-    def zero_grad(self, target: Any) -> None: ...
-    def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None: ...
-    def optimizer_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None: ...
-    def optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None: ...
-    def scheduler_made(self, scheduler: Any) -> None: ...
-    def scheduler_stepped(self, scheduler: Any, given: bool) -> None: ...
-    def clipped(self, max_norm: Any) -> None: ...
-    def scaled(self, scaler: Any) -> None: ...
-    def scaler_step_begins(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None: ...
-    def scaler_step_ended(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None: ...
-    def pass_begins(self, loader: Any) -> None: ...
-    def fetch_begins(self) -> None: ...
-    def fetch_ended(self, batch: Any) -> None: ...
-    def phase_begins(self, phase: str, call: str, by: Any) -> None: ...
-    def phase_ended(self, phase: str) -> None: ...
-    def compiling(self, target: Any) -> None: ...
+    A start is always followed by its end, also after an exception.
+    """
+
+    def on_loader_start(self, loader: Any) -> None:
+        """A DataLoader begins a pass over its data."""
+
+    def on_batch_start(self) -> None:
+        """The loop asks a DataLoader for the next batch."""
+
+    def on_batch_end(self, batch: Any) -> None:
+        """The batch is there; None where the loader is exhausted or failed."""
+
+    def on_forward_start(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """A forward of a module that is watched by `watch_forward` begins."""
+
+    def on_forward_end(self, module: nn.Module, output: Any) -> Any:
+        """That forward is over; `output` is None where it failed."""
+
+    def on_backward_start(self, tensors: Any) -> Any:
+        """A backward begins from these tensors."""
+
+    def on_backward_end(self) -> Any:
+        """That backward is over."""
+
+    def on_zero_grad(self, owner: Any) -> None:
+        """An optimizer or a module has cleared its gradients."""
+
+    def on_clip(self, limit: Any) -> None:
+        """Gradients have been clipped to this norm or value."""
+
+    def on_optimizer_created(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has been constructed."""
+
+    def on_optimizer_step_start(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> Any:
+        """An optimizer is about to update its parameters."""
+
+    def on_optimizer_step_end(self, optimizer: torch.optim.Optimizer) -> Any:
+        """The optimizer has stepped."""
+
+    def on_scheduler_created(self, scheduler: Any) -> None:
+        """A learning-rate scheduler has been constructed."""
+
+    def on_scheduler_step(self, scheduler: Any, has_argument: bool) -> None:
+        """User code has called `scheduler.step()`."""
+
+    def on_loss_scaled(self, scaler: Any) -> None:
+        """A GradScaler has scaled a loss."""
+
+    def on_scaler_step_start(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
+        """A GradScaler is asked to step an optimizer."""
+
+    def on_scaler_step_end(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
+        """The GradScaler has stepped the optimizer, or skipped it."""
+
+    def on_phase_start(self, phase: str, owner: Any) -> None:
+        """A "data", "checkpoint" or "transfer" phase begins; for data, `owner` is the loader that starts its workers."""
+
+    def on_phase_end(self, phase: str) -> None:
+        """That phase is over."""
+
+    def on_compile(self, target: Any) -> None:
+        """A module or function is handed to torch.compile."""
+
+    def on_suspend(self) -> None:
+        """This thread calls no subscriber until `on_resume`."""
+
+    def on_resume(self, suspended_ns: int) -> None:
+        """Calls go on; the time that has passed belongs to no step."""
 
 
-_listeners: tuple[Listener, ...] = ()
+_subscribers: tuple[TrainingCallbacks, ...] = ()
+_suspended_threads: set[int] = set()
+_undo: list[Callable[[], None]] = []  # removes each patch
 iterators: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Of the loaders that were started while somebody listened."""
-_installed: list[Callable[[], None]] = []  # how to take each patch out again
-_graph_task = torch._C._current_graph_task_id  # -1 outside of backward
+"""Iterators of the DataLoaders that were started while somebody was subscribed."""
 
 
-def listen(listener: Listener) -> None:
-    global _listeners
-    if not _installed:
+def subscribe(callbacks: TrainingCallbacks) -> None:
+    """Call these callbacks from now on; the first subscriber puts the patches in."""
+    global _subscribers
+    if not _undo:
         _install()
-    _listeners = (*_listeners, listener)
+    _subscribers = (*_subscribers, callbacks)
 
 
-def unlisten(listener: Listener) -> None:
-    global _listeners
-    _listeners = tuple(other for other in _listeners if other is not listener)
-    if not _listeners:
-        while _installed:
-            _installed.pop()()
+def unsubscribe(callbacks: TrainingCallbacks) -> None:
+    """Stop calling; the last subscriber takes the patches out."""
+    global _subscribers
+    _subscribers = tuple(other for other in _subscribers if other is not callbacks)
+    if not _subscribers:
+        while _undo:
+            _undo.pop()()
 
 
-def _deaf_in_child() -> None:
-    global _listeners
-    _listeners = ()
+def subscribers() -> tuple[TrainingCallbacks, ...]:
+    """Whom to call in this thread."""
+    return () if _suspended_threads and get_ident() in _suspended_threads else _subscribers
 
 
-os.register_at_fork(after_in_child=_deaf_in_child)
+@contextlib.contextmanager
+def suspended() -> Iterator[None]:
+    """Inside, this thread calls no subscriber: for tools that run a model by themselves, which is not training."""
+    thread = get_ident()
+    if thread in _suspended_threads:
+        yield
+        return
+    affected = _subscribers
+    for each in affected:
+        each.on_suspend()
+    started = perf_counter_ns()
+    _suspended_threads.add(thread)
+    try:
+        yield
+    finally:
+        _suspended_threads.discard(thread)
+        for each in affected:
+            each.on_resume(perf_counter_ns() - started)
+
+
+def _clear_in_child() -> None:
+    global _subscribers
+    _subscribers = ()
+    _suspended_threads.clear()
+    for watched in list(_watched_classes.values()):
+        watched.entries.clear()
+    while _method_patches:
+        _method_patches[-1].stop()  # the last one first, so that each finds in its place what it put there
+
+
+os.register_at_fork(after_in_child=_clear_in_child)
+
+
+# -- patched functions -----------------------------------------------------------------------------
+
+
+
+def _hide_from_warnings(function: Any) -> None:
+    """`warnings.warn(..., stacklevel=2)` in a patched function of torch must name the user's line, not ours. Python passes over frames of
+    its import system when it counts levels, and recognizes them by these two words in the file name; so our wrappers have them there."""
+    function.__code__ = function.__code__.replace(co_filename=WRAPPER_FILE)
 
 
 def _patch(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     original = owner.__dict__.get(name)
     if original is None:
-        return  # another torch version may not have it: then that call is simply not heard
+        return  # another torch version may not have it: then that call is not observed
     made = make(original)
-    skip_in_dynamo(made, with_all_it_calls=False)
+    _hide_from_warnings(made)
+    skip_in_dynamo(made, recursive=False)
     wrapper = functools.wraps(original)(made)
     setattr(owner, name, wrapper)
 
     def undo() -> None:
-        # Somebody may have wrapped our wrapper meanwhile: then it stays, and, with nobody listening, only passes through.
+        # Somebody may have wrapped our wrapper meanwhile: then it stays, and without subscribers it only passes the call on.
         if owner.__dict__.get(name) is wrapper:
             setattr(owner, name, original)
 
-    _installed.append(undo)
+    _undo.append(undo)
 
 
 def _install() -> None:
-    for hook in (_OptimizerBegins, _OptimizerEnded):
-        skip_in_dynamo(hook.__call__, with_all_it_calls=True)
-    skip_in_dynamo(_Backward.__call__, with_all_it_calls=False)
-    pre = register_optimizer_step_pre_hook(_OptimizerBegins())
-    post = register_optimizer_step_post_hook(_OptimizerEnded())
-    _installed.extend((pre.remove, post.remove))
-    _patch(torch.autograd, "backward", _Backward)
-    _patch(torch.optim.Optimizer, "__init__", _optimizer_init)
-    _patch(torch.optim.Optimizer, "zero_grad", _zero_grad)
-    _patch(torch.nn.Module, "zero_grad", _zero_grad)
-    for module in (torch.nn.utils, torch.nn.utils.clip_grad):
-        _patch(module, "clip_grad_norm_", _clip)
-        _patch(module, "clip_grad_value_", _clip)
+    for hook in (_optimizer_step_start, _optimizer_step_end):
+        skip_in_dynamo(hook, recursive=True)
+    _undo.extend(
+        (register_optimizer_step_pre_hook(_optimizer_step_start).remove, register_optimizer_step_post_hook(_optimizer_step_end).remove)
+    )
+    _patch(torch.autograd, "backward", _wrap_backward)
+    _patch(torch.optim.Optimizer, "__init__", _wrap_optimizer_init)
+    _patch(torch.optim.Optimizer, "zero_grad", _wrap_zero_grad)
+    _patch(nn.Module, "zero_grad", _wrap_zero_grad)
+    for module in (nn.utils, nn.utils.clip_grad):
+        _patch(module, "clip_grad_norm_", _wrap_clip)
+        _patch(module, "clip_grad_value_", _wrap_clip)
     for scheduler in vars(lr_scheduler).values():
         if isinstance(scheduler, type) and issubclass(scheduler, lr_scheduler.LRScheduler):
-            _patch(scheduler, "step", _scheduler_step)
-            _patch(scheduler, "__init__", functools.partial(_scheduler_init, scheduler))
-    _patch(torch.amp.GradScaler, "scale", _scale)
-    _patch(torch.amp.GradScaler, "step", _scaler_step)
-    _patch(dataloader._BaseDataLoaderIter, "__next__", _next_batch)
-    _patch(dataloader.DataLoader, "__iter__", _start_loader)
+            _patch(scheduler, "step", _wrap_scheduler_step)
+            _patch(scheduler, "__init__", functools.partial(_wrap_scheduler_init, scheduler))
+    _patch(torch.amp.GradScaler, "scale", _wrap_scale)
+    _patch(torch.amp.GradScaler, "step", _wrap_scaler_step)
+    if DataLoaderIterator is not None:
+        _patch(DataLoaderIterator, "__next__", _wrap_next_batch)
+    _patch(dataloader.DataLoader, "__iter__", _wrap_loader_iter)
     for module in (torch, torch.serialization):
-        _patch(module, "save", _save)
-    if torch.accelerator.is_available():  # without a device nothing is brought to one, and nothing is patched
+        _patch(module, "save", _wrap_save)
+    if torch.accelerator.is_available():  # without a device nothing is transferred to one, and nothing is patched
         for name in ("to", "cuda"):
-            _installed.append(tensor_method_patches.replace(name, lambda original: functools.wraps(original)(_transfer(original))))
-    _patch(torch, "compile", _compile)
-    _patch(torch.nn.Module, "compile", _compile)
+            _undo.append(_replace_tensor_method(name, lambda original: functools.wraps(original)(_wrap_transfer(original))))
+    _patch(torch, "compile", _wrap_compile)
+    _patch(nn.Module, "compile", _wrap_compile)
 
 
-@answered_natively("begins", globals())
-class _OptimizerBegins:
-    def __call__(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if is_compiling():  # a whole step is compiled: what would be called here would be compiled into it
-            return
-        closure = any(map(callable, (*args[1:], *kwargs.values())))
-        for listener in _listeners:
-            listener.optimizer_begins(optimizer, closure)
+def _optimizer_step_start(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if is_compiling():  # a whole step is compiled: what is called here would be compiled into it
+        return
+    has_closure = any(map(callable, (*args[1:], *kwargs.values())))
+    for subscriber in subscribers():
+        subscriber.on_optimizer_step_start(optimizer, has_closure)
 
 
-@answered_natively("ended", globals())
-class _OptimizerEnded:
-    def __call__(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if is_compiling():
-            return
-        for listener in _listeners:
-            listener.optimizer_ended(optimizer)
+def _optimizer_step_end(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if is_compiling():
+        return
+    for subscriber in subscribers():
+        subscriber.on_optimizer_step_end(optimizer)
 
 
-@answered_natively("backward", globals())
-class _Backward:
-    """In the place of torch.autograd.backward, whose name, documentation and signature `_patch` gives it."""
-
-    __slots__ = ("__dict__", "original")
-
-    def __init__(self, original: Any) -> None:
-        self.original = original
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # A backward inside a backward (re-entrant checkpointing) is part of the outer one; while compiling nobody may be called.
-        if not _listeners or is_compiling() or _graph_task() != -1:
-            return self.original(*args, **kwargs)
-        listeners = _listeners
+def _wrap_backward(original: Any) -> Any:
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        # A backward inside of a backward (re-entrant checkpointing) is part of the outer one.
+        if is_compiling() or graph_task_id() != -1 or not (called := subscribers()):
+            return original(*args, **kwargs)
         tensors = args[0] if args else kwargs.get("tensors")
-        for listener in listeners:
-            listener.backward_begins(tensors)
+        for subscriber in called:
+            subscriber.on_backward_start(tensors)
         del tensors
         try:
-            return self.original(*args, **kwargs)
+            return original(*args, **kwargs)
         finally:
-            for listener in listeners:
-                listener.backward_ended()
+            for subscriber in called:
+                subscriber.on_backward_end()
 
-    def __reduce__(self) -> str:
-        return str(self.original.__qualname__)  # copied and pickled as the function is: by its name
+    return backward
 
 
-def _optimizer_init(original: Any) -> Any:
+def _wrap_optimizer_init(original: Any) -> Any:
     def __init__(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        for listener in _listeners:
-            listener.optimizer_made(self)
+        for subscriber in subscribers():
+            subscriber.on_optimizer_created(self)
 
     return __init__
 
 
-def _zero_grad(original: Any) -> Any:
+def _wrap_zero_grad(original: Any) -> Any:
     def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
-        if _listeners and not is_compiling():
-            for listener in _listeners:
-                listener.zero_grad(self)
+        if not is_compiling():
+            for subscriber in subscribers():
+                subscriber.on_zero_grad(self)
         return result
 
     return zero_grad
 
 
-def _clip(original: Any) -> Any:
+def _wrap_clip(original: Any) -> Any:
     def clip(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        if is_compiling():
-            return result
-        limit = args[1] if len(args) > 1 else next(iter(kwargs.values()), None)
-        for listener in _listeners:
-            listener.clipped(limit)
+        if not is_compiling():
+            limit = args[1] if len(args) > 1 else next(iter(kwargs.values()), None)
+            for subscriber in subscribers():
+                subscriber.on_clip(limit)
         return result
 
     return clip
 
 
-def _scheduler_step(original: Any) -> Any:
+def _wrap_scheduler_step(original: Any) -> Any:
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         # The constructor and composed schedulers call step themselves: only the user's call counts.
         if is_compiling() or getattr(self, "_is_initial", False):
             return result
         if sys._getframe(1).f_code.co_filename != lr_scheduler.__file__:
-            for listener in _listeners:
-                listener.scheduler_stepped(self, bool(args or kwargs))
+            for subscriber in subscribers():
+                subscriber.on_scheduler_step(self, bool(args or kwargs))
         return result
 
     return step
 
 
-def _scheduler_init(owner: type, original: Any) -> Any:
+def _wrap_scheduler_init(owner: type, original: Any) -> Any:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         # A constructor calls that of its base: the outermost of torch's own returns last.
-        made = (kind for kind in type(self).__mro__ if kind.__module__ == owner.__module__ and "__init__" in vars(kind))
-        if _listeners and next(made, None) is owner:
-            for listener in _listeners:
-                listener.scheduler_made(self)
+        constructors = (kind for kind in type(self).__mro__ if kind.__module__ == owner.__module__ and "__init__" in vars(kind))
+        if next(constructors, None) is owner:
+            for subscriber in subscribers():
+                subscriber.on_scheduler_created(self)
 
     return __init__
 
 
-def _scale(original: Any) -> Any:
+def _wrap_scale(original: Any) -> Any:
     def scale(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
-        for listener in _listeners:
-            listener.scaled(self)
+        for subscriber in subscribers():
+            subscriber.on_loss_scaled(self)
         return result
 
     return scale
 
 
-def _scaler_step(original: Any) -> Any:
+def _wrap_scaler_step(original: Any) -> Any:
     def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        listeners = _listeners
-        for listener in listeners:
-            listener.scaler_step_begins(self, optimizer)
+        called = subscribers()
+        for subscriber in called:
+            subscriber.on_scaler_step_start(self, optimizer)
         try:
             return original(self, optimizer, *args, **kwargs)
         finally:
-            for listener in listeners:
-                listener.scaler_step_ended(self, optimizer)
+            for subscriber in called:
+                subscriber.on_scaler_step_end(self, optimizer)
 
     return step
 
 
-def _next_batch(original: Any) -> Any:
+def _wrap_next_batch(original: Any) -> Any:
     def __next__(self: Any) -> Any:
-        listeners = _listeners
-        for listener in listeners:
-            listener.fetch_begins()
+        called = subscribers()
+        for subscriber in called:
+            subscriber.on_batch_start()
         batch = None
         try:
             batch = original(self)
             return batch
         finally:
-            for listener in listeners:
-                listener.fetch_ended(batch)
+            for subscriber in called:
+                subscriber.on_batch_end(batch)
 
     return __next__
 
 
-def _start_loader(original: Any) -> Any:
+def _wrap_loader_iter(original: Any) -> Any:
     def __iter__(self: Any) -> Any:
-        for listener in _listeners:
-            listener.pass_begins(self)
-        with _phase("data", "loader", self):
+        for subscriber in subscribers():
+            subscriber.on_loader_start(self)
+        with _phase("data", self):
             iterator = original(self)
             iterators.add(iterator)
             return iterator
@@ -284,41 +375,259 @@ def _start_loader(original: Any) -> Any:
     return __iter__
 
 
-def _save(original: Any) -> Any:
+def _wrap_save(original: Any) -> Any:
     def save(*args: Any, **kwargs: Any) -> Any:
-        with _phase("checkpoint", "checkpoint"):
+        with _phase("checkpoint"):
             return original(*args, **kwargs)
 
     return save
 
 
-def _transfer(original: Any) -> Any:
+def _wrap_transfer(original: Any) -> Any:
     def transfer(self: Any, *args: Any, **kwargs: Any) -> Any:
         # Only what leaves the memory of the CPU: between devices and within one nothing is waited for.
-        if not _listeners or is_compiling() or self.device.type != "cpu":
+        if is_compiling() or self.device.type != "cpu" or not subscribers():
             return original(self, *args, **kwargs)
-        with _phase("transfer", "transfer"):
+        with _phase("transfer"):
             return original(self, *args, **kwargs)
 
     return transfer
 
 
 @contextlib.contextmanager
-def _phase(phase: str, call: str, by: Any = None) -> Iterator[None]:
-    listeners = _listeners
-    for listener in listeners:
-        listener.phase_begins(phase, call, by)
+def _phase(phase: str, owner: Any = None) -> Iterator[None]:
+    called = subscribers()
+    for subscriber in called:
+        subscriber.on_phase_start(phase, owner)
     try:
         yield
     finally:
-        for listener in listeners:
-            listener.phase_ended(phase)
+        for subscriber in called:
+            subscriber.on_phase_end(phase)
 
 
-def _compile(original: Any) -> Any:
+def _wrap_compile(original: Any) -> Any:
     def compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:
-        for listener in _listeners:
-            listener.compiling(model)
-        return original(model, *args, **kwargs) if model is not None else original(*args, **kwargs)
+        for subscriber in subscribers():
+            subscriber.on_compile(model)
+        compiled = original(model, *args, **kwargs) if model is not None else original(*args, **kwargs)
+        _watch_compiled_wrappers()
+        return compiled
 
     return compile
+
+
+# -- forwards --------------------------------------------------------------------------------------
+
+
+class WatchedCall:
+    """Stands for `__call__` on a class of modules and calls back for the watched instances; other instances pass.
+
+    Nothing is put on an instance, so a watched module is traced, scripted, saved, copied and compiled as if it were not watched.
+    """
+
+    def __init__(self, owner: type[nn.Module]) -> None:
+        self.owner: Any = owner
+        self.original = owner.__dict__.get("__call__")  # None: inherited
+        self.entries: dict[int, tuple[weakref.ref[nn.Module], tuple[TrainingCallbacks, ...]]] = {}
+
+    def __get__(self, module: nn.Module | None, owner: type | None = None) -> Any:
+        # The next `__call__` is looked up at every call, since torch.fx patches that of nn.Module.
+        if self.original is not None:
+            plain = self.original.__get__(module, owner)
+        else:
+            plain = super(self.owner, module if module is not None else owner or self.owner).__call__  # type: ignore[misc]
+        if module is None:
+            return plain
+        watched, callbacks = self._find(module)
+        return functools.partial(_call_watched, plain, watched, callbacks) if callbacks else plain
+
+    def _find(self, module: nn.Module) -> tuple[nn.Module, tuple[TrainingCallbacks, ...]]:
+        """The watched module that this call is a forward of (it may be inside of torch.compile's wrapper), and whom to call."""
+        entry = self.entries.get(id(module))
+        if entry is not None and entry[0]() is module:
+            return module, entry[1]
+        inner = unwrap_compiled(module) if self.owner is compiled_wrapper() else None
+        watched = next((vars(kind)["__call__"] for kind in type(inner).__mro__ if kind in _watched_classes), None)
+        return watched._find(inner) if inner is not None and watched is not None else (module, ())
+
+    def __reduce__(self) -> Any:
+        """Copied and pickled with its class as the `__call__` that it stands for."""
+        return (getattr, (nn.Module, "__call__")) if self.original is None else (operator.itemgetter(0), ((self.original,),))
+
+
+def _call_watched(plain: Any, module: nn.Module, callbacks: tuple[TrainingCallbacks, ...], /, *args: Any, **kwargs: Any) -> Any:
+    if is_compiling() or tracing_state() is not None or (_suspended_threads and get_ident() in _suspended_threads):
+        return plain(*args, **kwargs)
+    for each in callbacks:
+        each.on_forward_start(module, args, kwargs)
+    output = None
+    try:
+        output = plain(*args, **kwargs)
+        return output
+    finally:
+        for each in callbacks:
+            each.on_forward_end(module, output)
+
+
+_hide_from_warnings(_call_watched)
+skip_in_dynamo(_call_watched, recursive=False)
+
+_watched_classes: dict[type, WatchedCall] = {}
+
+
+def _watch_class(owner: type[nn.Module]) -> WatchedCall:
+    watched = owner.__dict__.get("__call__")
+    if not isinstance(watched, WatchedCall):
+        watched = _watched_classes[owner] = WatchedCall(owner)
+        owner.__call__ = watched  # type: ignore[method-assign,assignment]
+    return watched
+
+
+def _watch_compiled_wrappers() -> None:
+    """A call of torch.compile's wrapper is a forward of the module inside, which the wrapper calls past its class."""
+    wrapper = compiled_wrapper()
+    if wrapper is not None and _watched_classes:
+        _watch_class(wrapper)
+
+
+def watch_forward(module: nn.Module, callbacks: TrainingCallbacks) -> None:
+    """Call `on_forward_start` and `on_forward_end` for this module from now on."""
+    watched = _watch_class(type(module))
+    _watch_compiled_wrappers()
+    entry = watched.entries.get(id(module))
+    others = entry[1] if entry is not None and entry[0]() is module else ()
+    if callbacks not in others:
+        watched.entries[id(module)] = (weakref.ref(module), (*others, callbacks))
+
+
+def unwatch_forward(module: nn.Module, callbacks: TrainingCallbacks) -> None:
+    """Undo `watch_forward`; the last one of a class restores its `__call__`."""
+    for watched in _watched_classes.values():
+        entry = watched.entries.get(id(module))
+        if entry is not None and entry[0]() is module:
+            others = tuple(other for other in entry[1] if other is not callbacks)
+            watched.entries[id(module)] = (entry[0], others)
+    _restore_classes()
+
+
+def _restore_classes() -> None:
+    for watched in _watched_classes.values():
+        watched.entries = {key: entry for key, entry in watched.entries.items() if entry[1] and entry[0]() is not None}
+    wrapper = compiled_wrapper()
+    is_needed = any(watched.entries for watched in _watched_classes.values())
+    for owner, watched in list(_watched_classes.items()):
+        if watched.entries or (owner is wrapper and is_needed) or owner.__dict__.get("__call__") is not watched:
+            continue
+        del _watched_classes[owner]
+        if watched.original is None:
+            del owner.__call__
+        else:
+            owner.__call__ = watched.original  # type: ignore[method-assign]
+
+
+def hook_all_modules(*, before: Callable[..., None] | None = None, after: Callable[..., None] | None = None) -> Callable[[], None]:
+    """Hooks on the forward of every module of this process; the answer removes them. They slow all modules down, so for one forward or a
+    short search only."""
+    handles = []
+    if before is not None:
+        handles.append(register_module_forward_pre_hook(before))
+    if after is not None:
+        handles.append(register_module_forward_hook(after, always_call=before is not None))
+
+    def remove() -> None:
+        while handles:
+            handles.pop().remove()
+
+    return remove
+
+
+# -- methods of tensors ----------------------------------------------------------------------------
+
+
+class MethodCall(NamedTuple):
+    """One call of a patched method."""
+
+    name: str
+    args: tuple[Any, ...]  # the tensor itself is the first
+    kwargs: dict[str, Any]
+    result: Any  # None where it raised
+    ns: int
+    frame: FrameType  # that called it
+
+
+def _replace_tensor_method(name: str, make: Callable[[Any], Any]) -> Callable[[], None]:
+    """`make(original)` takes the place of a method of all tensors; the answer undoes it. Tensors inherit most methods from a class of C,
+    which cannot be patched, so ours is put in front of it."""
+    missing = object()
+    own, made = torch.Tensor.__dict__.get(name, missing), make(getattr(torch.Tensor, name))
+    setattr(torch.Tensor, name, made)
+
+    def undo() -> None:
+        # Somebody may have put their own in its place meanwhile: then that stays.
+        if torch.Tensor.__dict__.get(name) is made:
+            if own is missing:
+                delattr(torch.Tensor, name)
+            else:
+                setattr(torch.Tensor, name, own)
+
+    return undo
+
+
+class TensorMethodPatch:
+    """Calls back after each call of some methods of tensors, from `start` to `stop`, in the thread that starts it."""
+
+    def __init__(self, names: Iterable[str], on_call: Callable[[MethodCall], None]) -> None:
+        self._names, self._on_call = tuple(names), on_call
+        self._undo: list[Callable[[], None]] = []
+        self._thread = -1  # no thread
+        self._inside = False
+        self._error: Exception | None = None
+
+    def start(self) -> None:
+        if not self._undo:
+            _method_patches.append(self)
+            self._thread, self._inside, self._error = get_ident(), False, None
+            self._undo = [_replace_tensor_method(name, self._wrap(name)) for name in self._names if hasattr(torch.Tensor, name)]
+
+    def stop(self) -> None:
+        self._thread = -1
+        while self._undo:
+            self._undo.pop()()
+        if self in _method_patches:
+            _method_patches.remove(self)
+
+    def check(self) -> None:
+        """Raise the last error of the callback."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _wrap(self, name: str) -> Callable[[Any], Any]:
+        def make(original: Any) -> Any:
+            def method(*args: Any, **kwargs: Any) -> Any:
+                if self._inside or get_ident() != self._thread:
+                    return original(*args, **kwargs)
+                self._inside = True
+                result = None
+                began = perf_counter_ns()
+                try:
+                    result = original(*args, **kwargs)
+                    return result
+                finally:
+                    self._call_back(MethodCall(name, args, kwargs, result, perf_counter_ns() - began, sys._getframe(1)))
+                    self._inside = False
+
+            method.__name__ = name
+            return method
+
+        return make
+
+    def _call_back(self, call: MethodCall) -> None:
+        try:
+            self._on_call(call)
+        except Exception as error:
+            self._error = error.with_traceback(None)  # which would keep the tensors of the call
+
+
+_method_patches: list[TensorMethodPatch] = []

@@ -1,113 +1,114 @@
-"""Where a step's time goes, by a monotonic clock; what Sonde itself takes is kept apart.
+"""Where the time of a step goes, by a monotonic clock, with Sonde's own time apart.
 
 Every moment belongs to exactly one phase: to the innermost that is under way, so the phases of a step and Sonde's own time add up to the
-step. `torch.save` inside a validation is checkpointing, a batch that is fetched there is data, a backward inside of an optimizer's
-closure is backward. Outside of all of them the time is validation from the first forward without gradients on, until the training
-goes on; before and after that it is other.
+step. `torch.save` inside of a validation is checkpointing, a batch that is fetched there is data, a backward inside of an optimizer's
+closure is backward. Outside of all phases the time is validation from the first forward without gradients until the training goes on;
+before and after that it is other.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
-
-from sonde.capture.recorder import Journal
-from sonde.capture.standins import Desk
 
 OTHER, VALIDATION = "other_ms", "validation_ms"
 _SCALARS = {phase: f"{phase}_ms" for phase in ("data", "transfer", "forward", "backward", "optimizer", "checkpoint")}
 _UNKNOWN = dict.fromkeys((*_SCALARS.values(), OTHER, VALIDATION), math.nan)
-_TRAINING = ("forward", "backward", "optimizer")  # one of these, and the validation is over
+_TRAINING = ("forward", "backward", "optimizer")  # the start of one of these ends a validation
 
 
-class Meter:
-    """Which phases are under way, and whose the time since the last change is. The native one (_kernel_meter.h) does the same."""
+class PhaseTimer:
+    """Adds up the phases of the running step in its scalars."""
 
-    def __init__(self, desk: Desk, scalars: dict[str, float], names: dict[str, str]) -> None:
-        self._desk, self._scalars, self._names = desk, scalars, names
-        self.under_way = [OTHER]  # innermost last
-        self.mark_ns = 0  # up to here the time is accounted for, on a clock that stands still while Sonde works
-        self.entered_ns = 0  # when Sonde was last called: since then the time is its own
-        self.step_began = 0
-        self.validating = False
-        self.on_change: Callable[[str, bool], None] | None = None  # who else wants to know: of the phase, and whether it begins
+    __slots__ = ("_entered_ns", "_is_validating", "_mark_ns", "_phases", "_scalars", "_step_start_ns", "is_recorded", "on_change", "own_ns")
 
-    def begin(self, phase: str) -> None:
+    def __init__(self, scalars: dict[str, float], *, is_recorded: bool) -> None:
+        self._scalars = scalars
+        self.is_recorded = is_recorded
+        self.own_ns = 0  # Sonde's time in the running step
+        self.on_change: Callable[[str, bool], None] | None = None  # called with the phase, and whether it starts
+        self._phases = [OTHER]  # innermost last
+        self._mark_ns = 0  # up to here the time is accounted for, on a clock that stands still while Sonde works
+        self._entered_ns = 0  # when Sonde was last called: since then the time is its own
+        self._step_start_ns = 0
+        self._is_validating = False
+
+    @property
+    def now_ns(self) -> int:
+        """When the callback that runs now was called."""
+        return self._entered_ns
+
+    def enter(self) -> int:
+        """Sonde is called."""
+        self._entered_ns = now = perf_counter_ns()
+        return now
+
+    def leave(self) -> None:
+        """Sonde returns."""
+        self.own_ns += perf_counter_ns() - self._entered_ns
+
+    def start(self, phase: str) -> None:
         if self.on_change is not None:
             self.on_change(phase, True)
-        self.account()
-        if self.validating and phase in _TRAINING:
-            self.validating, self.under_way[0] = False, OTHER
-        self.under_way.append(self._names[phase])
+        self._account()
+        if self._is_validating and phase in _TRAINING:
+            self._is_validating, self._phases[0] = False, OTHER
+        self._phases.append(_SCALARS[phase])
 
-    def finish(self, phase: str) -> None:
-        """Ends when Sonde was called to hear of it. Our hooks inside the phase are not the phase's."""
-        name = self._names[phase]
-        if name in self.under_way:
-            self.account()
-            self.under_way.remove(name)  # another thread may have begun something meanwhile
+    def stop(self, phase: str) -> None:
+        """The phase ended when Sonde was called. Sonde's hooks inside of the phase are not part of it."""
+        name = _SCALARS[phase]
+        if name in self._phases:
+            self._account()
+            self._phases.remove(name)  # another thread may have started one meanwhile
             if self.on_change is not None:
                 self.on_change(phase, False)
 
-    def account(self) -> None:
-        """What has passed since the last change belongs to the innermost phase."""
-        now = self.entered_ns - self._desk.own_ns
-        if self.step_began and now > self.mark_ns:
-            self._scalars[self.under_way[-1]] += (now - self.mark_ns) / 1e6
-        self.mark_ns = now
-
-
-if not TYPE_CHECKING and os.environ.get("SONDE_NATIVE", "1") != "0":
-    try:
-        from sonde.capture._kernel import Meter
-    except ImportError:  # built without a compiler
-        pass
-
-
-class Phases(Meter):
-    def __init__(self, journal: Journal, desk: Desk) -> None:
-        super().__init__(desk, journal.scalars, _SCALARS)
-        self._journal, self._desk = journal, desk
-        self.are_logged = True
-
-    def validate(self) -> None:
+    def start_validation(self) -> None:
         """A forward without gradients, before the step has trained anything."""
-        if not self.validating:
-            self.account()
-            self.validating, self.under_way[0] = True, VALIDATION
+        if not self._is_validating:
+            self._account()
+            self._is_validating, self._phases[0] = True, VALIDATION
 
     def touch(self) -> None:
-        """The first step begins with the first call that belongs to a training, not when the script starts."""
-        if not self.step_began:
-            self.step_began = self.mark_ns = self.entered_ns
-            self._desk.own_ns = 0  # what was Sonde's before is no part of the step
+        """The first step starts with the first call that belongs to a training, not with the script."""
+        if not self._step_start_ns:
+            self._step_start_ns = self._mark_ns = self._entered_ns
+            self.own_ns = 0
 
-    def leave_out(self, ns: int) -> None:
-        """That much time, just now, was nobody's: neither the training's nor part of what Sonde costs a step."""
-        self.entered_ns += ns
-        self.step_began += ns
-        self.mark_ns += ns
+    def exclude(self, ns: int) -> None:
+        """So much time, until now, belongs to no step: neither to the training nor to what Sonde costs a step."""
+        self._entered_ns += ns
+        if self._step_start_ns:
+            self._step_start_ns += ns
+            self._mark_ns += ns
 
-    def begin_step(self) -> None:
-        del self.under_way[1:]
-        self.mark_ns = self.step_began = self.entered_ns = perf_counter_ns()
-        self._desk.own_ns = 0
+    def restart(self) -> None:
+        """After a pause, the running step starts now."""
+        del self._phases[1:]
+        self._mark_ns = self._step_start_ns = self._entered_ns = perf_counter_ns()
+        self.own_ns = 0
 
-    def write(self) -> tuple[int, int]:
-        """Writes the step's times; answers with its length and Sonde's part of it. What follows is counted to the next step: a frame
+    def finish_step(self) -> tuple[int, int]:
+        """Write the step's times into its scalars; returns its length and Sonde's part of it. What follows counts to the next step: a frame
         cannot hold the time that its own writing takes."""
-        self.account()
+        self._account()
         now = perf_counter_ns()
-        own_ns = self._desk.own_ns + now - self.entered_ns
-        step_ns = now - self.step_began if self.step_began else 0
-        del self.under_way[1:]
-        self.mark_ns = self.step_began = self.entered_ns = now
-        self._desk.own_ns = 0
-        if not self.are_logged:
-            self._journal.scalars.update(_UNKNOWN)
-        self._journal.scalars["step_ms"] = step_ns / 1e6
-        self._journal.scalars["sonde_ms"] = own_ns / 1e6
+        own_ns = self.own_ns + now - self._entered_ns
+        step_ns = now - self._step_start_ns if self._step_start_ns else 0
+        del self._phases[1:]
+        self._mark_ns = self._step_start_ns = self._entered_ns = now
+        self.own_ns = 0
+        if not self.is_recorded:
+            self._scalars.update(_UNKNOWN)
+        self._scalars["step_ms"] = step_ns / 1e6
+        self._scalars["sonde_ms"] = own_ns / 1e6
         return step_ns, own_ns
+
+    def _account(self) -> None:
+        """The time since the last change belongs to the innermost phase."""
+        now = self._entered_ns - self.own_ns
+        if self._step_start_ns and now > self._mark_ns:
+            self._scalars[self._phases[-1]] += (now - self._mark_ns) / 1e6
+        self._mark_ns = now

@@ -1,4 +1,4 @@
-"""The journal: gives sites their numbers, gathers a step's scalars, and hands whole steps to the writer."""
+"""Numbers the sites, collects the scalars of a step, and passes whole steps to the writer of the run log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sonde.events import STEP_SCALARS, Kind, Site
+from sonde.events import STEP_SCALARS, Kind, Site, TypedEvent, encode
 from sonde.runlog.format import FramePlan
 from sonde.runlog.writer import Writer
 from sonde.statistics import native
@@ -19,8 +19,8 @@ _COUNTS = frozenset(STEP_SCALARS) - {"loss", "grad_norm", "lr", "loss_scale"}  #
 MAX_SITES = 200_000  # a program that makes models without end must not fill the disk with names
 
 
-class Journal:
-    __slots__ = ("__dict__", "__weakref__", "_fresh", "_new_sites", "_started_ns", "_step_plan", "_waiting")  # see beat.py
+class StepRecorder:
+    """Writes sites, events, frames and steps of one process."""
 
     def __init__(self, writer: Writer) -> None:
         self.writer = writer
@@ -30,7 +30,7 @@ class Journal:
         self._scalar_sites: dict[str, Site] = {}
         self._log_plans: dict[tuple[str, ...], FramePlan] = {}
         self._step_plan: FramePlan | None = None
-        self._waiting: dict[int, tuple[dict[str, float], int]] = {}  # ended steps that are not fully known: their scalars, and when
+        self._waiting: dict[int, tuple[dict[str, float], int]] = {}  # ended steps that are incomplete: their scalars, and when
         self._fresh = {name: 0.0 if name in _COUNTS else math.nan for name in STEP_SCALARS}
         self.scalars = dict(self._fresh)  # of the step under way: plain, since every step touches most of them
         for name in STEP_SCALARS:
@@ -45,13 +45,15 @@ class Journal:
         self._new_sites.append(site)
         return site
 
-    def _tell_sites(self) -> None:
-        """New sites go out together, before the first frame that may measure them."""
+    def _write_sites(self) -> None:
+        """New sites are written together, before the first frame that may measure them."""
         if self._new_sites:
             sites, self._new_sites = self._new_sites, []
             self.writer.sites(sites)
 
-    def event(self, kind: str, step: int, /, **data: Any) -> None:
+    def emit(self, event: TypedEvent, step: int) -> None:
+        """Write an event; it reaches the disk with the step, or with `flush`."""
+        kind, data = encode(event)
         self.writer.event(kind, step, data)
 
     def plan(self, kind: str, fields: Sequence[str], site_ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> FramePlan:
@@ -60,7 +62,7 @@ class Journal:
     def frame(self, plan: FramePlan, step: int, rows: npt.NDArray[np.float64]) -> None:
         """`rows` has one row per site of the plan."""
         if self._new_sites:
-            self._tell_sites()
+            self._write_sites()
         time_ns = time.monotonic_ns() - self._started_ns
         record = native.encode_frame(plan, step, time_ns, rows)
         if record is None:
@@ -70,10 +72,10 @@ class Journal:
 
     # -- the end of a step -------------------------------------------------------------------------
 
-    def end_step(self, step: int, *, waits: bool = False) -> None:
-        """Writes the step frame, last of its step, and everything before it, in one call. Where some of its numbers are still on a
-        device it `waits`, and is written with the next one that does not."""
-        if waits:
+    def end_step(self, step: int, *, is_incomplete: bool = False) -> None:
+        """Write the step frame, last of its step, and everything before it, in one call of the system. A step that is incomplete, because
+        some of its numbers are still on a device, is written with the next one that is complete."""
+        if is_incomplete:
             self._waiting[step] = (dict(self.scalars), self._now())
         else:
             if self._waiting:
@@ -82,13 +84,13 @@ class Journal:
         self.scalars.update(self._fresh)
 
     def release(self) -> None:
-        """Writes the steps that waited, as far as they are known."""
+        """Write the incomplete steps, as far as they are known."""
         waiting, self._waiting = self._waiting, {}
         for step, (scalars, time_ns) in waiting.items():
             self._write_step(step, {**self._fresh, **scalars}, time_ns)
 
     def scalars_of(self, step: int) -> dict[str, float]:
-        """Of a step that may have ended already, and waits for them."""
+        """The scalars of a step, which may have ended already and be incomplete."""
         return self._waiting[step][0] if step in self._waiting else self.scalars
 
     def _write_step(self, step: int, scalars: dict[str, float], time_ns: int, *, flush: bool = False) -> None:
@@ -98,31 +100,31 @@ class Journal:
             self._step_plan = self.writer.plan(Kind.STEP, ("value",), [self._scalar_site(name).id for name in self._fresh])
             scalars = {**self._fresh, **scalars}
         if self._new_sites:
-            self._tell_sites()
+            self._write_sites()
         self.writer.column(self._step_plan, step, [*scalars.values()], time_ns, flush=flush)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """What the user logs may come after its step ended, so it has frames of its own."""
+        """Values that the user logs; they may come after their step ended, so they have frames of their own."""
         names = tuple(values)
         plan = self._log_plans.get(names)
         if plan is None:
             plan = self.plan(Kind.LOG, ("value",), [self._scalar_site(name).id for name in names])
             if len(self._log_plans) < 256:  # names made anew every step are not kept
                 self._log_plans[names] = plan
-        self._tell_sites()
+        self._write_sites()
         self.writer.column(plan, step, list(values.values()), self._now())
 
     def flush(self) -> None:
         if self._waiting:
             self.release()
-        self._tell_sites()
+        self._write_sites()
         self.writer.flush()
 
     def close(self) -> None:
         self.writer.close()
 
     def wait(self, seconds: float) -> bool:
-        """Can it still be written to? See `Writer.wait`."""
+        """Whether the log can still be written to, see `Writer.wait`."""
         return self.writer.wait(seconds)
 
     def _scalar_site(self, name: str) -> Site:

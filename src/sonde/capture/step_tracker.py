@@ -1,356 +1,567 @@
-"""The loop: hears the training through the switchboard and the models' doors, and turns what it hears into steps.
+"""Turns the callbacks of a training into steps: settles where a step ends, times its phases, calls the probes, and writes its record.
 
-It runs on every step of somebody else's training, so the path through it on an unobserved step is short: a few counters, two clocks,
-and the guard against non-finite loss, input and gradients, which never lapses.
+It runs in every step of somebody else's training, so its path through an unobserved step is short: a few counters, two clocks and the
+probes that are called at every step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from threading import get_ident
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, cast
 
 import torch
 from torch import nn
 
-from sonde.capture import dataloader_inspection
-from sonde.capture.beat import quicken
-from sonde.capture.call_site import Lines, user_frame
-from sonde.capture.contained import contained
-from sonde.capture.error_isolation import Faults
-from sonde.capture.eval_outputs import Evaluations
-from sonde.capture.finite_check import Guard, skipped_by_scaler
-from sonde.capture.gradient_state import Account, Ledger, optimizer_parameters
-from sonde.capture.hook_cost import hook_ns
-from sonde.capture.learning_rates import Rates, tell_of
-from sonde.capture.loss_values import Losses
-from sonde.capture.model_registry import Models
-from sonde.capture.oddities import Oddities
+from sonde.capture import patches
+from sonde.capture.call_site import CallSites, user_frame
+from sonde.capture.error_isolation import ErrorIsolation
+from sonde.capture.gradient_state import GradientState, OptimizerGradients
+from sonde.capture.incident import EvaluationIncident, Incident, NonFiniteIncident
+from sonde.capture.model_registry import ModelRegistry
 from sonde.capture.overhead_budget import OverheadBudget
-from sonde.capture.panel import Panel
-from sonde.capture.phase_timer import Phases
-from sonde.capture.probes.base import Tools
-from sonde.capture.recorder import Journal
+from sonde.capture.patches import TrainingCallbacks
+from sonde.capture.phase_timer import PhaseTimer
+from sonde.capture.probes import PROBES
+from sonde.capture.probes.base import Probe, ProbeContext
+from sonde.capture.probes.finite_check import is_skipped_by_scaler
+from sonde.capture.probes.loss import LossProbe
+from sonde.capture.probes.memory import MemoryProbe
+from sonde.capture.probes.schedulers import scheduled_optimizer
+from sonde.capture.recorder import StepRecorder
 from sonde.capture.replay_buffer import ReplayBuffer
-from sonde.capture.schedulers import Course, CourseHeard
-from sonde.capture.spike_watch import Spikes
-from sonde.capture.standins import Desk
 from sonde.capture.step_boundaries import StepBoundaries
 from sonde.capture.step_profiler.step_profiler import StepProfiler
-from sonde.capture.stepends import StepEnds
-from sonde.capture.watched_model import Watched
+from sonde.capture.step_state import StepState
+from sonde.capture.torch_internals import graph_task_id, skip_in_dynamo, tracing_state
+from sonde.capture.watched_model import WatchedModel
 from sonde.config import DebugConfig
-from sonde.statistics.deferred_reads import Far
+from sonde.errors import NonFiniteError
+from sonde.events import NotMeasured
+from sonde.statistics.deferred_reads import DeferredReads, Use
+from sonde.statistics.table import StatisticsTable
+
+HISTOGRAM_FIRST = (0, 4, 16)  # observed steps in which exponent histograms are taken
+HISTOGRAM_EVERY = 64  # and then: they change slowly and cost more than the statistics
+MAX_REPORTED = 50  # reasons for unmeasured tensors: some name the tensor, and there are many tensors
+
+IncidentHandler = Callable[[Incident], bool | None]
+"""Acts on an incident; False: it is none. May raise `NonFiniteError` to stop the training."""
+
+P = ParamSpec("P")
+Handlers = tuple[tuple[Probe, Callable[..., Any]], ...]
 
 
-class Loop(StepEnds, CourseHeard):
-    __slots__ = (
-        "_closure", "_depth", "_entered", "_in_step", "_scaler_stepped", "_thread", "deaf", "quiet_until_ns",
-        "searches", "single_closures",
-    )  # fmt: skip  # see beat.py
+def isolated(method: Callable[Concatenate[StepTracker, P], None]) -> Callable[Concatenate[StepTracker, P], None]:
+    """A callback whose time counts as Sonde's own and whose errors do not reach the training. KeyboardInterrupt and the like are the user's
+    and pass."""
+    name = method.__name__
+
+    @functools.wraps(method)
+    def callback(self: StepTracker, *args: P.args, **kwargs: P.kwargs) -> None:
+        if self.is_paused or (self.isolation.disabled and self.isolation.is_disabled(name)):
+            return
+        self.timer.enter()
+        try:
+            method(self, *args, **kwargs)
+        except NonFiniteError:
+            raise  # the user asked for it
+        except Exception as error:
+            self.isolation.report(name, "", error)
+        finally:
+            self.timer.leave()
+
+    skip_in_dynamo(callback, recursive=True)
+    return cast("Callable[Concatenate[StepTracker, P], None]", callback)
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerPlan:
+    """For each callback, the probes that override it, in their order: planned at attach for observed and for other steps."""
+
+    on_loader_start: Handlers
+    on_batch_end: Handlers
+    on_phase_start: Handlers
+    on_forward_start: Handlers
+    on_forward_end: Handlers
+    on_eval_forward_start: Handlers
+    on_eval_forward_end: Handlers
+    on_backward_start: Handlers
+    on_backward_end: Handlers
+    on_zero_grad: Handlers
+    on_clip: Handlers
+    on_optimizer_created: Handlers
+    on_optimizer_step_start: Handlers
+    on_optimizer_step_end: Handlers
+    on_update_skipped: Handlers
+    on_scheduler_created: Handlers
+    on_scheduler_step: Handlers
+    on_loss_scaled: Handlers
+    on_incident: Handlers
+    on_step_start: Handlers
+    tables: Handlers
+    collect: Handlers
+    on_step_end: Handlers
+    on_step_timed: Handlers
+    reset: Handlers
+    on_detach: Handlers
+
+    @classmethod
+    def of(cls, probes: Sequence[Probe]) -> HandlerPlan:
+        def overriding(callback: str) -> Handlers:
+            default = getattr(Probe, callback)
+            return tuple((each, getattr(each, callback)) for each in probes if getattr(type(each), callback) is not default)
+
+        return cls(**{field.name: overriding(field.name) for field in fields(cls)})
+
+
+class StepTracker(TrainingCallbacks):
+    """One watched training. `concerns` says whether an optimizer is part of it; `make_handlers` creates the incident handlers, at the first
+    incident; `more_probes` are called after those of this package."""
 
     def __init__(
-        self, journal: Journal, config: DebugConfig, faults: Faults, models: Models, concerns: Callable[[torch.optim.Optimizer], bool]
+        self,
+        recorder: StepRecorder,
+        config: DebugConfig,
+        isolation: ErrorIsolation,
+        models: ModelRegistry,
+        *,
+        concerns: Callable[[torch.optim.Optimizer], bool],
+        make_handlers: Callable[[], Sequence[IncidentHandler]] = tuple,
+        more_probes: Callable[[ProbeContext], Sequence[Probe]] = lambda context: (),
     ) -> None:
-        super().__init__()
-        self.deaf = False
-        self.clock = StepBoundaries()
-        self.ledger = Ledger()
-        self.faults = faults
-        self._journal, self._models, self._concerns = journal, models, concerns
+        self.is_paused = False
+        self.recorder, self.models, self.isolation = recorder, models, isolation
+        self.boundaries, self.gradients, self.buffer = StepBoundaries(), GradientState(), ReplayBuffer()
+        self.state = StepState(recorder.scalars)
+        self._concerns, self._make_handlers = concerns, make_handlers
+        self._incident_handlers: Sequence[IncidentHandler] | None = None
         measured = self._measured = config.measured
-        self._governor = OverheadBudget(config.overhead_budget, config.every, measured.observed_every, config.sampling_rate)
-        self._desk = Desk()
-        self._desk.hook_ns = int(hook_ns())
-        self._panel = Panel(Tools(journal, config, faults, models, self._desk, measured))
-        self.observing = measured.statistics
-        self._lines = Lines(journal)
-        self._far = Far()
-        self._losses = Losses(journal, self._far)
-        self._rates = Rates(journal)
-        self._course = Course(self)
-        self.kept = ReplayBuffer()
-        odd = self._odd = Oddities(self)
-        self._evaluations = Evaluations(journal, odd.bad_evaluation)
-        self._guard = Guard(journal, models, self.ledger, self._far, odd.bad_number)
-        self._spikes = Spikes(odd.spike)
-        self._phases = Phases(journal, self._desk)
-        self._phases.are_logged = measured.times
-        self.xray = StepProfiler(journal, models, self._desk, self._phases, faults, measured)
-        self._depth, self._thread = 0, 0  # doors entered and not left, and who entered them
-        self._entered: Watched | None = None  # the model whose forward is being observed
-        self._in_step: Account | None = None
-        self._closure = False
-        self.single_closures = False  # a framework runs every closure exactly once
-        self._scaler_stepped = False
-        self.on_new_optimizer: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
-        self.on_compile: Callable[[Any], None] = lambda target: None
-        self._panel.each("begin", 0, with_exponents=True)
-        self._is_quick = quicken(self)
+        self._budget = OverheadBudget(config.overhead_budget, config.every, measured.observed_every, config.sampling_rate)
+        self._deferred = DeferredReads()
+        self.timer = PhaseTimer(recorder.scalars, is_recorded=measured.times)
+        context = self.context = ProbeContext(
+            config, recorder, models, self.state, self.timer, isolation, CallSites(recorder), self.gradients, self._deferred, self.buffer,
+            concerns,
+        )  # fmt: skip
+        self.step_profiler = StepProfiler(recorder, models, self.timer, isolation, measured)
+        self._probes = [probe for kind in PROBES if (probe := kind(context)).is_enabled]
+        self._probes += more_probes(context)
+        self._plan_handlers()
+        self._num_observed = 0
+        self._reported: set[tuple[str, str]] = set()  # probes and reasons for which tensors could not be measured
+        self._depth, self._thread = 0, 0  # forwards that are under way, one inside of the other, and their thread
+        self._open_forward: nn.Module | None = None  # whose start the probes know, and whose end they do not
+        self._has_scaler_stepped = False
+        self.on_new_optimizer: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None  # for the discovery of models
+        self.on_step_written: Callable[[int, bool], None] = lambda step, has_unseen_model: None
+        self.on_compile_start: Callable[[Any], None] = lambda target: None
+        self._start_step()
 
-    @contained
-    def known(self, optimizer: torch.optim.Optimizer) -> None:
+    # -- probes ------------------------------------------------------------------------------------
+
+    def _plan_handlers(self) -> None:
+        enabled = [probe for probe in self._probes if not self.isolation.is_disabled(probe.name)]
+        self._observed_plan = HandlerPlan.of(enabled)
+        self._plain_plan = HandlerPlan.of([probe for probe in enabled if not probe.OBSERVED_ONLY])
+        self._plan = self._observed_plan if self.state.is_observed else self._plain_plan
+
+    def _call(self, handlers: Handlers, *args: Any) -> None:
+        """Call probes; an error in one does not keep the others from their call. An incident is handled at once."""
+        for probe, handler in handlers:
+            try:
+                incident = handler(*args)
+                if incident is not None:
+                    self._handle(incident)
+            except NonFiniteError:
+                raise
+            except Exception as error:
+                self._disable_after(probe, error)
+
+    def _disable_after(self, probe: Probe, error: Exception) -> None:
+        self.isolation.report(probe.name, "", error)
+        if self.isolation.is_disabled(probe.name):
+            self._plan_handlers()
+
+    def _handle(self, incident: Incident) -> None:
+        """Record an incident, then let the handlers act, with all sessions of this thread suspended and the time left out of the step."""
+        is_question = isinstance(incident, EvaluationIncident) and incident.is_only_inf  # an Inf in evaluation may be meant
+        if isinstance(incident, (NonFiniteIncident, EvaluationIncident)) and not is_question:
+            self.recorder.emit(incident.event, incident.step)
+        is_confirmed = not is_question
+        if not (isinstance(incident, NonFiniteIncident) and incident.is_input):
+            try:
+                with patches.suspended():
+                    if self._incident_handlers is None:
+                        self._incident_handlers = self._make_handlers()
+                    answers = [handler(incident) for handler in self._incident_handlers]
+                is_confirmed = True in answers if is_question else False not in answers
+            finally:
+                self.buffer.blamed_batch = None
+        if is_question and is_confirmed:
+            self.recorder.emit(incident.event, incident.step)  # type: ignore[union-attr]
+        self._call(self._plan.on_incident, incident, is_confirmed)
+
+    def probe(self, kind: type[Probe]) -> Any:
+        """The probe of this class; None where the settings leave it out."""
+        return next((probe for probe in self._probes if isinstance(probe, kind)), None)
+
+    # -- life --------------------------------------------------------------------------------------
+
+    @isolated
+    def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """The user named this optimizer."""
-        self._open(optimizer)
+        self._register(optimizer)
 
     def pause(self) -> None:
-        self.xray.give_up()
-        self._panel.each("rest")
-        self._leave_doors()
-        self.deaf = True
+        """No callback has an effect until `resume`."""
+        self.step_profiler.give_up()
+        self._end_forwards()
+        self._call(self._plan.on_detach)
+        self.is_paused = True
 
     def resume(self) -> None:
-        """After a pause: the time that passed is nobody's."""
-        self.deaf = False
-        self._phases.begin_step()
+        self.is_paused = False
+        self.timer.restart()
 
-    def log_later(self, name: str, value: torch.Tensor, step: int) -> None:
-        self._losses.log_later(name, value, step)
+    def on_suspend(self) -> None:
+        self.step_profiler.give_up()  # what a tool runs now is not the step's own time
+        self._end_forwards()
+
+    def on_resume(self, suspended_ns: int) -> None:
+        self.timer.exclude(suspended_ns)
+
+    def log_deferred(self, name: str, value: torch.Tensor, step: int) -> None:
+        """A number of the user's that is on a device."""
+        self.probe(LossProbe).log_deferred(name, value, step)
+
+    @property
+    def outside_bytes(self) -> int:
+        """Of the heap, what belonged to no model when the first forward began."""
+        memory = self.probe(MemoryProbe)
+        return 0 if memory is None else int(memory.outside_bytes)
+
+    @isolated
+    def finish(self) -> None:
+        """The training is over: a step that is under way is written too, if anything happened in it."""
+        self._end_forwards()
+        if self.boundaries.is_active and self.state.scalars["backwards"] + self.state.scalars["optimizer_steps"] > 0:
+            self._end_step()
+        self.buffer.clear()
+        self._deferred.fetch()
+
+    def close_handlers(self) -> None:
+        """End what incident handlers have started."""
+        for handler in self._incident_handlers or ():
+            close = getattr(handler, "close", None)
+            if close is not None:
+                close()
 
     # -- data --------------------------------------------------------------------------------------
 
-    @contained
-    def fetch_begins(self) -> None:
-        if self.clock.batch_fetched():
+    @isolated
+    def on_loader_start(self, loader: Any) -> None:
+        self._call(self._plan.on_loader_start, loader)
+
+    @isolated
+    def on_batch_start(self) -> None:
+        if self.boundaries.on_batch_start():
             self._end_step()
-        self._phases.begin("data")
+        self.timer.start("data")
 
-    @contained
-    def fetch_ended(self, batch: Any) -> None:
-        self._phases.finish("data")
-        if self.observing:
-            self._panel.each("fetched", batch)
+    @isolated
+    def on_batch_end(self, batch: Any) -> None:
+        self.timer.stop("data")
+        self._call(self._plan.on_batch_end, batch)
 
-    @contained
-    def phase_begins(self, phase: str, call: str, by: Any) -> None:
-        self._lines.learn(call, self.clock.number, **(dataloader_inspection.about(by) if call == "loader" else {}))
-        self._phases.begin(phase)
+    @isolated
+    def on_phase_start(self, phase: str, owner: Any) -> None:
+        self._call(self._plan.on_phase_start, phase, owner)
+        self.timer.start(phase)
 
-    @contained
-    def phase_ended(self, phase: str) -> None:
-        self._phases.finish(phase)
+    @isolated
+    def on_phase_end(self, phase: str) -> None:
+        self.timer.stop(phase)
 
-    # -- the model's door --------------------------------------------------------------------------
+    # -- forward -----------------------------------------------------------------------------------
 
-    @contained
-    def forward_begins(self, watched: Watched, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if torch._C._current_graph_task_id() != -1 or torch._C._get_tracing_state() is not None:
+    @isolated
+    def on_forward_start(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        watched = self.models.find(module)
+        if watched is None or graph_task_id() != -1 or tracing_state() is not None:
             return  # recomputation in backward, or somebody traces the model: not a forward of the training
         self._touch()
-        watched.ever_entered = True
+        watched.has_run = True
+        state = self.state
         if not torch.is_grad_enabled():
-            self._journal.scalars["eval_forwards"] += 1
-            if not self._journal.scalars["forwards"]:
-                self._phases.validate()
-                self._lines.learn("eval_forward", self.clock.number)
-            if module.training:
-                self._panel.each("evaluated", watched, module, args, kwargs, self.clock.number)
-            self._evaluations.begins(watched.name, module, args, kwargs, self._phases.entered_ns)
+            state.model = watched
+            state.scalars["eval_forwards"] += 1
+            if not state.scalars["forwards"]:
+                self.timer.start_validation()
+            self._call(self._plan.on_eval_forward_start, module, args, kwargs)
             return
         if self._depth and self._thread != get_ident():
-            self._journal.scalars["forwards"] += 1  # counted; the thread that came first is the one that is measured
+            state.scalars["forwards"] += 1  # counted; the thread that came first is the one that is measured
             return
         self._depth += 1
         if self._depth > 1:
             return
         self._thread = get_ident()
-        self._leave()  # where the last forward failed
-        self._lines.learn("forward", self.clock.number)
-        self._journal.scalars["forwards"] += 1
-        if not module.training:
-            self._journal.scalars["root_in_eval"] += 1
-            self._evaluations.begins(watched.name, module, args, kwargs, self._phases.entered_ns)
-        self._guard.inputs(args, kwargs, self.clock.number)
-        self.kept.forward(watched.name, module, args, kwargs)
-        if self.observing and id(module) not in watched.doors_used:
-            self._entered = watched
-            self._panel.each("entered", watched, module, args, kwargs)
-        watched.doors_used.add(id(module))
-        self._phases.begin("forward")
+        self._end_open_forward(None)  # where the last forward failed
+        self._start_training_forward(watched, module, args, kwargs)
 
-    @contained
-    def forward_ended(self, watched: Watched, module: nn.Module, output: Any) -> None:
-        self._evaluations.ended(module, output, self.clock.number, self._phases.entered_ns)
+    def _start_training_forward(self, watched: WatchedModel, module: nn.Module, args: Any, kwargs: Any) -> None:
+        state = self.state
+        state.model = watched
+        state.scalars["forwards"] += 1
+        if not module.training:
+            state.scalars["root_in_eval"] += 1
+            self._call(self._plan.on_eval_forward_start, module, args, kwargs)
+        self.buffer.on_forward_start(watched.name, module, args, kwargs)
+        state.is_first_forward = id(module) not in watched.entry_points_used
+        self._open_forward = module
+        self._call(self._plan.on_forward_start, module, args, kwargs)
+        watched.entry_points_used.add(id(module))
+        self.timer.start("forward")
+
+    @isolated
+    def on_forward_end(self, module: nn.Module, output: Any) -> None:
+        self._call(self._plan.on_eval_forward_end, module, output)
         if self._depth == 0 or self._thread != get_ident() or not torch.is_grad_enabled():
             return
         self._depth -= 1
         if self._depth == 0:
-            self._phases.finish("forward")
+            self.timer.stop("forward")
+            self._end_open_forward(output)
             if output is None:
-                # The forward failed. torch walks the module's own dictionary of hooks now: nothing may leave it before the next call.
                 return
-            self.kept.left()
-            if self.observing and module.training:
-                self._evaluations.trained(output)
-            self._leave(output)
-            self._models.saw_output(watched, output, self.clock.number)
+            self.buffer.on_forward_end(library_calls_backward=self.state.hints.library_calls_backward)
+            watched = self.models.find(module)
+            if watched is not None:
+                self.models.record_output(watched, output, self.boundaries.number)
+
+    def _end_open_forward(self, output: Any) -> None:
+        module, self._open_forward = self._open_forward, None
+        if module is not None:
+            self._call(self._plan.on_forward_end, module, output)
+
+    def _end_forwards(self) -> None:
+        """No forward is under way any more, even if one was interrupted."""
+        self._depth = 0
+        self._end_open_forward(None)
 
     # -- backward ----------------------------------------------------------------------------------
 
-    @contained
-    def backward_begins(self, tensors: Any) -> None:
+    @isolated
+    def on_backward_start(self, tensors: Any) -> None:
         self._touch()
-        self._leave_doors()
-        cleared = self.ledger.backward_begins()
-        moved = self._in_step is None and not self.ledger.ever_used and self._models.moved_by_hand()
-        if self._in_step is None and self.clock.backward_begins(cleared=cleared, moved=moved):
+        self._end_forwards()
+        state = self.state
+        has_cleared = self.gradients.on_backward_start()
+        in_closure = state.optimizer is not None
+        has_moved = not in_closure and not self.gradients.has_update and self.models.have_parameters_moved()
+        if not in_closure and self.boundaries.on_backward_start(has_cleared=has_cleared, has_moved=has_moved):
             self._end_step()
-        if moved:
-            self._journal.scalars["manual_updates"] += 1
-        self._journal.scalars["backwards"] += 1
-        self.kept.backward_frame = user_frame()
-        if self.observing:
-            self._panel.each("backward", tensors)
-        if isinstance(tensors, torch.Tensor) and tensors.numel() == 1:
-            series = self._lines.loss(self.clock.number)
-            if not self._losses.take(series, tensors):
-                self._guard.bad_number("loss", series, self.clock.number, tensors)
-            elif self._in_step is None or self.single_closures:  # a closure may try points that are far off
-                self._spikes.loss(series, self._losses.last)
-        self.kept.loss_frame = None
-        self._phases.begin("backward")
+        if has_moved:
+            state.scalars["manual_updates"] += 1
+        state.scalars["backwards"] += 1
+        self.buffer.backward_frame = user_frame()
+        self._call(self._plan.on_backward_start, tensors)
+        self.buffer.loss_frame = None
+        self.timer.start("backward")
 
-    @contained
-    def backward_ended(self) -> None:
-        self._phases.finish("backward")
-        self.ledger.backward_ended()
-        unguarded = self._closure if self._in_step else not (self.clock.known_optimizers or self.ledger.in_threads)
-        if unguarded and not self._losses.is_scaled:
-            self._guard.unguarded(self.clock.number, self._in_step.optimizer() if self._in_step else None)
-            self.kept.backward_frame = None
+    @isolated
+    def on_backward_end(self) -> None:
+        self.timer.stop("backward")
+        self.gradients.on_backward_end()
+        state = self.state
+        has_checker = self.boundaries.num_optimizers > 0 or self.gradients.in_threads
+        is_unchecked = state.has_closure if state.optimizer is not None else not has_checker
+        state.is_backward_unchecked = is_unchecked and not state.is_loss_scaled
+        self._call(self._plan.on_backward_end)
+        if state.is_backward_unchecked:
+            self.buffer.backward_frame = None
 
-    @contained
-    def zero_grad(self, target: Any) -> None:
+    @isolated
+    def on_zero_grad(self, owner: Any) -> None:
         self._touch()
-        if self.clock.zeroed(id(target)):
+        if self.boundaries.on_zero_grad(id(owner)):
             self._end_step()
-        self._journal.scalars["zero_grads"] += 1
-        self._lines.learn("zero_grad", self.clock.number)
-        self.ledger.zeroed(target)
+        self.state.scalars["zero_grads"] += 1
+        self._call(self._plan.on_zero_grad, owner)
+        self.gradients.on_zero_grad(owner)
+
+    @isolated
+    def on_clip(self, limit: Any) -> None:
+        self.state.scalars["clips"] += 1
+        self._call(self._plan.on_clip, limit)
 
     # -- the optimizer -----------------------------------------------------------------------------
 
-    @contained
-    def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
+    @isolated
+    def on_optimizer_created(self, optimizer: torch.optim.Optimizer) -> None:
         if self._concerns(optimizer):
-            self._open(optimizer)
+            self._register(optimizer)
             self.on_new_optimizer(optimizer)
 
-    @contained
-    def optimizer_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
+    @isolated
+    def on_optimizer_step_start(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
         if not self._concerns(optimizer):
             return
         self._touch()
-        self._leave_doors()
-        account = self._open(optimizer)
-        if self.clock.optimizer_begins(id(optimizer)):
+        self._end_forwards()
+        entry = self._register(optimizer)
+        if self.boundaries.on_optimizer_step_start(id(optimizer)):
             self._end_step()
-        self._in_step, self._closure = account, closure
-        self._lines.learn("optimizer_step", self.clock.number, optimizer=account.index)
-        parameters = optimizer_parameters(optimizer)
-        if self.observing:
-            self._panel.each("before", optimizer, parameters, closure=closure)
-        if not closure:
-            self._look_at_gradients(account, optimizer, parameters)
-        self._phases.begin("optimizer")
+        self.state.optimizer, self.state.has_closure = entry, has_closure
+        self._call(self._plan.on_optimizer_step_start, optimizer, has_closure)
+        if not has_closure:
+            self.buffer.backward_frame = None
+        self.timer.start("optimizer")
 
-    @contained
-    def optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
-        account = self._in_step
-        self._in_step = None
-        if account is None or account.optimizer() is not optimizer:
+    @isolated
+    def on_optimizer_step_end(self, optimizer: torch.optim.Optimizer) -> None:
+        state = self.state
+        entry = state.optimizer
+        if entry is None or entry.optimizer() is not optimizer:
+            state.optimizer = None
             return
-        self._phases.finish("optimizer")
-        self._scaler_stepped = True
-        if self.observing:
-            self._panel.each("after", optimizer, optimizer_parameters(optimizer), closure=self._closure)
-        if self._closure:
-            self._look_at_gradients(account, optimizer, optimizer_parameters(optimizer))
-        self._journal.scalars["skipped_steps" if skipped_by_scaler(optimizer) else "optimizer_steps"] += 1
-        self._rates.take(optimizer, self.clock.num_stepped)
-        if self.clock.optimizer_ended(id(optimizer)):
+        self.timer.stop("optimizer")
+        self._has_scaler_stepped = True
+        state.scalars["skipped_steps" if is_skipped_by_scaler(optimizer) else "optimizer_steps"] += 1
+        state.num_optimizers_stepped = self.boundaries.num_stepped
+        try:
+            self._call(self._plan.on_optimizer_step_end, optimizer)
+        finally:
+            state.optimizer = None
+        if self.boundaries.on_optimizer_step_end(id(optimizer)):
             self._end_step()
 
-    @contained
-    def scaled(self, scaler: Any) -> None:
-        self._losses.scaled(scaler)
+    @isolated
+    def on_loss_scaled(self, scaler: Any) -> None:
+        self._call(self._plan.on_loss_scaled, scaler)
 
-    @contained
-    def scaler_step_begins(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
-        self._scaler_stepped = False
+    @isolated
+    def on_scaler_step_start(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
+        self._has_scaler_stepped = False
 
-    @contained
-    def scaler_step_ended(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
-        if self._scaler_stepped or not self._concerns(optimizer):
+    @isolated
+    def on_scaler_step_end(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
+        if self._has_scaler_stepped or not self._concerns(optimizer):
             return
-        self._open(optimizer)
-        if self.clock.optimizer_begins(id(optimizer)):
+        self._register(optimizer)
+        if self.boundaries.on_optimizer_step_start(id(optimizer)):
             self._end_step()
-        self._journal.scalars["skipped_steps"] += 1
-        self._odd.skip(optimizer_parameters(optimizer))
-        self._rates.take(optimizer, self.clock.num_stepped)
-        if self.clock.optimizer_ended(id(optimizer)):
+        self.state.scalars["skipped_steps"] += 1
+        self.state.num_optimizers_stepped = self.boundaries.num_stepped
+        self._call(self._plan.on_update_skipped, optimizer)
+        if self.boundaries.on_optimizer_step_end(id(optimizer)):
             self._end_step()
 
-    @contained
-    def clipped(self, max_norm: Any) -> None:
-        self._journal.scalars["clips"] += 1
-        self._lines.learn("clip", self.clock.number)
+    def _register(self, optimizer: torch.optim.Optimizer) -> OptimizerGradients:
+        num = self.gradients.num_registered
+        entry = self.gradients.register(optimizer)
+        if self.gradients.num_registered > num or self.gradients.num_registered > 1:
+            self.boundaries.num_optimizers = self.gradients.num_optimizers  # one may have been replaced, and be gone
+        if self.gradients.num_registered > num:
+            self._call(self._plan.on_optimizer_created, optimizer)
+        return entry
 
-    @contained
-    def compiling(self, target: Any) -> None:
-        self.xray.compiles = True
-        self.on_compile(target)
-        self._models.compiling(target, self.clock.number)
+    # -- schedulers and compilation ----------------------------------------------------------------
 
-    # -- what they share ---------------------------------------------------------------------------
+    @isolated
+    def on_scheduler_created(self, scheduler: Any) -> None:
+        optimizer = scheduled_optimizer(scheduler)
+        if optimizer is not None and self._concerns(optimizer):
+            self._register(optimizer)
+            self._call(self._plan.on_scheduler_created, scheduler)
 
-    def _look_at_gradients(self, account: Account, optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]) -> None:
-        known = self._panel.guarded(optimizer) if self.observing else None
-        square = self._guard.gradients(account, optimizer, parameters, self.clock.number, known)
-        if square - square == 0:
-            if not self._closure:  # else they have been used already
-                self._spikes.gradient(account.index, square)
-        elif skipped_by_scaler(optimizer):
-            self._odd.skip(parameters)
-        self.kept.backward_frame = None
+    @isolated
+    def on_scheduler_step(self, scheduler: Any, has_argument: bool) -> None:
+        self.state.scalars["scheduler_steps"] += 1
+        optimizer = scheduled_optimizer(scheduler)
+        if optimizer is not None and self._concerns(optimizer):
+            self._register(optimizer)
+        self.state.num_optimizers_stepped = self.boundaries.num_stepped
+        self._call(self._plan.on_scheduler_step, scheduler, has_argument)
+
+    @isolated
+    def on_compile(self, target: Any) -> None:
+        self.step_profiler.is_compiling = True
+        self.on_compile_start(target)
+        self.models.on_compile(target, self.boundaries.number)
+
+    # -- the end of a step -------------------------------------------------------------------------
 
     def _touch(self) -> None:
-        if not self.clock.active:
-            self.clock.active = True
-            self._phases.touch()
+        if not self.boundaries.is_active:
+            self.boundaries.is_active = True
+            self.timer.touch()
 
-    def _leave_doors(self) -> None:
-        """An interrupted forward never left: torch calls no hook for KeyboardInterrupt or StopIteration."""
-        self._depth = 0
-        self._evaluations.clear()
-        self._leave()
+    def _end_step(self) -> None:
+        """Write what happened and was measured in this step, and start the next one."""
+        recorder, state, step = self.recorder, self.state, self.boundaries.number
+        self.step_profiler.on_step_end(step)
+        self._end_forwards()
+        if step & (step - 1) == 0:  # 0, 1, 2, 4, 8 …: models and optimizers change rarely
+            if self.models.record_ownership(self.gradients, step):
+                self._budget.observe_closely()
+            self.models.refresh()
+        self._call(self._plan.on_step_end)
+        if state.is_observed:
+            self._collect()
+        elif self._deferred.waiting and self._deferred.is_overdue():
+            self._deferred.fetch()
+        step_ns, own_ns = self.timer.finish_step()
+        self._call(self._plan.on_step_timed, step_ns - own_ns)
+        has_unseen_model = state.scalars["backwards"] > 0 and state.scalars["forwards"] == 0
+        recorder.end_step(step, is_incomplete=bool(self._deferred.waiting))
+        self._budget.on_step_end(step_ns=step_ns, own_ns=own_ns, observed=state.is_observed)
+        self._call(self._plan.reset)
+        self.boundaries.end_step()
+        self.buffer.clear()
+        for watched in self.models:
+            watched.entry_points_used.clear()
+        self._start_step()
+        self.step_profiler.on_step_start(step + 1, step_ns - own_ns, is_observed=state.is_observed and self._budget.every != 1)
+        self.on_step_written(step, has_unseen_model)
 
-    def _leave(self, output: Any = None) -> None:
-        if self._entered is not None:
-            watched, self._entered = self._entered, None
-            self._panel.each("left", watched, output)
+    def _start_step(self) -> None:
+        state = self.state
+        state.number = self.boundaries.number
+        state.is_observed = self._measured.statistics and (state.number == 0 or self._budget.should_observe(state.number))
+        num = self._num_observed
+        is_histogram_due = num in HISTOGRAM_FIRST or num % HISTOGRAM_EVERY == 0
+        state.with_histograms = state.is_observed and (self._measured.in_full or is_histogram_due)
+        self._plan = self._observed_plan if state.is_observed else self._plain_plan
+        self._call(self._plan.on_step_start)
 
-    def _open(self, optimizer: torch.optim.Optimizer) -> Account:
-        num = self.ledger.num_opened
-        account = self.ledger.open(optimizer)
-        if len(self.ledger.accounts) > 1 or num == 0:
-            self.clock.known_optimizers = sum(1 for _ in self.ledger.optimizers())  # one may have been replaced, and be gone
-        if self.ledger.num_opened > num:
-            tell_of(optimizer, account.index, self._journal, self.clock.number)
-            self._spikes.begin_anew()
-        return account
+    def _collect(self) -> None:
+        """Probes write what they have measured in an observed step, after one transfer of what is still on devices."""
+        self.state.scalars["observed"] = 1.0
+        unfinished: list[tuple[Probe, StatisticsTable]] = []
+        pending: list[tuple[torch.Tensor, Use]] = []
+        for probe, tables in self._plan.tables:
+            try:
+                for table in tables():
+                    if table.deferred or table.unsupported:
+                        unfinished.append((probe, table))
+                        pending += table.pending()
+            except Exception as error:
+                self._disable_after(probe, error)
+        if pending or self._deferred.waiting:
+            self._deferred.fetch(pending)
+        self._call(self._plan.collect)
+        for probe, table in unfinished:
+            self._report_unmeasured(probe, table)
+        self._num_observed += 1
 
-    @contained
-    def end_plain_step(self) -> None:
-        """The native kernel has heard the last call of an ordinary step."""
-        self._end_step()
-
-    @contained
-    def finish(self) -> None:
-        """The training is over: a step that is under way is written too, if anything happened in it."""
-        self._leave_doors()
-        if self.clock.active and self._journal.scalars["backwards"] + self._journal.scalars["optimizer_steps"] > 0:
-            self._end_step()
-        self.kept.clear()
-        self._far.fetch()
+    def _report_unmeasured(self, probe: Probe, table: StatisticsTable) -> None:
+        """A tensor that could not be measured leaves zeros, as one that is not there: the reason is recorded once per probe."""
+        for reason in table.unsupported.values():
+            if (probe.name, reason) not in self._reported and len(self._reported) < MAX_REPORTED:
+                self._reported.add((probe.name, reason))
+                text = f"some tensors could not be measured: {reason}"
+                self.recorder.emit(NotMeasured(probe=probe.name, where="", reason=text), self.boundaries.number)

@@ -1,62 +1,78 @@
-"""An inquest: for a few steps it is followed what stays alive, and then said who holds it. It costs those steps some milliseconds each.
-
-Following tensors is another room's work and is reached by the public door, loaded only now: a healthy training never pays for it.
-"""
+"""Memory grows: for a few steps the tensors that stay alive are followed, then their holders are named. It costs these steps some
+milliseconds each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter_ns
-from typing import Any
 
-from torch.optim.optimizer import register_optimizer_step_post_hook
+import torch
 
-import sonde
-from sonde.capture.error_isolation import Faults
-from sonde.capture.recorder import Journal
-from sonde.capture.standins import Desk
+from sonde.capture import patches
+from sonde.capture.incident import Incident, MemoryGrowthIncident
+from sonde.capture.patches import TrainingCallbacks
+from sonde.events import LeaksInvestigated
+from sonde.incidents import HandlerContext
+from sonde.leaks.leak_detector import LeakDetector
 
 NUM_STEPS = 14  # that are followed: a few more than a trend needs
-MAX_LEAKS = 3  # told of
+MAX_LEAKS = 3  # in the answer
 
 
-class LeakInvestigation:
-    """`closed` is told whether something was found."""
+class MemoryGrowthHandler:
+    """Starts an investigation where memory grows; one answer is enough for a run."""
 
-    def __init__(self, journal: Journal, desk: Desk, faults: Faults, closed: Callable[[bool], None], step: int) -> None:
-        self._journal, self._desk, self._faults, self._closed, self._step = journal, desk, faults, closed, step
+    def __init__(self, context: HandlerContext) -> None:
+        self._context = context
+        self._investigation: LeakInvestigation | None = None
+
+    def __call__(self, incident: Incident) -> None:
+        if not isinstance(incident, MemoryGrowthIncident):
+            return
+        if self._investigation is None or (self._investigation.is_over and not self._investigation.has_found):
+            self._investigation = LeakInvestigation(self._context, incident.step)
+
+    def close(self) -> None:
+        if self._investigation is not None:
+            self._investigation.close()
+
+
+class LeakInvestigation(TrainingCallbacks):
+    """Follows what stays alive from update to update, and records who holds it."""
+
+    def __init__(self, context: HandlerContext, step: int) -> None:
+        self._context, self._step = context, step
         self._num_left = NUM_STEPS
         self._own_ns = 0
-        self._watch = sonde.LeakDetector()
-        self._handle: Any = register_optimizer_step_post_hook(self._stepped)
+        self._detector = LeakDetector()
+        self.is_over = self.has_found = False
+        patches.subscribe(self)
 
-    def close(self, *, found: bool = False) -> None:
-        """Takes its hook off; without an answer where it was not over."""
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
-            self._closed(found)
+    def close(self) -> None:
+        """End it; without an answer where it was not over."""
+        if not self.is_over:
+            self.is_over = True
+            patches.unsubscribe(self)
 
-    def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        began = perf_counter_ns()
+    def on_optimizer_step_end(self, optimizer: torch.optim.Optimizer) -> None:
+        tracker, began = self._context.tracker, perf_counter_ns()
         try:
-            self._watch.step()
+            self._detector.step()
             self._num_left -= 1
             if self._num_left <= 0:
-                self.close(found=self._answer(began))
+                self._answer(began)
+                self.close()
         except Exception as error:
             self.close()
-            self._faults.caught("inquest", "", error)
+            tracker.isolation.report("leaks", "", error)
         finally:
             taken = perf_counter_ns() - began
             self._own_ns += taken
-            self._desk.own_ns += taken
+            tracker.timer.own_ns += taken
 
-    def _answer(self, began: int) -> bool:
-        # The watch counts from where it began.
-        since = self._step + 1
-        found = [replace(leak, first_step=leak.first_step + since, last_step=leak.last_step + since) for leak in self._watch.leaks()]
+    def _answer(self, began: int) -> None:
+        since = self._step + 1  # the detector counts from where it began
+        found = [replace(leak, first_step=leak.first_step + since, last_step=leak.last_step + since) for leak in self._detector.leaks()]
         leaks = [
             {
                 "holder": leak.holder, "cause": leak.cause, "fix": leak.fix, "num_bytes": leak.num_bytes, "num_tensors": leak.num_tensors,
@@ -64,6 +80,6 @@ class LeakInvestigation:
             }
             for leak in found[:MAX_LEAKS]
         ]  # fmt: skip
-        look_ms = round((self._own_ns + perf_counter_ns() - began) / 1e6, 3)
-        self._journal.event("leaks", self._step, leaks=leaks, num_steps=NUM_STEPS, look_ms=look_ms)
-        return bool(leaks)
+        search_ms = round((self._own_ns + perf_counter_ns() - began) / 1e6, 3)
+        self._context.tracker.recorder.emit(LeaksInvestigated(leaks=leaks, num_steps=NUM_STEPS, search_ms=search_ms), self._step)
+        self.has_found = bool(leaks)

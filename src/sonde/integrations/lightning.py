@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from sonde.errors import SondeError
+from sonde.events import FrameworkEpochStarted, FrameworkTrainingEnded, FrameworkTrainingStarted
 from sonde.integrations.watching import GRADIENTS, Watching, contained
 
 NAMES = ("lightning.pytorch", "pytorch_lightning")  # two packages, whose base classes know nothing of each other
@@ -54,19 +55,16 @@ class SondeCallback(Watching):
     # -- the training ------------------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        from sonde import framework_hints
-
         if stage != "fit":
             return
         # Before the optimizers are made, so that the line which makes them is known.
         self._trainer = weakref.ref(trainer)
         package = sys.modules[type(trainer).__module__.partition(".")[0]]
         session = self._begin(pl_module, package=package.__name__, package_version=package.__version__)
-        framework_hints.calls_parts_of(session, pl_module)
-        framework_hints.has_single_closures(session)
-        framework_hints.calls_backward(session)
+        session.find_entry_points(pl_module)
+        session.set_hints(has_single_closures=True, library_calls_backward=True)
         if pl_module.automatic_optimization:
-            framework_hints.divides_losses(session, lambda: float(trainer.accumulate_grad_batches))
+            session.set_hints(loss_divisor=lambda: float(trainer.accumulate_grad_batches))
 
     @contained
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
@@ -80,18 +78,19 @@ class SondeCallback(Watching):
     @contained
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         clips = trainer.gradient_clip_val
-        self._tell(
-            "integration", framework=self.framework, gradients=GRADIENTS, clipping="clipped" if clips else "unclipped",
+        event = FrameworkTrainingStarted(
+            framework=self.framework, gradients=GRADIENTS, clipping="clipped" if clips else "unclipped",
             clips_at=clips or 0, clips_by=str(trainer.gradient_clip_algorithm or "norm") if clips else "",
-            accumulates=trainer.accumulate_grad_batches, precision=str(trainer.precision), strategy=type(trainer.strategy).__name__,
-            automatic=pl_module.automatic_optimization, max_steps=trainer.max_steps, max_epochs=trainer.max_epochs,
+            num_accumulated=trainer.accumulate_grad_batches, precision=str(trainer.precision), strategy=type(trainer.strategy).__name__,
+            is_automatic=pl_module.automatic_optimization, max_steps=trainer.max_steps, max_epochs=trainer.max_epochs,
             resumed_at=trainer.global_step, epoch=trainer.current_epoch, rank=trainer.global_rank, world_size=trainer.world_size,
         )  # fmt: skip
+        self._emit(event)
 
     @contained
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self._log_new(trainer)  # of the epoch before: they are not known when it ends
-        self._tell("epoch", epoch=trainer.current_epoch, framework_step=trainer.global_step)
+        self._emit(FrameworkEpochStarted(epoch=trainer.current_epoch, framework_step=trainer.global_step))
 
     @contained
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -106,9 +105,10 @@ class SondeCallback(Watching):
     @contained
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._log_new(trainer)
-        self._tell(
-            "training_end", framework_step=trainer.global_step, epoch=trainer.current_epoch, stopped_early=bool(trainer.should_stop)
+        event = FrameworkTrainingEnded(
+            framework_step=trainer.global_step, epoch=trainer.current_epoch, has_stopped_early=bool(trainer.should_stop)
         )
+        self._emit(event)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage == "fit":

@@ -16,12 +16,14 @@ from sonde.config import DebugConfig, load_config
 from sonde.errors import SondeError
 
 if TYPE_CHECKING:
+    from sonde.events import TypedEvent
     from sonde.report import Report
     from sonde.session import DebugSession
 
 Hook = TypeVar("Hook", bound=Callable[..., None])
 
 GRADIENTS = "as the optimizer is given them"  # the one moment that is the same in every framework, and the one that decides
+PROBE = "integration"  # under which name errors of integrations are counted
 LOST = "the training did not come to its end; its framework does not say why"
 
 
@@ -104,11 +106,11 @@ class Watching:
 
     def _log(self, values: Mapping[str, Any]) -> None:
         if self.session is not None:
-            _framework().keep(self.session, values)
+            self.session.log_metrics(values)
 
-    def _tell(self, kind: str, /, **data: Any) -> None:
+    def _emit(self, event: TypedEvent) -> None:
         if self.session is not None:
-            _framework().tell(self.session, kind, **data)
+            self.session.emit(event)
 
 
 def contained(hook: Hook) -> Hook:
@@ -117,21 +119,14 @@ def contained(hook: Hook) -> Hook:
     @functools.wraps(hook)
     def guarded(self: Watching, *args: Any, **kwargs: Any) -> None:
         session = self.session
-        if session is None or not _framework().hears(session, hook.__name__):
+        if session is None or not session.is_watching(PROBE, hook.__name__):
             return
         try:
             hook(self, *args, **kwargs)
         except Exception as error:
-            _framework().caught(session, hook.__name__, error)
+            session.report_error(PROBE, hook.__name__, error)
 
     return cast("Hook", guarded)
-
-
-@functools.cache  # some hooks are called in every step: an import statement looks for what is there already
-def _framework() -> Any:
-    from sonde import framework_hints
-
-    return framework_hints
 
 
 @functools.cache

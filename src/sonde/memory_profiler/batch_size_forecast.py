@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
-from sonde.capture.suspend import suspended
+from sonde.capture.patches import suspended
 from sonde.errors import SondeError
 from sonde.memory_profiler.allocation_tracker import Tracker
 from sonde.memory_profiler.memory_report import Forecast, Usage

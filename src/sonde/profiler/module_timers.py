@@ -14,7 +14,7 @@ from torch import nn
 
 from sonde.capture.call_site import is_library
 from sonde.capture.instead import StandIn
-from sonde.capture.watched_model import is_compiled
+from sonde.capture.torch_internals import is_compiled
 from sonde.profiler.time_trace import Tape
 
 _IDLE = Tape()

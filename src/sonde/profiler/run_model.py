@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from sonde.capture.gradient_state import optimizer_parameters
-from sonde.capture.suspend import suspended
-from sonde.capture.watched_model import is_compiled
+from sonde.capture.patches import suspended
+from sonde.capture.torch_internals import is_compiled
 from sonde.errors import SondeError
 from sonde.profiler import ProfileReport
 from sonde.profiler.build_report import assemble, dtype_and_device

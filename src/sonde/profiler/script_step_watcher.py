@@ -45,7 +45,7 @@ def watch_steps(
     `on_done` is called in the training thread, after the last measured step. What it raises reaches the training: a way to stop it.
     """
     watcher = StepWatcher(models, num_steps, warmup, on_done)
-    patches.listen(watcher)
+    patches.subscribe(watcher)
     try:
         yield watcher
     finally:
@@ -72,7 +72,7 @@ def _contained(method: Callable[Concatenate[StepWatcher, P], None]) -> Callable[
     return cast("Callable[Concatenate[StepWatcher, P], None]", guarded)
 
 
-class StepWatcher:
+class StepWatcher(patches.TrainingCallbacks):
     """Hears the loop through the switchboard. `report()` may be asked at any time after a few steps."""
 
     def __init__(self, models: Iterable[nn.Module] | None, num_steps: int, warmup: int, on_done: Callable[[], None] | None) -> None:
@@ -129,7 +129,7 @@ class StepWatcher:
     def close(self) -> None:
         """Takes everything off; closing twice is fine."""
         with ExitStack() as last:
-            last.callback(patches.unlisten, self)
+            last.callback(patches.unsubscribe, self)
             last.callback(self._finder.stop)
             if self._recorder is not None:
                 last.callback(self._recorder.end_step, keep=False)
@@ -145,7 +145,7 @@ class StepWatcher:
         recorder = self._recorder
         if recorder is not None:
             recorder.end_step()
-        self._clock.end()
+        self._clock.end_step()
         self.num_seen += 1
         if recorder is None and self.num_seen >= max(1, self._warmup):
             recorder = self._prepare()
@@ -184,98 +184,93 @@ class StepWatcher:
     # -- what is heard -----------------------------------------------------------------------------
 
     @_contained
-    def fetch_begins(self) -> None:
-        if self._clock.batch_fetched():
+    def on_batch_start(self) -> None:
+        if self._clock.on_batch_start():
             self._end_step()
         self._begin("data")
 
     @_contained
-    def fetch_ended(self, batch: Any) -> None:
+    def on_batch_end(self, batch: Any) -> None:
         self._end("data")
         if self._recorder is not None:
             self._recorder.fetched(batch)
 
-    def phase_begins(self, phase: str, call: str, by: Any) -> None:
+    def on_phase_start(self, phase: str, owner: Any) -> None:
         if phase == "data":
             self._begin_contained(phase)
 
     @_contained
-    def phase_ended(self, phase: str) -> None:
+    def on_phase_end(self, phase: str) -> None:
         if phase == "data":
             self._end(phase)
 
     @_contained
-    def backward_begins(self, tensors: Any) -> None:
+    def on_backward_start(self, tensors: Any) -> None:
         self._thread = self._thread or get_ident()
         cleared, self._cleared = self._cleared, False
-        if self._clock.backward_begins(cleared=cleared, moved=False):
+        if self._clock.on_backward_start(has_cleared=cleared, has_moved=False):
             self._end_step()
         if self._recorder is not None:
             self._recorder.backward_begins(tensors)
 
     @_contained
-    def backward_ended(self) -> None:
+    def on_backward_end(self) -> None:
         if self._recorder is not None:
             self._recorder.backward_ended()
 
     @_contained
-    def zero_grad(self, target: Any) -> None:
+    def on_zero_grad(self, target: Any) -> None:
         self._cleared = True
-        if self._clock.zeroed(id(target)):
+        if self._clock.on_zero_grad(id(target)):
             self._end_step()
 
     @_contained
-    def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
+    def on_optimizer_created(self, optimizer: torch.optim.Optimizer) -> None:
         self._knows(optimizer)  # before any steps: else the step of the first of several would be taken for the end of their cycle
         if self._recorder is None and self._given is None:
             self._finder.look_around({id(p) for p in optimizer_parameters(optimizer)})
 
     @_contained
-    def optimizer_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
+    def on_optimizer_step_start(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
         self._thread = self._thread or get_ident()
         self._knows(optimizer)
-        if self._clock.optimizer_begins(id(optimizer)):
+        if self._clock.on_optimizer_step_start(id(optimizer)):
             self._end_step()
-        if not closure:  # else forward and backward happen inside of it
+        if not has_closure:  # else forward and backward happen inside of it
             self._begin("optimizer")
 
     @_contained
-    def optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
+    def on_optimizer_step_end(self, optimizer: torch.optim.Optimizer) -> None:
         self._scaler_stepped = True
         self._end("optimizer")
-        if self._clock.optimizer_ended(id(optimizer)):
+        if self._clock.on_optimizer_step_end(id(optimizer)):
             self._end_step()
 
     @_contained
-    def scaler_step_begins(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
+    def on_scaler_step_start(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
         self._scaler_stepped = False
 
     @_contained
-    def scaler_step_ended(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
+    def on_scaler_step_end(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
         if self._scaler_stepped:
             return
         self._knows(optimizer)  # the scaler left the step out: it is a step all the same
-        if self._clock.optimizer_begins(id(optimizer)):
+        if self._clock.on_optimizer_step_start(id(optimizer)):
             self._end_step()
-        if self._clock.optimizer_ended(id(optimizer)):
+        if self._clock.on_optimizer_step_end(id(optimizer)):
             self._end_step()
 
     @_contained
-    def compiling(self, target: Any) -> None:
+    def on_compile(self, target: Any) -> None:
         # torch's global hooks and the compiler do not go together; and a door inside of what is compiled would compile it again.
         self._compiled = True
         self._finder.stop()
         self._uses_functions = self._uses_functions or not isinstance(getattr(target, "__self__", target), nn.Module)
 
-    def scheduler_made(self, scheduler: Any) -> None: ...
 
-    def scheduler_stepped(self, scheduler: Any, given: bool) -> None: ...
 
-    def pass_begins(self, loader: Any) -> None: ...
 
-    def clipped(self, max_norm: Any) -> None: ...
 
-    def scaled(self, scaler: Any) -> None: ...
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -296,4 +291,4 @@ class StepWatcher:
         if known is None or known() is not optimizer:
             self._optimizers[id(optimizer)] = weakref.ref(optimizer)
             self._optimizers = {key: ref for key, ref in self._optimizers.items() if ref() is not None}
-            self._clock.known_optimizers = len(self._optimizers)
+            self._clock.num_optimizers = len(self._optimizers)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from sonde.capture.call_site import user_frame
-from sonde.capture.model_discovery import modules_in_sight, whole_of
+from sonde.capture.model_discovery import enclosing_model, modules_in_scope
 
 
 class Finder:
@@ -35,9 +35,9 @@ class Finder:
 
     def look_around(self, parameters: set[int]) -> None:
         """Models in the variables around the call that is under way, which hold some of these parameters (by id)."""
-        for name, module in modules_in_sight(user_frame()):
+        for name, module in modules_in_scope(user_frame()):
             if any(id(p) in parameters for p in module.parameters()):
-                self._add(*whole_of(module, [*self._candidates(), (name, module)]))
+                self._add(*enclosing_model(module, [*self._candidates(), (name, module)]))
 
     def models(self) -> dict[str, nn.Module]:
         """By the prefix of their paths: one model has none."""
@@ -64,7 +64,7 @@ class Finder:
             return
         try:
             if any(p.requires_grad for p in module.parameters()):
-                name, whole = whole_of(module, (*self._candidates(), *modules_in_sight(user_frame())))
+                name, whole = enclosing_model(module, (*self._candidates(), *modules_in_scope(user_frame())))
                 self._add(name, whole)
         except Exception:  # a variable of the user's that cannot be looked at: then the part that was called is the model
             self._add(type(module).__name__.lower(), module)

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.capture.dynamo import inside
 from sonde.capture.replay_buffer import ForwardCall, ReplayBuffer
+from sonde.capture.torch_internals import unwrap_compiled
 from sonde.nonfinite.tracer import is_finite
 from sonde.replay.backward_call_site import Part
 from sonde.replay.distributed import num_processes, silence
@@ -74,7 +74,7 @@ class Rerun:
 
     def _inputs(self, module: nn.Module) -> tuple[Any, Mapping[str, Any]]:
         for call in reversed(self.kept.calls):
-            if call.module is module or inside(module) is call.module:
+            if call.module is module or unwrap_compiled(module) is call.module:
                 return call.args, call.kwargs
         raise CannotReplay(f"the inputs of {type(module).__name__} were not kept")
 
@@ -188,7 +188,7 @@ def reader(kept: ReplayBuffer) -> Reader:
     return Reader(
         must_be_made=_must_be_made,
         harmless=lambda value: isinstance(value, nn.Module),
-        was_called=lambda value: id(value) in called or id(inside(value)) in called,
+        was_called=lambda value: id(value) in called or id(unwrap_compiled(value)) in called,
     )
 
 

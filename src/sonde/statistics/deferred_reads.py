@@ -19,16 +19,14 @@ def on_device(tensor: Tensor) -> bool:
     return not (tensor.is_cpu and CPU_IS_NEAR)
 
 
-class Far:
+class DeferredReads:
     """What waits on devices, in the order in which it came."""
-
-    __slots__ = ("__dict__", "__weakref__", "waiting")  # see beat.py
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Tensor, Use]] = []
         self._num_steps = 0
 
-    def later(self, numbers: Tensor, use: Use) -> None:
+    def add(self, numbers: Tensor, use: Use) -> None:
         self.waiting.append((numbers, use))
 
     def is_overdue(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sonde.capture.watched_model import InertCopy
+from sonde.capture.inert_copy import InertCopy
 
 _log = logging.getLogger("sonde")
 

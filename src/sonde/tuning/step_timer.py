@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from sonde.capture.patches import Listener
+from sonde.capture.patches import TrainingCallbacks
 from sonde.capture.step_boundaries import StepBoundaries
 from sonde.tuning.messages import FEWEST_STEPS
 
 PATIENCE = 5  # times the wanted seconds: then a slow training is measured by the fewest steps
 
 
-class Stopwatch(Listener):
+class Stopwatch(TrainingCallbacks):
     """After `warmup` steps it measures `num_steps` of them; where that is 0, as many as take `seconds`.
 
     Most moments leave it cold: it inherits them, and they do nothing.
@@ -55,40 +55,40 @@ class Stopwatch(Listener):
 
     # -- what is heard -----------------------------------------------------------------------------
 
-    def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
+    def on_optimizer_created(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizers.add(optimizer)
-        self._clock.known_optimizers = len(self._optimizers)
+        self._clock.num_optimizers = len(self._optimizers)
 
-    def fetch_begins(self) -> None:
+    def on_batch_start(self) -> None:
         self._touch()
-        self._after(self._clock.batch_fetched())
+        self._after(self._clock.on_batch_start())
 
-    def zero_grad(self, target: Any) -> None:
+    def on_zero_grad(self, target: Any) -> None:
         self._touch()
-        self._after(self._clock.zeroed(id(target)))
+        self._after(self._clock.on_zero_grad(id(target)))
 
-    def backward_begins(self, tensors: Any) -> None:
+    def on_backward_start(self, tensors: Any) -> None:
         self._touch()
-        self._after(self._clock.backward_begins(cleared=False, moved=False))
+        self._after(self._clock.on_backward_start(has_cleared=False, has_moved=False))
         if isinstance(tensors, torch.Tensor) and tensors.numel() == 1:
             self._losses.append(tensors.detach().clone())
 
-    def optimizer_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
+    def on_optimizer_step_start(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
         self._touch()
-        self.optimizer_made(optimizer)
-        self._after(self._clock.optimizer_begins(id(optimizer)))
+        self.on_optimizer_created(optimizer)
+        self._after(self._clock.on_optimizer_step_start(id(optimizer)))
 
-    def optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
+    def on_optimizer_step_end(self, optimizer: torch.optim.Optimizer) -> None:
         self._scaler_stepped = True
-        self._after(self._clock.optimizer_ended(id(optimizer)))
+        self._after(self._clock.on_optimizer_step_end(id(optimizer)))
 
-    def scaler_step_begins(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
+    def on_scaler_step_start(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
         self._scaler_stepped = False
 
-    def scaler_step_ended(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
+    def on_scaler_step_end(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
         if not self._scaler_stepped:  # the scaler found an overflow: that, too, is a step of the loop
-            self.optimizer_begins(optimizer, False)
-            self.optimizer_ended(optimizer)
+            self.on_optimizer_step_start(optimizer, False)
+            self.on_optimizer_step_end(optimizer)
 
     # -- what follows from it ----------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class Stopwatch(Listener):
     def _after(self, ended: bool) -> None:
         if not ended:
             return
-        self._clock.end()
+        self._clock.end_step()
         self._by_step.append(self._losses)
         self._losses = []
         self.total_steps += 1

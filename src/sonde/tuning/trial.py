@@ -21,7 +21,7 @@ from typing import NoReturn
 import numpy
 import torch
 
-from sonde.capture.patches import listen
+from sonde.capture.patches import subscribe
 from sonde.launcher import die_with_parent, run_file
 from sonde.tuning.call_site_keys import place_here
 from sonde.tuning.dataloader_changes import Loaders
@@ -38,7 +38,7 @@ def run_trial(request: Request) -> NoReturn:
     patch = Patch(**request.patch)
     loaders, optimizers = Loaders(patch.loaders), Optimizers(patch.optimizers)
     models = Models(patch.models, request.num_models)
-    watch = Stopwatch(warmup=request.warmup, num_steps=request.num_steps, seconds=request.seconds)  # type: ignore[abstract]
+    watch = Stopwatch(warmup=request.warmup, num_steps=request.num_steps, seconds=request.seconds)
     threads = Threads(patch.threads)
     progress = os.open(request.progress, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     owner = os.getpid()
@@ -69,7 +69,7 @@ def run_trial(request: Request) -> NoReturn:
     _seed()
     for part in (loaders, optimizers, models, threads):
         part.install()
-    listen(watch)
+    subscribe(watch)
     sys.argv = [request.target, *request.args]
     sys.path.insert(0, os.getcwd() if request.module else str(Path(request.target).resolve().parent))
     try:

@@ -1,6 +1,6 @@
-"""The lines that switches write: through the logging module, under `sonde.<switch>`, a few per second each.
+"""The log lines of switches: through the logging module, under `sonde.<switch>`, a few per second each.
 
-Whoever configured logging gets them where their handlers are. Whoever did not gets them on stderr: a switch was turned on to be seen.
+They go to the handlers that the user configured for logging, or else to stderr.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class _Stderr(logging.StreamHandler[Any]):
         super().emit(record)
 
 
-class LogLines:
-    """The lines of one switch. They stay few where it is flipped often."""
+class SwitchLog:
+    """Writes the log lines of one switch, a few per second."""
 
     def __init__(self, switch: str, *, as_json: bool) -> None:
         self._log = logging.getLogger(f"sonde.{switch}")
         self._switch, self._as_json = switch, as_json
-        self._num, self._held_back, self._next_ns = 0, 0, 0
+        self._num, self._num_skipped, self._next_ns = 0, 0, 0
         self._level: int | None = None
 
     def open(self) -> None:
@@ -38,18 +38,18 @@ class LogLines:
             self._level = self._log.level
             self._log.setLevel(logging.INFO)
 
-    def say(self, step: int, data: Mapping[str, Any], now_ns: int) -> bool:
-        """One line, unless one was written just now: then it is counted, and the next line says how many."""
+    def write(self, step: int, data: Mapping[str, Any], now_ns: int) -> bool:
+        """Write a line, unless one was written just now: then it is counted for the next line. Returns whether it was written."""
         if self._num >= FIRST and now_ns < self._next_ns:
-            self._held_back += 1
+            self._num_skipped += 1
             return False
         self._num += 1
         self._next_ns = now_ns + PAUSE_NS
-        about = dict(data) | ({"steps_since_last_line": self._held_back + 1} if self._held_back else {})
-        self._held_back = 0
+        about = dict(data) | ({"steps_since_last_line": self._num_skipped + 1} if self._num_skipped else {})
+        self._num_skipped = 0
         if self._log.isEnabledFor(logging.INFO):
-            said = {"switch": self._switch, "step": step, **about}
-            text = json.dumps(_strict(said)) if self._as_json else _plain(self._switch, step, about)
+            line = {"switch": self._switch, "step": step, **about}
+            text = json.dumps(_json_value(line)) if self._as_json else _plain(self._switch, step, about)
             record = self._log.makeRecord(
                 self._log.name, logging.INFO, "", 0, "%s", (text,), None, extra={"sonde": {"step": step, **about}}
             )
@@ -63,22 +63,22 @@ class LogLines:
 
 
 def _plain(switch: str, step: int, data: Mapping[str, Any]) -> str:
-    return f"sonde: {switch}, step {step}: " + ", ".join(f"{name} {_said(value)}" for name, value in data.items())
+    return f"sonde: {switch}, step {step}: " + ", ".join(f"{name} {_format(value)}" for name, value in data.items())
 
 
-def _said(value: Any) -> str:
+def _format(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, Mapping):
-        return " ".join(f"{name}:{_said(item)}" for name, item in value.items()) or "none"
+        return " ".join(f"{name}:{_format(item)}" for name, item in value.items()) or "none"
     text = str(value)
     return text if text.isprintable() else ascii(text)[1:-1]
 
 
-def _strict(value: Any) -> Any:
-    """JSON knows no NaN and no infinity: they are told as texts."""
+def _json_value(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they are written as texts."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
-        return {str(name): _strict(item) for name, item in value.items()}
+        return {str(name): _json_value(item) for name, item in value.items()}
     return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)

@@ -1,6 +1,6 @@
 """torch.profiler over a few steps of a training that is under way: begun and ended between two steps, written beside the run.
 
-One profiler serves both switches that want one, since torch has one per process. Where the user's own is running, ours waits.
+One profiler serves both switches that want one, since torch has one per process. While a profiler of the user's runs, ours waits.
 """
 
 from __future__ import annotations
@@ -9,19 +9,23 @@ import os
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity
 
+from sonde.capture.torch_internals import is_profiling
+from sonde.events import TorchProfileWritten
+
 NUM_STEPS = 10  # that are profiled before the switch turns itself off: a trace of more is slow to open, and fills memory
 TRACES = "traces"  # folder in the run's directory
-NUM_TOLD = 5  # operations
+NUM_OPERATIONS = 5  # operations
 
 PLAIN, TENSORBOARD = "autograd_profiler", "tensorboard_profiler"
 
 
-class Tracing:
+class TorchProfilerRun:
+    """Runs torch.profiler over a few steps and writes its trace."""
+
     def __init__(self, directory: Path) -> None:
         self._directory = directory / TRACES
         self._profiler: torch.profiler.profile | None = None
@@ -32,9 +36,9 @@ class Tracing:
     def active(self) -> bool:
         return self._profiler is not None
 
-    def begin(self, switches: tuple[str, ...], step: int) -> bool:
-        """From this step on. False where somebody else profiles: it may be asked again."""
-        if torch._C._autograd._profiler_enabled():
+    def start(self, switches: tuple[str, ...], step: int) -> bool:
+        """Profile from this step on. False where another profiler runs: it may be tried again."""
+        if is_profiling():
             return False
         detailed = TENSORBOARD in switches
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
@@ -49,13 +53,13 @@ class Tracing:
         self._profiler, self.asked_by, self._first, self._num = profiler, switches, step, 0
         return True
 
-    def step_ended(self) -> bool:
-        """Whether enough was seen."""
+    def on_step_end(self) -> bool:
+        """Returns whether enough steps are profiled."""
         self._num += 1
         return self._num >= NUM_STEPS
 
-    def end(self) -> dict[str, Any] | None:
-        """Stops, and writes what was seen; None where not one step was."""
+    def stop(self) -> TorchProfileWritten | None:
+        """Stop and write the trace; None where it has not one step."""
         profiler, self._profiler = self._profiler, None
         if profiler is None:
             return None
@@ -67,5 +71,5 @@ class Tracing:
         target = self._directory / f"steps-{self._first:06d}-{self._first + self._num - 1:06d}_{os.getpid()}.{time.time_ns()}.{ending}"
         profiler.export_chrome_trace(str(target))
         rows = sorted(profiler.key_averages(), key=lambda row: row.self_cpu_time_total, reverse=True)
-        told = {row.key: round(row.self_cpu_time_total / 1e3 / self._num, 4) for row in rows[:NUM_TOLD]}
-        return {"num_steps": self._num, "trace": f"{TRACES}/{target.name}", "ms_per_step": told}
+        averages = {row.key: round(row.self_cpu_time_total / 1e3 / self._num, 4) for row in rows[:NUM_OPERATIONS]}
+        return TorchProfileWritten(num_steps=self._num, trace=f"{TRACES}/{target.name}", ms_per_step=averages)

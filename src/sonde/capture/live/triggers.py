@@ -1,6 +1,6 @@
-"""Numbers that a user wants to have of a step (`session.metric`), and conditions that turn switches on for a while (`session.when`).
+"""Metrics of the user's (`session.metric`), and conditions that turn switches on for a while (`session.when`).
 
-Both are looked at between two steps. What a user's function raises stays here; one that keeps failing is taken out, and that is said.
+Both are evaluated between two steps. An error in a user's function does not reach the training; a function that keeps failing is disabled.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sonde.capture.error_isolation import Faults
+from sonde.capture import patches
+from sonde.capture.incident import Incident, SpikeIncident
 from sonde.capture.live.switches import Switches
-from sonde.capture.recorder import Journal
-from sonde.capture.step_tracker import Loop
+from sonde.capture.probes.base import Probe, ProbeContext
 from sonde.conditions import STEP_NAMES, Condition, parse_condition
 from sonde.errors import SondeError
-from sonde.spike_detection import Leap
+from sonde.events import ConditionMet
 from sonde.statistics.tensor_utils import read_scalar
 
 NAMED = ("loss_spike", "gradient_spike", "nonfinite", "slow_step")
-SLOW = 2.5  # times the usual step, as for the x-ray: noise of a busy machine is mostly below
+SLOW = 2.5  # times the usual step, as for the step profiler: noise of a busy machine is mostly below
 SLOW_NS = 2_000_000  # and so much longer
 SETTLED = 8  # steps before a step may be slow
 MEMORY = 0.9  # of the running average of the usual step
@@ -32,6 +32,8 @@ _log = logging.getLogger("sonde")
 
 @dataclass(slots=True)
 class Metric:
+    """A function of the user's that is called every so many steps."""
+
     name: str
     function: Callable[..., Any]
     takes_session: bool
@@ -40,6 +42,8 @@ class Metric:
 
 @dataclass(slots=True)
 class Trigger:
+    """A condition, and the switches that it turns on."""
+
     text: str
     condition: Condition | None  # None: one of `NAMED`
     then: tuple[str, ...]
@@ -49,20 +53,14 @@ class Trigger:
 
 
 class Triggers:
+    """Metrics of the user's and conditions that turn switches on, evaluated between two steps. `session` is passed to metrics."""
+
     def __init__(self, switches: Switches, session: object) -> None:
         self._switches, self._session = switches, session
         self._metrics: dict[str, Metric] = {}
         self._triggers: list[Trigger] = []
-        self._told: set[str] = set()  # named conditions that hold in the step under way
+        self.holding: set[str] = set()  # named conditions that hold in the running step
         self._usual_ns = 0.0
-        self._loop: Loop | None = None
-
-    def connect(self, loop: Loop, journal: Journal, faults: Faults) -> None:
-        self._loop, self._journal, self._faults = loop, journal, faults
-        self._listen()
-
-    def spiked(self, what: str, where: str, leap: Leap, step: int) -> None:
-        self._told.add(f"{what}_spike")
 
     def add_metric(self, name: str, function: Callable[..., Any], every: int) -> None:
         if not isinstance(name, str) or not name:
@@ -71,83 +69,90 @@ class Triggers:
             raise SondeError(f"the metric {name!r} needs a function that returns a number, not {type(function).__name__}.")
         _check_steps("every", every)
         self._metrics[name] = Metric(name, function, _takes_one(function), every)
-        self._listen()
 
     def add_trigger(self, condition: str, then: tuple[str, ...], for_steps: int) -> None:
         _check_steps("for_steps", for_steps)
-        read = None if condition in NAMED else parse_condition(condition)
-        strange = sorted(read.names - set(STEP_NAMES)) if read is not None else []
-        if strange:
+        parsed = None if condition in NAMED else parse_condition(condition)
+        unknown = sorted(parsed.names - set(STEP_NAMES)) if parsed is not None else []
+        if unknown:
             raise SondeError(
-                f"{strange[0]} is about the tensor of a layer, and this condition is asked of whole steps.\n"
+                f"{unknown[0]} is about the tensor of a layer, and this condition is asked of whole steps.\n"
                 f"It may use: {', '.join(STEP_NAMES)}; or be one of {', '.join(NAMED)}."
             )
-        self._triggers.append(Trigger(condition, read, then, for_steps))
-        self._listen()
+        self._triggers.append(Trigger(condition, parsed, then, for_steps))
 
-    def _listen(self) -> None:
-        if self._loop is not None and self.step_ended not in self._switches.also and (self._metrics or self._triggers):
-            self._switches.also.append(self.step_ended)
-            self._loop.quiet_until_ns = 0
-
-    # -- between two steps -----------------------------------------------------------------------------
-
-    def step_ended(self, step: int, training_ns: int) -> None:
+    def on_step_end(self, context: ProbeContext, training_ns: int) -> None:
+        step = context.state.number
         try:
             for metric in self._metrics.values():
                 if step % metric.every == 0:
-                    self._measure(metric, step)
+                    self._measure(context, metric)
             if self._triggers:
-                self._decide(step, training_ns)
+                self._update_named(context, training_ns)
+                for trigger in self._triggers:
+                    self._update(context, trigger)
         finally:
-            self._told.clear()
+            self.holding.clear()
 
-    def _measure(self, metric: Metric, step: int) -> None:
-        if ("metric", metric.name) in self._faults.retired:
+    def _measure(self, context: ProbeContext, metric: Metric) -> None:
+        if context.isolation.is_disabled("metric", metric.name):
             return
-        loop = self._loop
-        assert loop is not None
-        loop.deaf, was_deaf = True, loop.deaf  # a metric may call the model: that is not the training
         try:
-            number = read_scalar(metric.function(self._session) if metric.takes_session else metric.function())
+            with patches.suspended():  # a metric may call the model: that is not the training
+                number = read_scalar(metric.function(self._session) if metric.takes_session else metric.function())
             if number is not None:
-                self._journal.log(step, {metric.name: number})
+                context.recorder.log(context.state.number, {metric.name: number})
         except Exception as error:
-            self._faults.caught("metric", metric.name, error)
-        finally:
-            loop.deaf = was_deaf
+            context.isolation.report("metric", metric.name, error)
 
-    def _decide(self, step: int, training_ns: int) -> None:
-        scalars = self._journal.scalars
-        values = {name: scalars[name] for name in ("loss", "lr", "grad_norm") if not math.isnan(scalars[name])} | {"step": float(step)}
-        self._note(step, training_ns)
-        for trigger in self._triggers:
-            holds = trigger.text in self._told if trigger.condition is None else trigger.condition.decide(values)
-            if holds:
-                self._turn_on(trigger, step)
-            elif 0 <= trigger.until <= step:
-                self._switches.ask(trigger.turned_on, False, f"when {trigger.text}: over")
-                trigger.until, trigger.turned_on = -1, ()
-
-    def _note(self, step: int, training_ns: int) -> None:
-        loop = self._loop
-        assert loop is not None
-        if loop._guard.said_bad:
-            self._told.add("nonfinite")
-        if step > SETTLED and training_ns > SLOW * self._usual_ns + SLOW_NS:
-            self._told.add("slow_step")
+    def _update_named(self, context: ProbeContext, training_ns: int) -> None:
+        """Which of the named conditions hold in the step that ends."""
+        if context.state.nonfinite:
+            self.holding.add("nonfinite")
+        is_settled = context.state.number > SETTLED
+        if is_settled and training_ns > SLOW * self._usual_ns + SLOW_NS:
+            self.holding.add("slow_step")
         else:
-            self._usual_ns += (1 - MEMORY if step > SETTLED else 1) * (training_ns - self._usual_ns)
+            self._usual_ns += (1 - MEMORY if is_settled else 1) * (training_ns - self._usual_ns)
 
-    def _turn_on(self, trigger: Trigger, step: int) -> None:
+    def _update(self, context: ProbeContext, trigger: Trigger) -> None:
+        step, scalars = context.state.number, context.state.scalars
+        values = {name: scalars[name] for name in ("loss", "lr", "grad_norm") if not math.isnan(scalars[name])} | {"step": float(step)}
+        holds = trigger.text in self.holding if trigger.condition is None else trigger.condition.decide(values)
+        if holds:
+            self._turn_on(context, trigger)
+        elif 0 <= trigger.until <= step:
+            self._switches.request(trigger.turned_on, False, f"when {trigger.text}: over")
+            trigger.until, trigger.turned_on = -1, ()
+
+    def _turn_on(self, context: ProbeContext, trigger: Trigger) -> None:
+        step = context.state.number
         if trigger.until < 0:
             _log.info("sonde: %s holds at step %d: %s on for %d steps.", trigger.text, step, ", ".join(trigger.then), trigger.for_steps)
-            self._journal.event("condition", step, condition=trigger.text, then=list(trigger.then), for_steps=trigger.for_steps)
+            event = ConditionMet(condition=trigger.text, switches=list(trigger.then), for_steps=trigger.for_steps)
+            context.recorder.emit(event, step)
         off = tuple(name for name in trigger.then if not self._switches.is_on(name))
         if trigger.until < 0 or off:
             trigger.turned_on = tuple(dict.fromkeys((*trigger.turned_on, *off)))
-            self._switches.ask(off, True, f"when {trigger.text}")
+            self._switches.request(off, True, f"when {trigger.text}")
         trigger.until = step + trigger.for_steps
+
+
+class TriggerProbe(Probe):
+    """Evaluates metrics and triggers at the end of each step; spikes are incidents."""
+
+    name = "triggers"
+
+    def __init__(self, context: ProbeContext, triggers: Triggers) -> None:
+        super().__init__(context)
+        self._triggers = triggers
+
+    def on_incident(self, incident: Incident, is_confirmed: bool) -> None:
+        if isinstance(incident, SpikeIncident):
+            self._triggers.holding.add(f"{incident.what}_spike")
+
+    def on_step_timed(self, training_ns: int) -> None:
+        self._triggers.on_step_end(self._context, training_ns)
 
 
 def _takes_one(function: Callable[..., Any]) -> bool:

@@ -1,13 +1,35 @@
-"""What is measured: one aspect per file. The tuple lists them all; a test compares it with the folder."""
+"""What is measured, one aspect per file. The tuple lists all probes in the order in which they are called; a test compares it with the
+folder. Results that a later probe needs are fields of the step's state."""
 
 from __future__ import annotations
 
-from sonde.capture.probes.activations import Activations
+from sonde.capture.probes.activations import ActivationProbe
 from sonde.capture.probes.base import Probe
-from sonde.capture.probes.batch import Batch
-from sonde.capture.probes.eval_in_train_mode import Validation
-from sonde.capture.probes.memory import Memory
-from sonde.capture.probes.parameters import Weights
-from sonde.capture.probes.train_eval_mode import Modes
+from sonde.capture.probes.batch import BatchProbe
+from sonde.capture.probes.call_sites import CallSiteProbe
+from sonde.capture.probes.data_passes import DataPassProbe
+from sonde.capture.probes.eval_in_train_mode import EvalInTrainModeProbe
+from sonde.capture.probes.eval_outputs import EvalOutputProbe
+from sonde.capture.probes.finite_check import FiniteCheck
+from sonde.capture.probes.learning_rate import LearningRateProbe
+from sonde.capture.probes.loss import LossProbe
+from sonde.capture.probes.memory import MemoryProbe
+from sonde.capture.probes.parameters import ParameterProbe
+from sonde.capture.probes.schedulers import SchedulerProbe
+from sonde.capture.probes.train_eval_mode import TrainEvalModeProbe
 
-PROBES: tuple[type[Probe], ...] = (Activations, Batch, Memory, Modes, Validation, Weights)
+PROBES: tuple[type[Probe], ...] = (
+    CallSiteProbe,
+    LearningRateProbe,
+    SchedulerProbe,
+    DataPassProbe,
+    ParameterProbe,  # before the finite check, which then need not read the gradients again
+    LossProbe,
+    FiniteCheck,
+    EvalOutputProbe,
+    ActivationProbe,
+    BatchProbe,
+    TrainEvalModeProbe,
+    EvalInTrainModeProbe,
+    MemoryProbe,
+)

@@ -1,9 +1,15 @@
-"""Statistics of every leaf module's output, and of the gradient of the loss with respect to it."""
+"""Statistics of every leaf module's output, and of the gradient of the loss with respect to it.
+
+During an observed forward one global forward hook measures each output when its module returns it (a later in-place operation would change
+it), and a hook on the tensor measures its gradient. `register_full_backward_hook` is not used: it fails on in-place successors and never
+fires for outputs that are no tensors.
+"""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -11,185 +17,239 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from sonde.capture.exponent_histograms import Exponents
-from sonde.capture.leaves import GradientHook, Leaf, LeafHook, await_gradient
-from sonde.capture.probes.base import Probe, Tools
-from sonde.capture.standins import put_in, take_out
-from sonde.capture.watched_model import Watched
-from sonde.events import STATISTICS, Kind, Site
+from sonde.capture import patches
+from sonde.capture.exponent_histograms import ExponentHistograms
+from sonde.capture.inert_copy import InertCopy
+from sonde.capture.overhead_budget import hook_ns
+from sonde.capture.probes.base import Probe, ProbeContext
+from sonde.capture.watched_model import WatchedModel
+from sonde.events import STATISTICS, Kind, NotMeasured, Site
 from sonde.runlog.format import FramePlan
-from sonde.statistics import native, torch_ops
 from sonde.statistics.table import StatisticsTable
+from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.torch_ops import unsupported_reason
+
+MAX_CALLS = 8  # of one module in one forward: a cell unrolled over a thousand time steps is measured on its first calls
 
 
-class _Table:
-    """StatisticsTable of statistics, and which of them were written in the step under way."""
+class _Leaf:
+    """A leaf module by its path, and the rows of its outputs."""
+
+    __slots__ = ("model", "module", "num_calls", "path", "rows", "step")
+
+    def __init__(self, model: str, path: str, module: nn.Module) -> None:
+        self.model, self.path, self.module = model, path, weakref.ref(module)
+        self.rows: dict[tuple[int, int], int | None] = {}  # (call, item) -> row; None: cannot be measured
+        self.step, self.num_calls = -1, 0
+
+
+class _LeafHook(InertCopy):
+    """A forward hook on one module, for the duration of an observed forward."""
+
+    def __init__(self, on_output: Callable[[nn.Module, Any, Any], None]) -> None:
+        self._on_output = on_output
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._on_output(module, args, output)
+
+
+class _MeasuredRows:
+    """A table of statistics, and which rows were written in this step."""
 
     def __init__(self, num_rows: int) -> None:
-        self.rows = StatisticsTable(num_rows)
-        self.taken = bytearray(num_rows)
+        self.table = StatisticsTable(num_rows)
+        self.is_written = bytearray(num_rows)
 
-    def take(self, row: int, tensor: torch.Tensor) -> None:
-        self.rows.measure_one(row, tensor)
-        self.taken[row] = 1
+    def measure(self, row: int, tensor: torch.Tensor) -> None:
+        self.table.measure_one(row, tensor)
+        self.is_written[row] = 1
 
     def grow(self) -> None:
-        self.rows.synchronize()
-        num = len(self.taken)
+        self.table.synchronize()
+        num = len(self.is_written)
         larger = StatisticsTable(2 * num)
-        larger.values[:num] = self.rows.values
-        self.rows, self.taken = larger, self.taken + bytearray(num)
+        larger.values[:num] = self.table.values
+        self.table, self.is_written = larger, self.is_written + bytearray(num)
 
 
-class Activations(Probe):
+class ActivationProbe(Probe):
+    """Measures outputs of layers and their gradients."""
+
     name = "activations"
+    OBSERVED_ONLY = True
 
-    def __init__(self, tools: Tools) -> None:
-        super().__init__(tools)
-        self.faults = tools.faults
-        self.wanted = tools.measured.activations
-        self.sites: list[Site] = []
-        self._outputs, self._gradients = _Table(64), _Table(64)
-        self._with_exponents = False
-        self._exponents = Exponents()
-        self.desk = tools.desk
-        self._hand_over()
-        self._leaves: dict[int, Leaf] = {}  # by id(module): kept between plans so that sites stay the same
-        self._plans: dict[int, tuple[int, list[tuple[weakref.ref[nn.Module], Leaf]]]] = {}  # by watched model, with its version
-        self._armed: list[tuple[dict[str, Any], Leaf]] = []
-        self._hooked: list[dict[Any, Any]] = []
-        self._key = f"sonde-{id(self)}"  # of our hook among a module's, which torch numbers
-        self._door: Leaf | None = None  # the model that was entered, where it is a leaf itself
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
+        self._sites: list[Site] = []
+        self._outputs, self._gradients = _MeasuredRows(64), _MeasuredRows(64)
+        self._histograms = ExponentHistograms()
+        self._leaves: dict[int, _Leaf] = {}  # by id(module), stored between plans so that sites stay the same
+        self._plans: dict[int, tuple[int, dict[int, _Leaf]]] = {}  # by watched model: its version, its leaves by id(module)
+        self._plan: dict[int, _Leaf] = {}  # of the forward that is under way
+        self._remove: list[Callable[[], None]] = []  # the hooks of that forward
+        self._hooked: set[int] = set()  # ids of the modules that the global hook passes over
         self._frames: dict[str, tuple[bytes, FramePlan, npt.NDArray[np.intp] | slice]] = {}
+        self._hook_ns = int(hook_ns())
 
-    def begin(self, step: int, *, with_exponents: bool) -> None:
-        self._with_exponents = with_exponents
-        self.desk.step, self.desk.fast = step, native.ENABLED and not with_exponents
+    @property
+    def is_enabled(self) -> bool:
+        return self._context.config.measured.activations
 
-    # -- in and out --------------------------------------------------------------------------------
+    # -- hooks -------------------------------------------------------------------------------------
 
-    def entered(self, watched: Watched, module: nn.Module, args: Any, kwargs: Any) -> None:
-        retired = self.faults.retired
-        plan = self._plan(watched)
-        for ref, leaf in plan if retired else put_in(plan, module, self._armed):
-            part = ref()
-            if part is None or (retired and (self.name, leaf.path) in retired):
-                continue
-            if part is module:
-                self._door = leaf  # its own forward is under way already: it is measured when it leaves
-            elif part._forward_hooks:
-                hooks: dict[Any, Any] = part._forward_hooks
-                hooks[self._key] = LeafHook(leaf)
-                self._hooked.append(hooks)
-            else:
-                leaf.put_in(part.__dict__)
-                self._armed.append((part.__dict__, leaf))
+    def on_forward_start(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        watched = self._state.model
+        if watched is None or not self._state.is_first_forward:
+            return
+        self._plan = self._leaves_of(watched)
+        self._hooked = {id(module)}  # where the model itself is a leaf, its output is measured at the end
+        has_compiled_parts = watched.has_compiled_parts
+        for leaf in self._plan.values():
+            # The output that flows on is what the user's hooks return: then ours comes after theirs. Where a part of the model is
+            # compiled, torch warns about global hooks: there the eager leaves are hooked one by one.
+            part = leaf.module()
+            if part is not None and (has_compiled_parts or part._forward_hooks) and part is not module:
+                self._hooked.add(id(part))
+                self._remove.append(part.register_forward_hook(_LeafHook(self._on_output)).remove)
+        if not has_compiled_parts:
+            self._remove.append(patches.hook_all_modules(after=self._on_any_output))
 
-    def left(self, watched: Watched, output: Any) -> None:
-        door, self._door = self._door, None
-        try:
-            if door is not None and output is not None:
-                door.measure(output)
-        finally:
-            for attributes, leaf in take_out(self._armed):
-                leaf.take_out(attributes)
-            for hooks in self._hooked:
-                hooks.pop(self._key, None)
-            self._armed.clear()
-            self._hooked.clear()
+    def on_forward_end(self, module: nn.Module, output: Any) -> None:
+        plan, self._plan = self._plan, {}
+        while self._remove:
+            self._remove.pop()()
+        leaf = plan.get(id(module))
+        if leaf is not None and output is not None:
+            self._measure(leaf, output)
 
-    def _plan(self, watched: Watched) -> list[tuple[weakref.ref[nn.Module], Leaf]]:
-        """The leaves, found once and again when modules may have changed."""
+    def _leaves_of(self, watched: WatchedModel) -> dict[int, _Leaf]:
+        """The leaves by id(module), found once and again when modules may have changed."""
         known = self._plans.get(id(watched))
         if known is not None and known[0] == watched.version:
             return known[1]
-        plan: list[tuple[weakref.ref[nn.Module], Leaf]] = []
+        plan: dict[int, _Leaf] = {}
         for path, module in watched.leaves():
             leaf = self._leaves.get(id(module))
             if leaf is None or leaf.module() is not module or (leaf.model, leaf.path) != (watched.name, path):
-                leaf = self._leaves[id(module)] = Leaf(self, watched.name, path, module)
-            if plan:
-                plan[-1][1].feeds_relu = leaf.rectifies
-            plan.append((leaf.module, leaf))
+                leaf = self._leaves[id(module)] = _Leaf(watched.name, path, module)
+            plan[id(module)] = leaf
         self._plans[id(watched)] = (watched.version, plan)
         return plan
 
     # -- measuring ---------------------------------------------------------------------------------
 
-    def take(self, leaf: Leaf, call: int, item: int, tensor: torch.Tensor) -> None:
+    def _on_any_output(self, module: nn.Module, args: Any, output: Any) -> None:
+        """The global hook: every module of the process."""
+        if id(module) in self._plan and id(module) not in self._hooked:
+            self._on_output(module, args, output)
+        else:
+            self._context.timer.own_ns += self._hook_ns
+
+    def _on_output(self, module: nn.Module, args: Any, output: Any) -> None:
+        started = perf_counter_ns()
+        leaf = self._plan.get(id(module))
+        if leaf is not None and leaf.module() is module:
+            try:
+                if not torch.compiler.is_compiling():
+                    self._measure(leaf, output)
+            except Exception as error:
+                self._context.isolation.report(self.name, leaf.path, error)
+        self._context.timer.own_ns += perf_counter_ns() - started + self._hook_ns
+
+    def _measure(self, leaf: _Leaf, output: Any) -> None:
+        number = self._state.number
+        if leaf.step != number:
+            leaf.step, leaf.num_calls = number, 0
+        call = leaf.num_calls
+        leaf.num_calls = call + 1
+        disabled = self._context.isolation.disabled
+        if call >= MAX_CALLS or (disabled and (self.name, leaf.path) in disabled):
+            return
+        if type(output) is torch.Tensor:
+            self._measure_item(leaf, call, 0, output)
+        else:
+            for item, (_, tensor) in enumerate(find_tensors(output)):
+                self._measure_item(leaf, call, item, tensor)
+
+    def _measure_item(self, leaf: _Leaf, call: int, item: int, tensor: torch.Tensor) -> None:
         key = (call, item)
-        on_gradient = leaf.rows.get(key)
-        if on_gradient is None:
-            if key in leaf.rows:
-                return
-            on_gradient = leaf.rows[key] = self._new_row(leaf, call, item, tensor)
-            leaf.first = leaf.rows.get((0, 0))
-            if on_gradient is None:
-                return
-        row = on_gradient.row
-        self._outputs.take(row, tensor)
+        row = leaf.rows.get(key, -1)
+        if row == -1:
+            row = leaf.rows[key] = self._new_row(leaf, call, item, tensor)
+        if row is None:
+            return
+        self._outputs.measure(row, tensor)
         if tensor.requires_grad:
-            on_gradient.step = self.desk.step
-            await_gradient(tensor, on_gradient)
-        if self._with_exponents:
-            self._exponents.take(Kind.ACTIVATION, self.sites[row].id, tensor)
+            tensor.register_hook(self._gradient_hook(row))  # type: ignore[no-untyped-call]
+        if self._state.with_histograms:
+            self._histograms.add(Kind.ACTIVATION, self._sites[row].id, tensor)
 
-    def take_gradient(self, row: int, gradient: torch.Tensor) -> None:
-        self._gradients.take(row, gradient)
-        if self._with_exponents:
-            self._exponents.take(Kind.ACTIVATION_GRADIENT, self.sites[row].id, gradient)
+    def _gradient_hook(self, row: int) -> Callable[[torch.Tensor], None]:
+        """Measures the gradient of an output. On a stored graph it outlives the step, and then does nothing."""
+        state, number, timer, gradients = self._state, self._state.number, self._context.timer, self._gradients
 
-    def _new_row(self, leaf: Leaf, call: int, item: int, tensor: torch.Tensor) -> GradientHook | None:
-        reason = torch_ops.unsupported_reason(tensor)
+        def on_gradient(gradient: torch.Tensor) -> None:
+            if state.number != number or not state.is_observed:
+                return
+            started = perf_counter_ns()
+            try:
+                gradients.measure(row, gradient)
+                if state.with_histograms:
+                    self._histograms.add(Kind.ACTIVATION_GRADIENT, self._sites[row].id, gradient)
+            except Exception as error:
+                self._context.isolation.report(self.name, self._sites[row].path, error)
+            timer.own_ns += perf_counter_ns() - started + self._hook_ns
+
+        return on_gradient
+
+    def _new_row(self, leaf: _Leaf, call: int, item: int, tensor: torch.Tensor) -> int | None:
+        reason = unsupported_reason(tensor)
         if reason is not None:
-            self._journal.event("unobserved", self.desk.step, where=leaf.path, reason=reason)
+            self._recorder.emit(NotMeasured(where=leaf.path, reason=reason), self._state.number)
             return None
-        site = self._journal.site(
+        site = self._recorder.site(
             kind="output", path=leaf.path, model=leaf.model, type=type(leaf.module()).__name__, call=call, item=item,
             shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."),
         )  # fmt: skip
         if site is None:
             return None
-        row = len(self.sites)
-        self.sites.append(site)
-        if row >= len(self._outputs.taken):
+        row = len(self._sites)
+        self._sites.append(site)
+        if row >= len(self._outputs.is_written):
             self._outputs.grow()
             self._gradients.grow()
-            self._hand_over()
-        return GradientHook(self, row)
+        return row
 
-    # -- the step is over --------------------------------------------------------------------------
+    # -- the end of the step -----------------------------------------------------------------------
 
     def tables(self) -> Iterable[StatisticsTable]:
-        return self._outputs.rows, self._gradients.rows
+        return self._outputs.table, self._gradients.table
 
-    def write(self, step: int) -> None:
-        self._write(Kind.ACTIVATION, step, self._outputs)
-        self._write(Kind.ACTIVATION_GRADIENT, step, self._gradients)
-        if self._with_exponents:
-            self._exponents.write(self._journal, step)
+    def collect(self) -> None:
+        self._write(Kind.ACTIVATION, self._outputs)
+        self._write(Kind.ACTIVATION_GRADIENT, self._gradients)
+        if self._state.with_histograms:
+            self._histograms.write(self._recorder, self._state.number)
 
-    def clear(self) -> None:
-        self.desk.step = -1
-        for table in (self._outputs, self._gradients):
-            table.taken[:] = bytes(len(table.taken))
-        if self._with_exponents:
-            self._exponents.clear()
+    def reset(self) -> None:
+        for rows in (self._outputs, self._gradients):
+            rows.is_written[:] = bytes(len(rows.is_written))
+        self._histograms.clear()
 
-    def _hand_over(self) -> None:
-        outputs, gradients = self._outputs, self._gradients
-        self.desk.write_to(outputs.rows.values, outputs.taken, gradients.rows.values, gradients.taken)
+    def on_detach(self) -> None:
+        while self._remove:
+            self._remove.pop()()
 
-    def _write(self, kind: str, step: int, table: _Table) -> None:
-        taken = bytes(table.taken)
-        if 1 not in taken:
+    def _write(self, kind: str, rows: _MeasuredRows) -> None:
+        is_written = bytes(rows.is_written)
+        if 1 not in is_written:
             return
         known = self._frames.get(kind)
-        if known is None or known[0] != taken:
-            distinct = [row for row, is_taken in enumerate(taken) if is_taken]
-            plan = self._journal.plan(kind, STATISTICS, [self.sites[row].id for row in distinct])
+        if known is None or known[0] != is_written:
+            written = [row for row, flag in enumerate(is_written) if flag]
+            plan = self._recorder.plan(kind, STATISTICS, [self._sites[row].id for row in written])
             # All rows so far, in order, is the usual case, and a slice is no copy.
-            index = slice(len(distinct)) if distinct == list(range(len(distinct))) else np.array(distinct)
-            known = self._frames[kind] = (taken, plan, index)
+            index = slice(len(written)) if written == list(range(len(written))) else np.array(written)
+            known = self._frames[kind] = (is_written, plan, index)
         _, plan, index = known
-        self._journal.frame(plan, step, table.rows.values[index])
+        self._recorder.frame(plan, self._state.number, rows.table.values[index])

@@ -1,94 +1,99 @@
-"""What a probe is: something that measures one aspect of an observed step, at the moments that it is told of.
-
-A probe is only called on observed steps. It plans names and rows once, turns tensors into rows of numbers, and writes them when the step is
-over. An error of its own is caught by the loop, counted, and retires the probe when it comes again.
-"""
+"""What a probe is: it measures one aspect of a training through the callbacks of its steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 
-from sonde.capture.error_isolation import Faults
-from sonde.capture.model_registry import Models
-from sonde.capture.recorder import Journal
-from sonde.capture.standins import Desk
-from sonde.capture.watched_model import Watched
-from sonde.config import DebugConfig, Measured
+from sonde.capture.patches import TrainingCallbacks
+from sonde.capture.step_state import StepState
 from sonde.statistics.table import StatisticsTable
 
-NOW_AND_THEN, RARELY, LONG_RUN = 8, 64, 1024  # every so many steps, and every so many where the run is as long as that
-EXPONENTS_FIRST = (0, 4, 16)  # observed steps on which histograms are taken
-EXPONENTS_EVERY = 64  # and then: they change slowly and cost more than the statistics
-
-
-def is_now_and_then(step: int) -> bool:
-    return step % (NOW_AND_THEN if step < LONG_RUN else RARELY) == 0
+if TYPE_CHECKING:
+    from sonde.capture.call_site import CallSites
+    from sonde.capture.error_isolation import ErrorIsolation
+    from sonde.capture.gradient_state import GradientState
+    from sonde.capture.incident import Incident
+    from sonde.capture.model_registry import ModelRegistry
+    from sonde.capture.phase_timer import PhaseTimer
+    from sonde.capture.recorder import StepRecorder
+    from sonde.capture.replay_buffer import ReplayBuffer
+    from sonde.config import DebugConfig
+    from sonde.statistics.deferred_reads import DeferredReads
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
-    """What probes are given to work with."""
+class ProbeContext:
+    """What probes work with."""
 
-    journal: Journal
     config: DebugConfig
-    faults: Faults
-    models: Models
-    desk: Desk
-    measured: Measured
+    recorder: StepRecorder
+    models: ModelRegistry
+    state: StepState
+    timer: PhaseTimer
+    isolation: ErrorIsolation
+    call_sites: CallSites
+    gradients: GradientState
+    deferred: DeferredReads
+    buffer: ReplayBuffer
+    concerns: Callable[[torch.optim.Optimizer], bool]  # whether an optimizer is part of the watched training
 
 
-class Probe:
-    """The moments of an observed step, in order. A probe overrides those that matter to it."""
+class Probe(TrainingCallbacks):
+    """Measures one aspect. A probe overrides the callbacks that it needs; the tracker calls no other.
+
+    A probe is called at every step, or with `OBSERVED_ONLY` at observed steps. Callbacks may return an `Incident`, which is handled
+    at once. An error in a probe is isolated; a probe that keeps failing is disabled. `on_forward_start` and `on_forward_end` are called
+    for the outermost forward of a watched model with gradients on; forwards in evaluation have callbacks of their own.
+    """
 
     name: ClassVar[str]
+    OBSERVED_ONLY: ClassVar[bool] = False
 
-    def __init__(self, tools: Tools) -> None:
-        self._tools = tools
-        self._journal = tools.journal
-        self.wanted = True  # by the settings; the others are not told of anything
+    def __init__(self, context: ProbeContext) -> None:
+        self._context = context
+        self._state = context.state
+        self._recorder = context.recorder
 
-    def begin(self, step: int, *, with_exponents: bool) -> None:
-        """An observed step begins. Exponent histograms are taken on some of them."""
+    @property
+    def is_enabled(self) -> bool:
+        """Whether the settings ask for it; otherwise it is never called."""
+        return True
 
-    def fetched(self, batch: Any) -> None:
-        """A data loader handed out a batch."""
+    def on_step_start(self) -> None:
+        """A step begins; whether it is observed is in the state."""
 
-    def entered(self, watched: Watched, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """With gradients on, the first forward of this step is about to run through this module: a model, or a part of one that is called
-        from outside."""
+    def on_eval_forward_start(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """A watched model is called without gradients, or in eval mode."""
 
-    def left(self, watched: Watched, output: Any) -> None:
-        """That forward is over, one way or another; without an output if it failed."""
+    def on_eval_forward_end(self, module: nn.Module, output: Any) -> Incident | None:
+        """A forward of a watched model is over, whatever its mode."""
 
-    def evaluated(self, watched: Watched, module: nn.Module, args: Any, kwargs: Any, step: int) -> None:
-        """In any step, observed or not: without gradients, a forward is about to run through a module that is in training mode."""
+    def on_update_skipped(self, optimizer: torch.optim.Optimizer) -> Incident | None:
+        """A GradScaler held the optimizer back."""
 
-    def backward(self, tensors: Any) -> None:
-        """A backward is about to run from these."""
-
-    def before(self, optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], *, closure: bool) -> None:
-        """An optimizer is about to step; with a closure, the gradients that count are made inside of it."""
-
-    def after(self, optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], *, closure: bool) -> None:
-        """An optimizer has stepped."""
+    def on_incident(self, incident: Incident, is_confirmed: bool) -> None:
+        """An incident was handled; not confirmed: it turned out to be none."""
 
     def tables(self) -> Iterable[StatisticsTable]:
-        """The step is over: what was measured, in case that some of it is still on a device and has to be brought over."""
+        """At the end of an observed step: what was measured, in case some of it is still on a device and has to be fetched."""
         return ()
 
-    def write(self, step: int) -> None:
-        """The step is over: frames and scalars go to the journal."""
+    def collect(self) -> Incident | None:
+        """At the end of an observed step: write frames and scalars."""
 
-    def now_and_then(self, step: int) -> None:
-        """A step ends that `is_now_and_then`, observed or not. Only for what takes microseconds."""
+    def on_step_end(self) -> Incident | None:
+        """At the end of every step, before its record is written."""
 
-    def clear(self) -> None:
+    def on_step_timed(self, training_ns: int) -> None:
+        """After `on_step_end`: the times of the step are in its scalars; `training_ns` is what it took without Sonde."""
+
+    def reset(self) -> None:
         """Forget the step, whatever became of it."""
 
-    def rest(self) -> None:
-        """Watching pauses or ends: whatever was put into torch is taken out."""
+    def on_detach(self) -> None:
+        """Watching pauses or ends: remove everything from torch."""

@@ -9,126 +9,137 @@ import numpy as np
 import torch
 from torch import nn
 
-from sonde.capture.class_labels import Labels, counted, is_plain, labels_of
-from sonde.capture.probes.base import Probe, Tools
-from sonde.capture.watched_model import Watched
-from sonde.events import BATCH_FIELDS, Kind, Site
+from sonde.capture.class_labels import Labels, count_labels, find_labels, is_plain
+from sonde.capture.probes.base import Probe, ProbeContext
+from sonde.events import BATCH_FIELDS, BatchInspected, Kind, Site
 from sonde.runlog.format import FramePlan
-from sonde.statistics import torch_ops
 from sonde.statistics.deferred_reads import on_device
 from sonde.statistics.fingerprint import content_hash
 from sonde.statistics.table import StatisticsTable
 from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.torch_ops import unsupported_reason
 
 MAX_TENSORS = 8  # of one batch, and of one model's inputs
-ALL_OF_THE_FIRST = 16  # observed steps; then those that are so far apart: hashing a batch costs as much as all statistics of a small layer
-APART = 32  # steps
+NUM_FIRST_STEPS = 16  # observed steps; then those at this distance: hashing a batch costs as much as all statistics of a small layer
+MIN_DISTANCE = 32  # steps
 MAX_SAMPLES = 64  # of a batch are compared with the first; the second alone where that differs
 MAX_OUTPUTS = 4  # of the models of a step, whose shapes are kept
 
 
-class Batch(Probe):
-    name = "batch"
+class BatchProbe(Probe):
+    """Measures the tensors of a batch and of a model's inputs, and compares its samples and labels."""
 
-    def __init__(self, tools: Tools) -> None:
-        super().__init__(tools)
-        self.wanted = tools.measured.batches
+    name = "batch"
+    OBSERVED_ONLY = True
+
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
         self._sites: dict[str, Site | None] = {}
-        self._rows = StatisticsTable(2 * MAX_TENSORS)
+        self._table = StatisticsTable(2 * MAX_TENSORS)
         self._extra = np.zeros((2 * MAX_TENSORS, 2))
-        self._taken: list[Site] = []
+        self._measured_sites: list[Site] = []
         self._plan: tuple[list[int], FramePlan] | None = None
         self._num_steps = 0
-        self._last_look = 0
-        self._looks = True
+        self._last_step = 0
+        self._is_active = True
         self._batch: Any = None  # what the loader handed out last, before the training's first forward: not what is validated with
         self._num_fetched = 0  # up to that forward: more than one, where several loaders feed it or a validation came before
         self._fetched: dict[int, torch.Tensor] = {}  # its tensors, by id: as inputs they are not measured again
         self._samples: dict[str, Any] = {}  # of what was given to the first forward
-        self._judged: dict[tuple[int, int], bool] = {}  # its inputs that can tell samples apart, by their place: do they not?
+        self._are_samples_alike: dict[tuple[int, int], bool] = {}  # its inputs that can tell samples apart, by their place: do they not?
         self._outputs: list[tuple[int, ...]] = []
         self._labels: list[Labels | None] = []
 
-    def begin(self, step: int, *, with_exponents: bool) -> None:
-        self._num_steps += 1
-        self._looks = self._num_steps <= ALL_OF_THE_FIRST or step - self._last_look >= APART or self._tools.measured.in_full
-        if self._looks:
-            self._last_look = step
+    @property
+    def is_enabled(self) -> bool:
+        return self._context.config.measured.batches
 
-    def fetched(self, batch: Any) -> None:
-        if self._looks and not self._samples:
+    def on_step_start(self) -> None:
+        step = self._state.number
+        self._num_steps += 1
+        is_due = self._num_steps <= NUM_FIRST_STEPS or step - self._last_step >= MIN_DISTANCE
+        self._is_active = is_due or self._context.config.measured.in_full
+        if self._is_active:
+            self._last_step = step
+
+    def on_batch_end(self, batch: Any) -> None:
+        if self._is_active and not self._samples:
             self._batch = batch
             self._num_fetched += batch is not None
 
-    def entered(self, watched: Watched, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if not self._looks:
+    def on_forward_start(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not self._is_active or not self._state.is_first_forward:
             return
-        self._take_batch()
+        self._measure_batch()
         inputs = find_tensors((args, kwargs))[:MAX_TENSORS]
         if not self._samples:
             near = [tensor for _, tensor in inputs if not on_device(tensor)] or list(self._fetched.values())[:1]
-            self._samples, self._judged = _look(near)
+            self._samples, self._are_samples_alike = _compare_samples(near)
         for place, tensor in inputs:
             if id(tensor) not in self._fetched:
-                self._take(f"input.{place.partition('.')[2]}", tensor)
+                self._measure(f"input.{place.partition('.')[2]}", tensor)
 
-    def left(self, watched: Watched, output: Any) -> None:
-        if self._looks and len(self._outputs) < MAX_OUTPUTS:
+    def on_forward_end(self, module: nn.Module, output: Any) -> None:
+        if self._is_active and self._state.is_first_forward and len(self._outputs) < MAX_OUTPUTS:
             self._outputs += [tuple(tensor.shape) for _, tensor in find_tensors(output)[:MAX_OUTPUTS]]
 
-    def backward(self, tensors: Any) -> None:
-        if self._looks:
-            found = labels_of(tensors, self._outputs, self._fetched.values())
+    def on_backward_start(self, tensors: Any) -> None:
+        if self._is_active:
+            found = find_labels(tensors, self._outputs, self._fetched.values())
             self._labels += found
             for labels in found:  # a model that computes its loss itself is given them too; its first input is what it learns from
-                if labels is not None and labels.place in list(self._judged)[1:]:
-                    del self._judged[labels.place]
+                if labels is not None and labels.place in list(self._are_samples_alike)[1:]:
+                    del self._are_samples_alike[labels.place]
 
     def tables(self) -> Iterable[StatisticsTable]:
-        self._take_batch()  # where no model was entered
-        return (self._rows,)
+        self._measure_batch()  # where no model was called
+        return (self._table,)
 
-    def write(self, step: int) -> None:
-        if self._taken:
-            num = len(self._taken)
-            ids = [site.id for site in self._taken]
+    def collect(self) -> None:
+        step = self._state.number
+        if self._measured_sites:
+            num = len(self._measured_sites)
+            ids = [site.id for site in self._measured_sites]
             if self._plan is None or self._plan[0] != ids:
-                self._plan = (ids, self._journal.plan(Kind.BATCH, BATCH_FIELDS, ids))
-            self._journal.frame(self._plan[1], step, np.hstack([self._rows.values[:num], self._extra[:num]]))
+                self._plan = (ids, self._recorder.plan(Kind.BATCH, BATCH_FIELDS, ids))
+            self._recorder.frame(self._plan[1], step, np.hstack([self._table.values[:num], self._extra[:num]]))
         if self._samples:
-            about = {"num_inputs": len(self._judged), "num_alike": sum(self._judged.values()), **self._samples}
-            self._journal.event("data", step, num_fetched=self._num_fetched, **about, labels=counted(self._labels))
+            event = BatchInspected(
+                num_fetched=self._num_fetched, num_inputs=len(self._are_samples_alike), num_alike=sum(self._are_samples_alike.values()),
+                size=self._samples["size"], sample=self._samples["sample"], labels=count_labels(self._labels),
+            )  # fmt: skip
+            self._recorder.emit(event, step)
 
-    def clear(self) -> None:
+    def reset(self) -> None:
         self._batch, self._num_fetched = None, 0
-        for held in (self._taken, self._fetched, self._samples, self._judged, self._outputs, self._labels):
+        for held in (self._measured_sites, self._fetched, self._samples, self._are_samples_alike, self._outputs, self._labels):
             held.clear()
 
-    def _take_batch(self) -> None:
+    def _measure_batch(self) -> None:
         batch, self._batch = self._batch, None
         if batch is not None:
             for place, tensor in find_tensors(batch)[:MAX_TENSORS]:
-                self._take(f"batch.{place}", tensor)
+                self._measure(f"batch.{place}", tensor)
                 self._fetched[id(tensor)] = tensor
 
-    def _take(self, path: str, tensor: torch.Tensor) -> None:
-        row = len(self._taken)
-        if row >= len(self._extra) or any(site.path == path for site in self._taken):
+    def _measure(self, path: str, tensor: torch.Tensor) -> None:
+        row = len(self._measured_sites)
+        if row >= len(self._extra) or any(site.path == path for site in self._measured_sites):
             return
         if path not in self._sites:
-            reason = torch_ops.unsupported_reason(tensor)
-            self._sites[path] = None if reason else self._journal.site(
+            reason = unsupported_reason(tensor)
+            self._sites[path] = None if reason else self._recorder.site(
                 kind="input", path=path, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch.")
             )  # fmt: skip
         site = self._sites[path]
         if site is not None:
-            self._rows.measure_one(row, tensor)
+            self._table.measure_one(row, tensor)
             fingerprint = content_hash(tensor) if not on_device(tensor) else None
             self._extra[row] = (tensor.shape[0] if tensor.dim() else 1, np.nan if fingerprint is None else fingerprint)
-            self._taken.append(site)
+            self._measured_sites.append(site)
 
 
-def _look(inputs: list[torch.Tensor]) -> tuple[dict[str, Any], dict[tuple[int, int], bool]]:
+def _compare_samples(inputs: list[torch.Tensor]) -> tuple[dict[str, Any], dict[tuple[int, int], bool]]:
     """How many samples there are, and what one of them is where they are alike in an input; then the inputs that can tell samples apart, by
     their place in memory: are all samples alike in it?
 
@@ -143,7 +154,7 @@ def _look(inputs: list[torch.Tensor]) -> tuple[dict[str, Any], dict[tuple[int, i
         if not is_plain(tensor):
             judged[-number, 0] = False  # it cannot be told
         elif len(tensor) == size:
-            alike = judged[tensor.data_ptr(), tensor.numel()] = _is_alike(tensor.detach().numpy())
+            alike = judged[tensor.data_ptr(), tensor.numel()] = _are_alike(tensor.detach().numpy())
             if alike and told["sample"] is None:
                 told["sample"] = content_hash(tensor[0])
         elif tensor.numel() and not {*tensor.shape} <= {1, *inputs[0].shape[1:]}:
@@ -152,5 +163,5 @@ def _look(inputs: list[torch.Tensor]) -> tuple[dict[str, Any], dict[tuple[int, i
     return told, judged
 
 
-def _is_alike(rows: np.ndarray[Any, Any]) -> bool:
+def _are_alike(rows: np.ndarray[Any, Any]) -> bool:
     return all(bool((rows[i] == rows[0]).all()) for i in range(1, min(len(rows), MAX_SAMPLES)))

@@ -1,7 +1,6 @@
 """Statistics of every parameter, its gradient and its update, taken around the optimizer's step in a few batched calls.
 
-Gradients are read when the optimizer is about to use them: that is after accumulation, unscaling and clipping, and it holds in compiled
-models too.
+Gradients are measured when the optimizer is about to use them: after accumulation, unscaling and clipping, and in compiled models too.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from sonde.capture.exponent_histograms import Exponents
-from sonde.capture.probes.base import Probe, Tools
+from sonde.capture.exponent_histograms import ExponentHistograms
+from sonde.capture.gradient_state import optimizer_parameters
+from sonde.capture.probes.base import Probe, ProbeContext
 from sonde.events import STATISTICS, Kind, Site
 from sonde.runlog.format import FramePlan
 from sonde.statistics.snapshot import ParameterSnapshot
@@ -24,136 +24,133 @@ UNOWNED = -1  # key of the block of parameters that no optimizer holds
 _KINDS = (Kind.PARAMETER, Kind.GRADIENT, Kind.UPDATE)
 
 
-class _Block:
-    """The parameters of one optimizer (or those that none owns): sites and rows, planned once."""
+class _ParameterBlock:
+    """The parameters of one optimizer (or those that none holds): sites and tables, planned once."""
 
-    def __init__(self, parameters: list[torch.Tensor], sites: list[Site], kept: ParameterSnapshot) -> None:
+    def __init__(self, parameters: list[torch.Tensor], sites: list[Site], snapshot: ParameterSnapshot) -> None:
         self.refs = [weakref.ref(p) for p in parameters]
         self.site_ids = [site.id for site in sites]
-        self.rows = {kind: StatisticsTable(len(parameters)) for kind in _KINDS}
-        self.kept = kept
-        self.kept_once = False
+        self.tables = {kind: StatisticsTable(len(parameters)) for kind in _KINDS}
+        self.snapshot = snapshot
+        self.has_snapshot = False  # taken at the last observed step, for parameters that no optimizer holds
         self.measured: set[str] = set()
 
     def is_of(self, parameters: list[torch.Tensor]) -> bool:
         return len(parameters) == len(self.refs) and all(map(operator.is_, map(operator.call, self.refs), parameters))
 
 
-class Weights(Probe):
-    name = "weights"
+class ParameterProbe(Probe):
+    """Measures parameters, their gradients and their updates."""
 
-    def __init__(self, tools: Tools) -> None:
-        super().__init__(tools)
-        self._measured = tools.measured
-        self.wanted = self._measured.weights or self._measured.gradients
-        self._blocks: dict[int, _Block] = {}
+    name = "parameters"
+    OBSERVED_ONLY = True
+
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
+        self._measured = context.config.measured
+        self._blocks: dict[int, _ParameterBlock] = {}
         self._plans: dict[tuple[str, tuple[int, ...]], FramePlan] = {}
-        self._exponents = Exponents()
-        self._with_exponents = False
-        self._bytes_left = int(tools.config.max_update_memory_mb * 2**20)
+        self._histograms = ExponentHistograms()
+        self._bytes_left = int(context.config.max_update_memory_mb * 2**20)
 
-    def begin(self, step: int, *, with_exponents: bool) -> None:
-        self._with_exponents = with_exponents
+    @property
+    def is_enabled(self) -> bool:
+        return self._measured.weights or self._measured.gradients
 
-    def before(self, optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], *, closure: bool) -> None:
+    def on_optimizer_step_start(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
+        parameters = optimizer_parameters(optimizer)
         block = self._block(id(optimizer), parameters)
-        self._take_parameters(block, parameters)
-        if not closure:
-            self._take_gradients(block, parameters)
+        self._measure_parameters(block, parameters)
+        if not has_closure:  # else the gradients that count are made inside of it
+            self._measure_gradients(block, parameters)
+            self._pass_on_check(block)
 
-    def after(self, optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], *, closure: bool) -> None:
+    def on_optimizer_step_end(self, optimizer: torch.optim.Optimizer) -> None:
+        parameters = optimizer_parameters(optimizer)
         block = self._blocks.get(id(optimizer))
         if block is None or not block.is_of(parameters):
             return
-        if closure:
-            self._take_gradients(block, parameters)
+        if self._state.has_closure:
+            self._measure_gradients(block, parameters)
+            self._pass_on_check(block)
         if Kind.PARAMETER in block.measured:
-            self._take_updates(block, parameters)
+            self._measure_updates(block, parameters)
 
-    def guarded(self, optimizer: torch.optim.Optimizer) -> tuple[float, int] | None:
-        """The guard's answer for this optimizer's gradients, where they have just been measured: on large models a second reading shows."""
-        block = self._blocks.get(id(optimizer))
-        return block.rows[Kind.GRADIENT].finite_check() if block is not None and Kind.GRADIENT in block.measured else None
+    def _pass_on_check(self, block: _ParameterBlock) -> None:
+        """The finite check need not read the gradients a second time."""
+        self._state.gradient_check = block.tables[Kind.GRADIENT].finite_check() if Kind.GRADIENT in block.measured else None
 
     def tables(self) -> Iterable[StatisticsTable]:
-        if self._tools.models.unowned:
-            self._look_at_unowned(self._tools.models.unowned)
-        tables: list[StatisticsTable] = []
-        for block in self._blocks.values():
-            tables += block.rows.values()
-        return tables
+        if self._context.models.unowned:
+            self._measure_unowned(self._context.models.unowned)
+        return [table for block in self._blocks.values() for table in block.tables.values()]
 
-    def write(self, step: int) -> None:
+    def collect(self) -> None:
         for kind in _KINDS:
-            keys: tuple[int, ...] = ()
-            tables = []
-            for key, block in self._blocks.items():
-                if kind in block.measured:
-                    keys += (key,)
-                    tables.append(block.rows[kind].values)
-            if tables:
-                plan = self._plans.get((kind, keys))
-                if plan is None:
-                    ids = [site_id for key in keys for site_id in self._blocks[key].site_ids]
-                    plan = self._plans[kind, keys] = self._journal.plan(kind, STATISTICS, ids)
-                self._journal.frame(plan, step, tables[0] if len(tables) == 1 else np.concatenate(tables))
-        if self._with_exponents:
-            self._exponents.write(self._journal, step)
+            keys = tuple(key for key, block in self._blocks.items() if kind in block.measured)
+            if not keys:
+                continue
+            plan = self._plans.get((kind, keys))
+            if plan is None:
+                ids = [site_id for key in keys for site_id in self._blocks[key].site_ids]
+                plan = self._plans[kind, keys] = self._recorder.plan(kind, STATISTICS, ids)
+            values = [self._blocks[key].tables[kind].values for key in keys]
+            self._recorder.frame(plan, self._state.number, values[0] if len(values) == 1 else np.concatenate(values))
+        if self._state.with_histograms:
+            self._histograms.write(self._recorder, self._state.number)
 
-    def clear(self) -> None:
+    def reset(self) -> None:
         for block in self._blocks.values():
             block.measured.clear()
-        if self._with_exponents:
-            self._exponents.clear()
+        self._histograms.clear()
 
     # -- measuring ---------------------------------------------------------------------------------
 
-    def _take_parameters(self, block: _Block, parameters: list[torch.Tensor]) -> None:
+    def _measure_parameters(self, block: _ParameterBlock, parameters: list[torch.Tensor]) -> None:
         if self._measured.weights and block.site_ids:
-            if block.kept.available:
-                block.kept.take(parameters, block.rows[Kind.PARAMETER], 0)
+            if block.snapshot.available:
+                block.snapshot.take(parameters, block.tables[Kind.PARAMETER], 0)
             else:
-                block.rows[Kind.PARAMETER].measure(0, parameters)
+                block.tables[Kind.PARAMETER].measure(0, parameters)
             block.measured.add(Kind.PARAMETER)
-            if self._with_exponents:
-                self._take_exponents(Kind.PARAMETER, block, parameters)
+            self._add_histograms(Kind.PARAMETER, block, parameters)
 
-    def _take_gradients(self, block: _Block, parameters: list[torch.Tensor]) -> None:
+    def _measure_gradients(self, block: _ParameterBlock, parameters: list[torch.Tensor]) -> None:
         if self._measured.gradients and block.site_ids:
             gradients = [p.grad for p in parameters]
-            block.rows[Kind.GRADIENT].measure(0, gradients)
+            block.tables[Kind.GRADIENT].measure(0, gradients)
             block.measured.add(Kind.GRADIENT)
-            if self._with_exponents:
-                self._take_exponents(Kind.GRADIENT, block, gradients)
+            self._add_histograms(Kind.GRADIENT, block, gradients)
 
-    def _take_updates(self, block: _Block, parameters: list[torch.Tensor]) -> None:
-        if block.kept.available:
-            block.kept.diff(parameters, block.rows[Kind.UPDATE], 0)
+    def _measure_updates(self, block: _ParameterBlock, parameters: list[torch.Tensor]) -> None:
+        if block.snapshot.available:
+            block.snapshot.diff(parameters, block.tables[Kind.UPDATE], 0)
             block.measured.add(Kind.UPDATE)
 
-    def _take_exponents(self, kind: str, block: _Block, tensors: list[torch.Tensor] | list[torch.Tensor | None]) -> None:
-        for site_id, tensor in zip(block.site_ids, tensors):
-            if tensor is not None:
-                self._exponents.take(kind, site_id, tensor)
+    def _add_histograms(self, kind: str, block: _ParameterBlock, tensors: list[torch.Tensor] | list[torch.Tensor | None]) -> None:
+        if self._state.with_histograms:
+            for site_id, tensor in zip(block.site_ids, tensors):
+                if tensor is not None:
+                    self._histograms.add(kind, site_id, tensor)
 
-    def _look_at_unowned(self, parameters: list[torch.Tensor]) -> None:
-        """Trainable parameters that no optimizer holds: their gradients, and whether anything moved them since the last look."""
+    def _measure_unowned(self, parameters: list[torch.Tensor]) -> None:
+        """Trainable parameters that no optimizer holds: their gradients, and whether anything changed them since the last observed step."""
         block = self._block(UNOWNED, parameters)
-        if block.kept_once:
-            self._take_updates(block, parameters)
-        self._take_parameters(block, parameters)
-        self._take_gradients(block, parameters)
-        block.kept_once = self._measured.weights
+        if block.has_snapshot:
+            self._measure_updates(block, parameters)
+        self._measure_parameters(block, parameters)
+        self._measure_gradients(block, parameters)
+        block.has_snapshot = self._measured.weights
 
-    def _block(self, key: int, parameters: list[torch.Tensor]) -> _Block:
+    def _block(self, key: int, parameters: list[torch.Tensor]) -> _ParameterBlock:
         block = self._blocks.get(key)
         if block is None or not block.is_of(parameters):
-            sites = [site for p in parameters if (site := self._tools.models.parameter_site(p)) is not None]
+            sites = [site for p in parameters if (site := self._context.models.parameter_site(p)) is not None]
             if len(sites) < len(parameters):
                 sites = []  # more sites than a run should hold: these parameters go unmeasured
             num_bytes = sum(p.numel() * p.element_size() for p in parameters if p.is_floating_point())
-            kept = ParameterSnapshot(self._bytes_left)
+            snapshot = ParameterSnapshot(self._bytes_left)
             self._bytes_left = max(0, self._bytes_left - num_bytes)
-            block = self._blocks[key] = _Block(parameters if sites else [], sites, kept)
+            block = self._blocks[key] = _ParameterBlock(parameters if sites else [], sites, snapshot)
             self._plans.clear()
         return block

@@ -1,4 +1,4 @@
-"""How many cores this process may use, how many threads it wants, and how often it was pushed off a core."""
+"""How many cores this process may use, how many threads it has, and how often it was preempted."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def num_cores() -> float:
         return cores  # no quota: "max", or no such file
 
 
-class Machine:
-    """What the operating system says of this process since it was last asked."""
+class CpuUsage:
+    """Threads, load and preemptions of this process since the last call."""
 
     def __init__(self) -> None:
         self._last = self._usage()
 
-    def since(self) -> dict[str, Any]:
+    def since_last(self) -> dict[str, Any]:
         now, then = self._usage(), self._last
         self._last = now
         wall_s = max(now[0] - then[0], 1e-9)

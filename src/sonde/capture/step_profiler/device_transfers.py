@@ -1,9 +1,9 @@
-"""Tensors that are brought from one device to another: at which lines, how many bytes, and whether it had to be.
+"""Transfers of tensors between devices: at which lines, how many bytes, and whether they are needed.
 
-Two steps in a row are listened to, the one that is looked at closely and, where it moved anything, the next. What the second one moves is
-told, and which of it the first had moved too: a batch is another tensor in each step, a constant is the same one with the same contents. Of
-steps that are farther apart nothing could be said, since data that are handed out in turn come again. Nothing is kept alive for that.
-(With a real device this is untested here: our tests train on the meta device and on one that is written in Python.)
+Two steps in a row are recorded: the profiled one and, where it moved anything, the next. The transfers of the second one are reported, and
+which of them the first had made too: a batch is another tensor in each step, a constant is the same one with the same content. Steps that
+are farther apart cannot be compared, since a loader hands out the same data again. Nothing is kept alive for that.
+Tested on the meta device and on a device written in Python, not with a real accelerator.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from sonde.capture.call_site import describe_line
-from sonde.capture.device_placement import holder
-from sonde.capture.model_registry import Models
-from sonde.capture.standins import Desk
-from sonde.capture.tensor_method_patches import Call, Listening, users_frame
+from sonde.capture.call_site import describe_line, direct_user_frame
+from sonde.capture.device_placement import find_holders
+from sonde.capture.model_registry import ModelRegistry
+from sonde.capture.patches import MethodCall, TensorMethodPatch
+from sonde.capture.phase_timer import PhaseTimer
+from sonde.capture.torch_internals import graph_task_id
 from sonde.statistics.fingerprint import content_hash
 
 NAMES = ("to", "cuda", "xpu", "cpu", "copy_")
@@ -28,7 +29,7 @@ PINS = ("cuda",)  # devices that copy from pinned memory by themselves, while Py
 MAX_PLACES = 64
 MAX_TENSORS = 64  # of one line that are told apart
 MAX_NODES = 256  # of a graph that are gone through for where a tensor came from
-MOST_BETWEEN = 4  # frames of libraries between a line and the call, as in batch.to(device); what is farther away they do of themselves
+MAX_BETWEEN = 4  # frames of libraries between a line and the call, as in batch.to(device); what is farther away they do of themselves
 
 _Key = tuple[int, Any, torch.Size, tuple[int, ...], torch.dtype]
 
@@ -60,7 +61,7 @@ class _Moved:
     __slots__ = ("fingerprint", "storage", "version")
 
     def __init__(self, tensor: Tensor) -> None:
-        self.storage = _weakly(tensor)  # while we have it, the same address is the same storage
+        self.storage = _weak_storage(tensor)  # while we have it, the same address is the same storage
         self.version = -1 if tensor.is_inference() else tensor._version
         self.fingerprint = content_hash(tensor)  # numpy may write into it, and no version tells
 
@@ -72,8 +73,8 @@ class _Moved:
 class _Place:
     """A line that moves tensors between two devices, in one step."""
 
-    def __init__(self, said: tuple[str, str], call: str, origin: torch.device, target: torch.device) -> None:
-        self.said, self.call, self.origin, self.target = said, call, origin, target
+    def __init__(self, line: tuple[str, str], call: str, origin: torch.device, target: torch.device) -> None:
+        self.line, self.call, self.origin, self.target = line, call, origin, target
         self.num = self.num_bytes = self.ns = self.num_back = self.num_pageable = 0
         self.moved: dict[_Key, _Moved] = {}
         self.same: set[_Key] = set()
@@ -81,57 +82,57 @@ class _Place:
         self.largest = [(-1, ""), (-1, "")]  # of all, and of those that give reason to speak
         self.left_at = ""
 
-    def told(self, held: dict[int, str]) -> Transfer:
+    def summarize(self, held: dict[int, str]) -> Transfer:
         size, what = self.largest[self.largest[1][0] >= 0]
         num_same = sum(key[0] not in held for key in self.same)
         num_again = sum(num for key, num in self.again.items() if key[0] not in held)
         held_as = sorted({held[key[0]] for key in (*self.same, *self.again) if key[0] in held})
         return Transfer(
-            *self.said, self.call, str(self.origin), str(self.target), self.num, self.num_bytes, self.ns / 1e6, what, size,
+            *self.line, self.call, str(self.origin), str(self.target), self.num, self.num_bytes, self.ns / 1e6, what, size,
             num_same, num_again, self.num_back, self.num_pageable, self.left_at, held_as,
         )  # fmt: skip
 
 
-class Transfers:
-    """From `start` to `stop`, in one thread; `turn` at the end of each step between."""
+class DeviceTransfers:
+    """Records transfers from `start` to `stop`, in one thread, with `finish_step` at the end of each step between."""
 
-    def __init__(self, desk: Desk, models: Models) -> None:
-        self._desk, self._models = desk, models
-        self._listening = Listening(NAMES, self._note)
+    def __init__(self, timer: PhaseTimer, models: ModelRegistry) -> None:
+        self._timer, self._models = timer, models
+        self._patch = TensorMethodPatch(NAMES, self._on_call)
         self._before: dict[tuple[Any, ...], _Place] | None = None
         self._places: dict[tuple[Any, ...], _Place] = {}
         self._came: dict[int, tuple[Any, torch.device, str]] = {}  # to the CPU in this step, by its address there
 
     def start(self) -> None:
-        self._listening.start()
+        self._patch.start()
 
     @property
     def num(self) -> int:
         """Of what this step has moved so far."""
         return sum(place.num for place in self._places.values())
 
-    def turn(self) -> list[Transfer] | None:
+    def finish_step(self) -> list[Transfer] | None:
         """A step is over. What it moved, the longest first; None where the step before was not listened to."""
-        self._listening.check()
+        self._patch.check()
         places = self._places
-        held = holder(self._models.bodies(), {key[0] for place in places.values() for key in (*place.same, *place.again)})
-        told = [place.told(held) for place in places.values()] if self._before is not None else None
+        held = find_holders(self._models.bodies_that_ran(), {key[0] for place in places.values() for key in (*place.same, *place.again)})
+        summaries = [place.summarize(held) for place in places.values()] if self._before is not None else None
         self._before, self._places, self._came = places, {}, {}
-        return None if told is None else sorted(told, key=lambda transfer: -transfer.ms)
+        return None if summaries is None else sorted(summaries, key=lambda transfer: -transfer.ms)
 
     def stop(self) -> None:
-        self._listening.stop()
+        self._patch.stop()
         self._before, self._places, self._came = None, {}, {}
 
     # -- one call ----------------------------------------------------------------------------------
 
-    def _note(self, call: Call) -> None:
+    def _on_call(self, call: MethodCall) -> None:
         given = call.args[1] if len(call.args) > 1 else call.kwargs.get("other")
         source, goal = (given, call.args[0]) if call.name == "copy_" else (call.args[0], call.result)
         if not (isinstance(source, Tensor) and isinstance(goal, Tensor)) or source.device == goal.device or call.result is None:
             return
         began = perf_counter_ns()
-        frame = users_frame(call.frame, MOST_BETWEEN)
+        frame = direct_user_frame(call.frame, MAX_BETWEEN)
         if frame is not None:
             key = (frame.f_code.co_filename, frame.f_lineno, source.device, goal.device)
             place = self._places.get(key)
@@ -140,26 +141,26 @@ class Transfers:
             if place is not None:
                 before = self._before.get(key) if self._before else None
                 self._add(place, before, source, goal, call)
-        self._desk.own_ns += perf_counter_ns() - began
+        self._timer.own_ns += perf_counter_ns() - began
 
-    def _add(self, place: _Place, before: _Place | None, source: Tensor, goal: Tensor, call: Call) -> None:
+    def _add(self, place: _Place, before: _Place | None, source: Tensor, goal: Tensor, call: MethodCall) -> None:
         size = source.numel() * source.element_size()
         place.num += 1
         place.num_bytes += size
         place.ns += call.ns
-        noteworthy = False
+        is_avoidable = False
         if goal.is_cpu:
             if goal.numel() and goal.layout is torch.strided:
-                self._came[goal.untyped_storage().data_ptr()] = _weakly(goal), source.device, place.said[0]
+                self._came[goal.untyped_storage().data_ptr()] = _weak_storage(goal), source.device, place.line[0]
         elif source.is_cpu and source.layout is torch.strided:
             again = self._is_again(place, before, source)
-            back = torch._C._current_graph_task_id() == -1 and self._is_back(place, source, goal.device)
-            pageable = goal.device.type in PINS and _is_asked_not_to_wait(call) and not source.is_pinned()
+            back = graph_task_id() == -1 and self._is_back(place, source, goal.device)
+            pageable = goal.device.type in PINS and _is_non_blocking(call) and not source.is_pinned()
             place.num_back += back
             place.num_pageable += pageable
-            noteworthy = again or back or pageable
+            is_avoidable = again or back or pageable
         what = (size, f"{str(source.dtype).removeprefix('torch.')} {list(source.shape)}")
-        for index in range(1 + noteworthy):
+        for index in range(1 + is_avoidable):
             place.largest[index] = max(place.largest[index], what)
 
     @staticmethod
@@ -191,13 +192,13 @@ class Transfers:
         return True
 
 
-def _weakly(tensor: Tensor) -> Any:
+def _weak_storage(tensor: Tensor) -> Any:
     """Its storage, which may go all the same."""
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
-def _is_asked_not_to_wait(call: Call) -> bool:
-    """In every form of these calls, the first of the positional arguments that is True or False says so."""
+def _is_non_blocking(call: MethodCall) -> bool:
+    """In every form of these calls, the first positional argument that is a bool is `non_blocking`."""
     return bool(call.kwargs.get("non_blocking") or next((given for given in call.args[1:] if isinstance(given, bool)), False))
 
 

@@ -1,8 +1,8 @@
-"""How long each leaf of a model took in one step, and how much there was to compute.
+"""How long each leaf of a model takes in one step, and how much it computes.
 
 Forward: from the call of the module to its return. Backward: the nodes of the graph between its input and its output, each by itself,
 since the engine may do another branch in between; for those whose forward took longest the last time, or so far where there was none. Hooks
-are on during the step that is looked at, and at no other time.
+exist during the profiled step only.
 """
 
 from __future__ import annotations
@@ -10,23 +10,29 @@ from __future__ import annotations
 import heapq
 import math
 import weakref
+from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from sonde.capture.standins import Desk
-from sonde.capture.watched_model import InertCopy, Watched
+from sonde.capture import patches
+from sonde.capture.overhead_budget import hook_ns
+from sonde.capture.phase_timer import PhaseTimer
+from sonde.capture.torch_internals import graph_task_id
+from sonde.capture.watched_model import WatchedModel
 
 MAX_LAYERS = 4000  # hooks on more would take longer than the step
 MAX_CALLS = 64  # of one layer whose shapes are noted
-MAX_TOLD = 40
+MAX_RECORDED = 40
 NUM_SLOWEST = 8  # layers whose backward is timed
 MAX_NODES = 16  # of one call: a layer of torch.nn has one to five
 
 
 class LayerTime(NamedTuple):
+    """The time of one layer in one step."""
+
     path: str
     type: str
     dtype: str
@@ -37,130 +43,124 @@ class LayerTime(NamedTuple):
     elements: float  # that went in and came out, and weights
 
 
-class _Layer:
-    """What is noted of a leaf while it runs; the sums are done when the step is over."""
+class _LayerTiming:
+    """What is recorded of a leaf while it runs; the sums are computed when the step is over."""
 
-    __slots__ = ("backward_ns", "began", "followed", "forward_ns", "module", "num", "num_backwards", "path", "seen", "times")
+    __slots__ = ("backward_ns", "calls", "forward_ns", "is_followed", "module", "num", "num_backwards", "path", "started")
 
-    def __init__(self, times: LayerTimes, path: str, module: nn.Module) -> None:
-        self.times, self.path, self.module = times, path, weakref.ref(module)
-        self.began: list[tuple[int, int]] = []  # a module may call itself
+    def __init__(self, path: str, module: nn.Module) -> None:
+        self.path, self.module = path, weakref.ref(module)
+        self.started: list[tuple[int, int]] = []  # a module may call itself
         self.num = self.num_backwards = 0
-        self.followed = False  # into backward: settled at its first call, since a part of the calls would tell nothing
+        self.is_followed = False  # into backward: decided at its first call, since a part of the calls would say nothing
         self.forward_ns = self.backward_ns = 0
-        self.seen: list[tuple[torch.Size, torch.Size, torch.dtype]] = []  # of each call: what went in, what came out
-
-
-class _Before(InertCopy):
-    def __init__(self, layer: _Layer) -> None:
-        self.layer = layer
-
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        # Recomputation in backward and forwards without gradients are not the training's forward.
-        if torch._C._current_graph_task_id() != -1:
-            self.layer.times.recomputes = True
-        elif torch.is_grad_enabled():
-            self.layer.began.append((perf_counter_ns(), self.layer.times.desk.own_ns))
-
-
-class _After(InertCopy):
-    def __init__(self, layer: _Layer) -> None:
-        self.layer = layer
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or not self.layer.began:
-            return
-        now, (began, own_ns) = perf_counter_ns(), self.layer.began.pop()
-        layer, desk = self.layer, self.layer.times.desk
-        took_ns = now - began - (desk.own_ns - own_ns)
-        layer.forward_ns += took_ns
-        layer.num += 1
-        given = args[0] if args else None
-        if type(output) is Tensor and isinstance(given, Tensor):
-            if len(layer.seen) < MAX_CALLS:
-                layer.seen.append((given.shape, output.shape, output.dtype))
-            if layer.num == 1:
-                layer.followed = layer.times.is_slow(layer.path, took_ns)
-            if layer.followed and given is not output and output.grad_fn is not None:
-                layer.times.follow(layer, given, output)
-        desk.own_ns += perf_counter_ns() - now + 2 * desk.hook_ns
+        self.calls: list[tuple[torch.Size, torch.Size, torch.dtype]] = []  # shapes of input and output, and dtype
 
 
 class LayerTimes:
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
-        self.slowest: frozenset[str] = frozenset()  # of the last time: only of these the backward is timed
-        self.recomputes = False  # forwards run again during backward: whose time is whose is not known then
-        self._longest_ns: list[int] = []  # forwards of this step, a heap
-        self._layers: list[_Layer] = []
-        self._handles: list[Any] = []
-        self._on = False
+    """Times the leaves of models between `attach` and `stop`, by hooks on all modules of the process."""
 
-    def put_on(self, watched: Watched) -> None:
+    def __init__(self, timer: PhaseTimer) -> None:
+        self._timer = timer
+        self._slowest: frozenset[str] = frozenset()  # of the last time: only their backward is timed
+        self._is_recomputing = False  # forwards run again during backward: whose time is whose is not known then
+        self._longest_ns: list[int] = []  # forwards of this step, a heap
+        self._layers: dict[int, _LayerTiming] = {}  # by id(module)
+        self._remove: list[Callable[[], None]] = []
+        self._is_active = False
+        self._hook_ns = int(hook_ns())
+
+    def attach(self, watched: WatchedModel) -> None:
         """From now on, the leaves of this model too."""
-        began = perf_counter_ns()
+        started = perf_counter_ns()
         leaves = list(watched.leaves())
-        if len(leaves) <= MAX_LAYERS:
-            self._on = True
+        if len(leaves) <= MAX_LAYERS and not watched.has_compiled_parts:
             for path, module in leaves:
-                layer = _Layer(self, ".".join(part for part in (watched.name, path) if part), module)
-                self._layers.append(layer)
-                self._handles.append(module.register_forward_pre_hook(_Before(layer)))
-                self._handles.append(module.register_forward_hook(_After(layer)))
-        self.desk.own_ns += perf_counter_ns() - began
+                name = ".".join(part for part in (watched.name, path) if part)
+                self._layers[id(module)] = _LayerTiming(name, module)
+            if not self._is_active:
+                self._is_active = True
+                self._remove.append(patches.hook_all_modules(before=self._on_start, after=self._on_end))
+        self._timer.own_ns += perf_counter_ns() - started
 
     def stop(self) -> list[LayerTime]:
         """The layers that took longest, the longest first."""
-        while self._handles:
-            self._handles.pop().remove()
-        self._on = False
-        ran = sorted((layer for layer in self._layers if layer.num), key=lambda layer: -layer.forward_ns)[:MAX_TOLD]
+        while self._remove:
+            self._remove.pop()()
+        self._is_active = False
+        ran = sorted((layer for layer in self._layers.values() if layer.num), key=lambda layer: -layer.forward_ns)[:MAX_RECORDED]
         self._layers.clear()
         self._longest_ns.clear()
-        recomputes, self.recomputes = self.recomputes, False
-        self.slowest = frozenset(layer.path for layer in ran[:NUM_SLOWEST])
-        return [_told(layer, recomputes) for layer in ran]
+        is_recomputing, self._is_recomputing = self._is_recomputing, False
+        self._slowest = frozenset(layer.path for layer in ran[:NUM_SLOWEST])
+        return [_summarize(layer, is_recomputing) for layer in ran]
 
-    def is_slow(self, path: str, took_ns: int) -> bool:
+    def _on_start(self, module: nn.Module, args: Any) -> None:
+        layer = self._layers.get(id(module))
+        if layer is None or layer.module() is not module or torch.compiler.is_compiling():
+            return
+        # Recomputation in backward and forwards without gradients are not the training's forward.
+        if graph_task_id() != -1:
+            self._is_recomputing = True
+        elif torch.is_grad_enabled():
+            layer.started.append((perf_counter_ns(), self._timer.own_ns))
+
+    def _on_end(self, module: nn.Module, args: Any, output: Any) -> None:
+        layer = self._layers.get(id(module))
+        if layer is None or not layer.started or torch.compiler.is_compiling():
+            return
+        now, (started, own_ns) = perf_counter_ns(), layer.started.pop()
+        took_ns = now - started - (self._timer.own_ns - own_ns)
+        layer.forward_ns += took_ns
+        layer.num += 1
+        first = args[0] if args else None
+        if type(output) is Tensor and isinstance(first, Tensor):
+            if len(layer.calls) < MAX_CALLS:
+                layer.calls.append((first.shape, output.shape, output.dtype))
+            if layer.num == 1:
+                layer.is_followed = self._is_slow(layer.path, took_ns)
+            if layer.is_followed and first is not output and output.grad_fn is not None:
+                self._follow(layer, first, output)
+        self._timer.own_ns += perf_counter_ns() - now + 2 * self._hook_ns
+
+    def _is_slow(self, path: str, took_ns: int) -> bool:
         """One of the slowest of the last time, or of those that ran so far."""
-        if self.slowest:
-            return path in self.slowest
+        if self._slowest:
+            return path in self._slowest
         if len(self._longest_ns) < NUM_SLOWEST:
             heapq.heappush(self._longest_ns, took_ns)
             return True
         return heapq.heappushpop(self._longest_ns, took_ns) < took_ns
 
-    def follow(self, layer: _Layer, given: Tensor, output: Tensor) -> None:
+    def _follow(self, layer: _LayerTiming, given: Tensor, output: Tensor) -> None:
         """Into backward: how long the nodes of this call take."""
         nodes = _nodes_between(given, output)
         if not nodes:
             return
-        desk, left = self.desk, len(nodes)
+        timer, left = self._timer, len(nodes)
 
-        def wait_for(node: Any) -> None:
-            came = [0, 0]
+        def time_node(node: Any) -> None:
+            entered = [0, 0]
 
-            def begins(gradients: Any) -> None:
-                if self._on:
-                    came[:] = perf_counter_ns(), desk.own_ns
+            def on_start(gradients: Any) -> None:
+                if self._is_active:
+                    entered[:] = perf_counter_ns(), timer.own_ns
 
-            def ended(given: Any, gradients: Any) -> None:
+            def on_end(inputs: Any, gradients: Any) -> None:
                 nonlocal left
-                if self._on and came[0]:
+                if self._is_active and entered[0]:
                     now = perf_counter_ns()
-                    layer.backward_ns += max(0, now - came[0] - (desk.own_ns - came[1]))
-                    came[0] = 0
+                    layer.backward_ns += max(0, now - entered[0] - (timer.own_ns - entered[1]))
+                    entered[0] = 0
                     left -= 1
                     layer.num_backwards += left == 0
-                    desk.own_ns += perf_counter_ns() - now + 2 * desk.hook_ns
+                    timer.own_ns += perf_counter_ns() - now + 2 * self._hook_ns
 
-            self._handles.append(node.register_prehook(begins))
-            self._handles.append(node.register_hook(ended))
+            self._remove.append(node.register_prehook(on_start).remove)
+            self._remove.append(node.register_hook(on_end).remove)
 
         for node in nodes:
-            wait_for(node)
+            time_node(node)
 
 
 def _nodes_between(given: Tensor, output: Tensor) -> list[Any]:
@@ -177,18 +177,18 @@ def _nodes_between(given: Tensor, output: Tensor) -> list[Any]:
     return nodes
 
 
-def _told(layer: _Layer, recomputes: bool) -> LayerTime:
+def _summarize(layer: _LayerTiming, is_recomputing: bool) -> LayerTime:
     module = layer.module()
     weights = [] if module is None else [p for p in module._parameters.values() if p is not None and not nn.parameter.is_lazy(p)]
     work = num = 0.0
-    for given, output, _ in layer.seen:
+    for given, output, _ in layer.calls:
         num += given.numel() + output.numel() + sum(p.numel() for p in weights)
         work += _multiplications(module, given.numel(), output.numel())
-    if len(layer.seen) < layer.num or not type(module).__module__.startswith("torch.nn"):
+    if len(layer.calls) < layer.num or not type(module).__module__.startswith("torch.nn"):
         work = num = math.nan  # not one tensor in and one out, or somebody's own: how much there was to do is not known
     return LayerTime(
-        layer.path, type(module).__name__, str(layer.seen[0][2]).removeprefix("torch.") if layer.seen else "", layer.num,
-        layer.forward_ns / 1e6, layer.backward_ns / 1e6 if layer.num_backwards == layer.num and not recomputes else math.nan, work, num,
+        layer.path, type(module).__name__, str(layer.calls[0][2]).removeprefix("torch.") if layer.calls else "", layer.num,
+        layer.forward_ns / 1e6, layer.backward_ns / 1e6 if layer.num_backwards == layer.num and not is_recomputing else math.nan, work, num,
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """How long each line of the user's own code took in one step, and how often it ran.
 
-Python tells a tracer of every line. Only frames of the user's code are traced line by line; of a library's frames there is one event each.
+Python calls a tracer for every line. Only frames of the user's code are traced line by line; of a library's frames there is one event each.
 A line is charged with everything that ran in it or below it until the next line of the user's code began: `loss.backward()` with all of
 the backward, `x = layer(x)` with what torch did for it. A debugger that traces already is left alone.
 """
@@ -19,12 +19,12 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from sonde.capture.call_site import is_library as _in_library
-from sonde.capture.frame_locals import release_locals
-from sonde.capture.standins import Desk
+from sonde.capture.call_site import release_locals
+from sonde.capture.phase_timer import PhaseTimer
 
-MAX_EVENTS = 6_000  # in a row: following more lines would take longer, 5 ms, than a look at one step may cost
+MAX_EVENTS = 6_000  # in a row: tracing more lines would take longer, 5 ms, than the profile of one step may cost
 MAX_PAUSES = 2  # in one step: so often it is given up; the first time it is taken up again with the next phase
-MAX_LINES = 24  # told of one step: a report names one or two
+MAX_LINES = 24  # recorded of one step: a report names one or two
 LIBRARY_NS = 150  # what the event of a library's frame takes, measured; so many that a clock for each would double it
 EVENT_NS = 60  # what Python takes to call a tracer, measured: it is outside of what the tracer itself can time
 
@@ -48,8 +48,8 @@ class LineTime(NamedTuple):
 class LineTimes:
     """Between `start` and `stop`, in one thread."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, timer: PhaseTimer) -> None:
+        self._timer = timer
         self.active = self._paused = False
         self._times: dict[Key, list[float]] = {}  # nanoseconds, number
         self._functions: dict[Key, str] = {}
@@ -79,7 +79,7 @@ class LineTimes:
                 frame.f_trace = self._local
                 self._traced.append(frame)
             frame = frame.f_back
-        self._last_ns, self._last_own_ns = perf_counter_ns(), self._desk.own_ns
+        self._last_ns, self._last_own_ns = perf_counter_ns(), self._timer.own_ns
         sys.settrace(self._global)
 
     def stop(self) -> list[LineTime]:
@@ -95,7 +95,7 @@ class LineTimes:
         self._times, self._functions = {}, {}
         return found
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """A phase begins. Where there were too many lines to follow them all, what passed since belongs to the line where it was given
         up, and now they are followed again."""
         if self._paused and self.active and get_ident() == self._thread:
@@ -148,18 +148,18 @@ class LineTimes:
             self._num_pauses += 1
             sys.settrace(None)
         now = perf_counter_ns()
-        self._desk.own_ns += now - began + EVENT_NS
-        self._last_ns, self._last_own_ns = now, self._desk.own_ns
+        self._timer.own_ns += now - began + EVENT_NS
+        self._last_ns, self._last_own_ns = now, self._timer.own_ns
         return self._local
 
     # -- inside ------------------------------------------------------------------------------------
 
     def _charge(self, now: int) -> None:
         if self._num_library:
-            self._desk.own_ns += self._num_library * LIBRARY_NS
+            self._timer.own_ns += self._num_library * LIBRARY_NS
             self._num_library = 0
         if self._current is not None:
-            self._times[self._current][0] += now - self._last_ns - (self._desk.own_ns - self._last_own_ns)
+            self._times[self._current][0] += now - self._last_ns - (self._timer.own_ns - self._last_own_ns)
 
     def _key(self, frame: FrameType | None) -> Key | None:
         """The line of the user's that is under way in or above a frame."""

@@ -1,9 +1,9 @@
-"""The x-ray: now and then one step is looked at closely, to see which lines and layers its time goes to.
+"""Now and then one step is profiled in detail: which lines and layers its time goes to.
 
 It may cost as much as the step itself, so it is rare: the first after 0.4 s of training (20 s where steps are tiny), the next ones after
-twice the time each, or later where the last one was expensive. Where slow steps come at equal distances, the next of them is looked at as
-well. What it found is one event. Its own time is part of what Sonde is said to cost. Where tensors went from one device to another, the
-next step is listened to as well, for those alone.
+twice the time each, or later where the last one was expensive. Where slow steps come at equal distances, the next of them is profiled as
+well. The result is one event. Its own time is part of Sonde's reported cost. Where tensors were moved between devices, the transfers of
+the next step are recorded as well.
 """
 
 from __future__ import annotations
@@ -13,44 +13,46 @@ from contextlib import ExitStack
 from time import perf_counter_ns, thread_time_ns
 from typing import Any
 
-from sonde.capture.error_isolation import Faults
-from sonde.capture.model_registry import Models
-from sonde.capture.phase_timer import Phases
-from sonde.capture.recorder import Journal
-from sonde.capture.standins import Desk
-from sonde.capture.step_profiler.cpu_usage import Machine
-from sonde.capture.step_profiler.device_transfers import Transfers
+from sonde.capture.error_isolation import ErrorIsolation
+from sonde.capture.model_registry import ModelRegistry
+from sonde.capture.phase_timer import PhaseTimer
+from sonde.capture.recorder import StepRecorder
+from sonde.capture.step_profiler.cpu_usage import CpuUsage
+from sonde.capture.step_profiler.device_transfers import DeviceTransfers
 from sonde.capture.step_profiler.layer_times import LayerTimes
 from sonde.capture.step_profiler.line_times import LineTimes
 from sonde.capture.step_profiler.sync_points import SyncPoints
 from sonde.config import Measured
+from sonde.events import StepProfile, TransfersMeasured
 
 FIRST_NS = 400_000_000  # of training: what is over sooner is not worth making faster
 LIGHT_NS = 4_000_000  # a step that is shorter: of so small a model only …
 LONG_NS = 20_000_000_000  # … a run that is longer than this is worth it
 SHARE = 0.01  # of the time trained since the last one that it may cost
-PUT_OFF = 8  # steps at most, for one that is not observed: where observing is cheap, all of them are
+PUT_OFF = 8  # steps at most, until one that is not observed: where observing is cheap, all of them are
 SETTLED = 8  # steps: before that caches fill and memory is first asked for
 SLOW = 2.5  # times the usual step: noise of a busy machine is mostly below
 SLOW_NS = 2_000_000  # and so much longer: less cannot be seen by anybody
 MEMORY = 0.9  # of the running average of the usual step
-MAX_SLOW = 6  # slow steps that are looked at in one run: they are alike
+MAX_SLOW = 6  # slow steps that are profiled in one run: they are alike
 
-_PLACE = ("xray", "")
+_PLACE = ("step_profiler", "")
 
 
 class StepProfiler:
-    __slots__ = ("__dict__", "__weakref__", "_every", "_expected", "_trained_ns", "_usual_ns", "_wanted", "active", "due_ns", "long_ns")
+    """Decides which steps are profiled, and records lines, layers, synchronization points and transfers of one."""
 
-    def __init__(self, journal: Journal, models: Models, desk: Desk, phases: Phases, faults: Faults, measured: Measured) -> None:
-        self._journal, self._models, self._desk, self._phases, self._faults = journal, models, desk, phases, faults
-        self._lines, self._waits, self._layers, self._machine = LineTimes(desk), SyncPoints(), LayerTimes(desk), Machine()
-        self._transfers = Transfers(desk, models)
-        self._wanted, self._every = measured.lines, measured.lines_every
-        self._is_asked = False
-        self.active = False
-        self._looks = False  # at all of the step; else, while active, only its transfers are listened to
-        self.compiles = False  # torch.compile guards on what is patched here, and would compile again
+    def __init__(
+        self, recorder: StepRecorder, models: ModelRegistry, timer: PhaseTimer, isolation: ErrorIsolation, measured: Measured
+    ) -> None:
+        self._recorder, self._models, self._timer, self._isolation = recorder, models, timer, isolation
+        self._lines, self._sync_points, self._layers, self._cpu = LineTimes(timer), SyncPoints(), LayerTimes(timer), CpuUsage()
+        self._transfers = DeviceTransfers(timer, models)
+        self._is_enabled, self._every = measured.lines, measured.lines_every
+        self._is_due = False
+        self.is_active = False
+        self._is_full = False  # all of the step is profiled; else, while active, only its transfers are recorded
+        self.is_compiling = False  # torch.compile guards on what is patched here, and would compile again
         self.due_ns, self.long_ns = FIRST_NS, LONG_NS  # after so much training
         self._num_put_off = 0
         self._trained_ns = 0
@@ -63,15 +65,15 @@ class StepProfiler:
 
     # -- when --------------------------------------------------------------------------------------
 
-    def step_begins(self, step: int, last_ns: int, observed: bool) -> None:
-        """On every step: how long the one before took, without what was Sonde's, and whether this one is busy being observed."""
-        if not self._wanted:
+    def on_step_start(self, step: int, last_ns: int, *, is_observed: bool) -> None:
+        """Called for every step: `last_ns` is what the one before took without Sonde; an observed step is busy with that."""
+        if not self._is_enabled:
             return
         self._trained_ns += last_ns
         if self._every is not None:
-            self._is_asked = self._is_asked or step % self._every == 0
-            if self._is_asked and not self._puts_off(observed):
-                self._is_asked = False
+            self._is_due = self._is_due or step % self._every == 0
+            if self._is_due and not self._should_wait(is_observed):
+                self._is_due = False
                 self._begin("asked")
             return
         if step <= SETTLED:
@@ -82,15 +84,15 @@ class StepProfiler:
         else:
             self._usual_ns += (1 - MEMORY) * (last_ns - self._usual_ns)
         if self._trained_ns >= self.due_ns:
-            if (self._usual_ns >= LIGHT_NS or self._trained_ns >= self.long_ns) and not self._puts_off(observed):
+            if (self._usual_ns >= LIGHT_NS or self._trained_ns >= self.long_ns) and not self._should_wait(is_observed):
                 self._begin("")
         elif step == self._expected and self._num_slow < MAX_SLOW and self._trained_ns > FIRST_NS:
             self._num_slow += 1
             self._begin("slow")
 
-    def _puts_off(self, observed: bool) -> bool:
-        """A look is due: does it wait for a step that is not busy being observed?"""
-        self._num_put_off = self._num_put_off + 1 if observed and self._num_put_off < PUT_OFF else 0
+    def _should_wait(self, is_observed: bool) -> bool:
+        """A profile is due: does it wait for a step that is not observed?"""
+        self._num_put_off = self._num_put_off + 1 if is_observed and self._num_put_off < PUT_OFF else 0
         return self._num_put_off > 0
 
     def _expect(self, slow: int) -> None:
@@ -105,74 +107,75 @@ class StepProfiler:
 
     def _begin(self, why: str) -> None:
         self.due_ns = 2 * self._trained_ns
-        if self.compiles or _PLACE in self._faults.retired or any(watched.compiled for watched in self._models):
+        if self.is_compiling or _PLACE in self._isolation.disabled or any(watched.is_compiled for watched in self._models):
             return
         self._why = why
         self._fetch_ns = self._fetch_cpu_ns = 0
-        self.active = self._looks = True
+        self.is_active = self._is_full = True
         try:
-            self._phases.on_change = self._phase_changes
-            self._transfers.start()  # first, since they may stay longer and both listen to .cpu()
-            self._waits.start()
+            self._timer.on_change = self._phase_changes
+            self._transfers.start()  # first, since it may stay longer and both patch .cpu()
+            self._sync_points.start()
             for watched in self._models:
-                self._layers.put_on(watched)
+                self._layers.attach(watched)
             self._lines.start()
         except Exception as error:
             self._failed(error)
 
     def _phase_changes(self, phase: str, begins: bool) -> None:
         if begins:
-            self._lines.go_on()
+            self._lines.resume()
         if phase == "data":  # does it compute, or wait for a disk or another process?
             sign = -1 if begins else 1
             self._fetch_ns += sign * perf_counter_ns()
             self._fetch_cpu_ns += sign * thread_time_ns()
 
-    def step_ends(self, step: int) -> None:
-        """Writes what was seen, where there was something."""
-        if not self.active:
+    def on_step_end(self, step: int) -> None:
+        """Write the profile, where there is one."""
+        if not self.is_active:
             return
         try:
-            looked, moved = self._looks, self._transfers.num
-            if looked:
-                self._write_look(step)
-            transfers = self._transfers.turn()
+            was_full, num_moved = self._is_full, self._transfers.num
+            if was_full:
+                self._write_profile(step)
+            transfers = self._transfers.finish_step()
             if transfers is not None:
-                self._journal.event("transfers", step, transfers=[_rounded(transfer._asdict()) for transfer in transfers])
+                self._recorder.emit(TransfersMeasured(transfers=[_rounded(transfer._asdict()) for transfer in transfers]), step)
             self._leave()
-            if looked and moved:
-                self.active = True
+            if was_full and num_moved:
+                self.is_active = True
             else:
                 self._transfers.stop()
         except Exception as error:
             self._failed(error)
 
-    def _write_look(self, step: int) -> None:
-        own_ns = self._desk.own_ns
-        lines, waits, layers = self._lines.stop(), self._waits.stop(), self._layers.stop()
-        self._journal.event(
-            "xray", step, why=self._why, lines=[_rounded(line._asdict()) for line in lines if line.ms >= 0.001],
-            waits=[_rounded(wait._asdict()) for wait in waits], layers=[_rounded(layer._asdict()) for layer in layers],
-            num_transfers=self._transfers.num, machine=self._machine.since(), fetch_ms=round(self._fetch_ns / 1e6, 3),
+    def _write_profile(self, step: int) -> None:
+        own_ns = self._timer.own_ns
+        lines, waits, layers = self._lines.stop(), self._sync_points.stop(), self._layers.stop()
+        event = StepProfile(
+            reason=self._why, lines=[_rounded(line._asdict()) for line in lines if line.ms >= 0.001],
+            waits=[_rounded(point._asdict()) for point in waits], layers=[_rounded(layer._asdict()) for layer in layers],
+            num_transfers=self._transfers.num, machine=self._cpu.since_last(), fetch_ms=round(self._fetch_ns / 1e6, 3),
             fetch_cpu_ms=round(self._fetch_cpu_ns / 1e6, 3),
         )  # fmt: skip
+        self._recorder.emit(event, step)
         self.due_ns = max(self.due_ns, self._trained_ns + int(own_ns / SHARE))
 
     def give_up(self) -> None:
-        """Nothing of it stays, whatever became of the step."""
-        if self.active:
+        """Remove everything from torch, whatever became of the step."""
+        if self.is_active:
             with ExitStack() as stack:
                 stack.callback(self._leave)
-                for part in (self._transfers, self._waits, self._layers, self._lines):  # the last one first
+                for part in (self._transfers, self._sync_points, self._layers, self._lines):  # the last one first
                     stack.callback(part.stop)
 
     def _leave(self) -> None:
-        self.active = self._looks = False
-        self._phases.on_change = None
+        self.is_active = self._is_full = False
+        self._timer.on_change = None
 
     def _failed(self, error: Exception) -> None:
         self.give_up()
-        self._faults.caught(*_PLACE, error)
+        self._isolation.report(*_PLACE, error)
 
 
 def _rounded(values: dict[str, Any]) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def replay_model_from(capsule: Capsule, name: str) -> Replayed:
     return Replayed(replay(capsule, model, loss_fn), ())
 
 
-class Stage:
+class Stage(patches.TrainingCallbacks):
     """SyncPoints for the call that fits, plays the step, and ends it. Hears the training loop as a session does."""
 
     def __init__(self, capsule: Capsule) -> None:
@@ -119,13 +119,13 @@ class Stage:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return self._call(original, module, args, kwargs)
 
-        patches.listen(self)
+        patches.subscribe(self)
         nn.Module.__call__ = call  # type: ignore[method-assign]
         try:
             yield
         finally:
             nn.Module.__call__ = original  # type: ignore[method-assign]
-            patches.unlisten(self)
+            patches.unsubscribe(self)
             self._finish()
 
     def unfit(self) -> str:
@@ -200,7 +200,7 @@ class Stage:
         self.notes += [f"{name} was assigned again after the model's call: the script's own was used" for name in sorted(lost)]
         self._placed.clear()
 
-    def backward_begins(self, tensors: Any) -> None:
+    def on_backward_start(self, tensors: Any) -> None:
         self._stay_over()
         if self._tracer is None:
             return
@@ -211,37 +211,24 @@ class Stage:
             self.origin = self._tracer.origin_of(bad)
             self._end()
 
-    def backward_ended(self) -> None:
+    def on_backward_end(self) -> None:
         # Where backward failed, its own exception is the better ending.
         if self._tracer is None or self._model is None or sys.exc_info()[0] is not None:
             return
         if any(p.grad is not None and _is_bad(p.grad) for p in self._model.parameters()):
             self._end()
 
-    def optimizer_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
+    def on_optimizer_step_start(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
         self._stay_over()
-        if self._tracer is not None and not closure:  # with a closure, forward and backward are still to come
+        if self._tracer is not None and not has_closure:  # with a closure, forward and backward are still to come
             self._end()
 
-    def scaler_step_begins(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer_begins(optimizer, False)
+    def on_scaler_step_start(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
+        self.on_optimizer_step_start(optimizer, False)
 
-    def optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer_begins(optimizer, False)
+    def on_optimizer_step_end(self, optimizer: torch.optim.Optimizer) -> None:
+        self.on_optimizer_step_start(optimizer, False)
 
-    def zero_grad(self, target: Any) -> None: ...
-    def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None: ...
-    def scheduler_made(self, scheduler: Any) -> None: ...
-    def scheduler_stepped(self, scheduler: Any, given: bool) -> None: ...
-    def pass_begins(self, loader: Any) -> None: ...
-    def clipped(self, max_norm: Any) -> None: ...
-    def scaled(self, scaler: Any) -> None: ...
-    def scaler_step_ended(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None: ...
-    def fetch_begins(self) -> None: ...
-    def fetch_ended(self, batch: Any) -> None: ...
-    def phase_begins(self, phase: str, call: str, by: Any) -> None: ...
-    def phase_ended(self, phase: str) -> None: ...
-    def compiling(self, target: Any) -> None: ...
 
 
 def _is_bad(tensor: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sonde.capture.error_isolation import NUM_CHANCES
+from sonde.capture.error_isolation import MAX_FAILURES
 from sonde.tools.hooks.alerts import Alert, Alerts, in_words
 from sonde.tools.hooks.hook import Hook, HookAction, HookTrigger
 from sonde.tools.hooks.hook_events import HookEvent, TrainingStopped
@@ -65,7 +65,7 @@ class Registered:
 
     @property
     def state(self) -> str:
-        if self.faults >= NUM_CHANCES:
+        if self.faults >= MAX_FAILURES:
             return "retired"
         limit = self.hook.max_executions
         return "done" if limit is not None and self.executions >= limit else "active"
@@ -111,7 +111,7 @@ class Registered:
             place = f" at {event.layer}" if event.layer else ""
             _log.warning(
                 "sonde: the hook %r failed%s in step %d (%s). Training goes on; after %d failures the hook is taken out.",
-                self.hook.name, place, event.step, self.last_error, NUM_CHANCES,
+                self.hook.name, place, event.step, self.last_error, MAX_FAILURES,
             )  # fmt: skip
 
 

@@ -12,7 +12,9 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from sonde.capture.watched_model import InertCopy, Watched
+from sonde.capture.inert_copy import InertCopy
+from sonde.capture.patches import TrainingCallbacks
+from sonde.capture.watched_model import WatchedModel
 from sonde.statistics.tensor_utils import find_tensors
 from sonde.tools.safe_hook import Contained
 
@@ -86,10 +88,10 @@ class Layers:
     """The layers of a model by name: those that can be hooked, those that are meant where nobody named any, and those out of sight."""
 
     def __init__(self, model: nn.Module) -> None:
-        watched = Watched("", model, _nothing, _nothing)
+        watched = WatchedModel("", model, TrainingCallbacks())
         body = watched.body
         assert body is not None  # the caller holds it
-        self.unseen = list(watched.hidden_parts())
+        self.unseen = list(watched.unmeasured_parts())
         hidden = tuple(f"{path}." if path else "" for path, _ in self.unseen)
         root = type(body).__name__  # the model itself has no path
         self.modules: dict[str, nn.Module] = {}
@@ -99,7 +101,3 @@ class Layers:
             if hidden and f"{path}.".startswith(hidden):
                 self.hidden.add(path or root)
         self.leaves = [path or root for path, _ in watched.leaves()]
-
-
-def _nothing(*_: Any) -> None:
-    """A `Watched` that is only asked for its layers tells nobody."""

@@ -36,7 +36,7 @@ class Generators:
 
 def search(model: nn.Module, others: list[nn.Module], generators: Generators, loss_of: Callable[[], Tensor]) -> Origin | str:
     """The operation that made the bad number, or why it could not be found. `loss_of` runs the step up to its loss."""
-    if patches._listeners:
+    if patches.subscribers():
         return "a session watches this training, and looks for it too: see its report"
     try:
         with as_before([model, *others]), distributed.alone([model]), compile_disabled():

@@ -1,4 +1,4 @@
-"""When to stop: an early stopping that says what it decides, and why, in the run."""
+"""Early stopping that records each decision and its reason in the run."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from sonde.errors import SondeError
+from sonde.events import EarlyStoppingUpdated
 
 if TYPE_CHECKING:
     from sonde.session import DebugSession
 
-MAX_TOLD = 1000  # evaluations, one event each; the decision is told in any case
+MAX_RECORDED = 1000  # evaluations, one event each; the decision is recorded in any case
 MODES = ("min", "max", "auto")
 _SMALLER = ("loss", "err", "perplexity", "ppl", "mse", "mae", "rmse", "nll", "wer", "cer", "fid", "bpc", "distance")
 _LARGER = ("acc", "f1", "auc", "precision", "recall", "score", "iou", "dice", "bleu", "rouge", "r2", "psnr", "ssim", "reward", "return")
@@ -20,7 +21,7 @@ class EarlyStopping:
     """Give it each new value of what it watches: `if stopping.step(val_loss): break`.
 
     A value is better when it beats the best so far by more than `min_delta`; after `patience` evaluations in a row without a better one it
-    is time to stop, and stays so. NaN is never better, and is told of. `session` is where it is written down; without one nothing is.
+    is time to stop, and stays so. NaN is never better, and is counted. With a `session`, each evaluation is recorded in its run.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class EarlyStopping:
         self.stopped = False
         self.why = f"no value of {monitor} was seen yet"
         self._session = session
-        self._tell()
+        self._record()
 
     def step(self, value: Any) -> bool:
         """One more evaluation. True: it is time to stop."""
@@ -62,25 +63,24 @@ class EarlyStopping:
         self.num_without = 0 if better else self.num_without + 1
         self.stopped = self.num_without >= self.patience
         self.why = self._reason()
-        if self.stopped or self.num_evaluations <= MAX_TOLD:
-            self._tell(value=number, better=better)
+        if self.stopped or self.num_evaluations <= MAX_RECORDED:
+            self._record(number, better)
         return self.stopped
 
     def _at(self) -> int | None:
-        """The step of the training that was last."""
-        loop = self._session._loop if self._session is not None else None
-        return None if loop is None else max(loop.clock.number - (not loop.clock.active), 0)
+        """The last step of the training."""
+        return None if self._session is None else self._session.last_step
 
-    def _tell(self, **news: Any) -> None:
-        loop = self._session._loop if self._session is not None else None
-        if self._session is None or loop is None:
+    def _record(self, value: float | None = None, is_better: bool | None = None) -> None:
+        if self._session is None:
             return
         best, best_step = (None, None) if math.isnan(self.best) else (self.best, self.best_step)
-        self._session._journal.event(
-            "early_stopping", loop.clock.number, monitor=self.monitor, patience=self.patience, min_delta=self.min_delta, mode=self.mode,
-            num_evaluations=self.num_evaluations, num_without=self.num_without, num_nan=self.num_nan, best=best, best_step=best_step,
-            stopped=self.stopped, why=self.why, **news,
+        event = EarlyStoppingUpdated(
+            monitor=self.monitor, patience=self.patience, min_delta=self.min_delta, mode=self.mode, num_evaluations=self.num_evaluations,
+            num_without_improvement=self.num_without, num_nan=self.num_nan, best=best, best_step=best_step, is_stopped=self.stopped,
+            reason=self.why, value=value, is_better=is_better,
         )  # fmt: skip
+        self._session.emit(event)
 
     def _is_better(self, number: float) -> bool:
         if math.isnan(number):

@@ -1,0 +1,80 @@
+"""Passes over the data: each time that a DataLoader starts, and the loop of epochs around it."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+from sonde.capture.epoch_loop import enclosing_epoch_loop, lines_of_callers
+from sonde.capture.probes.base import Probe, ProbeContext
+from sonde.capture.torch_internals import has_map_dataset
+from sonde.events import DataPass
+
+MAX_LOADERS = 200  # that are told apart
+MAX_PASSES = 2000  # events: what starts a loader more often than that has no epochs
+RESTARTS = 16  # passes that began one step after the other: the loader is asked for single batches, and further passes are not recorded
+
+
+@dataclass(slots=True)
+class _LoaderEntry:
+    index: int
+    loader: weakref.ref[Any]
+    num_batches: int | None
+    num_passes: int = 0
+    last_step: int = -2
+    num_consecutive: int = 0
+
+
+class DataPassProbe(Probe):
+    """Records when a loader begins a pass, with the number of epochs that the user's loop plans."""
+
+    name = "data_passes"
+
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
+        self._entries: dict[int, _LoaderEntry] = {}
+        self._num_loaders = self._num_passes = 0
+        self._attached_at = lines_of_callers()
+
+    def on_loader_start(self, loader: Any) -> None:
+        if self._num_passes >= MAX_PASSES:
+            return
+        entry = self._entry(loader)
+        if entry is None:
+            return
+        step = self._state.number
+        entry.num_consecutive = entry.num_consecutive + 1 if step == entry.last_step + 1 else 0
+        entry.num_passes += 1
+        entry.last_step = step
+        if entry.num_consecutive >= RESTARTS:
+            return
+        self._num_passes += 1
+        is_last = entry.num_consecutive == RESTARTS - 1 or self._num_passes == MAX_PASSES
+        loop = enclosing_epoch_loop(self._attached_at)
+        event = DataPass(
+            loader=entry.index, pass_number=entry.num_passes, num_batches=entry.num_batches, is_last_recorded=is_last or None,
+            num_rounds=loop.num_rounds if loop else None, round_index=loop.round_index if loop else None,
+            loop_line=loop.line if loop else None, break_lines=loop.break_lines if loop else None,
+        )  # fmt: skip
+        self._recorder.emit(event, step)
+
+    def _entry(self, loader: Any) -> _LoaderEntry | None:
+        entry = self._entries.get(id(loader))
+        if entry is None or entry.loader() is not loader:
+            if len(self._entries) >= MAX_LOADERS:
+                self._entries = {key: each for key, each in self._entries.items() if each.loader() is not None}
+                if len(self._entries) >= MAX_LOADERS:
+                    return None
+            entry = self._entries[id(loader)] = _LoaderEntry(self._num_loaders, weakref.ref(loader), _num_batches(loader))
+            self._num_loaders += 1
+        return entry
+
+
+def _num_batches(loader: Any) -> int | None:
+    if not has_map_dataset(loader):
+        return None
+    try:
+        return len(loader)
+    except Exception:  # a sampler without a length
+        return None

@@ -1,0 +1,194 @@
+"""At every step: are the inputs and the gradients finite, and in which state did an optimizer find its gradients?
+
+On a device the check would wait for the gradients; there their norms are computed on the device and read later. The place where a batched
+check on the device fits in is `_read_gradients`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from sonde.capture.gradient_state import OptimizerGradients, optimizer_parameters
+from sonde.capture.incident import Incident, NonFiniteIncident, SkippedUpdateIncident, SpikeIncident
+from sonde.capture.probes.base import Probe, ProbeContext
+from sonde.capture.step_state import StepState
+from sonde.events import STATISTICS, NonFinite, StaleGradientsUsed
+from sonde.spike_detection import Leap, Norms
+from sonde.statistics import reductions
+from sonde.statistics.deferred_reads import on_device
+from sonde.statistics.table import StatisticsTable
+from sonde.statistics.tensor_utils import find_tensors, read_scalar
+from sonde.statistics.torch_ops import unsupported_reason
+
+MAX_OPTIMIZERS = 16  # with gradient norms of their own: some programs construct a new optimizer for every step, and those share the last
+
+_NUM, _NAN, _INF = (STATISTICS.index(name) for name in ("num", "nan", "inf"))
+
+
+class FiniteCheck(Probe):
+    """Reads all gradients once per update: finds non-finite ones, spikes of their norm, stale and empty ones. Checks inputs of models."""
+
+    name = "finite_check"
+
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
+        self._sum_of_squares: float | None = None  # of all gradients of this step
+        self._recent_norms: dict[int, Norms] = {}  # by optimizer
+
+    def on_optimizer_created(self, optimizer: torch.optim.Optimizer) -> None:
+        self._recent_norms.clear()
+
+    def on_forward_start(self, module: nn.Module, args: Any, kwargs: Any) -> Incident | None:
+        if len(args) == 1 and not kwargs and type(args[0]) is torch.Tensor:
+            inputs = [("0", args[0])]
+        else:
+            inputs = [(place.partition(".")[2], tensor) for place, tensor in find_tensors((args, kwargs))]
+        inputs = [(place, tensor) for place, tensor in inputs if tensor.is_floating_point() and not on_device(tensor)]
+        if not inputs:
+            return None
+        _, bad = reductions.check_finite([tensor for _, tensor in inputs])
+        return report_nonfinite(self._state, "input", f"input.{inputs[bad][0]}", inputs[bad][1]) if bad >= 0 else None
+
+    def on_backward_end(self) -> Incident | None:
+        """Gradients that nobody will check before they are used: in the closure of an optimizer, or where the user updates the weights."""
+        if not self._state.is_backward_unchecked:
+            return None
+        entry = self._state.optimizer
+        optimizer = entry.optimizer() if entry is not None else None
+        held = optimizer_parameters(optimizer) if optimizer else [p for watched in self._context.models for _, p in watched.parameters()]
+        parameters = [p for p in held if p.grad is not None and not on_device(p.grad)]
+        _, bad = reductions.check_finite([p.grad for p in parameters])
+        return self._report_gradient(parameters[bad]) if bad >= 0 else None
+
+    def on_optimizer_step_start(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> Incident | None:
+        return None if has_closure else self._check(optimizer)
+
+    def on_optimizer_step_end(self, optimizer: torch.optim.Optimizer) -> Incident | None:
+        return self._check(optimizer) if self._state.has_closure else None
+
+    def on_update_skipped(self, optimizer: torch.optim.Optimizer) -> Incident | None:
+        return self._skipped(optimizer_parameters(optimizer))
+
+    def _check(self, optimizer: torch.optim.Optimizer) -> Incident | None:
+        """An optimizer uses its gradients."""
+        state, entry = self._state, self._state.optimizer
+        if entry is None:
+            return None
+        parameters = optimizer_parameters(optimizer)
+        sum_of_squares, bad, is_partial = self._read_gradients(entry, parameters)
+        self._record_update(entry, parameters, is_empty=sum_of_squares == 0 and bad < 0 and not is_partial)
+        self._sum_of_squares = (self._sum_of_squares or 0.0) + sum_of_squares
+        if bad >= 0:
+            return self._skipped(parameters) if is_skipped_by_scaler(optimizer) else self._report_gradient(parameters[bad])
+        # A closure's gradients have been used already.
+        return None if state.has_closure or is_partial else self._check_spike(entry.index, sum_of_squares)
+
+    def _read_gradients(self, entry: OptimizerGradients, parameters: list[torch.Tensor]) -> tuple[float, int, bool]:
+        """The sum of squares, the index of the first non-finite gradient (-1: none), and whether some are on a device and unknown yet."""
+        check, self._state.gradient_check = self._state.gradient_check, None
+        if check is not None:
+            return (*check, False)
+        gradients = [p.grad for p in parameters]
+        is_partial = False
+        if entry.on_device:
+            away = [p for p, gradient in zip(parameters, gradients) if gradient is not None and on_device(gradient)]
+            if away:
+                self._defer(away)
+                gradients = [None if gradient is None or on_device(gradient) else gradient for gradient in gradients]
+                is_partial = True
+        return (*reductions.check_finite(gradients), is_partial)
+
+    def _record_update(self, entry: OptimizerGradients, parameters: list[torch.Tensor], *, is_empty: bool) -> None:
+        scalars = self._state.scalars
+        is_stale, is_lost = self._context.gradients.on_update(entry, is_empty=is_empty)
+        if entry.num_updates == 1 or not entry.sampled_params:
+            entry.sample(parameters)
+        if is_stale:
+            scalars["stale_updates"] += 1
+            if not entry.is_stale_reported:
+                entry.is_stale_reported = True
+                self._recorder.emit(StaleGradientsUsed(optimizer=entry.index), self._state.number)
+        if is_empty:
+            scalars["empty_updates"] += 1
+        if is_lost:
+            scalars["cleared_updates"] += 1
+
+    def _check_spike(self, optimizer: int, sum_of_squares: float) -> SpikeIncident | None:
+        if not 0 < sum_of_squares < math.inf:
+            return None
+        place = min(optimizer, MAX_OPTIMIZERS - 1)
+        recent = self._recent_norms.get(place)
+        if recent is None:
+            recent = self._recent_norms[place] = Norms()
+        leap = recent.see(0.5 * math.log(sum_of_squares))
+        if leap is None:
+            return None
+        return SpikeIncident(step=self._state.number, what="gradient", where="grad_norm", leap=Leap(*map(math.exp, leap)))
+
+    def _report_gradient(self, parameter: torch.Tensor) -> NonFiniteIncident | None:
+        gradient = parameter.grad
+        if gradient is None:
+            return None
+        return report_nonfinite(self._state, "gradient", self._context.models.parameter_name(parameter), gradient)
+
+    def _skipped(self, parameters: list[torch.Tensor]) -> SkippedUpdateIncident:
+        state = self._state
+        return SkippedUpdateIncident(step=state.number, parameters=parameters, scale=state.loss_scale, backoff=state.loss_scale_backoff)
+
+    def on_step_end(self) -> None:
+        if self._sum_of_squares is not None:
+            self._state.scalars["grad_norm"] = math.sqrt(self._sum_of_squares)
+
+    def reset(self) -> None:
+        self._sum_of_squares = None
+        self._state.nonfinite.clear()
+
+    # -- gradients on a device -----------------------------------------------------------------------
+
+    def _defer(self, parameters: list[torch.Tensor]) -> None:
+        """Their norms are computed on the device; the answer comes with the next transfer."""
+        by_device: dict[torch.device, tuple[list[str], list[torch.Tensor]]] = {}
+        for p in parameters:
+            if p.grad is not None and unsupported_reason(p.grad) is None:
+                names, gradients = by_device.setdefault(p.grad.device, ([], []))
+                names.append(self._context.models.parameter_name(p))
+                gradients.append(p.grad)
+        for names, gradients in by_device.values():
+            self._context.deferred.add(reductions.norms(gradients), partial(self._on_fetched, self._state.number, names))
+
+    def _on_fetched(self, step: int, names: list[str], norms: Sequence[float] | Exception) -> None:
+        if isinstance(norms, Exception):
+            return  # the step's norm stays unknown
+        scalars = self._recorder.scalars_of(step)
+        known = scalars["grad_norm"]
+        scalars["grad_norm"] = total = math.hypot(*norms, 0.0 if math.isnan(known) else known)
+        bad = next((name for name, norm in zip(names, norms) if not math.isfinite(norm)), None)
+        if bad is not None:
+            self._recorder.emit(NonFinite(what="gradient", where=bad), step)
+        elif total == 0:
+            scalars["empty_updates"] += 1
+
+
+def report_nonfinite(state: StepState, what: str, where: str, tensor: torch.Tensor) -> NonFiniteIncident | None:
+    """The incident of a tensor that holds NaN or Inf; None where one of its kind was reported in this step."""
+    if what in state.nonfinite:
+        return None
+    state.nonfinite.add(what)
+    table = StatisticsTable(1)
+    table.measure_one(0, tensor)
+    table.synchronize()
+    num, nan, inf = (float(table.values[0, field]) for field in (_NUM, _NAN, _INF))
+    event = NonFinite(what=what, where=where, num_elements=num, num_nan=nan, num_inf=inf)
+    return NonFiniteIncident(step=state.number, event=event, tensor=tensor, is_loss_scaled=state.is_loss_scaled)
+
+
+def is_skipped_by_scaler(optimizer: torch.optim.Optimizer) -> bool:
+    """GradScaler hands fused optimizers what it found; their step then runs, hooks and all, and changes nothing."""
+    found_inf = getattr(optimizer, "found_inf", None)
+    return found_inf is not None and bool(read_scalar(found_inf))

@@ -1,0 +1,118 @@
+"""The losses of a step: read where they are handed to backward, averaged over the step, unscaled where a GradScaler scaled them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from sonde.capture.incident import Incident, SpikeIncident
+from sonde.capture.probes.base import Probe, ProbeContext
+from sonde.capture.probes.finite_check import report_nonfinite
+from sonde.events import NonFinite
+from sonde.spike_detection import Losses
+from sonde.statistics import reductions
+from sonde.statistics.tensor_utils import read_scalar
+from sonde.statistics.torch_ops import unsupported_reason
+
+
+class LossProbe(Probe):
+    """Records the loss of every step, and finds losses that are not finite or far above the recent ones."""
+
+    name = "loss"
+
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
+        self._sums: dict[str, tuple[float, int]] = {}  # by series: sum and number of the losses of this step
+        self._on_device: dict[str, list[torch.Tensor]] = {}  # by series: losses that are on a device
+        self._scale_on_device: torch.Tensor | None = None
+        self._recent: dict[str, Losses] = {}  # by series
+
+    def on_optimizer_created(self, optimizer: torch.optim.Optimizer) -> None:
+        """A new optimizer trains another model or another task: its losses are not compared with those before."""
+        self._recent.clear()
+
+    def on_loss_scaled(self, scaler: Any) -> None:
+        state = self._state
+        scale = scaler._scale if scaler.is_enabled() else None
+        number = None if scale is None else read_scalar(scale)
+        state.loss_scale = state.scalars["loss_scale"] = math.nan if number is None else number
+        self._scale_on_device = scale.detach().clone() if scale is not None and number is None else None
+        state.is_loss_scaled = scale is not None
+        state.loss_scale_backoff = scaler._backoff_factor if scaler.is_enabled() else math.nan
+
+    def on_backward_start(self, tensors: Any) -> Incident | None:
+        if not isinstance(tensors, torch.Tensor) or tensors.numel() != 1:
+            return None
+        state = self._state
+        series = self._context.call_sites.loss_series(state.number)
+        value = state.loss = self._read(series, tensors)
+        if value - value == 0:
+            # A closure may try points that are far off.
+            return self._check_spike(series, value) if state.optimizer is None or state.hints.has_single_closures else None
+        return report_nonfinite(state, "loss", series, tensors) if self._is_known else None
+
+    def _read(self, series: str, loss: torch.Tensor) -> float:
+        """The loss; NaN also where it is on a device, and nobody waits for it."""
+        value = reductions.read_element(loss)
+        if value is None:
+            value = read_scalar(loss)
+        self._is_known = value is not None
+        if value is None:
+            if unsupported_reason(loss) is None:  # a meta or fake tensor holds no number
+                self._on_device.setdefault(series, []).append(_first_element(loss))
+            return math.nan
+        if not math.isnan(self._state.loss_scale):
+            value /= self._state.loss_scale
+        if self._state.hints.loss_divisor is not None:
+            value *= self._state.hints.loss_divisor()
+        total, num = self._sums.get(series, (0.0, 0))
+        self._sums[series] = (total + value, num + 1)
+        return value
+
+    def _check_spike(self, series: str, value: float) -> SpikeIncident | None:
+        recent = self._recent.get(series)
+        if recent is None:
+            recent = self._recent[series] = Losses()
+        leap = recent.see(value)
+        return None if leap is None else SpikeIncident(step=self._state.number, what="loss", where=series, leap=leap)
+
+    def on_step_end(self) -> None:
+        for series, (total, num) in self._sums.items():
+            self._state.scalars[series] = total / num
+        for series, losses in self._on_device.items():
+            scale = self._scale_on_device if self._scale_on_device is not None else torch.ones_like(losses[0])
+            divisor = self._state.hints.loss_divisor
+            mean = torch.stack(losses).mean().reshape(1) * (divisor() if divisor is not None else 1.0)
+            numbers = torch.cat([mean, _first_element(scale).to(mean.device)])
+            self._context.deferred.add(numbers, partial(self._on_fetched, self._state.number, series))
+
+    def reset(self) -> None:
+        self._sums.clear()
+        self._on_device.clear()
+        self._scale_on_device = None
+        self._state.loss_scale, self._state.is_loss_scaled = math.nan, False
+
+    def log_deferred(self, name: str, value: torch.Tensor, step: int) -> None:
+        """A number of the user's that is on a device."""
+        if unsupported_reason(value) is None:
+            self._context.deferred.add(_first_element(value), partial(self._on_log_fetched, step, name))
+
+    def _on_fetched(self, step: int, series: str, numbers: Sequence[float] | Exception) -> None:
+        if isinstance(numbers, Exception):
+            return  # the step's loss stays unknown
+        loss = numbers[0] / numbers[1]
+        self._recorder.scalars_of(step)[series] = loss
+        if not math.isfinite(loss):
+            self._recorder.emit(NonFinite(what="loss", where=series, num_elements=1), step)
+
+    def _on_log_fetched(self, step: int, name: str, numbers: Sequence[float] | Exception) -> None:
+        if not isinstance(numbers, Exception):
+            self._recorder.log(step, {name: numbers[0]})
+
+
+def _first_element(value: torch.Tensor) -> torch.Tensor:
+    return value.detach().reshape(-1)[:1].to(torch.float32)

@@ -1,0 +1,107 @@
+"""Learning-rate schedulers: what each plans, and its first step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim import lr_scheduler
+
+from sonde.capture.call_site import describe_line, user_frame
+from sonde.capture.probes.base import Probe, ProbeContext
+from sonde.capture.probes.learning_rate import learning_rate
+from sonde.events import SchedulerCreated, SchedulerStarted
+
+MAX_RECORDED = 200  # schedulers, two events each: some programs construct one for every parameter
+MAX_LIST = 64  # milestones, groups
+
+PLAN = (
+    "total_steps", "T_max", "T_0", "T_mult", "step_size", "milestones", "_milestones", "gamma", "total_iters", "total_size", "start_factor",
+    "end_factor", "factor", "patience", "eta_min", "power",
+)  # fmt: skip
+"""Attributes in which schedulers store their arguments; a scheduler of the user's may have some of them too."""
+
+
+@dataclass(slots=True)
+class _SchedulerEntry:
+    index: int
+    has_stepped: bool = False
+
+
+class SchedulerProbe(Probe):
+    """Records each scheduler with its plan, and when it steps for the first time."""
+
+    name = "schedulers"
+
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
+        self._entries: dict[int, _SchedulerEntry] = {}
+        self._num_recorded = 0
+
+    def on_scheduler_created(self, scheduler: Any) -> None:
+        optimizer = scheduled_optimizer(scheduler)
+        if optimizer is None or not self._context.concerns(optimizer) or self._num_recorded >= MAX_RECORDED:
+            return
+        entry = self._entries[id(scheduler)] = _SchedulerEntry(self._num_recorded)
+        self._num_recorded += 1
+        line, text = describe_line(user_frame())
+        groups = optimizer.param_groups[:MAX_LIST]
+        event = SchedulerCreated(
+            class_name=type(scheduler).__name__, scheduler=entry.index, optimizer=self._context.gradients.register(optimizer).index,
+            rates=[learning_rate(group) for group in groups],
+            initial=[learning_rate({"lr": group.get("initial_lr")}) for group in groups],
+            plan={name.strip("_"): plain for name in PLAN if (plain := _plain(vars(scheduler).get(name))) is not None},
+            parts=[self._entries[id(part)].index for part in getattr(scheduler, "_schedulers", ()) if id(part) in self._entries],
+            is_step_counted=_is_step_patched(type(scheduler)), last_epoch=_plain(getattr(scheduler, "last_epoch", None)),
+            source=line, text=text,
+        )  # fmt: skip
+        self._recorder.emit(event, self._state.number)
+
+    def on_scheduler_step(self, scheduler: Any, has_argument: bool) -> None:
+        entry = self._entries.get(id(scheduler))
+        if entry is None:
+            self.on_scheduler_created(scheduler)  # before anybody was subscribed
+            entry = self._entries.get(id(scheduler))
+        if entry is None or entry.has_stepped:
+            return
+        entry.has_stepped = True
+        state = self._state
+        line, text = describe_line(user_frame())
+        is_first = state.number == 0 and not state.num_optimizers_stepped and not _has_optimizer_stepped(scheduler)
+        event = SchedulerStarted(
+            scheduler=entry.index, has_argument=has_argument, is_before_optimizer=is_first,
+            last_epoch=_plain(getattr(scheduler, "last_epoch", None)), source=line, text=text,
+        )  # fmt: skip
+        self._recorder.emit(event, state.number)
+
+
+def scheduled_optimizer(scheduler: Any) -> torch.optim.Optimizer | None:
+    """The optimizer of a scheduler, without the wrapper of a framework, which itself never steps."""
+    optimizer: Any = getattr(scheduler, "optimizer", None)
+    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = optimizer.optimizer
+    return optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
+
+
+def _plain(value: Any) -> float | list[float] | None:
+    if isinstance(value, bool) or value is None:
+        return None
+    if isinstance(value, (int, float)):
+        return value
+    if isinstance(value, Iterable) and not isinstance(value, (str, torch.Tensor)):
+        numbers = sorted(each for each in list(value)[:MAX_LIST] if isinstance(each, (int, float)))
+        return list(numbers) if numbers else None
+    return None
+
+
+def _is_step_patched(kind: type) -> bool:
+    """Whether its `step` is one of torch's: a class that steps by itself may step and nobody is called."""
+    owner = next((each for each in kind.__mro__ if "step" in vars(each)), None)
+    return owner is not None and owner.__module__ == lr_scheduler.__name__
+
+
+def _has_optimizer_stepped(scheduler: Any) -> bool:
+    """As torch marked it, perhaps before anybody was subscribed."""
+    return bool(getattr(getattr(scheduler, "optimizer", None), "_opt_called", False))

@@ -1,0 +1,47 @@
+"""The facts of the step that is under way: written by the tracker and by earlier probes, read by later ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sonde.capture.gradient_state import OptimizerGradients
+    from sonde.capture.watched_model import WatchedModel
+
+
+@dataclass(slots=True)
+class TrainingHints:
+    """What a framework that runs the training knows of it, and a session cannot see."""
+
+    has_single_closures: bool = False  # optimizers run their closure exactly once, so its loss is the loss of the step
+    library_calls_backward: bool = False  # the loss is made in a function of the user's that has returned by then
+    loss_divisor: Callable[[], float] | None = None  # what each loss is divided by before backward, as in gradient accumulation
+
+
+@dataclass(slots=True)
+class StepState:
+    """The running step. `scalars` is what its record will hold."""
+
+    scalars: dict[str, float]
+    number: int = 0
+    is_observed: bool = False
+    with_histograms: bool = False  # exponent histograms are taken in this step
+    hints: TrainingHints = field(default_factory=TrainingHints)
+    # the forward that is under way, or was last
+    model: WatchedModel | None = None
+    is_first_forward: bool = False  # in this step, through this module
+    # the loss
+    loss: float = math.nan  # handed to backward last; NaN where it is on a device
+    loss_scale: float = math.nan  # of a GradScaler; NaN without one, and where it is on a device
+    is_loss_scaled: bool = False
+    loss_scale_backoff: float = math.nan  # factor that the GradScaler multiplies its scale with after a skipped step
+    # the optimizer whose step is under way
+    optimizer: OptimizerGradients | None = None
+    has_closure: bool = False
+    gradient_check: tuple[float, int] | None = None  # sum of squares and first non-finite gradient, where they are measured already
+    num_optimizers_stepped: int = 0
+    is_backward_unchecked: bool = False  # no optimizer will check the gradients of this backward before they are used
+    nonfinite: set[str] = field(default_factory=set)  # what was reported: "loss", "gradient", "input"
