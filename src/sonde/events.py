@@ -18,6 +18,7 @@ from typing import (
     Any,
     ClassVar,
     NoReturn,
+    Self,
     TypeVar,
     Union,
     dataclass_transform,
@@ -190,6 +191,14 @@ class TypedEvent:
             wrong = sorted(required - values.keys()) or sorted(values.keys() - required - defaults.keys() - {"extra"})
             raise TypeError(f"{type(self).__name__}: missing or unknown arguments {wrong}")
         self.__dict__.update(state)
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Self:
+        """An event from a mapping with the keys of the log, for instance `Origin.to_dict()`. Other keys go into `extra`."""
+        own_type: Any = cls
+        names = {each.key: each.name for each in event_fields(own_type)}
+        values = {names[key]: value for key, value in data.items() if key in names}
+        return cls(extra={key: value for key, value in data.items() if key not in names}, **values)
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise FrozenInstanceError(f"cannot assign to field {name!r}")

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sonde.errors import SondeError
+from sonde.events import FrameworkTrainingStarted, TrackerConfigured
 from sonde.integrations.transformers import innermost
 from sonde.integrations.watching import GRADIENTS, Watching, contained
 
@@ -53,16 +54,17 @@ class SondeTracker(Watching):
         session = self._begin(self._model, self._optimizer, package="accelerate", package_version=accelerate.__version__)
         gradients, state = GradientState(), AcceleratorState()
         framework_hints.divides_losses(session, lambda: float(gradients.num_steps))
-        self._tell(
-            "integration", framework=self.framework, gradients=GRADIENTS, clipping="where the loop clips", clips_at=0, clips_by="",
-            accumulates=gradients.num_steps, precision=str(state.mixed_precision), strategy=str(state.distributed_type),
+        started = FrameworkTrainingStarted(
+            framework=self.framework, gradients=GRADIENTS, clipping="where the loop clips", clips_at=0, clips_by="",
+            num_accumulated=gradients.num_steps, precision=str(state.mixed_precision), strategy=str(state.distributed_type),
             rank=state.process_index, world_size=state.num_processes, resumed_at=0, epoch=0,
         )  # fmt: skip
+        self._emit(started)
 
     @contained
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
         known = {name: value for name, value in values.items() if value is None or isinstance(value, (bool, int, float, str))}
-        self._tell("configuration", values=known)
+        self._emit(TrackerConfigured(values=known))
 
     @contained
     def log(self, values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> None:

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from sonde.errors import SondeError
+from sonde.events import FrameworkEpochStarted, FrameworkTrainingEnded, FrameworkTrainingStarted
 from sonde.integrations.watching import GRADIENTS, Watching, contained
 
 NAMES = ("lightning.pytorch", "pytorch_lightning")  # two packages, whose base classes know nothing of each other
@@ -80,18 +81,19 @@ class SondeCallback(Watching):
     @contained
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         clips = trainer.gradient_clip_val
-        self._tell(
-            "integration", framework=self.framework, gradients=GRADIENTS, clipping="clipped" if clips else "unclipped",
+        started = FrameworkTrainingStarted(
+            framework=self.framework, gradients=GRADIENTS, clipping="clipped" if clips else "unclipped",
             clips_at=clips or 0, clips_by=str(trainer.gradient_clip_algorithm or "norm") if clips else "",
-            accumulates=trainer.accumulate_grad_batches, precision=str(trainer.precision), strategy=type(trainer.strategy).__name__,
-            automatic=pl_module.automatic_optimization, max_steps=trainer.max_steps, max_epochs=trainer.max_epochs,
+            num_accumulated=trainer.accumulate_grad_batches, precision=str(trainer.precision), strategy=type(trainer.strategy).__name__,
+            is_automatic=pl_module.automatic_optimization, max_steps=trainer.max_steps, max_epochs=trainer.max_epochs,
             resumed_at=trainer.global_step, epoch=trainer.current_epoch, rank=trainer.global_rank, world_size=trainer.world_size,
         )  # fmt: skip
+        self._emit(started)
 
     @contained
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self._log_new(trainer)  # of the epoch before: they are not known when it ends
-        self._tell("epoch", epoch=trainer.current_epoch, framework_step=trainer.global_step)
+        self._emit(FrameworkEpochStarted(epoch=trainer.current_epoch, framework_step=trainer.global_step))
 
     @contained
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -106,9 +108,8 @@ class SondeCallback(Watching):
     @contained
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._log_new(trainer)
-        self._tell(
-            "training_end", framework_step=trainer.global_step, epoch=trainer.current_epoch, stopped_early=bool(trainer.should_stop)
-        )
+        stopped = bool(trainer.should_stop)
+        self._emit(FrameworkTrainingEnded(framework_step=trainer.global_step, epoch=trainer.current_epoch, has_stopped_early=stopped))
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage == "fit":

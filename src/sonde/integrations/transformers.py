@@ -11,6 +11,7 @@ from math import ceil
 from typing import Any
 
 from sonde.errors import SondeError
+from sonde.events import FrameworkEpochStarted, FrameworkTrainingEnded, FrameworkTrainingStarted
 from sonde.integrations.watching import GRADIENTS, Watching, contained
 
 
@@ -44,16 +45,17 @@ class SondeCallback(Watching):
         framework_hints.calls_backward(session)
         framework_hints.divides_losses(session, lambda: self._divided_by)
         clips = float(args.max_grad_norm or 0)
-        self._tell(
-            "integration", framework=self.framework, gradients=GRADIENTS, clipping="clipped" if clips > 0 else "unclipped",
-            clips_at=clips, clips_by="norm" if clips > 0 else "", accumulates=args.gradient_accumulation_steps,
+        started = FrameworkTrainingStarted(
+            framework=self.framework, gradients=GRADIENTS, clipping="clipped" if clips > 0 else "unclipped",
+            clips_at=clips, clips_by="norm" if clips > 0 else "", num_accumulated=args.gradient_accumulation_steps,
             precision="bf16" if args.bf16 else "fp16" if args.fp16 else "32", max_steps=state.max_steps, max_epochs=state.num_train_epochs,
             resumed_at=state.global_step, epoch=state.epoch or 0, rank=args.process_index, world_size=args.world_size,
         )  # fmt: skip
+        self._emit(started)
 
     @contained
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        self._tell("epoch", epoch=round(state.epoch or 0), framework_step=state.global_step)
+        self._emit(FrameworkEpochStarted(epoch=round(state.epoch or 0), framework_step=state.global_step))
 
     @contained
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -66,7 +68,7 @@ class SondeCallback(Watching):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         early = state.global_step < state.max_steps
-        self._tell("training_end", framework_step=state.global_step, epoch=state.epoch or 0, stopped_early=early)
+        self._emit(FrameworkTrainingEnded(framework_step=state.global_step, epoch=state.epoch or 0, has_stopped_early=early))
         self._end()
 
 

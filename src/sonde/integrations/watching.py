@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from sonde.config import DebugConfig, load_config
 from sonde.errors import SondeError
+from sonde.events import TypedEvent, encode
 
 if TYPE_CHECKING:
     from sonde.report import Report
@@ -106,8 +107,9 @@ class Watching:
         if self.session is not None:
             _framework().keep(self.session, values)
 
-    def _tell(self, kind: str, /, **data: Any) -> None:
+    def _emit(self, event: TypedEvent) -> None:
         if self.session is not None:
+            kind, data = encode(event)
             _framework().tell(self.session, kind, **data)
 
 
