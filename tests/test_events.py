@@ -323,6 +323,18 @@ def test_every_event_that_a_training_writes_today_is_complete(name, every, tmp_p
         assert repr(encode(typed)) == repr((event.kind, event.data))
 
 
+@pytest.mark.torch
+def test_the_events_of_a_session_with_default_settings_are_readable(tmp_path):
+    torch = pytest.importorskip("torch")
+    import sonde
+
+    model = torch.nn.Linear(2, 1)
+    with sonde.watch(model, torch.optim.SGD(model.parameters(), lr=0.1), to=tmp_path):
+        pass
+    (started,) = Run(tmp_path).events(Started)
+    assert started.every is None
+
+
 # ---- the documentation
 
 

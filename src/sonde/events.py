@@ -245,7 +245,7 @@ class Started(TypedEvent):
     sonde: Annotated[str, "version of Sonde"]
     python: Annotated[str, "version of Python"]
     torch: Annotated[str, "version of PyTorch"]
-    every: Annotated[int, "observed steps are this many steps apart"]
+    every: Annotated[int | None, "observed steps are this many steps apart; null: as often as the overhead budget allows"]
     mode: Annotated[str, "debug mode"]
     level: Annotated[str, "debug level"]
     overhead_budget: Annotated[float, "share of the training time that Sonde may use"]
