@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sonde.events import (
@@ -210,12 +210,13 @@ def test_unknown_fields_are_kept_and_written_again():
     assert encode(event) == ("nonfinite", data)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(kind=st.sampled_from(KINDS) | json_values, step=st.integers() | json_values, data=json_values)
 def test_decoding_arbitrary_values_never_raises(kind, step, data):
     assert isinstance(decode(kind, step, data), (TypedEvent, UnreadableEvent))
 
 
-@settings(max_examples=300)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_decoding_a_known_kind_with_arbitrary_values_never_raises(data):
     event_type = data.draw(st.sampled_from(EVENT_TYPES))
