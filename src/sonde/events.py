@@ -18,6 +18,7 @@ from typing import (
     Any,
     ClassVar,
     NoReturn,
+    Self,
     TypeVar,
     Union,
     dataclass_transform,
@@ -191,6 +192,14 @@ class TypedEvent:
             raise TypeError(f"{type(self).__name__}: missing or unknown arguments {wrong}")
         self.__dict__.update(state)
 
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Self:
+        """An event from a mapping with the keys of the log, for instance `Origin.to_dict()`. Other keys go into `extra`."""
+        own_type: Any = cls
+        names = {each.key: each.name for each in event_fields(own_type)}
+        values = {names[key]: value for key, value in data.items() if key in names}
+        return cls(extra={key: value for key, value in data.items() if key not in names}, **values)
+
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise FrozenInstanceError(f"cannot assign to field {name!r}")
 
@@ -236,7 +245,7 @@ class Started(TypedEvent):
     sonde: Annotated[str, "version of Sonde"]
     python: Annotated[str, "version of Python"]
     torch: Annotated[str, "version of PyTorch"]
-    every: Annotated[int, "observed steps are this many steps apart"]
+    every: Annotated[int | None, "observed steps are this many steps apart; null: as often as the overhead budget allows"]
     mode: Annotated[str, "debug mode"]
     level: Annotated[str, "debug level"]
     overhead_budget: Annotated[float, "share of the training time that Sonde may use"]

@@ -12,18 +12,20 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from sonde.errors import NoRunError
-from sonde.events import Event, Frame, Kind, Site, Step
+from sonde.events import Event, Frame, Kind, Site, Step, TypedEvent
 from sonde.runlog import format as f
 from sonde.runlog.directory import LOG_SUFFIX, RUN_JSON, is_run, no_run, read_run_json
 from sonde.runlog.format import Gap
 from sonde.runlog.segment import Damage, Segment
 from sonde.runlog.writer_process import state_of
+
+AnyEvent = TypeVar("AnyEvent", bound=TypedEvent)
 
 AHEAD = 1 << 20  # bytes read at once where all records are wanted
 _NAME = re.compile(r"(?P<stem>rank(?P<rank>[0-9]{1,9})-.*)-(?P<segment>[0-9]{3,9})\.sonde", re.DOTALL)
@@ -245,6 +247,11 @@ class Run:
         """Records of a type that this version does not know."""
         return sum(segment.num_unknown for segment in self._segments())
 
+    @property
+    def num_unreadable_events(self) -> int:
+        """Events with a value of the wrong type. `events()` gives them as they are; `events(NonFinite)` leaves them out."""
+        return sum(segment.num_unreadable_events for segment in self._segments())
+
     def _segments(self) -> Iterator[Segment]:
         for process in self._processes.values():
             yield from process.segments
@@ -261,13 +268,33 @@ class Run:
             streams = [process.steps() for process in attempts[attempt]]
             yield from heapq.merge(*streams, key=lambda step: (step.number, step.rank))
 
-    def events(self, kind: str | None = None, rank: int | None = None) -> Iterator[Event]:
-        """Events of one kind, or all: attempt by attempt, rank by rank, as they were written."""
+    @overload
+    def events(self, kind: str | None = None, rank: int | None = None) -> Iterator[Event]: ...
+
+    @overload
+    def events(self, kind: type[AnyEvent], rank: int | None = None) -> Iterator[AnyEvent]: ...
+
+    def events(self, kind: str | type[AnyEvent] | None = None, rank: int | None = None) -> Iterator[Event] | Iterator[AnyEvent]:
+        """Events by attempt, then by rank, in the order in which they were written.
+
+        Args:
+            kind: The kind in the log (`"nonfinite"`) gives `Event`; a class of `sonde.events` (`NonFinite`) gives objects of that class;
+                None gives all events as `Event`.
+            rank: Only the processes of this rank.
+        """
+        return self._stored_events(kind, rank) if kind is None or isinstance(kind, str) else self._typed_events(kind, rank)
+
+    def _stored_events(self, kind: str | None, rank: int | None) -> Iterator[Event]:
         for process in self.processes:
             if rank is None or process.rank == rank:
                 for event in process.contents(f.EVENT, kind):
                     assert isinstance(event, Event)
                     yield event
+
+    def _typed_events(self, event_type: type[AnyEvent], rank: int | None) -> Iterator[AnyEvent]:
+        for event in self._stored_events(event_type.KIND, rank):
+            if isinstance(typed := event.typed, event_type):
+                yield typed
 
     def frames(self, kind: str, rank: int | None = None) -> Iterator[Frame]:
         """Frames of one kind as they were written, of the lowest rank where none is named."""

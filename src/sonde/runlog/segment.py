@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.errors import SondeError
-from sonde.events import Event, Frame, Kind, Site
+from sonde.events import Event, Frame, Kind, Site, UnreadableEvent
 from sonde.runlog import format as f
 from sonde.runlog.record_scanner import Found, scan
 
@@ -57,6 +57,7 @@ class Segment:
         self.end: Event | None = None
         self.last_step = -1
         self.num_unknown = 0  # whole records of a type that this version does not know
+        self.num_unreadable_events = 0  # events with a value of the wrong type
         self._version = (0, 0)  # size and time of change when it was last read
         self._offset = 0
         self._wanted = 0
@@ -142,6 +143,7 @@ class Segment:
         elif found.type == f.EVENT:
             event, _ = f.event(payload)
             self._index(base + found.start, payload, f.EVENT, event.kind, event.step, NOT_A_FRAME)
+            self.num_unreadable_events += isinstance(event.typed, UnreadableEvent)
             if event.kind == "end":
                 self.end = event
         elif found.type == f.SITES:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sonde.errors import SondeError
+from sonde.events import encode
 from sonde.runlog import format as f
 from sonde.runlog.format import FramePlan, Gap
 from sonde.runlog.writer_process import identity
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from sonde.events import Site
+    from sonde.events import Site, TypedEvent
 
 SEGMENT_BYTES = 128 << 20  # then a new file: finished segments can be copied away while the training goes on
 PENDING_BYTES = 8 << 20  # flushed in between when a step collects more, so that memory stays bounded
@@ -155,7 +156,18 @@ class Writer:
         except Exception as error:
             self._lose(1, -1, str(error))
 
+    def emit(self, event: TypedEvent, step: int) -> None:
+        """Records a typed event."""
+        if os.getpid() != self._pid:
+            return
+        try:
+            kind, data = encode(event)
+            self.put(f.event_record(kind, step, time.time_ns(), data))
+        except Exception as error:
+            self._lose(1, step, str(error))
+
     def event(self, kind: str, step: int, data: Mapping[str, Any]) -> None:
+        """Records an event by its kind and data; `emit` is the same for a typed event."""
         if os.getpid() != self._pid:
             return
         try:
