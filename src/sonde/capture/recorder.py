@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sonde.events import STEP_SCALARS, Kind, Site, TypedEvent, encode
+from sonde.events import STEP_SCALARS, Kind, Site, TypedEvent
 from sonde.runlog.format import FramePlan
 from sonde.runlog.writer import Writer
 from sonde.statistics import native
@@ -53,8 +53,7 @@ class StepRecorder:
 
     def emit(self, event: TypedEvent, step: int) -> None:
         """Write an event; it reaches the disk with the step, or with `flush`."""
-        kind, data = encode(event)
-        self.writer.event(kind, step, data)
+        self.writer.emit(event, step)
 
     def plan(self, kind: str, fields: Sequence[str], site_ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> FramePlan:
         return self.writer.plan(kind, fields, site_ids)
