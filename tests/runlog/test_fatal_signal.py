@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from sonde.events import FatalSignalReceived
 from sonde.report import judge
 from sonde.runlog.fatal_signal import MAX_DUMP, FatalSignal, StackFrame, dump_path, read_fatal_signal
 from sonde.runlog.reader import Run
@@ -177,10 +178,12 @@ def test_a_directory_that_is_gone_changes_nothing(process, tmp_path):
 def test_the_users_line_is_the_nearest_that_is_in_no_library_and_not_ours(read):
     found = read(DUMP)
     assert found.user == StackFrame("/home/me/model.py", 12, "forward")
-    assert found.to_data() == {
+    assert found.to_event(7).data == {
         "signal": "SIGILL", "meaning": "illegal instruction", "source": "model.py:12", "function": "forward",
         "inside": "torch/nn/modules/linear.py", "inside_line": 125, "inside_function": "forward",
     }  # fmt: skip
+    assert isinstance(found.to_event(7).typed, FatalSignalReceived)
+    assert isinstance(FatalSignal("SIGILL", "illegal instruction").to_event(7).typed, FatalSignalReceived)
 
 
 def test_a_thread_without_python_code_is_told_by_what_the_main_thread_waits_for(read):

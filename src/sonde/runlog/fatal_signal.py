@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sonde.events import Event, FatalSignalReceived, encode
 from sonde.runlog.writer_process import identity
 
 MAX_DUMP = 1 << 18  # bytes that are read: faulthandler writes at most 100 frames of 100 threads, most of them short
@@ -62,14 +63,21 @@ class FatalSignal:
     innermost: StackFrame | None = None  # the last Python frame before native code
     user: StackFrame | None = None  # the nearest one that is in no library
 
-    def to_data(self) -> dict[str, Any]:
-        """The data of a `fatal_signal` event."""
-        data: dict[str, Any] = {"signal": self.signal, "meaning": self.meaning}
-        if self.user is not None:
-            data |= {"source": self.user.place, "function": self.user.function}
-        if self.innermost is not None and self.innermost != self.user:
-            data |= {"inside": _short(self.innermost.path), "inside_line": self.innermost.line, "inside_function": self.innermost.function}
-        return data
+    def to_event(self, step: int) -> Event:
+        """The event that the process could not write any more."""
+        library = self.innermost if self.innermost != self.user else None
+        kind, data = encode(
+            FatalSignalReceived(
+                signal=self.signal,
+                meaning=self.meaning,
+                source=self.user.place if self.user else "",
+                function=self.user.function if self.user else "",
+                inside=_short(library.path) if library else "",
+                inside_line=library.line if library else 0,
+                inside_function=library.function if library else "",
+            )
+        )
+        return Event(kind, step, data)
 
 
 def dump_path(directory: Path, manifest: Mapping[str, Any]) -> Path:

@@ -102,7 +102,7 @@ class Process:
     def fatal_signal(self) -> Event | None:
         """The signal that ended the process, as the event that it could not write any more, in the step that it cut short."""
         fatal = self._fatal_signal if self._end is None else None
-        return None if fatal is None else Event("fatal_signal", self.last_step + 1, fatal.to_data())
+        return None if fatal is None else fatal.to_event(self.last_step + 1)
 
     @property
     def _end(self) -> Event | None:
