@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import bfloat16
 import warm
 from sonde.events import STATISTICS, STEP_SCALARS, Event, Kind, Site
+from sonde.processor_check import OPERATIONS
 from sonde.runlog.directory import write_run_json
 from sonde.runlog.writer import Writer
 
@@ -28,6 +30,27 @@ SHELL = {"PYTHONUTF8": "1", "COLUMNS": "100"}
 
 # Folders and files of the half that reads: what needs no torch there runs once, where torch is not installed (`make reading`).
 READING = ("runlog", "rules", "comparison", "profiler", "views", "export", "cli", "test_report.py", "test_spike_detection.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    operations = ", ".join(OPERATIONS)
+    config.addinivalue_line("markers", f"needs_bfloat16(*operations): runs these in bfloat16 ({operations}; without a name all of them)")
+    if not hasattr(config, "workerinput"):  # once, not in every worker of xdist
+        bfloat16.ask()
+
+
+def pytest_report_header() -> list[str]:
+    return [f"processor: {bfloat16.found()}"] if bfloat16.found() else []
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if bfloat16.found():  # the header is not printed with -q
+        terminalreporter.write_line(f"processor: {bfloat16.found()}")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("needs_bfloat16"):
+        bfloat16.require(*mark.args)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "spike_detection": set(),
     "formatting": set(),
     "memory_trend": set(),
+    "processor_check": set(),
     "runlog": ROOT_MODULES,
     # the training process
     "statistics": ROOT_MODULES | {"runlog"},
@@ -53,7 +54,7 @@ MAY_IMPORT = {
     "diagnostics": READING,
     "export": READING,
     "pytest_plugin": READING,  # a session is loaded through `sonde`, when a test asks for one
-    "cli": READING | ANALYSIS | {"capture", "statistics", "tuning", "tools", "session", "launcher"},
+    "cli": READING | ANALYSIS | {"capture", "statistics", "tuning", "tools", "session", "launcher", "processor_check"},
     "__init__": set(),  # all of its names are lazy
     "__main__": {"cli"},
 }

@@ -9,13 +9,14 @@ import runpy
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 
 from sonde.config import DebugConfig
+from sonde.runlog.fatal_signal import fatal_signals_recorded
 from sonde.session import DebugSession
 
 PR_SET_PDEATHSIG = 1  # of Linux
@@ -39,7 +40,8 @@ def run_script(
     session = DebugSession(config, to=to, name=name or _name(target, module), strict=strict)
     with script_environment(target, args, module=module):
         session.start(script=target)
-        result = run_to_end(target, module=module)
+        with fatal_signals_recorded(session.run) if session.run is not None else nullcontext():
+            result = run_to_end(target, module=module)
     error = result.exception
     try:
         text = f"{type(error).__name__}: {error}"[:2000] if error is not None else ""

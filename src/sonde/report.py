@@ -75,6 +75,7 @@ class RunFacts:
     loss: tuple[tuple[int, float], ...]  # step and value, thinned to at most MAX_POINTS; what is not finite is kept
     rate: tuple[tuple[int, float], ...] = ()  # the learning rate, where it changes
     told: tuple[tuple[str, str], ...] = ()  # how it went: a word and a sentence each
+    signal: str = ""  # of a run that was killed, where it is known: "SIGILL (illegal instruction)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class Report:
     def summary(self) -> str:
         """A few lines of plain text."""
         run = self.run
-        lines = [f"{self.verdict}: {run.name}, {run.num_steps} steps, {run.ended}"]
+        lines = [f"{self.verdict}: {run.name}, {run.num_steps} steps, {run.ended}{f' by {run.signal}' if run.signal else ''}"]
         lines += [f"{word}: {sentence}" for word, sentence in run.told]
         if self.why_unknown:
             lines.append(self.why_unknown)
@@ -147,6 +148,7 @@ class Report:
             "damage": list(self.damage),
             "steps": self.run.num_steps,
             "ended": self.run.ended,
+            "signal": self.run.signal,
             "told": dict(self.run.told),
         }
         return json.dumps(strict(document), indent=1, allow_nan=False)
@@ -191,11 +193,17 @@ def _all_steps(run: Run) -> Iterator[Step]:
     for step in run.steps():
         last[step.rank] = step
         yield step
+    newest = {process.rank: process for process in run.processes}
     for rank in run.ranks:
         ended = last.get(rank)
         after = ended.number if ended else -1
+        fatal = newest[rank].fatal_signal
+        if fatal is not None and fatal.step <= after:  # a further attempt that died before its first step: judged by itself
+            yield Step(fatal.step, rank, {}, {}, (fatal,), newest[rank].sites)
+            continue
         # That it ended says nothing of a training that had no step.
         events = tuple(event for event in run.events(rank=rank) if event.step > after and (ended or event.kind != "end"))
+        events += (fatal,) if fatal is not None else ()
         if events:
             sites = ended.sites if ended else run.sites
             yield Step(max(event.step for event in events), rank, {}, {}, events, sites)
@@ -301,6 +309,7 @@ def _run_facts(run: Run, facts: _Facts) -> RunFacts:
         loss=tuple(facts.loss.points),
         rate=tuple(facts.rate.points) if len({value for _, value in facts.rate.points}) > 1 else (),
         told=tuple(facts.told.sentences(_logged(run, rank))),
+        signal=ended.signal,
     )
 
 

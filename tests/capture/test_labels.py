@@ -113,7 +113,7 @@ def at_a_temperature(x):
         (lambda x: linear(x.expand(1, -1, -1)).squeeze(0) / 0.7, True),
         (lambda x: torch.nn.Conv1d(1, 3, 8)(x[:, None]).squeeze(2), True),
         (lambda x: x @ torch.nn.Parameter(torch.ones(8, 3)), True),
-        (cast, True),
+        pytest.param(cast, True, marks=pytest.mark.needs_bfloat16("linear")),
         (frozen, False),
         (between_samples, False),
         (at_a_temperature, False),

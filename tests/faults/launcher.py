@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import bfloat16
 import warm
 
 
@@ -18,6 +19,8 @@ def one_in(number: int, programs: Iterable[str]) -> list[Any]:
 
 def run_under_sonde(program: Path, directory: Path) -> tuple[Path, int, str]:
     """Runs the program with default settings, in a directory for the files it writes. Answers where the run is, the exit code, and what was printed."""
+    if "bfloat16" in program.read_text(encoding="utf-8"):
+        bfloat16.require("linear", "convolution")
     run = directory / "run"
     done = warm.python("-m", "sonde", "run", "--to", run, program.resolve(), cwd=directory)
     return run, done.returncode, done.stdout + done.stderr

@@ -156,6 +156,7 @@ def test_tied_weights_and_strange_names_are_kept(tmp_path):
     assert list(found.buffers) == ["\ud800", "/etc/passwd", "x" * 5000, "a%b", "__metadata__"]
 
 
+@pytest.mark.needs_bfloat16("linear")
 def test_autocast_and_grad_mode_are_kept(tmp_path):
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
         found = kept(tmp_path)

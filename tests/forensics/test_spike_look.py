@@ -368,6 +368,7 @@ def test_points_that_a_closure_tries_are_not_looked_at(watched):
     assert watched(model, step_of, kind=torch.optim.SGD, lr=1e-9) == []
 
 
+@pytest.mark.needs_bfloat16("linear")
 def test_a_scaled_loss_is_judged_without_its_scale(watched):
     model = mlp()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=20)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+import bfloat16
 import sonde
 from guarantees.harness import bare, patched_functions, process_state, setting, train, watched
 from zoo import BY_NAME, Pair
@@ -112,6 +113,7 @@ def test_r04_the_state_of_the_process_is_the_same_at_every_moment(every: int | N
     assert patched_functions() == functions
 
 
+@pytest.mark.needs_bfloat16("linear")
 def test_r04_hooks_run_user_code_under_the_users_own_modes(tmp_path: Path) -> None:
     """What a later hook, or the next module, sees is not our sandbox."""
     seen: list[Any] = []
@@ -150,6 +152,8 @@ SETTINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 @pytest.mark.parametrize("program", ["mlp", "conv", "lstm", "shared", "dict output"])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_r04_training_is_identical_under_unusual_settings(name: str, program: str, tmp_path: Path) -> None:
+    if "bfloat16" in name:
+        bfloat16.require()
     with SETTINGS[name]():
         expected = train(BY_NAME[program])
         observed = train(BY_NAME[program], observe=watched(tmp_path))

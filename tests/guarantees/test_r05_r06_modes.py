@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+import bfloat16
 import sonde
 from guarantees.harness import bare, digest, seed, train, watched
 from zoo import BY_NAME
@@ -35,6 +36,8 @@ def check(run: sonde.Run, kind: str, path: str, tensor: torch.Tensor) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
 def test_r05_statistics_agree_with_float64_in_every_precision(dtype: torch.dtype, autocast: torch.dtype | None, tmp_path: Path) -> None:
+    if torch.bfloat16 in (dtype, autocast):
+        bfloat16.require("linear")
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 4)).to(dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -156,6 +156,7 @@ def test_a_compiled_model_in_a_script_is_timed_as_a_whole() -> None:
     assert report.num_samples == 2
 
 
+@pytest.mark.needs_bfloat16("linear")
 def test_autocast_is_named_and_its_dtype_is_the_one_of_the_peak() -> None:
     class Cast(nn.Module):
         def __init__(self) -> None:

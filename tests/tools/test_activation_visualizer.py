@@ -129,6 +129,7 @@ def test_an_outlier_of_a_sample_is_placed_in_the_whole():
     assert (outlier.index, outlier.value) == ((strides[0] * 3, strides[1] * 4), 1e6)
 
 
+@pytest.mark.needs_bfloat16("linear")
 def test_statistics_agree_with_float64_and_bfloat16_is_fine():
     torch.manual_seed(0)
     layer = nn.Linear(64, 64).to(torch.bfloat16)

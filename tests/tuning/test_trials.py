@@ -124,6 +124,7 @@ def test_an_optimizer_is_made_with_another_switch(trial):
     assert [each.way for each in done.survey.optimizers] == ["fused"]
 
 
+@pytest.mark.needs_bfloat16("linear")
 def test_autocast_reaches_into_the_model_and_what_comes_out_is_float32(trial):
     _, output = trial(SMALL, lambda at: Patch(models=("autocast",)), num_models=1)
     assert output.count("inside torch.bfloat16") >= WARMUP + NUM_STEPS  # from the first call on

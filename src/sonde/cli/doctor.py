@@ -102,6 +102,25 @@ def _torch() -> Iterator[Check]:
             "the native kernel is not in use: the same numbers, but observing costs more and is done less often.\n"
             "With a C compiler: pip install --force-reinstall --no-deps sonde. Is SONDE_NATIVE=0 set?",
         )
+    yield _bfloat16()
+
+
+def _bfloat16() -> Check:
+    """Some virtual machines claim instructions that they trap on; torch then dies in bfloat16 layers, with Sonde and without it."""
+    from sonde.processor_check import LIMIT_TEXT, OPERATIONS, check_bfloat16
+
+    check = check_bfloat16()
+    if check.error:
+        return Check("bfloat16", "note", f"could not be tried: {check.error}")
+    if not check.works:
+        advice = f"Set it before torch is imported: {LIMIT_TEXT} sonde run train.py" if check.works_with_limit else "Train in float32 here"
+        return Check("bfloat16", "note", f"{check.describe()}.\n{advice}")
+    runs = ", ".join(name for name in OPERATIONS if name not in check.unsupported)
+    if check.unsupported:
+        refused = "; ".join(f"{name} is refused: {message.partition('. ')[0]}" for name, message in check.unsupported.items())
+        return Check("bfloat16", "note", f"works on this processor in {runs}; {refused}")
+    limit = f", with ONEDNN_MAX_CPU_ISA={wanted}" if (wanted := os.environ.get("ONEDNN_MAX_CPU_ISA")) else ""
+    return Check("bfloat16", "good", f"works on this processor: {runs}{limit}")
 
 
 def _torch_version(answer: dict[str, object]) -> Check:

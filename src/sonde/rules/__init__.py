@@ -14,6 +14,7 @@ from sonde.rules.cpu_oversubscribed import CpuOversubscribed
 from sonde.rules.dead_relu import DeadRelu
 from sonde.rules.eval_in_train_mode import EvalInTrainMode
 from sonde.rules.exploding_gradient import ExplodingGradient
+from sonde.rules.fatal_signal import FatalSignalRule
 from sonde.rules.fp16_overflow import Fp16Overflow
 from sonde.rules.gradient_spike import GradientSpike
 from sonde.rules.grads_cleared_before_step import GradsClearedBeforeStep
@@ -89,6 +90,7 @@ RULES: tuple[type[Rule], ...] = (
     MemoryGrowth,
     ActivationHeavyLayer,
     OutOfMemory,
+    FatalSignalRule,
     NanInput,
     UnstableSoftmax,
     NanGradSqrtZero,

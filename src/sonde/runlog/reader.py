@@ -10,7 +10,7 @@ import heapq
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -21,6 +21,7 @@ from sonde.errors import NoRunError
 from sonde.events import Event, Frame, Kind, Site, Step, TypedEvent
 from sonde.runlog import format as f
 from sonde.runlog.directory import LOG_SUFFIX, RUN_JSON, is_run, no_run, read_run_json
+from sonde.runlog.fatal_signal import FatalSignal, dump_path, read_fatal_signal
 from sonde.runlog.format import Gap
 from sonde.runlog.segment import Damage, Segment
 from sonde.runlog.writer_process import state_of
@@ -41,6 +42,7 @@ class Ending:
     exit_code: int | None
     exception: str | None
     last_step: int
+    signal: str = ""  # "SIGILL (illegal instruction)": of a run that was killed, where it could be recorded
 
 
 class Process:
@@ -82,7 +84,9 @@ class Process:
 
     @property
     def ended(self) -> Ending:
-        end = next((segment.end for segment in reversed(self.segments) if segment.end is not None), None)
+        end = self._end
+        if end is None and (fatal := self._fatal_signal) is not None:
+            return Ending("killed", None, None, self.last_step, f"{fatal.signal} ({fatal.meaning})")
         if end is None:
             how = {"running": "running", "gone": "killed", "unknown": "unknown"}[state_of(self.manifest)]
             return Ending(how, None, None, self.last_step)
@@ -93,6 +97,22 @@ class Process:
             exception if isinstance(exception, str) and exception else None,
             self.last_step,
         )
+
+    @property
+    def fatal_signal(self) -> Event | None:
+        """The signal that ended the process, as the event that it could not write any more, in the step that it cut short."""
+        fatal = self._fatal_signal if self._end is None else None
+        return None if fatal is None else fatal.to_event(self.last_step + 1)
+
+    @property
+    def _end(self) -> Event | None:
+        return next((segment.end for segment in reversed(self.segments) if segment.end is not None), None)
+
+    @property
+    def _fatal_signal(self) -> FatalSignal | None:
+        if not self._segments or state_of(self.manifest) == "running":
+            return None
+        return read_fatal_signal(dump_path(self.segments[0].path.parent, self.manifest))
 
     def refresh(self, number: int, path: Path) -> int:
         segment = self._segments.setdefault((number, path.name), Segment(path))
@@ -224,8 +244,8 @@ class Run:
         if not endings:
             return Ending("unknown", None, None, -1)
         order = {how: place for place, how in enumerate(_GRAVEST_FIRST)}
-        gravest = min(endings, key=lambda ending: order.get(ending.how, len(order)))
-        return Ending(gravest.how, gravest.exit_code, gravest.exception, self.last_step)
+        gravest = min(endings, key=lambda ending: (order.get(ending.how, len(order)), not ending.signal))
+        return replace(gravest, last_step=self.last_step)
 
     @property
     def damage(self) -> list[Damage]:

@@ -39,6 +39,8 @@ def ending(report: Report) -> str:
         return f"ended by {run.exception}" if run.exception else "ended by an exception"
     if run.ended == "exit":
         return f"left with exit code {run.exit_code}" if run.exit_code else "finished"
+    if run.signal:
+        return f"killed by {run.signal}"
     return ENDINGS.get(run.ended, run.ended)
 
 

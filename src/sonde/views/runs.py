@@ -30,7 +30,7 @@ class RunList:
                 continue
             ended = run.ended
             steps = counted(run.last_step + 1, "step")
-            how = f"{ended.how}: {ended.exception}" if ended.exception else ended.how
+            how = f"{ended.how}: {ended.exception}" if ended.exception else f"{ended.how} by {ended.signal}" if ended.signal else ended.how
             yield from paragraph(
                 how,
                 options.max_width,
