@@ -38,7 +38,7 @@ class Sonde(Watcher):
     def begin(self) -> None:
         self._watcher = StepWatcher([self._training.model], 1_000_000, 0, None)
         self._watcher._plan = ["timed"] * 1_000_000
-        patches.listen(self._watcher)
+        patches.subscribe(self._watcher)
 
     def settle(self) -> None:
         if self._watcher is not None:

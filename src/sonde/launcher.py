@@ -15,12 +15,13 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 
+from sonde.capture.call_site import WRAPPER_FILE
 from sonde.config import DebugConfig
 from sonde.runlog.fatal_signal import fatal_signals_recorded
 from sonde.session import DebugSession
 
 PR_SET_PDEATHSIG = 1  # of Linux
-_OURS = (str(Path(__file__).resolve().parents[1]), runpy.__file__, "<frozen runpy>", "<frozen importlib")
+_OURS = (str(Path(__file__).resolve().parent), WRAPPER_FILE, runpy.__file__, "<frozen runpy>", "<frozen importlib")
 
 
 @dataclass(frozen=True, slots=True)

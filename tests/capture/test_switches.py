@@ -400,7 +400,7 @@ def test_a_thousand_flips_change_nothing_and_leave_nothing(tmp_path: Path, monke
     assert hooks_of(model) == hooks_of(plain_model)
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
     assert torch.autograd.backward is backward
-    assert not patches._listeners
+    assert not patches._subscribers
     assert not torch.is_anomaly_enabled()
     assert not torch._C._autograd._profiler_enabled()
     assert {name: logging.getLogger(f"sonde.{name}").level for name in SWITCHES} == levels

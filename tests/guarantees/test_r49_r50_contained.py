@@ -131,7 +131,7 @@ ERRORS = (RuntimeError, MemoryError, RecursionError)
 # What the user calls by name, or torch by a hook: such a function is the containment of what is inside of it, and holds nothing else.
 BOUNDARY = {
     *(f"session.DebugSession.{name}" for name in ("attach", "start", "stop", "close", "report", "log", "pause", "_watch_given")),
-    "watched._Entering.__call__", "watched._Leaving.__call__", "leaves.LeafHook.__call__", "faults.Faults.caught",
+    "watched._Entering.__call__", "watched._Leaving.__call__", "leaves.LeafHook.__call__", "faults.ErrorIsolation.caught",
     "discovery.ModelDiscovery._entering", "discovery.ModelDiscovery._leaving", "kernel.use_native",
 }  # fmt: skip
 
@@ -225,8 +225,8 @@ def test_the_scenes_reach_most_of_capture_and_what_torch_calls() -> None:
     everywhere = set().union(*reached().values())
     assert len(everywhere) > 230
     for expected in (
-        "stepends.StepEnds._end_step", "kernel.guard", "journal.Journal.end_step", "probes.activations.Activations.take",
-        "leaves.Leaf.__init__", "journal.Journal.close", "models.Models.__iter__", "discovery.ModelDiscovery._search", "alarm.Alarm.ring",
+        "stepends.StepEnds._end_step", "kernel.guard", "journal.StepRecorder.end_step", "probes.activations.Activations.take",
+        "leaves.Leaf.__init__", "journal.StepRecorder.close", "models.Models.__iter__", "discovery.ModelDiscovery._search", "alarm.Alarm.ring",
         "kernel_torch.statistics",
     ):  # fmt: skip
         assert expected in everywhere

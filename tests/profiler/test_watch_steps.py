@@ -95,7 +95,7 @@ def test_training_is_bit_identical(watched: tuple[StepWatcher, nn.Module]) -> No
 def test_nothing_is_left_behind(watched: tuple[StepWatcher, nn.Module]) -> None:
     net = watched[1]
     assert all("forward" not in module.__dict__ and not module._forward_hooks for module in net.modules())
-    assert watched[0] not in patches._listeners
+    assert watched[0] not in patches._subscribers
     assert not torch.nn.modules.module._global_forward_pre_hooks
 
 

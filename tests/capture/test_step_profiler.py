@@ -59,8 +59,8 @@ class Training:
 
 def due(session: Any, now: bool) -> None:
     """The next step is to be looked at, or certainly not."""
-    session._loop.xray.long_ns = 0
-    session._loop.xray.due_ns = 0 if now else 1 << 62
+    session._tracker.step_profiler.long_ns = 0
+    session._tracker.step_profiler.due_ns = 0 if now else 1 << 62
 
 
 def looked_at(training: Training, tmp_path: Path, *, every: int = 1000) -> list[sonde.Event]:
@@ -294,7 +294,7 @@ def test_where_slow_steps_come_at_equal_distances_the_next_is_looked_at(tmp_path
     training = Training()
     looked: list[int] = []
     with sonde.watch(training.model, training.optimizer, to=tmp_path / "run", strict=True) as session:
-        xray = session._loop.xray
+        xray = session._tracker.step_profiler
         for step in range(1, 80):
             xray.due_ns = 1 << 62
             slow = (step - 1) % 12 == 10 or step - 1 in (15, 41)  # these two are the machine's own doing
@@ -310,7 +310,7 @@ def test_where_slow_steps_come_at_equal_distances_the_next_is_looked_at(tmp_path
 def test_the_first_look_comes_late_where_steps_are_small(tmp_path, step_ms, first_look_s):
     training = Training()
     with sonde.watch(training.model, training.optimizer, to=tmp_path / "run", strict=True) as session:
-        xray, step = session._loop.xray, 0
+        xray, step = session._tracker.step_profiler, 0
         while not xray.active:
             step += 1
             xray.step_begins(step, step_ms * 1_000_000, False)
@@ -351,7 +351,7 @@ def test_where_every_step_is_observed_a_look_is_put_off_but_not_for_good(tmp_pat
 def test_an_error_inside_of_it_is_contained_and_said(tmp_path, caplog):
     training = Training()
     with sonde.watch(training.model, training.optimizer, to=tmp_path / "run", every=1000) as session:
-        xray = session._loop.xray
+        xray = session._tracker.step_profiler
         xray._machine.since = lambda: 1 / 0
         for _ in range(40):
             due(session, True)

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from sonde.capture.frame_locals import variables
 from sonde.capture.standins import Desk
+
 from sonde.capture.step_profiler.line_times import LineTimes
 
 pytestmark = pytest.mark.torch

@@ -7,12 +7,12 @@ pytestmark = pytest.mark.torch
 
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+from sonde.capture.spike_watch import MAX_OPTIMIZERS, Spikes  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import sonde  # noqa: E402
 from sonde import Run  # noqa: E402
-from sonde.capture.spike_watch import MAX_OPTIMIZERS, Spikes  # noqa: E402
 from sonde.incidents.spike_handler import MAX_LOOKS, MAX_SKIPS  # noqa: E402
 
 

@@ -31,7 +31,7 @@ def steps(tmp_path: Path, own: Callable[[int], Any], *, num: int = LOOKED_AT + 3
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with sonde.watch(model, optimizer, to=tmp_path / "run", every=1000, strict=strict) as session:
-        xray = session._loop.xray
+        xray = session._tracker.step_profiler
         for step in range(num):
             xray.long_ns, xray.due_ns = 0, 0 if step == LOOKED_AT - 1 else 1 << 62
             optimizer.zero_grad()

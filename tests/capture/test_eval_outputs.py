@@ -9,10 +9,10 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 import torch  # noqa: E402
+from sonde.capture.eval_outputs import MAX_TOLD, SHARE, Evaluations  # noqa: E402
 from torch import nn  # noqa: E402
 
-from sonde.capture.eval_outputs import MAX_TOLD, SHARE, Evaluations  # noqa: E402
-from sonde.capture.recorder import Journal  # noqa: E402
+from sonde.capture.recorder import StepRecorder  # noqa: E402
 from sonde.runlog.reader import Run  # noqa: E402
 from sonde.runlog.writer import Writer  # noqa: E402
 
@@ -31,7 +31,7 @@ class Output(dict):
 
 @pytest.fixture
 def journal(tmp_path):
-    journal = Journal(Writer(tmp_path, rank=0, world_size=1, manifest={}))
+    journal = StepRecorder(Writer(tmp_path, rank=0, world_size=1, manifest={}))
     yield journal
     journal.close()
 

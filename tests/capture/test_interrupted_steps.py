@@ -63,9 +63,9 @@ def test_an_error_of_ours_at_the_end_of_a_step_stays_ours(tmp_path: Path) -> Non
     with sonde.watch(model, optimizer, to=tmp_path, every=10_000) as session:
         for number in range(STEPS):
             if number == NUMBER:
-                del session._journal.scalars["optimizer_steps"]
+                del session._recorder.scalars["optimizer_steps"]
             one_step(model, optimizer)
-        assert session._faults._counts["optimizer_ended", ""]
+        assert session._isolation.counts["optimizer_ended", ""]
 
 
 def test_a_step_with_a_scalar_that_is_new_is_in_the_file_when_it_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,8 +132,8 @@ def test_ctrl_c_while_a_short_write_is_settled_is_the_users(tmp_path: Path, full
     for _ in range(NUMBER):
         one_step(model, optimizer)
     with monkeypatch.context() as patch:
-        patch.setattr(session._journal.writer, "_lose", interrupted)
-        full_disk(session._journal.writer.path.stat().st_size + 100)
+        patch.setattr(session._recorder.writer, "_lose", interrupted)
+        full_disk(session._recorder.writer.path.stat().st_size + 100)
         with pytest.raises(KeyboardInterrupt):
             one_step(model, optimizer)
     full_disk(resource.RLIM_INFINITY)
@@ -161,7 +161,7 @@ def test_a_destructor_may_attach_a_model_while_the_inputs_of_a_step_are_let_go_o
             del loss
             optimizer.step()
         assert len(others) == STEPS - NUMBER
-        assert not session._faults._counts
+        assert not session._isolation.counts
     assert sonde.Run(tmp_path).last_step == STEPS - 1
 
 

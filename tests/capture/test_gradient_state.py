@@ -41,7 +41,7 @@ class Loop:
 
 
 def test_a_sound_loop_has_neither_stale_nor_lost_gradients() -> None:
-    loop = Loop()
+    loop = StepTracker()
     for _ in range(4):
         loop.zero()
         loop.backward()
@@ -49,7 +49,7 @@ def test_a_sound_loop_has_neither_stale_nor_lost_gradients() -> None:
 
 
 def test_gradients_that_are_never_cleared_are_stale_from_the_second_step_on() -> None:
-    loop = Loop()
+    loop = StepTracker()
     answers = []
     for _ in range(3):
         loop.backward()
@@ -58,7 +58,7 @@ def test_gradients_that_are_never_cleared_are_stale_from_the_second_step_on() ->
 
 
 def test_accumulation_on_purpose_is_not_stale() -> None:
-    loop = Loop()
+    loop = StepTracker()
     for _ in range(3):
         for _ in range(4):
             loop.backward()
@@ -68,7 +68,7 @@ def test_accumulation_on_purpose_is_not_stale() -> None:
 
 def test_clearing_by_hand_is_seen_without_being_told() -> None:
     for way in ("none", "zero"):
-        loop = Loop()
+        loop = StepTracker()
         for _ in range(3):
             loop.backward()
             assert loop.step() == (False, False)
@@ -80,7 +80,7 @@ def test_clearing_by_hand_is_seen_without_being_told() -> None:
 
 
 def test_clearing_between_backward_and_step_loses_the_gradients() -> None:
-    loop = Loop()
+    loop = StepTracker()
     for to_none in (True, False):
         loop.backward()
         loop.zero(told=False, to_none=to_none)
@@ -88,12 +88,12 @@ def test_clearing_between_backward_and_step_loses_the_gradients() -> None:
 
 
 def test_a_step_without_any_backward_is_empty_but_nothing_was_lost() -> None:
-    loop = Loop()
+    loop = StepTracker()
     assert loop.step() == (False, False)
 
 
 def test_a_backward_that_follows_clearing_says_so() -> None:
-    loop = Loop()
+    loop = StepTracker()
     assert loop.backward() is False
     assert loop.backward() is False  # accumulates
     loop.zero(told=False)
@@ -101,7 +101,7 @@ def test_a_backward_that_follows_clearing_says_so() -> None:
 
 
 def test_an_optimizer_that_died_makes_room_for_a_new_one_with_the_same_id() -> None:
-    loop = Loop()
+    loop = StepTracker()
     loop.backward()
     loop.step()
     replaced = torch.optim.SGD(loop.model.parameters(), lr=0.1)
