@@ -297,7 +297,7 @@ def test_a_hostile_capsule_runs_nothing_not_even_the_script(sonde, script, made,
     facts = json.loads((capsule / "capsule.json").read_text())
     (capsule / "capsule.json").write_text(json.dumps(facts | {"args": {"tuple": [{"tensor": "\x1b[31m/etc/passwd"}]}}))
     child = sonde("replay", "capsule", "--script", script("open('ran', 'w')"))
-    letter(child, "not a sound capsule")
+    letter(child, "not a valid capsule")
     assert "\x1b" not in child.stderr
     assert not (tmp_path / "ran").exists()
 

@@ -13,7 +13,7 @@ from sonde.views.printable import printable
 
 if TYPE_CHECKING:
     from sonde.replay.capsule.capsule import Capsule
-    from sonde.replay.capsule.replay_script import Replayed
+    from sonde.replay.capsule.replay_script import ReplayResult
 
 
 @click.command(context_settings={"ignore_unknown_options": True}, options_metavar="[OPTIONS]")
@@ -44,7 +44,7 @@ def replay(capsule: str, script: str | None, model_from: str | None, args: tuple
     if script is not None and not Path(script).is_file():
         raise SondeError(f"no file {script} here. Name the script that the capsule was made with.")
     from sonde.replay.capsule.capsule import load_capsule
-    from sonde.replay.capsule.replay_capsule import is_same
+    from sonde.replay.capsule.replay_capsule import is_same_origin
     from sonde.replay.capsule.replay_script import replay_model_from, replay_script
 
     kept = load_capsule(capsule)
@@ -52,7 +52,7 @@ def replay(capsule: str, script: str | None, model_from: str | None, args: tuple
     sys.stdout.flush()
     if kept.origin is None:
         verdict, code = "The capsule tells of no origin to compare with.", 0 if replayed.origin else 1
-    elif is_same(kept.origin, replayed.origin):
+    elif is_same_origin(kept.origin, replayed.origin):
         verdict, code = "It is the origin that the capsule tells of.", 0
     else:
         verdict, code = f"The capsule tells of another: {kept.origin.place}: {kept.origin.cause}", 1
@@ -60,7 +60,7 @@ def replay(capsule: str, script: str | None, model_from: str | None, args: tuple
     raise SystemExit(code)
 
 
-def _print(kept: Capsule, replayed: Replayed, verdict: str) -> None:
+def _print(kept: Capsule, replayed: ReplayResult, verdict: str) -> None:
     found = replayed.origin.summary() if replayed.origin else "Nothing turned bad this time."
     lines = [f"Step {kept.step} of {kept.model_class}, replayed.", found, *(f"  note    {note}" for note in replayed.notes), verdict]
     if kept.findings:

@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, record_function
 from sonde.errors import SondeError
 from sonde.profiler.operation_events import costs, read
 from sonde.profiler.operation_report import OperationsReport
-from sonde.replay.restore_state import as_before
+from sonde.replay.restore_state import state_restored
 from sonde.statistics.tensor_utils import find_tensors
 from sonde.views.file import file_name
 
@@ -59,7 +59,7 @@ def profile_operations(
     bare_ms: list[float] = []
     with ExitStack() as stack:
         if optimizer is None:
-            stack.enter_context(as_before([model, *([loss_fn] if isinstance(loss_fn, nn.Module) else [])]))
+            stack.enter_context(state_restored([model, *([loss_fn] if isinstance(loss_fn, nn.Module) else [])]))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(_quiet_kineto())
         profiler = stack.enter_context(

@@ -21,7 +21,7 @@ from sonde.profiler.module_timers import Doors
 from sonde.profiler.step_recording import Kind, Recorded, Recorder, plan
 from sonde.profiler.time_trace import Read
 from sonde.profiler.undisturbed_steps import num_quiet
-from sonde.replay.restore_state import as_before
+from sonde.replay.restore_state import state_restored
 from sonde.statistics.tensor_utils import find_tensors
 
 PATIENCE_S = 1.0  # at most, and as long again at most, for more steps where other programs disturbed some
@@ -160,7 +160,7 @@ class _Step:
 
 @contextmanager
 def _kept(model: nn.Module, optimizer: torch.optim.Optimizer | None, inputs: Any) -> Iterator[None]:
-    """Parameters, gradients, the optimizer's state and the gradients of inputs; the rest is kept by `as_before`.
+    """Parameters, gradients, the optimizer's state and the gradients of inputs; the rest is kept by `state_restored`.
 
     The model is not copied: a loss may hold on to it, and some models cannot be. The optimizer works on a copy of its state.
     """
@@ -180,7 +180,7 @@ def _kept(model: nn.Module, optimizer: torch.optim.Optimizer | None, inputs: Any
             optimizer.state = copied
         for leaf in leaves.values():
             undo.callback(setattr, leaf, "grad", leaf.grad)
-        undo.enter_context(as_before([model]))
+        undo.enter_context(state_restored([model]))
         for leaf in leaves.values():
             leaf.grad = None
         yield

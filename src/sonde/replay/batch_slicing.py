@@ -1,4 +1,4 @@
-"""The batch of the step under way: what the step was given, and parts of it."""
+"""The batch of the current step: the tensors that the step takes as inputs, and selections of their samples."""
 
 from __future__ import annotations
 
@@ -11,27 +11,34 @@ from sonde.replay.rerun import Rerun
 from sonde.statistics.tensor_utils import find_tensors
 
 
-def given_to(rerun: Rerun) -> list[Tensor]:
-    """What the step was given: the batch, the labels. What the model took comes first."""
-    seen = {id(tensor): tensor for call in rerun.calls for _, tensor in find_tensors((call.args, call.kwargs))}
-    for part in rerun.parts if rerun.earlier is None else ():  # the labels of an earlier micro-batch are gone
-        for name in sorted(part.slice.given):
-            value = part.names.get(name)
+def step_inputs(rerun: Rerun) -> list[Tensor]:
+    """The tensors that the step takes as inputs (batch, labels); inputs of the model come first."""
+    found = {id(tensor): tensor for call in rerun.calls for _, tensor in find_tensors((call.args, call.kwargs))}
+    for part in rerun.slices if rerun.earlier is None else ():  # the labels of an earlier micro-batch are not stored
+        for name in sorted(part.slice.inputs):
+            value = part.variables.get(name)
             if not isinstance(value, nn.Module):
-                seen |= {id(tensor): tensor for _, tensor in find_tensors(value)}
-    return [tensor for tensor in seen.values() if tensor.dim() and not tensor.requires_grad]
+                found |= {id(tensor): tensor for _, tensor in find_tensors(value)}
+    return [tensor for tensor in found.values() if tensor.dim() and not tensor.requires_grad]
 
 
-def picked(value: Any, samples: Tensor, num: int, dim: int, *, flat: Any) -> Any:
-    """Some samples of whatever has the size of the batch; flattened sequences have a multiple of it. `flat` may be what the value is an
-    index of, in place of True."""
+def select_samples(value: Any, samples: Tensor, num: int, dim: int, *, flat: Any) -> Any:
+    """`value` with some samples of every tensor that has the size of the batch.
+
+    Args:
+        samples: indices in the batch.
+        num: size of the batch.
+        dim: dimension of the samples.
+        flat: whether a tensor may be a flattened batch of sequences, with a multiple of `num` rows. A tensor here means True, and that
+            `value` is an index into it.
+    """
     if isinstance(value, Tensor):
         if dim and value.dim() > dim and value.shape[dim] == num and not value.requires_grad:
             return value.index_select(dim, samples.to(value.device))
         if not value.dim() or value.requires_grad or value.shape[0] < num or value.shape[0] % num:
             return value
-        places = isinstance(flat, Tensor) and flat.dim() > 0 and len(flat) not in (num, len(samples))  # in a dataset, not in the batch
-        if not places and _counts(value, num):
+        indexes_dataset = isinstance(flat, Tensor) and flat.dim() > 0 and len(flat) not in (num, len(samples))  # not the batch
+        if not indexes_dataset and _is_arange(value, num):
             return value[: len(samples)]
         flat = flat is not False
         per_sample = value.shape[0] // num
@@ -40,14 +47,14 @@ def picked(value: Any, samples: Tensor, num: int, dim: int, *, flat: Any) -> Any
         rows = (samples.to(value.device)[:, None] * per_sample + torch.arange(per_sample, device=value.device)).reshape(-1)
         return value.index_select(0, rows)
     if isinstance(value, dict):
-        return {key: picked(item, samples, num, dim, flat=flat) for key, item in value.items()}
+        return {key: select_samples(item, samples, num, dim, flat=flat) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(picked(item, samples, num, dim, flat=flat) for item in value)
+        return type(value)(select_samples(item, samples, num, dim, flat=flat) for item in value)
     return value
 
 
-def _counts(value: Tensor, num: int) -> bool:
-    """0, 1, 2 …: places in the batch, as a contrastive loss has them for labels. A smaller batch has fewer of them."""
+def _is_arange(value: Tensor, num: int) -> bool:
+    """Whether it is 0, 1, 2 …, the positions in the batch that contrastive losses use as labels. A smaller batch has fewer of them."""
     if value.dim() != 1 or value.shape[0] != num or value.is_floating_point() or value.dtype == torch.bool:
         return False
     return torch.equal(value, torch.arange(num, dtype=value.dtype, device=value.device))

@@ -1,4 +1,4 @@
-"""Which items of the dataset the samples of a batch are: by the order of the sampler, or by their content, where either can be known."""
+"""Finds the dataset indices of samples in a batch: from a sequential sampler, or by comparing the content with a TensorDataset."""
 
 from __future__ import annotations
 
@@ -12,31 +12,43 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from sonde.capture import patches
 
-MAX_NUMBERS = 50_000_000  # of a dataset that is compared with a sample
+MAX_NUMBERS = 50_000_000  # elements of a dataset tensor; larger ones are not compared
 
 
-def indices_of(samples: Sequence[int], inputs: Sequence[Tensor], batch_size: int, *, back: int = 0) -> tuple[int, ...] | None:
-    """The places of these samples in the dataset; None where they cannot be known, or are not certain. `back`: batches before the last."""
+def dataset_indices(samples: Sequence[int], inputs: Sequence[Tensor], batch_size: int, *, batches_ago: int = 0) -> tuple[int, ...] | None:
+    """The dataset indices of samples in a batch; None if they are unknown or ambiguous.
+
+    Args:
+        samples: indices in the batch.
+        inputs: the tensors of the batch.
+        batches_ago: how many batches the loader has returned after this one.
+    """
     if not samples:
         return None
-    # Asking the collector for all objects takes a tenth of a second in a large program, so only where nobody saw the loader start.
-    for ask in (patches.iterators.copy, gc.get_objects):
-        loaders = [item for item in ask() if issubclass(type(item), _BaseDataLoaderIter)]
-        known = {found for each in loaders if (found := _by_content(each, samples, inputs, batch_size) or _by_order(each, samples, back))}
-        if known:
-            return known.pop() if len(known) == 1 else None
+    # gc.get_objects takes a tenth of a second in a large program, so it is the fallback for loaders that started before the patches.
+    for list_objects in (patches.iterators.copy, gc.get_objects):
+        loaders = [item for item in list_objects() if issubclass(type(item), _BaseDataLoaderIter)]
+        found = {
+            indices
+            for loader in loaders
+            if (indices := _by_content(loader, samples, inputs, batch_size) or _by_order(loader, samples, batches_ago))
+        }
+        if found:
+            return found.pop() if len(found) == 1 else None
     return None
 
 
-def _by_order(loader: Any, samples: Sequence[int], back: int) -> tuple[int, ...] | None:
+def _by_order(loader: Any, samples: Sequence[int], batches_ago: int) -> tuple[int, ...] | None:
+    """From the number of batches that a loader with a sequential sampler has returned."""
     sampler = loader._index_sampler
-    if not isinstance(sampler, BatchSampler) or not isinstance(sampler.sampler, SequentialSampler) or loader._num_yielded <= back:
+    if not isinstance(sampler, BatchSampler) or not isinstance(sampler.sampler, SequentialSampler) or loader._num_yielded <= batches_ago:
         return None
-    first = (loader._num_yielded - 1 - back) * sampler.batch_size
-    return _in_whole(getattr(loader, "_dataset", None), [first + sample for sample in samples])
+    first = (loader._num_yielded - 1 - batches_ago) * sampler.batch_size
+    return _through_subset(getattr(loader, "_dataset", None), [first + sample for sample in samples])
 
 
 def _by_content(loader: Any, samples: Sequence[int], inputs: Sequence[Tensor], batch_size: int) -> tuple[int, ...] | None:
+    """By comparing each sample with all rows of a TensorDataset; None if a sample matches no row or several."""
     dataset = getattr(loader, "_dataset", None)
     whole = dataset.dataset if isinstance(dataset, Subset) else dataset
     if not isinstance(whole, TensorDataset):
@@ -57,12 +69,12 @@ def _by_content(loader: Any, samples: Sequence[int], inputs: Sequence[Tensor], b
 
 
 def _equal(column: Tensor, row: Tensor) -> Tensor:
-    equal = (column == row) | ((column != column) & (row != row))  # NaN is like NaN here
+    equal = (column == row) | ((column != column) & (row != row))  # NaN equals NaN here
     return equal.reshape(len(column), -1).all(dim=1) if column.dim() > 1 else equal
 
 
-def _in_whole(dataset: Any, places: Sequence[int]) -> tuple[int, ...]:
+def _through_subset(dataset: Any, positions: Sequence[int]) -> tuple[int, ...]:
+    """Positions in a Subset as indices of the dataset that it is a part of."""
     if isinstance(dataset, Subset):
-        return tuple(int(dataset.indices[place]) for place in places)
-    return tuple(places)
-
+        return tuple(int(dataset.indices[position]) for position in positions)
+    return tuple(positions)

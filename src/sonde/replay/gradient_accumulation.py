@@ -1,8 +1,8 @@
-"""Gradients are added up over micro-batches, and a micro-batch before the last may have spoilt them.
+"""Replays an earlier micro-batch of an accumulated gradient.
 
-Its loss was good, or it would have been looked at then; only the sum is bad, when the update comes. The inputs of the last few forwards are
-kept, so each micro-batch can take the place of the last: at the model's door, and wherever the code that makes the loss uses them. What
-else it used (its labels) is gone: the last one's stand in, and that is said.
+The loss of each micro-batch was finite, but the sum of the gradients is not when the update begins. The inputs of the last few forwards
+are stored, so each micro-batch can replace the last one: at the calls of the model, and wherever the code that computes the loss uses
+these tensors. Other values of the micro-batch (its labels) are not stored; those of the last micro-batch are used, and a caveat says so.
 """
 
 from __future__ import annotations
@@ -17,60 +17,59 @@ from sonde.capture.replay_buffer import ForwardCall
 from sonde.replay.program_slice import CannotReplay
 from sonde.statistics.tensor_utils import find_tensors
 
-Pick = Callable[[Any, bool], Any]  # (a value, may it be a flattened batch): some samples of it
+Select = Callable[[Any, bool], Any]  # select(value, flat) returns other samples of a value; flat: it may be a flattened batch
 
 
 @dataclass(frozen=True, slots=True)
-class Earlier:
-    """A micro-batch that stands in for the last one."""
+class EarlierBatch:
+    """A micro-batch that replaces the last one in a replay."""
 
-    calls: Sequence[ForwardCall]  # its forwards
-    back: int  # how many micro-batches before the last
-    num: int  # of micro-batches that are known
-    instead: dict[int, Tensor]  # its tensors, by the ids of those of the last whose place they take
+    calls: Sequence[ForwardCall]  # its forward calls
+    batches_ago: int  # counted from the last micro-batch
+    num: int  # micro-batches with stored inputs
+    replacements: dict[int, Tensor]  # ids of tensors of the last micro-batch → tensors of this one
 
-    def then(self, pick: Pick | None) -> Pick:
-        """Puts this micro-batch in the place of the last, and then picks of it."""
+    def replace_last(self, select: Select | None) -> Select:
+        """A `select` that first replaces tensors of the last micro-batch by those of this one, then applies `select` if there is one."""
 
-        def picked(value: Any, flat: bool) -> Any:
-            mine = self._swapped(value)
-            return mine if pick is None else pick(mine, flat)
+        def replaced(value: Any, flat: bool) -> Any:
+            own = self._replaced(value)
+            return own if select is None else select(own, flat)
 
-        return picked
+        return replaced
 
-    def number(self, index: int, module: nn.Module) -> ForwardCall:
-        """The call that stands in for this one of the run."""
+    def call_at(self, index: int, module: nn.Module) -> ForwardCall:
+        """The forward call of this micro-batch that replaces call number `index` of the replay. Raises `CannotReplay`."""
         if index >= len(self.calls) or self.calls[index].module is not module:
-            raise CannotReplay("on that micro-batch the models would be called in another order")
+            raise CannotReplay("that micro-batch called the models in another order")
         return self.calls[index]
 
-    def _swapped(self, value: Any) -> Any:
+    def _replaced(self, value: Any) -> Any:
         if isinstance(value, Tensor):
-            return self.instead.get(id(value), value)
+            return self.replacements.get(id(value), value)
         if isinstance(value, dict):
-            return {key: self._swapped(item) for key, item in value.items()}
+            return {key: self._replaced(item) for key, item in value.items()}
         if type(value) in (list, tuple):
-            return type(value)(self._swapped(item) for item in value)
+            return type(value)(self._replaced(item) for item in value)
         return value
 
     @property
     def caveat(self) -> str:
-        place = self.num - self.back
-        which = f"micro-batch {place} of the last {self.num} before the update"
-        return f"it comes from {which}; its labels are gone, and those of the last stood in"
+        which = f"micro-batch {self.num - self.batches_ago} of the last {self.num} before the update"
+        return f"it comes from {which}; its labels are not stored, so those of the last micro-batch were used"
 
 
-def earlier_batches(calls: Sequence[ForwardCall], num_calls: int) -> Iterator[Earlier]:
-    """The micro-batches before the last, the first one first; each loss takes so many calls."""
-    if not num_calls:
+def earlier_batches(calls: Sequence[ForwardCall], calls_per_loss: int) -> Iterator[EarlierBatch]:
+    """The micro-batches before the last one, the oldest first."""
+    if not calls_per_loss:
         return
-    last, num = calls[-num_calls:], len(calls) // num_calls
-    for back in range(num - 1, 0, -1):
-        end = len(calls) - back * num_calls
-        mine = calls[end - num_calls : end]
-        pairs = [(_tensors(then), _tensors(now)) for then, now in zip(mine, last)]
-        if all(then.module is now.module for then, now in zip(mine, last)) and all(len(then) == len(now) for then, now in pairs):
-            yield Earlier(mine, back, num, {id(now): then for thens, nows in pairs for then, now in zip(thens, nows)})
+    last, num = calls[-calls_per_loss:], len(calls) // calls_per_loss
+    for batches_ago in range(num - 1, 0, -1):
+        end = len(calls) - batches_ago * calls_per_loss
+        own = calls[end - calls_per_loss : end]
+        pairs = [(_tensors(then), _tensors(now)) for then, now in zip(own, last)]
+        if all(then.module is now.module for then, now in zip(own, last)) and all(len(then) == len(now) for then, now in pairs):
+            yield EarlierBatch(own, batches_ago, num, {id(now): then for thens, nows in pairs for then, now in zip(thens, nows)})
 
 
 def _tensors(call: ForwardCall) -> list[Tensor]:

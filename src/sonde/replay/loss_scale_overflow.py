@@ -1,4 +1,4 @@
-"""A GradScaler skipped a step: which operation made the Inf, and was it the scale, or a number that no scale can help?"""
+"""Explains a step that a GradScaler skipped: the operation that made the Inf, and whether the loss scale or a value caused it."""
 
 from __future__ import annotations
 
@@ -12,42 +12,53 @@ from torch import nn
 from sonde.capture.replay_buffer import ReplayBuffer
 from sonde.nonfinite.origin import Origin
 from sonde.nonfinite.tracer import Tracer, is_finite
-from sonde.replay.backward_call_site import parts_of
-from sonde.replay.distributed import alone
+from sonde.replay.backward_call_site import slices_up_to_backward
+from sonde.replay.distributed import without_ddp
 from sonde.replay.program_slice import CannotReplay
 from sonde.replay.replay_step import find_nonfinite_origin
-from sonde.replay.rerun import Rerun, gradients, gradients_by_leaf, reader
-from sonde.replay.restore_state import as_before, modules_in
+from sonde.replay.rerun import Rerun, gradients, gradients_by_leaf, value_queries
+from sonde.replay.restore_state import reachable_modules, state_restored
 
 
 @dataclass(frozen=True, slots=True)
-class Overflow:
-    by: str  # "scale": the gradients are finite without it; "number": they are not; "": it is not known
+class OverflowExplanation:
+    """Why the gradients of a step overflowed."""
+
+    by: str  # "scale": they are finite without the loss scale; "number": they are not; "": unknown
     origin: Origin | None = None
     reason: str = ""  # why there is no origin
 
 
 def explain_overflow(
-    kept: ReplayBuffer, *, frame: FrameType | None, scale: float, models: Mapping[str, nn.Module] | None = None
-) -> Overflow:
-    """Where the gradients of this step, which a GradScaler of this scale refused, went bad. Everything is left as it was."""
-    models = models or {call.model: call.module for call in kept.calls}
-    modules = [*models.values(), *(call.module for call in kept.calls), *modules_in(frame)]
-    with as_before(modules), ExitStack() as stack:
+    buffer: ReplayBuffer, *, frame: FrameType | None, scale: float, models: Mapping[str, nn.Module] | None = None
+) -> OverflowExplanation:
+    """Explains why the gradients of the current step are not finite.
+
+    The step is replayed without the loss scale, and with it if the gradients are finite then. All state is restored.
+
+    Args:
+        buffer: the recorded step.
+        frame: the function of the user that called `backward`.
+        scale: the loss scale of the GradScaler.
+        models: the watched models by name; default: those of the recorded calls.
+    """
+    models = models or {call.model: call.module for call in buffer.calls}
+    modules = [*models.values(), *(call.module for call in buffer.calls), *reachable_modules(frame)]
+    with state_restored(modules), ExitStack() as stack:
         try:
-            stack.enter_context(alone(modules))
-            rerun = Rerun(kept, parts_of(frame, "gradient", reader(kept)))
-            rerun.refuse_loans()
+            stack.enter_context(without_ddp(modules))
+            rerun = Rerun(buffer, slices_up_to_backward(frame, "gradient", value_queries(buffer)))
+            rerun.require_own_graph()
             loss = rerun()
             if not is_finite(loss) or not all(map(is_finite, gradients(loss))):
-                return Overflow("number", find_nonfinite_origin(kept, frame=frame, loss=None, what="gradient", models=models))
+                return OverflowExplanation("number", find_nonfinite_origin(buffer, frame=frame, loss=None, what="gradient", models=models))
             with Tracer(models) as tracer:
                 bad = [gradient for _, gradient in gradients_by_leaf(rerun(), scale) if not is_finite(gradient)]
                 origin = tracer.origin_of(bad) if bad else None
         except CannotReplay as error:
-            return Overflow("", reason=str(error))
-        except Exception as error:  # the user's code, on a second run
-            return Overflow("", reason=f"running the step again failed ({type(error).__name__}: {error})"[:500])
+            return OverflowExplanation("", reason=str(error))
+        except Exception as error:  # raised by the user's code in the replay
+            return OverflowExplanation("", reason=f"running the step again failed ({type(error).__name__}: {error})"[:500])
     if not bad:
-        return Overflow("", reason="the step was run again and its gradients were finite, scaled and not")
-    return Overflow("scale", origin)
+        return OverflowExplanation("", reason="the step was run again and its gradients were finite, with and without the loss scale")
+    return OverflowExplanation("scale", origin)

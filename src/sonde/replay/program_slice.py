@@ -1,8 +1,8 @@
-"""The statements of a running function on which a value depends: the part of a training step that can be run again.
+"""The program slice of a value: the statements of a running function that compute it, compiled so that they can run again.
 
-Given a frame and an expression in it (the loss that is handed to backward), the statements before it are walked backwards. One is taken
-when it makes something that is needed; what is still there as it was (the batch, the model, the labels) is taken from the variables. A
-statement that must not run twice is left out and its result taken as it is. Nothing here knows torch.
+The slicer walks backward from an expression (the loss that `backward` is called on) through the statements before it. It selects a
+statement that computes a needed value. A value that is still available unchanged (the batch, the model, the labels) is read from the
+variables. A statement that must not run twice is left out, and its result is read from the variables too. This module does not use torch.
 """
 
 from __future__ import annotations
@@ -16,201 +16,223 @@ from types import CodeType
 from typing import Any
 
 from sonde.errors import SondeError
-from sonde.replay.statement_effects import MISSING, Effects, covers, effects_of, effects_of_all, lookup, objection, overlaps, place_of
+from sonde.replay.statement_effects import (
+    MISSING,
+    Effects,
+    access_path,
+    covers,
+    effects_of,
+    effects_of_all,
+    lookup,
+    overlaps,
+    reason_not_replayable,
+)
 
 RESULT = "_sonde_result"
-PICK = "_sonde_pick"  # (value, whether it may be a flattened batch, or what it is an index of): that value for some of the samples
-CALL = "_sonde_call"  # calls a model as it was called in the step: (its number in `Reader.modules`)
+SELECT = "_sonde_select"  # select(value, how) returns `value` for some samples. how: may be a flattened batch, or the tensor it indexes
+CALL = "_sonde_call"  # call(module) calls a model with the inputs that it had in the step
 MAX_ROUNDS = 200
+LOOP_VARIABLE = "a loop assigns it"  # reason for statements that stand for a loop; expected, so there is no note about them
 
 
 class CannotReplay(SondeError):
-    """The reason why a part of a step cannot be run again, as a sentence."""
+    """Why a step, or a part of it, cannot run again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
-    """What the slicer has to know about values."""
+class ValueQueries:
+    """Predicates on values of the user's variables, which the slicer needs and which depend on torch."""
 
-    must_be_made: Callable[[Any], bool]  # depends on the model or is bad: taking it as it is would hide how it came about
-    harmless: Callable[[Any], bool]  # its state is put back afterwards
-    was_called: Callable[[Any], bool]  # a model whose inputs are known
+    must_be_recomputed: Callable[[Any], bool]  # depends on the model or is non-finite: reading it would hide the operation that made it
+    is_restored: Callable[[Any], bool]  # its state is restored after the replay
+    has_recorded_inputs: Callable[[Any], bool]  # is a model with a recorded forward call
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class ProgramSlice:
+    """Compiled statements that compute one value."""
+
     code: CodeType
-    picking: CodeType  # the same, in which every value that is used goes through PICK
-    given: frozenset[str]  # variables that are read as they are
-    uncovered: frozenset[str]  # of these, those that should have been made again
+    selecting_code: CodeType  # the same statements; every value that they use passes through SELECT
+    inputs: frozenset[str]  # access paths that are read from the variables
+    not_recomputed: frozenset[str]  # those among the inputs that should have been recomputed
     lines: tuple[int, ...]
-    notes: tuple[str, ...]
-    renamed: Mapping[str, str] = field(default_factory=dict)  # attributes that the slice writes to: by the variables that stand for them
+    notes: tuple[str, ...]  # statements that were left out, and why
+    attribute_variables: Mapping[str, str] = field(default_factory=dict)  # attributes that the slice assigns → variables that replace them
 
-    def run(self, names: Mapping[str, Any], pick: Callable[[Any, bool], Any] | None = None, **more: Any) -> Any:
-        """Runs it on a copy of the variables; no attribute of the user's is written to."""
-        scope = {**names, **more, PICK: pick}
-        scope |= {name: value for place, name in self.renamed.items() if (value := lookup(names, place)) is not MISSING}
-        exec(self.code if pick is None else self.picking, scope)
+    def run(self, variables: Mapping[str, Any], select: Callable[[Any, bool], Any] | None = None, **more: Any) -> Any:
+        """Runs the slice on a copy of the variables and returns its value. Attributes of the user's objects are not assigned."""
+        scope = {**variables, **more, SELECT: select}
+        scope |= {name: value for path, name in self.attribute_variables.items() if (value := lookup(variables, path)) is not MISSING}
+        exec(self.code if select is None else self.selecting_code, scope)
         return scope[RESULT]
 
 
 @dataclass(slots=True)
-class _Search:
-    items: list[ast.stmt]
+class _SliceSearch:
+    """The state of the walk backward through the statements."""
+
+    statements: list[ast.stmt]
     goal: ast.expr
-    names: Mapping[str, Any]
-    reader: Reader
-    after: list[ast.stmt]
-    barred: dict[int, str]  # statements that must not run, and why
+    variables: Mapping[str, Any]
+    queries: ValueQueries
+    later: list[ast.stmt]  # statements that ran after the goal
+    excluded: dict[int, str]  # indices of statements that must not run, and why
     notes: list[str] = field(default_factory=list)
     assigned: set[str] = field(default_factory=set)
-    wanted: dict[str, int] = field(default_factory=dict)  # places to be made, by the statement that needs them; len(items): the goal
+    needed: dict[str, int] = field(default_factory=dict)  # access path → index of the statement that needs it; len(statements): the goal
     optional: set[str] = field(default_factory=set)
-    since: set[str] = field(default_factory=set)  # assigned or changed after the point where the walk is
-    given: set[str] = field(default_factory=set)
-    uncovered: set[str] = field(default_factory=set)
-    taken: dict[int, ast.stmt] = field(default_factory=dict)
+    modified_since: set[str] = field(default_factory=set)  # assigned or mutated after the current statement of the walk
+    inputs: set[str] = field(default_factory=set)
+    not_recomputed: set[str] = field(default_factory=set)
+    selected: dict[int, ast.stmt] = field(default_factory=dict)
 
     def walk(self) -> tuple[str, int] | None:
-        """One walk backwards. None: all that is needed is there. Else a place whose value is gone, and who needs it."""
-        self.assigned = set().union(*(effects_of(item).makes for item in self.items))
-        for store in (self.wanted, self.optional, self.since, self.given, self.uncovered, self.taken):
+        """Walks backward once. Returns None on success, else an access path with a lost value and the statement that needs it."""
+        self.assigned = set().union(*(effects_of(statement).modifies for statement in self.statements))
+        for store in (self.needed, self.optional, self.modified_since, self.inputs, self.not_recomputed, self.selected):
             store.clear()
         self.notes.clear()
-        for statement in self.after:
-            self._pass(effects_of(statement))
-        self._need_all(effects_of(self.goal).reads, len(self.items))
-        for index in reversed(range(len(self.items))):
-            whole = effects_of(self.items[index])
-            made = {place for place in self.wanted if overlaps(whole.makes, place)}
-            if made:
-                gone = self._take(index, whole, made)
-                if gone:
-                    return gone
-            self._pass(whole)
-        for place, by in self.wanted.items():
-            if place in self.optional:
+        for statement in self.later:
+            self._record_modified(effects_of(statement))
+        self._need_all(effects_of(self.goal).reads, len(self.statements))
+        for index in reversed(range(len(self.statements))):
+            effects = effects_of(self.statements[index])
+            computed = {path for path in self.needed if overlaps(effects.modifies, path)}
+            if computed:
+                lost = self._select(index, computed)
+                if lost:
+                    return lost
+            self._record_modified(effects)
+        for path, by in self.needed.items():
+            if path in self.optional:
                 continue
-            if overlaps(self.since, place):
-                return place, by
-            self.given.add(place)
-            self.uncovered.add(place)
+            if overlaps(self.modified_since, path):
+                return path, by
+            self.inputs.add(path)
+            self.not_recomputed.add(path)
         return None
 
-    def _take(self, index: int, whole: Effects, made: set[str]) -> tuple[str, int] | None:
-        piece = _pruned(self.items[index], set(self.wanted))
-        resolve = partial(lookup, self.names)
-        reason = self.barred.get(index) or ("" if piece is None else objection(piece, resolve, self.reader.harmless))
+    def _select(self, index: int, computed: set[str]) -> tuple[str, int] | None:
+        """Adds the needed part of a statement to the slice, or reads its results from the variables if it must not run."""
+        piece = _needed_part(self.statements[index], set(self.needed))
+        resolve = partial(lookup, self.variables)
+        reason = self.excluded.get(index) or ("" if piece is None else reason_not_replayable(piece, resolve, self.queries.is_restored))
         if piece is None or reason:
-            for place in made:
-                if overlaps(self.since, place):
-                    return place, self.wanted[place]
-                if place in self.names or "." in place:
-                    self.given.add(place)
-                    self.uncovered.add(place)
-                del self.wanted[place]
-            self.notes.append(f"line {self.items[index].lineno} was not run again: {reason or 'nothing of it is needed'}")
+            for path in computed:
+                if overlaps(self.modified_since, path):
+                    return path, self.needed[path]
+                if path in self.variables or "." in path:
+                    self.inputs.add(path)
+                    self.not_recomputed.add(path)
+                del self.needed[path]
+            if reason != LOOP_VARIABLE:
+                self.notes.append(f"line {self.statements[index].lineno} was not run again: {reason or 'no part of it is needed'}")
             return None
         effects = effects_of(piece)
-        self.taken[index] = piece
-        for place in list(self.wanted):
-            if covers(effects.writes, place):
-                del self.wanted[place]
-            elif overlaps(effects.maybe, place):
-                self.optional.add(place)  # made on some ways through: what was there before is used on the others
-        self.since |= effects.writes | effects.maybe | effects.changes
-        self._need_all(effects.reads | effects.changes, index)
+        self.selected[index] = piece
+        for path in list(self.needed):
+            if covers(effects.writes, path):
+                del self.needed[path]
+            elif overlaps(effects.maybe_writes, path):
+                self.optional.add(path)  # assigned in some branches only: the others use the previous value
+        self.modified_since |= effects.modifies
+        self._need_all(effects.reads | effects.mutates, index)
         return None
 
-    def _need_all(self, places: set[str], by: int) -> None:
-        for place in places:
-            if "." in place and place not in self.assigned:
-                continue  # its root is among the places too
-            value = lookup(self.names, place)
-            if overlaps(self.since, place):
-                if place.partition(".")[0] in self.names or value is not MISSING or covers(self.assigned, place):
-                    self.wanted.setdefault(place, by)
-                    self.optional.discard(place)
-            elif value is not MISSING and self.reader.must_be_made(value):
-                self.wanted.setdefault(place, by)
+    def _need_all(self, paths: set[str], by: int) -> None:
+        for path in paths:
+            if "." in path and path not in self.assigned:
+                continue  # the variable that it is an attribute of is among the paths too
+            value = lookup(self.variables, path)
+            if overlaps(self.modified_since, path):
+                if path.partition(".")[0] in self.variables or value is not MISSING or covers(self.assigned, path):
+                    self.needed.setdefault(path, by)
+                    self.optional.discard(path)
+            elif value is not MISSING and self.queries.must_be_recomputed(value):
+                self.needed.setdefault(path, by)
             else:
-                self.given.add(place)
+                self.inputs.add(path)
 
-    def _pass(self, whole: Effects) -> None:
-        self.since |= whole.writes | whole.maybe
-        for place in whole.changes:  # of a container or an array the content counts; of any other object that it is the same one
-            value = lookup(self.names, place)
+    def _record_modified(self, effects: Effects) -> None:
+        self.modified_since |= effects.writes | effects.maybe_writes
+        for path in effects.mutates:  # a mutated container or array has lost its content; any other object still is the same object
+            value = lookup(self.variables, path)
             if isinstance(value, (list, dict, set)) or hasattr(type(value), "shape"):
-                self.since.add(place)
+                self.modified_since.add(path)
 
-    def mend(self, place: str, by: int) -> None:
-        """The value at a place is gone: let a model that was called with it be called with what was kept, or do without the statement."""
-        if by == len(self.items):
-            raise CannotReplay(f"the value of {place} that the loss was made from is gone")
-        changed = _from_kept(self.items[by], place, partial(lookup, self.names), self.reader.was_called)
+    def relax(self, path: str, by: int) -> None:
+        """The value of an access path is lost: calls the model that used it with its recorded inputs, or excludes the statement."""
+        if by == len(self.statements):
+            raise CannotReplay(f"the value of {path} that the loss was computed from is no longer available")
+        changed = _with_recorded_inputs(self.statements[by], path, partial(lookup, self.variables), self.queries.has_recorded_inputs)
         if changed is not None:
-            self.items[by] = changed
+            self.statements[by] = changed
         else:
-            self.barred[by] = f"it needs the value that {place} had before"
+            self.excluded[by] = f"it needs a value of {path} that is no longer available"
 
 
-def slice_of(
+def slice_program(
     before: list[ast.stmt],
     goal: ast.expr,
-    names: Mapping[str, Any],
-    reader: Reader,
+    variables: Mapping[str, Any],
+    queries: ValueQueries,
     filename: str,
     *,
-    after: Sequence[ast.stmt] = (),
-    barred: Mapping[int, str] | None = None,
-) -> Slice:
-    """The part of `before` that makes `goal` again, given the variables as they are now. `after` has run since; of `before`, some
-    statements must not run again."""
-    search = _Search(list(before), goal, names, reader, list(after), dict(barred or {}))
+    later: Sequence[ast.stmt] = (),
+    excluded: Mapping[int, str] | None = None,
+) -> ProgramSlice:
+    """The part of the statements `before` that computes `goal` again, from the present values of the variables.
+
+    `later` holds the statements that ran after the goal. `excluded` maps indices of statements in `before` that must not run to the
+    reason. Raises `CannotReplay`.
+    """
+    search = _SliceSearch(list(before), goal, variables, queries, list(later), dict(excluded or {}))
     for _ in range(MAX_ROUNDS):
-        gone = search.walk()
-        if gone is None:
+        lost = search.walk()
+        if lost is None:
             break
-        search.mend(*gone)
+        search.relax(*lost)
     else:
         raise CannotReplay("the statements before the loss depend on each other in too many ways")
-    body = [search.taken[index] for index in sorted(search.taken)]
+    body = [search.selected[index] for index in sorted(search.selected)]
     target = ast.Assign(targets=[ast.Name(RESULT, ast.Store())], value=goal)
     ast.copy_location(target, goal)
     body.append(target)
-    attributes = {place for piece in body for place in effects_of(piece).makes if "." in place}
-    renamed = {place: "_sonde_" + place.replace(".", "__") for place in sorted(attributes)}
-    if renamed:
-        body = [_Rename(renamed).visit(copy.deepcopy(piece)) for piece in body]
-    body = _with_known_contexts(body, names)
-    picking = [_Picking().visit(copy.deepcopy(piece)) for piece in body]
-    code, picking_code = (
-        compile(ast.fix_missing_locations(ast.Module(body=each, type_ignores=[])), filename, "exec") for each in (body, picking)
+    attributes = {path for piece in body for path in effects_of(piece).modifies if "." in path}
+    attribute_variables = {path: "_sonde_" + path.replace(".", "__") for path in sorted(attributes)}
+    if attribute_variables:
+        body = [_RenameAttributes(attribute_variables).visit(copy.deepcopy(piece)) for piece in body]
+    body = _with_library_contexts(body, variables)
+    selecting = [_WrapInSelect().visit(copy.deepcopy(piece)) for piece in body]
+    code, selecting_code = (
+        compile(ast.fix_missing_locations(ast.Module(body=each, type_ignores=[])), filename, "exec") for each in (body, selecting)
     )
-    return Slice(
-        code, picking_code, frozenset(search.given), frozenset(search.uncovered),
-        tuple(piece.lineno for piece in body), tuple(search.notes), renamed,
+    return ProgramSlice(
+        code, selecting_code, frozenset(search.inputs), frozenset(search.not_recomputed),
+        tuple(piece.lineno for piece in body), tuple(search.notes), attribute_variables,
     )  # fmt: skip
 
 
-class _Rename(ast.NodeTransformer):
-    def __init__(self, renamed: Mapping[str, str]) -> None:
-        self.renamed = renamed
+class _RenameAttributes(ast.NodeTransformer):
+    """Replaces attributes that the slice assigns by variables."""
+
+    def __init__(self, attribute_variables: Mapping[str, str]) -> None:
+        self.attribute_variables = attribute_variables
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        name = self.renamed.get(place_of(node))
+        name = self.attribute_variables.get(access_path(node))
         return ast.copy_location(ast.Name(name, node.ctx), node) if name else self.generic_visit(node)
 
 
-class _Picking(ast.NodeTransformer):
-    """Sends what is used through PICK: `x`, `batch.x`, `y[i : i + 16]`. Functions that are called are left as they are."""
+class _WrapInSelect(ast.NodeTransformer):
+    """Passes every value that is used through SELECT: `x`, `batch.x`, `y[i : i + 16]`. Functions that are called are not wrapped."""
 
-    indexed: ast.expr | None = None  # in x[places]: x
+    indexed: ast.expr | None = None  # `x` while the index of `x[index]` is visited
 
     def _wrap(self, node: Any, *, flat: bool) -> ast.expr:
         how = copy.deepcopy(self.indexed) if flat and self.indexed is not None else ast.Constant(flat)
-        call = ast.Call(func=ast.Name(PICK, ast.Load()), args=[node, how], keywords=[])
+        call = ast.Call(func=ast.Name(SELECT, ast.Load()), args=[node, how], keywords=[])
         return ast.copy_location(call, node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
@@ -219,8 +241,8 @@ class _Picking(ast.NodeTransformer):
         elif not isinstance(node.func, ast.Name):
             node.func = self.visit(node.func)
         node.args = [self.visit(arg) for arg in node.args]
-        for word in node.keywords:
-            word.value = self.visit(word.value)
+        for keyword in node.keywords:
+            keyword.value = self.visit(keyword.value)
         return self._wrap(node, flat=False)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
@@ -229,87 +251,93 @@ class _Picking(ast.NodeTransformer):
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         if not isinstance(node.ctx, ast.Load):
             return node
-        return self._wrap(node if place_of(node) else self.generic_visit(node), flat=True)
+        return self._wrap(node if access_path(node) else self.generic_visit(node), flat=True)
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         if not isinstance(node.ctx, ast.Load):
             return node
-        outer, self.indexed = self.indexed, node.value if place_of(node.value) else None
+        outer, self.indexed = self.indexed, node.value if access_path(node.value) else None
         node.slice = self.visit(node.slice)
         self.indexed = outer
-        node.value = self._wrap(node.value, flat=False) if place_of(node.value) else self.visit(node.value)
+        node.value = self._wrap(node.value, flat=False) if access_path(node.value) else self.visit(node.value)
         return self._wrap(node, flat=False)
 
 
-def _from_kept(statement: ast.stmt, place: str, resolve: Callable[[str], Any], was_called: Callable[[Any], bool]) -> ast.stmt | None:
-    """`out, h = model(x, h)` with the inputs that were kept; None where that does not rid it of the place."""
-    changed = ast.fix_missing_locations(_FromKept(place, resolve, was_called).visit(copy.deepcopy(statement)))
-    return changed if place not in effects_of(changed).reads else None
+def _with_recorded_inputs(
+    statement: ast.stmt, path: str, resolve: Callable[[str], Any], has_recorded_inputs: Callable[[Any], bool]
+) -> ast.stmt | None:
+    """`out, h = model(x, h)` with the recorded inputs of the model; None if the statement still reads `path` then."""
+    changed = ast.fix_missing_locations(_UseRecordedInputs(path, resolve, has_recorded_inputs).visit(copy.deepcopy(statement)))
+    return changed if path not in effects_of(changed).reads else None
 
 
-class _FromKept(ast.NodeTransformer):
-    def __init__(self, place: str, resolve: Callable[[str], Any], was_called: Callable[[Any], bool]) -> None:
-        self.place, self.resolve, self.was_called = place, resolve, was_called
+class _UseRecordedInputs(ast.NodeTransformer):
+    """Replaces calls of models that read an access path by CALL."""
+
+    def __init__(self, path: str, resolve: Callable[[str], Any], has_recorded_inputs: Callable[[Any], bool]) -> None:
+        self.path, self.resolve, self.has_recorded_inputs = path, resolve, has_recorded_inputs
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        callee = place_of(node.func)
-        if callee and self.place in effects_of(node).reads - effects_of(node.func).reads and self.was_called(self.resolve(callee)):
+        callee = access_path(node.func)
+        if callee and self.path in effects_of(node).reads - effects_of(node.func).reads and self.has_recorded_inputs(self.resolve(callee)):
             call = ast.Call(func=ast.Name(CALL, ast.Load()), args=[node.func], keywords=[])
             return ast.copy_location(call, node)
         return self.generic_visit(node)
 
 
-# -- the needed part of a statement -------------------------------------------------------------------------------------------------------
+# ---- the needed part of a statement
 
 
-def _pruned(statement: ast.stmt, needed: set[str]) -> ast.stmt | None:
-    """A compound statement without what nobody needs (a progress bar, a list of losses); None where nothing is left."""
+def _needed_part(statement: ast.stmt, needed: set[str]) -> ast.stmt | None:
+    """A compound statement without the statements that compute nothing needed (a progress bar, a list of losses); None if none is left."""
     if isinstance(statement, (ast.If, ast.For, ast.While, ast.With, ast.Try)):
         if isinstance(statement, (ast.For, ast.While)):
             carried: set[str] = set()
-            while not carried >= (more := effects_of_all(_needed(statement.body, needed | carried)).reads):
+            while not carried >= (more := effects_of_all(_needed_statements(statement.body, needed | carried)).reads):
                 carried |= more
             needed = needed | carried
         piece = copy.copy(statement)
-        body = _needed(statement.body, needed)
+        body = _needed_statements(statement.body, needed)
         piece.body = body or [ast.copy_location(ast.Pass(), statement)]
         if not isinstance(piece, ast.With):
-            piece.orelse = _needed(piece.orelse, needed)
+            piece.orelse = _needed_statements(piece.orelse, needed)
         if isinstance(piece, ast.Try):
-            piece.finalbody = _needed(piece.finalbody, needed)
+            piece.finalbody = _needed_statements(piece.finalbody, needed)
         return piece if body or getattr(piece, "orelse", None) else None
     if isinstance(statement, (ast.Break, ast.Continue)):
         return statement
-    return statement if any(overlaps(effects_of(statement).makes, place) for place in needed) else None
+    return statement if any(overlaps(effects_of(statement).modifies, path) for path in needed) else None
 
 
-def _needed(block: list[ast.stmt], needed: set[str]) -> list[ast.stmt]:
-    kept: list[ast.stmt] = []
+def _needed_statements(block: list[ast.stmt], needed: set[str]) -> list[ast.stmt]:
+    pieces: list[ast.stmt] = []
     for statement in reversed(block):
-        piece = _pruned(statement, needed)
+        piece = _needed_part(statement, needed)
         if piece is not None:
-            kept.append(piece)
+            pieces.append(piece)
             effects = effects_of(piece)
-            needed = {place for place in needed if not covers(effects.writes, place)} | effects.reads
-    return kept[::-1]
+            needed = {path for path in needed if not covers(effects.writes, path)} | effects.reads
+    return pieces[::-1]
 
 
-def _with_known_contexts(body: list[ast.stmt], names: Mapping[str, Any]) -> list[ast.stmt]:
-    """Contexts of libraries (autocast, no_grad) belong to the arithmetic; those of the user's own (a timer) are left out."""
+def _with_library_contexts(body: list[ast.stmt], variables: Mapping[str, Any]) -> list[ast.stmt]:
+    """Keeps context managers of libraries (autocast, no_grad), which affect the arithmetic; removes those of the user (a timer)."""
     flat: list[ast.stmt] = []
     for piece in body:
-        done = _KnownContexts(names).visit(piece)
-        flat += done if isinstance(done, list) else [done]
+        visited = _LibraryContexts(variables).visit(piece)
+        flat += visited if isinstance(visited, list) else [visited]
     return flat
 
 
-class _KnownContexts(ast.NodeTransformer):  # a class that is made in a function would keep the user's variables until it is collected
-    def __init__(self, names: Mapping[str, Any]) -> None:
-        self.names = names
+class _LibraryContexts(ast.NodeTransformer):  # at module level: a class defined in a function would keep the user's variables alive
+    """Removes context managers that are not known library ones."""
+
+    def __init__(self, variables: Mapping[str, Any]) -> None:
+        self.variables = variables
 
     def visit_With(self, node: ast.With) -> Any:
         self.generic_visit(node)
-        known = [item for item in node.items if _is_of_a_library(item.context_expr, self.names)]
+        known = [item for item in node.items if _is_from_library(item.context_expr, self.variables)]
         if len(known) == len(node.items):
             return node
         if not known:
@@ -318,7 +346,7 @@ class _KnownContexts(ast.NodeTransformer):  # a class that is made in a function
         return node
 
 
-def _is_of_a_library(expression: ast.expr, names: Mapping[str, Any]) -> bool:
-    value = lookup(names, place_of(expression.func if isinstance(expression, ast.Call) else expression))
-    home = getattr(value, "__module__", None) or type(value).__module__
-    return value is not MISSING and str(home).partition(".")[0] in {"torch", "contextlib", "accelerate", "lightning", "apex"}
+def _is_from_library(expression: ast.expr, variables: Mapping[str, Any]) -> bool:
+    value = lookup(variables, access_path(expression.func if isinstance(expression, ast.Call) else expression))
+    module = getattr(value, "__module__", None) or type(value).__module__
+    return value is not MISSING and str(module).partition(".")[0] in {"torch", "contextlib", "accelerate", "lightning", "apex"}

@@ -1,15 +1,17 @@
-"""Looking back: a loss or a gradient of the step under way is bad, nothing has used it yet, and the step is run again to see who made it.
-So is a forward in evaluation whose output is bad.
+"""Replays the current step to find the operation that made a non-finite loss, gradient or evaluation output.
 
-First with every operation looked at, then on parts of the batch to find the samples that are to blame. Afterwards everything is as it
-was, and training goes on as if nobody had looked. Where the step cannot be run again it says why, and answers with what is left: the
-model alone, and the graph of the bad loss.
+The step runs again before its result is used: first with every operation traced, then on parts of the batch to find the responsible
+samples. All state is restored afterwards. If the step cannot run again, the model runs alone, and else the graph of the loss is searched;
+caveats of the result say why.
+
+Of an evaluation the model is all that can run. A NaN there is always reported. An Inf is reported only if a value overflowed or was
+divided by 0: code masks logits with -Inf, and the logarithm of a probability of 0 is -Inf.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,110 +21,124 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.capture.replay_buffer import ReplayBuffer
+from sonde.capture.replay_buffer import ForwardCall, ReplayBuffer
 from sonde.nonfinite.autograd_graph import origin_in_graph
 from sonde.nonfinite.compile_disabled import compile_disabled
 from sonde.nonfinite.origin import Origin
 from sonde.nonfinite.tracer import Tracer, is_finite
 from sonde.replay import distributed
-from sonde.replay.backward_call_site import Part, parts_of
-from sonde.replay.batch_slicing import given_to, picked
+from sonde.replay.backward_call_site import FrameSlice, slices_up_to_backward
+from sonde.replay.batch_slicing import select_samples, step_inputs
+from sonde.replay.bisect_batch import find_failing_samples
 from sonde.replay.capsule.capsule import save_capsule
-from sonde.replay.dataset_index import indices_of
-from sonde.replay.failing_samples import culprits
-from sonde.replay.gradient_accumulation import Earlier, Pick, earlier_batches
-from sonde.replay.post_backward import made_afterwards
+from sonde.replay.dataset_index import dataset_indices
+from sonde.replay.gradient_accumulation import EarlierBatch, Select, earlier_batches
+from sonde.replay.post_backward import find_origin_after_backward
 from sonde.replay.program_slice import CannotReplay
-from sonde.replay.replay_evaluation import origin_of_evaluation, outputs_of
-from sonde.replay.rerun import Rerun, gradients, reader
-from sonde.replay.restore_state import as_before, modules_in
+from sonde.replay.rerun import Rerun, gradients, value_queries
+from sonde.replay.restore_state import reachable_modules, state_restored
 from sonde.statistics.tensor_utils import find_tensors
 
-BLAMELESS = ("parameter", "buffer")  # phases in which no sample can be at fault
+PHASES_WITHOUT_SAMPLES = ("parameter", "buffer")  # the number was bad before the batch came
+CHANGED_AFTER_BACKWARD = "the gradients were finite after backward: your code between backward and the update made them non-finite"
+# Defects (`Origin.key`) that never make an Inf on purpose. The logarithm is not among them: log(0) of a probability may be intended.
+NEVER_INTENDED = frozenset({"overflow", "fp16-overflow", "exp-overflow", "unstable-softmax", "division-by-zero"})
 
-AFTERWARDS = "the gradients were good when backward had made them: it was made where your code changes them before the update"
 
 def find_nonfinite_origin(
-    kept: ReplayBuffer, *, frame: FrameType | None, loss: Tensor | None, what: str, models: Mapping[str, nn.Module] | None = None
+    buffer: ReplayBuffer, *, frame: FrameType | None, loss: Tensor | None, what: str, models: Mapping[str, nn.Module] | None = None
 ) -> Origin | None:
-    """Where the bad number of this step was made. `what` is bad: "loss", "gradient", or "evaluation", what the last call put out.
+    """Finds the operation that made a number of the current step non-finite.
 
-    None: the training deals with it itself, or it is an Inf that is meant. Raises `CannotReplay` where nothing is known.
+    Args:
+        buffer: the recorded step.
+        frame: the function of the user that called `backward`.
+        loss: the non-finite loss, if there is one; its graph is searched if nothing can run again.
+        what: what is non-finite: "loss", "gradient", or "evaluation" (the output of the last recorded call).
+        models: the watched models by name; default: those of the recorded calls.
+
+    Returns None if a GradScaler handles the number, or if it is an intended Inf. Raises `CannotReplay` if no origin can be found.
     """
     if torch.compiler.is_compiling():
         return None
-    models = models or {call.model: call.module for call in kept.calls}
-    modules = [*models.values(), *(call.module for call in kept.calls), *modules_in(frame)]
-    with as_before(modules), distributed.alone(modules), compile_disabled():
-        found = _Look(kept, frame, loss, what, models).origin()
+    models = models or {call.model: call.module for call in buffer.calls}
+    modules = [*models.values(), *(call.module for call in buffer.calls), *reachable_modules(frame)]
+    with state_restored(modules), distributed.without_ddp(modules), compile_disabled():
+        found = _NonFiniteReplay(buffer, frame, loss, what, models).find_origin()
     num = distributed.num_processes()
     return replace(found, caveats=(*found.caveats, distributed.CAVEAT.format(num=num))) if found is not None and num > 1 else found
 
 
 def save_step_capsule(
-    kept: ReplayBuffer, directory: Path, *, frame: FrameType | None, what: str, optimizer: Any, origin: Origin,
+    buffer: ReplayBuffer, directory: Path, *, frame: FrameType | None, what: str, optimizer: Any, origin: Origin,
     findings: Sequence[Mapping[str, Any]], max_mb: float,
 ) -> Path:  # fmt: skip
-    """Keeps the step under way as a capsule: the model's last inputs, and what else the loss was made from."""
-    if not kept.calls:
-        raise CannotReplay("no forward of the model was seen in this step")
-    blamed: Earlier | None = kept.blamed_batch
-    call = blamed.calls[-1] if blamed else kept.calls[-1]
-    inputs: dict[str, Any] = {}
+    """Saves the current step as a capsule and returns its directory.
+
+    The capsule holds the last recorded forward call and the other tensors that the loss is computed from. If a replay found an earlier
+    micro-batch (`buffer.blamed_batch`), it holds that one. Raises `CannotReplay` if no forward was recorded.
+    """
+    if not buffer.calls:
+        raise CannotReplay("no forward of the model was recorded in this step")
+    earlier: EarlierBatch | None = buffer.blamed_batch
+    call = earlier.calls[-1] if earlier else buffer.calls[-1]
+    loss_inputs: dict[str, Any] = {}
     with contextlib.suppress(CannotReplay):
-        for part in parts_of(frame, what, reader(kept), kept.loss_frame):
-            found = {name: part.names[name] for name in part.slice.given if name in part.names}
-            inputs |= {name: value for name, value in found.items() if not isinstance(value, nn.Module) and find_tensors(value)}
-    inputs = blamed.then(None)(inputs, False) if blamed else inputs
+        for part in slices_up_to_backward(frame, what, value_queries(buffer), buffer.loss_frame):
+            values = {name: part.variables[name] for name in part.slice.inputs if name in part.variables}
+            loss_inputs |= {name: value for name, value in values.items() if not isinstance(value, nn.Module) and find_tensors(value)}
+    loss_inputs = earlier.replace_last(None)(loss_inputs, False) if earlier else loss_inputs
     return save_capsule(
-        directory, step=kept.step, model=call.module, args=call.args, kwargs=call.kwargs, optimizer=optimizer, rng=call.rng,
-        loss_inputs=inputs, origin=origin, findings=findings, about={"what": what, "bad": kept.where}, max_mb=max_mb,
+        directory, step=buffer.step, model=call.module, args=call.args, kwargs=call.kwargs, optimizer=optimizer, rng=call.rng,
+        loss_inputs=loss_inputs, origin=origin, findings=findings, about={"what": what, "bad": buffer.where}, max_mb=max_mb,
     )  # fmt: skip
 
 
-class _Look:
-    def __init__(
-        self, kept: ReplayBuffer, frame: FrameType | None, loss: Tensor | None, what: str, models: Mapping[str, nn.Module]
-    ) -> None:
-        self.kept, self.frame, self.loss, self.what, self.models = kept, frame, loss, what, models
-        self.reason = ""  # why the step, or a part of it, was not run again
-        self.was_good = False  # it was run again, and no gradient was bad
+class _NonFiniteReplay:
+    """Replays one step and searches the origin of its non-finite number."""
 
-    def origin(self) -> Origin | None:
+    def __init__(
+        self, buffer: ReplayBuffer, frame: FrameType | None, loss: Tensor | None, what: str, models: Mapping[str, nn.Module]
+    ) -> None:
+        self.buffer, self.frame, self.loss, self.what, self.models = buffer, frame, loss, what, models
+        self.reason = ""  # why the step, or a part of it, was not run again
+        self.had_finite_gradients = False  # the step ran again, and all of its gradients were finite
+
+    def find_origin(self) -> Origin | None:
         if self.what == "evaluation":
-            return self._of_an_evaluation()
-        parts: Sequence[Part] = ()
+            return self._replay_evaluation()
+        slices: Sequence[FrameSlice] = ()
         try:
-            parts = parts_of(self.frame, self.what, reader(self.kept), self.kept.loss_frame)
+            slices = slices_up_to_backward(self.frame, self.what, value_queries(self.buffer), self.buffer.loss_frame)
         except CannotReplay as error:
             self.reason = str(error)
-        rerun = Rerun(self.kept, parts)
-        if parts:
-            found = self._of_the_step(rerun)
-            if found is None and self.was_good:
-                found, rerun = self._of_earlier_batches(rerun)
+        rerun = Rerun(self.buffer, slices)
+        if slices:
+            found = self._replay_whole_step(rerun)
+            if found is None and self.had_finite_gradients:
+                found, rerun = self._replay_earlier_batches(rerun)
             if found is not None:
-                if AFTERWARDS in found.caveats:
+                if CHANGED_AFTER_BACKWARD in found.caveats:
                     return found
-                back = rerun.earlier.back if rerun.earlier else 0
-                return _with_samples(found, given_to(rerun), partial(self._fails, found, rerun), back=back)
+                batches_ago = rerun.earlier.batches_ago if rerun.earlier else 0
+                return _with_samples(found, step_inputs(rerun), partial(self._fails, found, rerun), batches_ago=batches_ago)
             if not self.reason:
                 return None
-        found = self._of_the_model(rerun)
+        found = self._replay_model(rerun)
         if found is None:
             raise CannotReplay(self.reason)
         return replace(found, caveats=(*found.caveats, self.reason))
 
-    def _of_an_evaluation(self) -> Origin | None:
-        call = self.kept.calls[-1]
-        found = origin_of_evaluation(call, self.models)
+    def _replay_evaluation(self) -> Origin | None:
+        call = self.buffer.calls[-1]
+        found = find_evaluation_origin(call, self.models)
         if found is None:
             return None
-        inputs = given_to(Rerun(self.kept, ()))
-        return _with_samples(found, inputs, lambda pick: not all(is_finite(output) for output in outputs_of(call, pick)))
+        inputs = step_inputs(Rerun(self.buffer, ()))
+        return _with_samples(found, inputs, lambda select: not all(is_finite(output) for output in _outputs_of(call, select)))
 
-    def _of_the_step(self, rerun: Rerun) -> Origin | None:
-        """The step as a whole, every operation looked at: forward, then backward."""
+    def _replay_whole_step(self, rerun: Rerun) -> Origin | None:
+        """Runs forward, loss and backward with every operation traced. Sets `reason` if that finds nothing."""
         found: Origin | None = None
         try:
             with Tracer(self.models) as tracer:
@@ -132,61 +148,62 @@ class _Look:
                 elif self.what == "gradient":
                     bad = [gradient for gradient in gradients(loss) if not is_finite(gradient)]
                     found = tracer.origin_of(bad) if bad else None
-        except Exception as error:  # the user's code, on a second run: whatever it raises is a reason not to trust it
+        except Exception as error:  # raised by the user's code in the replay: its result cannot be trusted
             failed = f"running it again failed ({type(error).__name__}: {error})"[:500]
             self.reason = str(error) if isinstance(error, CannotReplay) else failed
             return None
-        if found is None:
-            if self.what == "loss" and self.kept.scaled and is_finite(loss):
-                return None  # only the scaled loss overflowed: the scaler lowers its scale and goes on
-            found, refused = self._afterwards(rerun)
-            if found is not None:
-                return replace(found, how="replayed", caveats=(*found.caveats, AFTERWARDS))
-            self.was_good = self.what == "gradient"
-            notes = [note for part in rerun.parts for note in part.slice.notes if "hands it out" not in note]
-            notes = [refused, *notes] if refused else notes
-            else_made = ": it went bad after that backward, or in an earlier one of this step" if self.what == "gradient" else ""
-            else_made += ", or in another process" if else_made and distributed.num_processes() > 1 else ""
-            came = f"its {self.what} was finite{else_made}" if is_finite(loss) else "its loss is bad, but what made it so was not run"
-            self.reason = f"the step was run again and {came}" + "".join(f"; {note}" for note in notes[:3])
-            return None
-        return replace(found, how="replayed", caveats=(*found.caveats, *self._remarks(rerun, found)))
+        if found is not None:
+            notes = [] if found.phase in ("forward", "backward") else rerun.notes
+            return replace(found, how="replayed", caveats=(*found.caveats, *notes))
+        if self.what == "loss" and self.buffer.scaled and is_finite(loss):
+            return None  # only the scaled loss overflowed: the GradScaler lowers its scale and continues
+        found, not_replayed = self._replay_after_backward(rerun)
+        if found is not None:
+            return replace(found, how="replayed", caveats=(*found.caveats, CHANGED_AFTER_BACKWARD))
+        self.had_finite_gradients = self.what == "gradient"
+        self.reason = self._why_nothing_was_found(is_finite(loss), [not_replayed, *rerun.notes] if not_replayed else rerun.notes)
+        return None
 
-    def _of_earlier_batches(self, last: Rerun) -> tuple[Origin | None, Rerun]:
-        """Gradients that are added up: the first micro-batch of this update that makes them bad."""
-        for earlier in earlier_batches(list(self.kept.calls), last.num_calls):
-            rerun = Rerun(self.kept, last.parts, earlier)
+    def _why_nothing_was_found(self, has_finite_loss: bool, notes: Sequence[str]) -> str:
+        if not has_finite_loss:
+            outcome = "its loss is not finite, but the operation that made it so did not run again"
+        else:
+            outcome = f"its {self.what} was finite"
+            if self.what == "gradient":
+                outcome += ": it went bad after that backward, or in an earlier one of this step"
+                outcome += ", or in another process" if distributed.num_processes() > 1 else ""
+        return f"the step was run again and {outcome}" + "".join(f"; {note}" for note in notes[:3])
+
+    def _replay_earlier_batches(self, last: Rerun) -> tuple[Origin | None, Rerun]:
+        """The origin in the first micro-batch of an accumulated gradient that makes it non-finite, and the replay of that micro-batch."""
+        for earlier in earlier_batches(list(self.buffer.calls), last.num_calls):
+            rerun = Rerun(self.buffer, last.slices, earlier)
             try:
                 with Tracer(self.models) as tracer:
                     bad = [gradient for gradient in gradients(rerun()) if not is_finite(gradient)]
                     found = tracer.origin_of(bad) if bad else None
-            except Exception:  # it cannot stand in for the last: another size, another branch
+            except Exception:  # it cannot replace the last micro-batch: another size, another branch
                 continue
             if found is not None:
-                self.kept.blamed_batch = earlier
+                self.buffer.blamed_batch = earlier
                 return replace(found, how="replayed", caveats=(*found.caveats, earlier.caveat)), rerun
         return None, last
 
-    def _afterwards(self, rerun: Rerun) -> tuple[Origin | None, str]:
-        """What the user's code did to the gradients after backward."""
-        if self.what != "gradient" or self.frame is None or self.kept.scaled:  # unscaling belongs to the scaler
+    def _replay_after_backward(self, rerun: Rerun) -> tuple[Origin | None, str]:
+        """The origin in statements that change the gradients after backward, or None and why these did not run."""
+        if self.what != "gradient" or self.frame is None or self.buffer.scaled:  # the GradScaler unscales the gradients
             return None, ""
         try:
-            return made_afterwards(self.frame, rerun, self.models)
-        except Exception as error:  # the user's code, on a second run
-            return None, f"what was done to the gradients after backward could not be run again ({type(error).__name__}: {error})"[:300]
+            return find_origin_after_backward(self.frame, rerun, self.models)
+        except Exception as error:  # raised by the user's code in the replay
+            return None, f"running the statements after backward again failed ({type(error).__name__}: {error})"[:300]
 
-    def _remarks(self, rerun: Rerun, found: Origin) -> Iterator[str]:
-        if found.phase not in ("forward", "backward"):
-            for part in rerun.parts:
-                yield from (note for note in part.slice.notes if "hands it out" not in note)
-
-    def _of_the_model(self, rerun: Rerun) -> Origin | None:
-        """What is left where the step cannot be run: the model on its inputs, and the graph of the bad loss."""
+    def _replay_model(self, rerun: Rerun) -> Origin | None:
+        """The fallback if the step cannot run: the model alone, then the graph of the loss."""
         found: Origin | None = None
         try:
             with Tracer(self.models) as tracer:
-                bad = [output for output in rerun.outputs() if not is_finite(output)]
+                bad = [output for output in rerun.model_outputs() if not is_finite(output)]
                 found = tracer.origin_of(bad) if bad else None
         except Exception as error:
             self.reason = self.reason or f"the model could not be run again ({type(error).__name__}: {error})"[:500]
@@ -194,28 +211,60 @@ class _Look:
             return replace(found, how="replayed")
         return origin_in_graph(self.loss) if self.loss is not None else None
 
-    def _fails(self, found: Origin, rerun: Rerun, pick: Pick) -> bool:
-        loss = rerun(pick)
+    def _fails(self, found: Origin, rerun: Rerun, select: Select) -> bool:
+        """Whether the selected samples make the number non-finite in the same phase."""
+        loss = rerun(select)
         if found.phase != "backward":
             return not is_finite(loss)
         return is_finite(loss) and not all(is_finite(gradient) for gradient in gradients(loss))
 
 
-def _with_samples(found: Origin, inputs: Sequence[Tensor], fails: Callable[[Pick], bool], *, back: int = 0) -> Origin:
-    """The origin, with the samples that trigger it. `fails` runs it on what is picked of the batch, which came so many before the last."""
+def find_evaluation_origin(call: ForwardCall, models: Mapping[str, nn.Module]) -> Origin | None:
+    """Finds the operation that made the output of a forward call in evaluation non-finite; None if it is an intended Inf.
+
+    Use it inside `state_restored`. Raises `CannotReplay`.
+    """
+    try:
+        with Tracer(models) as tracer:
+            bad = [output for output in _outputs_of(call) if not is_finite(output)]
+            found = tracer.origin_of(bad)
+            has_nan = any(bool(output.isnan().any()) for output in bad)
+    except CannotReplay:
+        raise
+    except Exception as error:  # raised by the user's code in the replay
+        raise CannotReplay(f"the model could not be run again ({type(error).__name__}: {error})"[:500]) from error
+    if not bad:
+        raise CannotReplay("the model was run again and its output was finite: it depends on state outside of the model")
+    if not has_nan and (found is None or not (found.key in NEVER_INTENDED or found.phase == "parameter")):
+        return None
+    if found is None:
+        raise CannotReplay("the model was run again and its output was not finite, but no traced operation made it so")
+    return replace(found, how="replayed")
+
+
+def _outputs_of(call: ForwardCall, select: Select = lambda value, flat: value) -> list[Tensor]:
+    """The outputs of a recorded forward call, run on the inputs that `select` returns."""
+    torch.set_rng_state(call.rng)
+    with distributed.forbid_collectives():
+        output = call.module(*select(call.args, True), **select(dict(call.kwargs), True))
+    return [tensor for _, tensor in find_tensors(output) if tensor.is_floating_point()]
+
+
+def _with_samples(found: Origin, inputs: Sequence[Tensor], fails: Callable[[Select], bool], *, batches_ago: int = 0) -> Origin:
+    """The origin with the samples that cause it. `fails` replays the step on selected samples."""
     first = next(iter(inputs), None)
-    if first is None or found.phase in BLAMELESS:
+    if first is None or found.phase in PHASES_WITHOUT_SAMPLES:
         return found
 
-    def of_group(num: int, dim: int, group: Sequence[int]) -> bool:
-        return fails(lambda value, flat: picked(value, torch.tensor(group), num, dim, flat=flat))
+    def group_fails(num: int, dim: int, group: Sequence[int]) -> bool:
+        return fails(lambda value, flat: select_samples(value, torch.tensor(group), num, dim, flat=flat))
 
     num = first.shape[0]
-    told = culprits(num, partial(of_group, num, 0))
-    if told.samples is None and "could not be run" in told.note and first.dim() > 2:  # the batch may come second, after time
-        other = culprits(first.shape[1], partial(of_group, first.shape[1], 1))
-        num, told = (first.shape[1], other) if other.samples is not None else (num, told)
-    if told.samples is None:
-        return found if not told.note else replace(found, caveats=(*found.caveats, told.note))
-    indices = indices_of(told.samples, inputs, num, back=back)
-    return replace(found, samples=told.samples, indices=indices, caveats=(*found.caveats, *([told.note] if told.note else [])))
+    failing = find_failing_samples(num, partial(group_fails, num, 0))
+    if failing.samples is None and "could not be run" in failing.note and first.dim() > 2:  # dimension 0 may be time
+        other = find_failing_samples(first.shape[1], partial(group_fails, first.shape[1], 1))
+        num, failing = (first.shape[1], other) if other.samples is not None else (num, failing)
+    if failing.samples is None:
+        return found if not failing.note else replace(found, caveats=(*found.caveats, failing.note))
+    indices = dataset_indices(failing.samples, inputs, num, batches_ago=batches_ago)
+    return replace(found, samples=failing.samples, indices=indices, caveats=(*found.caveats, *([failing.note] if failing.note else [])))

@@ -1,6 +1,6 @@
-"""Runs the step that is under way again: the statements that made its loss, on the same inputs and with the same random numbers.
+"""Runs the current step again: the statements that compute its loss, on the same inputs and with the same random numbers.
 
-It is meant to run inside `restore.as_before`, which takes back what it changes.
+Use it inside `restore_state.state_restored`, which restores the state that it changes.
 """
 
 from __future__ import annotations
@@ -17,109 +17,120 @@ from torch import Tensor, nn
 from sonde.capture.replay_buffer import ForwardCall, ReplayBuffer
 from sonde.capture.torch_internals import unwrap_compiled
 from sonde.nonfinite.tracer import is_finite
-from sonde.replay.backward_call_site import Part
-from sonde.replay.distributed import num_processes, silence
-from sonde.replay.gradient_accumulation import Earlier, Pick
-from sonde.replay.program_slice import CALL, CannotReplay, Reader
+from sonde.replay.backward_call_site import FrameSlice
+from sonde.replay.distributed import forbid_collectives, num_processes
+from sonde.replay.gradient_accumulation import EarlierBatch, Select
+from sonde.replay.program_slice import CALL, CannotReplay, ValueQueries
 from sonde.replay.statement_effects import MISSING, lookup
 from sonde.statistics.tensor_utils import find_tensors
 
-MAX_ATTRIBUTES = 32
+MAX_ATTRIBUTES = 32  # of an object that are searched for tensors
 
 
 @dataclass(slots=True)
 class Rerun:
-    kept: ReplayBuffer
-    parts: Sequence[Part]  # of the user's code; empty: only the model can be run
-    earlier: Earlier | None = None  # a micro-batch before the last, which takes its place
-    num_calls: int = 0  # forwards that the last run made
+    """Computes the loss of a recorded step again."""
 
-    def __call__(self, pick: Pick | None = None) -> Tensor:
-        """The loss, made again; `pick` may put other inputs in the place of those that were used."""
-        if not self.parts:
-            raise CannotReplay("the code that makes the loss cannot be run again")
+    buffer: ReplayBuffer
+    slices: Sequence[FrameSlice]  # of the user's code; empty: only the model can run
+    earlier: EarlierBatch | None = None  # a micro-batch that replaces the last one
+    num_calls: int = 0  # forward calls of the last run
+
+    def __call__(self, select: Select | None = None) -> Tensor:
+        """Runs the slices and returns the loss. `select` may replace the values that they use, by some samples of a batch.
+
+        Raises `CannotReplay`, or the exceptions of the user's code.
+        """
+        if not self.slices:
+            raise CannotReplay("the code that computes the loss cannot be run again")
         if self.earlier is not None:
-            pick = self.earlier.then(pick)
+            select = self.earlier.replace_last(select)
 
         def call(module: nn.Module) -> Any:
-            args, kwargs = self._inputs(module)
-            return module(*args, **kwargs) if pick is None else module(*pick(args, True), **pick(kwargs, True))
+            args, kwargs = self._recorded_inputs(module)
+            return module(*args, **kwargs) if select is None else module(*select(args, True), **select(kwargs, True))
 
-        made: Any = None
-        with torch.enable_grad(), silence(), self._at_the_doors(pick), _without_loss_scale():
-            for part in self.parts:
-                names = {**part.names, **dict(zip(part.binds, made))} if part.binds else part.names
-                made = part.slice.run(names, pick, **{CALL: call})
-        if not isinstance(made, Tensor):
-            raise CannotReplay(f"what is handed to backward is {type(made).__name__}, not a tensor")
-        return made
+        result: Any = None
+        with torch.enable_grad(), forbid_collectives(), self._restore_rng_per_call(select), _without_loss_scale():
+            for part in self.slices:
+                variables = {**part.variables, **dict(zip(part.parameters, result))} if part.parameters else part.variables
+                result = part.slice.run(variables, select, **{CALL: call})
+        if not isinstance(result, Tensor):
+            raise CannotReplay(f"backward is called on a {type(result).__name__}, not on a tensor")
+        return result
 
-    def refuse_loans(self) -> None:
-        """Raises where a part of the loss was not made again but taken as it is, graph and all: that graph is the training's own, and a
-        backward through it would use it up."""
-        for part in self.parts:
-            for place in sorted(part.slice.uncovered - set(part.binds)):
-                value = lookup(part.names, place)
+    @property
+    def notes(self) -> list[str]:
+        """The statements that are not run again, and why."""
+        return [note for part in self.slices for note in part.slice.notes]
+
+    def require_own_graph(self) -> None:
+        """Raises `CannotReplay` if the loss depends on a tensor that is not recomputed and has a graph.
+
+        That graph belongs to the training, and a backward through it would free it.
+        """
+        for part in self.slices:
+            for path in sorted(part.slice.not_recomputed - set(part.parameters)):
+                value = lookup(part.variables, path)
                 if value is not MISSING and any(tensor.grad_fn is not None for _, tensor in find_tensors(value)):
-                    notes = [note for note in part.slice.notes if "hands it out" not in note]
-                    raise CannotReplay("; ".join(notes[:3]) or f"{place} could not be made again")
+                    raise CannotReplay("; ".join(part.slice.notes[:3]) or f"{path} could not be computed again")
 
-    def outputs(self) -> list[Tensor]:
-        """What the model puts out, where no more can be run than that."""
-        if not self.kept.calls:
-            raise CannotReplay("no forward of the model was seen in this step")
-        last = self.kept.calls[-1]
-        with torch.enable_grad(), silence(), self._at_the_doors(None):
+    def model_outputs(self) -> list[Tensor]:
+        """The outputs of the last forward call, for steps of which only the model can run."""
+        if not self.buffer.calls:
+            raise CannotReplay("no forward of the model was recorded in this step")
+        last = self.buffer.calls[-1]
+        with torch.enable_grad(), forbid_collectives(), self._restore_rng_per_call(None):
             return [tensor for _, tensor in find_tensors(last.module(*last.args, **last.kwargs)) if tensor.is_floating_point()]
 
-    def _inputs(self, module: nn.Module) -> tuple[Any, Mapping[str, Any]]:
-        for call in reversed(self.kept.calls):
+    def _recorded_inputs(self, module: nn.Module) -> tuple[Any, Mapping[str, Any]]:
+        for call in reversed(self.buffer.calls):
             if call.module is module or unwrap_compiled(module) is call.module:
                 return call.args, call.kwargs
-        raise CannotReplay(f"the inputs of {type(module).__name__} were not kept")
+        raise CannotReplay(f"the inputs of {type(module).__name__} were not recorded")
 
     @property
     def calls(self) -> list[ForwardCall]:
-        """The forwards that the last run made again, as they were in the step; all that are kept where nothing ran."""
-        kept = list(self.kept.calls)
-        return list(self.earlier.calls) if self.earlier is not None else kept[-self.num_calls :] if self.num_calls else kept
+        """The recorded forward calls that the last run repeated; all of them if nothing has run."""
+        calls = list(self.buffer.calls)
+        return list(self.earlier.calls) if self.earlier is not None else calls[-self.num_calls :] if self.num_calls else calls
 
     @contextmanager
-    def _at_the_doors(self, pick: Pick | None) -> Iterator[None]:
-        """Each forward begins with the random numbers that it began with in the step; of an earlier micro-batch, with its inputs too."""
-        calls = list(self.kept.calls)
-        several = len({id(call.module) for call in calls}) > 1
-        met: set[int] = set()
+    def _restore_rng_per_call(self, select: Select | None) -> Iterator[None]:
+        """Sets the random state of the recorded call before each forward; for an earlier micro-batch, replaces the inputs too."""
+        calls = list(self.buffer.calls)
+        has_several_models = len({id(call.module) for call in calls}) > 1
+        entered: set[int] = set()
         self.num_calls = 0
 
-        def entering(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        def on_forward_start(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
             self.num_calls += 1
-            if self.earlier is not None and pick is not None:
-                call = self.earlier.number(self.num_calls - 1, module)
+            if self.earlier is not None and select is not None:
+                call = self.earlier.call_at(self.num_calls - 1, module)
                 torch.set_rng_state(call.rng)
-                return pick(call.args, True), pick(call.kwargs, True)
-            known = _same_call(calls, module, args, kwargs)
-            if known is None and id(module) not in met:
+                return select(call.args, True), select(call.kwargs, True)
+            recorded = _same_call(calls, module, args, kwargs)
+            if recorded is None and id(module) not in entered:
                 own = [call for call in calls if call.module is module]
-                known = own[-1 if several else 0]
-            met.add(id(module))
-            if known is not None:
-                torch.set_rng_state(known.rng)
+                recorded = own[-1 if has_several_models else 0]
+            entered.add(id(module))
+            if recorded is not None:
+                torch.set_rng_state(recorded.rng)
             return None
 
         with ExitStack() as stack:
             for module in {id(call.module): call.module for call in calls}.values():
-                stack.callback(module.register_forward_pre_hook(entering, with_kwargs=True).remove)
+                stack.callback(module.register_forward_pre_hook(on_forward_start, with_kwargs=True).remove)
             yield
 
 
 def gradients(loss: Tensor) -> list[Tensor]:
-    """Of the loss with respect to every leaf that it depends on. No `.grad` is written to."""
+    """The gradients of the loss with respect to every leaf of its graph. No `.grad` is changed."""
     return [gradient for _, gradient in gradients_by_leaf(loss)]
 
 
 def gradients_by_leaf(loss: Tensor, scale: float = 1.0) -> list[tuple[Tensor, Tensor]]:
-    """Each leaf with its gradient; `scale` is that of a GradScaler, which multiplies the loss."""
+    """The leaves of the loss's graph, each with its gradient. `scale` is the loss scale of a GradScaler, which multiplies the loss."""
     leaves = _leaves(loss)
     if not leaves:
         return []
@@ -128,14 +139,14 @@ def gradients_by_leaf(loss: Tensor, scale: float = 1.0) -> list[tuple[Tensor, Te
     try:
         found = torch.autograd.grad(loss, leaves, start, allow_unused=True)
     except RuntimeError as error:
-        hooked = num_processes() > 1 or any(getattr(leaf, "_post_accumulate_grad_hooks", None) for leaf in leaves)  # DDP has its own
+        hooked = num_processes() > 1 or any(getattr(leaf, "_post_accumulate_grad_hooks", None) for leaf in leaves)  # those of DDP
         if hooked or "checkpoint" not in str(error).lower():
             raise
-        found = _by_backward(loss, leaves, start)  # re-entrant checkpointing knows no other way
+        found = _gradients_by_backward(loss, leaves, start)  # re-entrant checkpointing refuses torch.autograd.grad
     return [(leaf, gradient) for leaf, gradient in zip(leaves, found) if gradient is not None]
 
 
-def _by_backward(loss: Tensor, leaves: list[Tensor], start: Tensor) -> list[Tensor | None]:
+def _gradients_by_backward(loss: Tensor, leaves: list[Tensor], start: Tensor) -> list[Tensor | None]:
     before = [leaf.grad for leaf in leaves]
     try:
         for leaf in leaves:
@@ -149,13 +160,13 @@ def _by_backward(loss: Tensor, leaves: list[Tensor], start: Tensor) -> list[Tens
 
 def _leaves(loss: Tensor) -> list[Tensor]:
     found: dict[int, Tensor] = {}
-    seen: set[Any] = set()
+    visited: set[Any] = set()
     todo = [loss.grad_fn]
     while todo:
         node = todo.pop()
-        if node is None or node in seen:
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         variable = getattr(node, "variable", None)
         if isinstance(variable, Tensor):
             found[id(variable)] = variable
@@ -164,14 +175,15 @@ def _leaves(loss: Tensor) -> list[Tensor]:
 
 
 def _same_call(calls: list[ForwardCall], module: nn.Module, args: Any, kwargs: Any) -> ForwardCall | None:
-    given = [id(tensor) for _, tensor in find_tensors((args, kwargs))]
+    """The last recorded call of this module with the same tensors."""
+    passed = [id(tensor) for _, tensor in find_tensors((args, kwargs))]
     same = (call for call in reversed(calls) if call.module is module)
-    return next((call for call in same if given and given == [id(tensor) for _, tensor in find_tensors((call.args, call.kwargs))]), None)
+    return next((call for call in same if passed and passed == [id(tensor) for _, tensor in find_tensors((call.args, call.kwargs))]), None)
 
 
 @contextmanager
 def _without_loss_scale() -> Iterator[None]:
-    """A scaled loss may overflow by the scale alone, which a GradScaler then lowers: the loss itself is what counts."""
+    """Makes `GradScaler.scale` return the loss unchanged: a scaled loss may overflow only because of its scale."""
     original = torch.amp.GradScaler.scale
     torch.amp.GradScaler.scale = lambda self, outputs: outputs  # type: ignore[method-assign]
     try:
@@ -180,24 +192,25 @@ def _without_loss_scale() -> Iterator[None]:
         torch.amp.GradScaler.scale = original  # type: ignore[method-assign]
 
 
-# -- what the slicer asks about values ----------------------------------------------------------------------------------------------------
+# ---- predicates for the slicer
 
 
-def reader(kept: ReplayBuffer) -> Reader:
-    called = {id(call.module) for call in kept.calls}
-    return Reader(
-        must_be_made=_must_be_made,
-        harmless=lambda value: isinstance(value, nn.Module),
-        was_called=lambda value: id(value) in called or id(unwrap_compiled(value)) in called,
+def value_queries(buffer: ReplayBuffer) -> ValueQueries:
+    """The predicates on values with which the recorded step is sliced."""
+    called = {id(call.module) for call in buffer.calls}
+    return ValueQueries(
+        must_be_recomputed=_must_be_recomputed,
+        is_restored=lambda value: isinstance(value, nn.Module),
+        has_recorded_inputs=lambda value: id(value) in called or id(unwrap_compiled(value)) in called,
     )
 
 
-def _must_be_made(value: Any) -> bool:
-    """Does it depend on the model, or hold a bad number?"""
+def _must_be_recomputed(value: Any) -> bool:
+    """Whether a value has a graph, so that it may depend on the model, or is not finite."""
     if isinstance(value, (nn.Module, torch.optim.Optimizer, type, FunctionType, ModuleType)):
         return False
     tensors = [tensor for _, tensor in find_tensors(value)]
-    if not tensors and hasattr(value, "__dict__") and not callable(value):  # a distribution, an object with results
+    if not tensors and hasattr(value, "__dict__") and not callable(value):  # a distribution, or an object with results
         tensors = [tensor for _, tensor in find_tensors(dict(list(vars(value).items())[:MAX_ATTRIBUTES]))]
     if any(tensor.grad_fn is not None for tensor in tensors):
         return True

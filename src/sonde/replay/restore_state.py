@@ -1,7 +1,8 @@
-"""Everything that running a step again may change, as it was before: the training that goes on must not notice.
+"""Restores all state that a replay may change, so that the training continues bit for bit as without it.
 
-Generators, buffers, whatever modules keep in their attributes, training flags, grad mode, autocast, default dtype, gradients of
-parameters. Parameters are only read by a forward and a backward; should one have been written to, it is put back too.
+Restored are the random generators, buffers, attributes of modules, training flags, grad mode, autocast, the default dtype and the
+gradients of parameters. A parameter that is replaced by another object is restored; its values are not copied, since a forward and a
+backward only read them.
 """
 
 from __future__ import annotations
@@ -16,50 +17,50 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.replay.backward_call_site import names_of
+from sonde.replay.backward_call_site import variables_of
 
-_PLAIN = (list, dict, set)  # containers that a forward may fill: what is in them is put back, one level deep
+_CONTAINERS = (list, dict, set)  # a forward may fill them: their items are restored, one level deep
 
 
 @contextmanager
-def as_before(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Whatever happens inside to the modules (and all that they hold) and to torch's global state is undone on leaving."""
+def state_restored(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Restores the state of the modules and their submodules, and torch's global state, on exit."""
     every = list({id(part): part for module in modules for part in module.modules()}.values())
     tensors = _tensors(every)
     with ExitStack() as undo:
-        if tensors:  # the real graph may have saved a buffer, and asks at its backward whether anybody has written to it
+        if tensors:  # the training's graph may have saved a buffer, and its backward checks the version counter
             undo.enter_context(torch.autograd.grad_mode._unsafe_preserve_version_counter(tuple(tensors)))
         undo.callback(torch.set_default_dtype, torch.get_default_dtype())
         undo.callback(torch.set_grad_enabled, torch.is_grad_enabled())
-        _autocast(undo)
-        _generators(undo)
+        _restore_autocast(undo)
+        _restore_generators(undo)
         for part in every:
-            undo.callback(_put_back, part, _state_of(part))
+            undo.callback(_restore_attributes, part, _attributes_of(part))
         for tensor in tensors:
-            undo.callback(_write_back, tensor, tensor.detach().clone())
+            undo.callback(_restore_values, tensor, tensor.detach().clone())
         for part in every:
             for p in part._parameters.values():
                 if p is not None and not nn.parameter.is_lazy(p) and p.is_leaf:
-                    undo.callback(_grad_back, p, p.grad)
+                    undo.callback(_restore_grad, p, p.grad)
         yield
 
 
-def modules_in(frame: FrameType | None) -> list[nn.Module]:
-    """Modules that the user's function can reach by name: a criterion has buffers too."""
+def reachable_modules(frame: FrameType | None) -> list[nn.Module]:
+    """Modules among the variables of a function and the attributes of its `self`: a criterion has buffers too."""
     if frame is None:
         return []
-    names = names_of(frame)
-    owner = names.get("self")
-    values = [*names.values(), *(vars(owner).values() if hasattr(owner, "__dict__") else ())]
+    variables = variables_of(frame)
+    owner = variables.get("self")
+    values = [*variables.values(), *(vars(owner).values() if hasattr(owner, "__dict__") else ())]
     return [value for value in values if isinstance(value, nn.Module)]
 
 
-def _state_of(part: nn.Module) -> dict[str, Any]:
-    """The attributes of a module, its containers with what is in them."""
-    return {name: (value, type(value)(value)) if type(value) in _PLAIN else (value, None) for name, value in part.__dict__.items()}
+def _attributes_of(part: nn.Module) -> dict[str, Any]:
+    """The attributes of a module, each with a copy of its items if it is a container."""
+    return {name: (value, type(value)(value)) if type(value) in _CONTAINERS else (value, None) for name, value in part.__dict__.items()}
 
 
-def _put_back(part: nn.Module, state: dict[str, Any]) -> None:
+def _restore_attributes(part: nn.Module, state: dict[str, Any]) -> None:
     for name in [name for name in part.__dict__ if name not in state]:
         del part.__dict__[name]
     for name, (value, content) in state.items():
@@ -85,7 +86,7 @@ def _items(container: Any) -> Iterator[Any]:
 
 
 def _tensors(every: list[nn.Module]) -> list[Tensor]:
-    """Buffers, and tensors that modules keep as attributes: both may be written in place by a forward."""
+    """Buffers, and tensors in attributes of modules: a forward may change both in place."""
     found: dict[int, Tensor] = {}
     for part in every:
         for value in (*part._buffers.values(), *part.__dict__.values()):
@@ -94,24 +95,24 @@ def _tensors(every: list[nn.Module]) -> list[Tensor]:
     return list(found.values())
 
 
-def _write_back(tensor: Tensor, content: Tensor) -> None:
-    # Always: batch norm writes its running statistics without counting up their version.
+def _restore_values(tensor: Tensor, content: Tensor) -> None:
+    # Unconditional: batch norm changes its running statistics without incrementing their version counter.
     with torch.no_grad():
         tensor.detach().copy_(content)
 
 
-def _grad_back(parameter: nn.Parameter, gradient: Tensor | None) -> None:
+def _restore_grad(parameter: nn.Parameter, gradient: Tensor | None) -> None:
     if parameter.grad is not gradient:
         parameter.grad = gradient
 
 
-def _autocast(undo: ExitStack) -> None:
+def _restore_autocast(undo: ExitStack) -> None:
     for device in ("cpu", "cuda"):
         undo.callback(torch.set_autocast_enabled, device, torch.is_autocast_enabled(device))
         undo.callback(torch.set_autocast_dtype, device, torch.get_autocast_dtype(device))
 
 
-def _generators(undo: ExitStack) -> None:
+def _restore_generators(undo: ExitStack) -> None:
     undo.callback(torch.set_rng_state, torch.get_rng_state())
     undo.callback(random.setstate, random.getstate())
     numpy = sys.modules.get("numpy")

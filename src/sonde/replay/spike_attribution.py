@@ -1,17 +1,19 @@
-"""A look back at a step whose loss or gradient is far above the usual: which samples carry it, and in which layer it shows.
+"""Attributes a spike of the loss or of the gradient norm to samples of the batch, and to the input, target or layer where they deviate.
 
-The step is run again as it is for a bad number (see `lookback`), as a whole and without parts of its batch. Where it cannot be run again,
-it says why, and answers with what is left: the model on its inputs, and the gradients that are there.
+The step is replayed as for a non-finite number (`replay_step`), as a whole and without parts of its batch. If it cannot run again, the
+model runs alone on its inputs, and else only the gradients are read; caveats of the result say why.
 """
 
 from __future__ import annotations
 
 import linecache
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from math import isfinite, sqrt
 from pathlib import Path
-from types import FrameType
+from statistics import median
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -22,51 +24,52 @@ from sonde.nonfinite.build_origin import seen
 from sonde.nonfinite.compile_disabled import compile_disabled
 from sonde.nonfinite.origin import Seen
 from sonde.replay import distributed
-from sonde.replay.backward_call_site import Part, parts_of
-from sonde.replay.batch_slicing import given_to, picked
-from sonde.replay.dataset_index import indices_of
-from sonde.replay.heaviest_samples import Carriers, carriers
+from sonde.replay.backward_call_site import FrameSlice, slices_up_to_backward
+from sonde.replay.batch_slicing import select_samples, step_inputs
+from sonde.replay.bisect_batch import HeaviestSamples, find_heaviest_samples
+from sonde.replay.dataset_index import dataset_indices
 from sonde.replay.program_slice import CannotReplay
-from sonde.replay.rerun import Rerun, gradients_by_leaf, reader
-from sonde.replay.restore_state import as_before, modules_in
-from sonde.replay.sample_deviation import Layers, Sizes, apartness, sizes_of, turning_point
+from sonde.replay.rerun import Rerun, gradients_by_leaf, value_queries
+from sonde.replay.restore_state import reachable_modules, state_restored
 from sonde.spike_detection import Leap
 from sonde.statistics import reductions
 from sonde.statistics.tensor_utils import find_tensors
 
-ODD = 10.0  # times the size of the other samples: rows of one dataset differ by less
-ODD_OUTPUT = 4.0  # the same for what a layer puts out: the layers before have evened it out
-SAME = 0.01  # relative: a second run that gives another number is not the same step
-ADDS_UP = 0.2  # of the excess: more than that is missing where two halves do not make up the whole
-MAX_SAID = 64  # layers and parameters in an event
+OUTLIER_FACTOR = 10.0  # times the magnitude of the other samples: rows of one dataset differ by less
+OUTPUT_OUTLIER_FACTOR = 4.0  # the same for the output of a layer: the layers before it reduce the difference
+SAME_VALUE = 0.01  # relative difference: a replay with another value is not the same step
+SUM_TOLERANCE = 0.2  # share of the excess: if two halves miss the whole by more than that, the samples do not add up
+MAX_REPORTED = 64  # parameters in an event
+TINY = 1e-30  # divisor instead of zero
+MAX_LAYERS = 400  # calls of layers in one forward that are measured
 
 
 @dataclass(frozen=True, slots=True)
-class Departure:
-    """A layer, or something that the step was given, and how large the odd samples are in it beside the others."""
+class SampleDeviation:
+    """The input, target or layer output in which the responsible samples differ from the other samples of the batch."""
 
     name: str
-    size: float  # mean absolute value, or norm of a gradient
-    others: float
+    size: float  # mean absolute value of the responsible samples
+    others: float  # the usual one of the other samples
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Who made a spike, as plain data that a run can hold."""
+    """The cause of a spike, as plain data that a run can store."""
 
-    samples: tuple[int, ...] | None = None  # in the batch, the heaviest first; (): it is spread over the batch; None: it is not known
-    shares: tuple[float, ...] = ()  # of the excess over the usual, one per sample
-    indices: tuple[int, ...] | None = None  # the same samples in the dataset, where the sampler allows
+    samples: tuple[int, ...] | None = None  # indices in the batch, the heaviest first; (): spread over the batch; None: unknown
+    shares: tuple[float, ...] = ()  # of the excess over the usual value, one per sample
+    indices: tuple[int, ...] | None = None  # the dataset indices of these samples, if known
     batch_size: int = 0
-    without: float | None = None  # the loss or the norm without these samples
-    blame: str = ""  # "input" | "target" | "layer" | "slope" | "batch"; "" where it is not known
-    layer: str = ""  # dotted path, where a layer is to be named
-    odd: Departure | None = None  # the input, target or layer in which the samples depart from the others
+    without: float | None = None  # the loss or the gradient norm without these samples
+    blame: str = ""  # "input" | "target" | "layer" | "slope" | "batch"; "": unknown
+    layer: str = ""  # dotted path, if a layer is responsible
+    odd: SampleDeviation | None = None  # where the samples differ from the others
     gradients: tuple[tuple[str, float], ...] = ()  # norms by parameter, the largest first
     inputs: tuple[Seen, ...] = ()  # of the model
-    source: str = ""  # "train.py:41": the line that makes the loss
+    source: str = ""  # "train.py:41": the line that computes the loss
     text: str = ""
-    how: str = "replayed"  # "replayed" | "model" | "gradients": what the answer comes from
+    how: str = "replayed"  # "replayed" | "model" | "gradients": what the attribution is based on
     caveats: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -74,222 +77,241 @@ class Blame:
 
 
 def attribute_spike(
-    kept: ReplayBuffer, *, frame: FrameType | None, what: str, leap: Leap, models: Mapping[str, nn.Module] | None = None
+    buffer: ReplayBuffer, *, frame: FrameType | None, what: str, leap: Leap, models: Mapping[str, nn.Module] | None = None
 ) -> Blame:
-    """Who carries the leap of this step's loss or gradient norm. Everything is left as it was."""
-    models = models or {call.model: call.module for call in kept.calls}
-    modules = [*models.values(), *(call.module for call in kept.calls), *modules_in(frame)]
-    look, num = _Look(kept, what, leap, models), distributed.num_processes()
+    """Attributes the spike of the current step to samples and layers. All state is restored.
+
+    Args:
+        buffer: the recorded step.
+        frame: the function of the user that called `backward`.
+        what: "loss" or "gradient".
+        leap: the value of the spike, the usual value, and the bound that it exceeded.
+        models: the watched models by name; default: those of the recorded calls.
+    """
+    models = models or {call.model: call.module for call in buffer.calls}
+    modules = [*models.values(), *(call.module for call in buffer.calls), *reachable_modules(frame)]
+    replay, num = _SpikeReplay(buffer, what, leap, models), distributed.num_processes()
     try:
-        with as_before(modules), distributed.alone(modules), compile_disabled(), distributed.silence():
-            found = look.blame(frame)
+        with state_restored(modules), distributed.without_ddp(modules), compile_disabled(), distributed.forbid_collectives():
+            found = replay.attribute(frame)
     except CannotReplay as error:
-        found = look.of_the_gradients(str(error))
+        found = replay.from_gradients(str(error))
     return replace(found, caveats=(*found.caveats, distributed.CAVEAT.format(num=num))) if num > 1 else found
 
 
-class _Look:
-    def __init__(self, kept: ReplayBuffer, what: str, leap: Leap, models: Mapping[str, nn.Module]) -> None:
-        self.kept, self.what, self.leap, self.models = kept, what, leap, models
+class _SpikeReplay:
+    """Replays one step and attributes its spike."""
+
+    def __init__(self, buffer: ReplayBuffer, what: str, leap: Leap, models: Mapping[str, nn.Module]) -> None:
+        self.buffer, self.what, self.leap, self.models = buffer, what, leap, models
         self.value, self.usual = leap.value, leap.usual
         self.caveats: list[str] = []
         self.num = 0  # samples in the batch
-        self.dim = 0  # of the inputs along which they lie
-        self.is_sum = False  # of the samples; else their mean
-        self.direction: dict[int, Tensor] = {}  # the gradient of the whole batch, by parameter
-        self.names = {id(p): _joined(name, path) for name, model in models.items() for path, p in model.named_parameters()}
+        self.dim = 0  # dimension of the samples in the inputs
+        self.is_sum = False  # the loss is the sum over the samples; else their mean
+        self.direction: dict[int, Tensor] = {}  # unit gradient of the whole batch, by id of the parameter
+        self.names = {id(p): _join_path(name, path) for name, model in models.items() for path, p in model.named_parameters()}
 
-    def blame(self, frame: FrameType | None) -> Blame:
+    def attribute(self, frame: FrameType | None) -> Blame:
+        """Replays as much of the step as possible: all of it, else the model, else nothing."""
         try:
-            rerun = Rerun(self.kept, parts_of(frame, self.what, reader(self.kept), self.kept.loss_frame))
-            rerun.refuse_loans()
-            return self._of_the_step(rerun)
-        except Exception as error:  # the user's code, on a second run: whatever it raises is a reason not to trust it
+            slices = slices_up_to_backward(frame, self.what, value_queries(self.buffer), self.buffer.loss_frame)
+            rerun = Rerun(self.buffer, slices)
+            rerun.require_own_graph()
+            return self._replay_whole_step(rerun)
+        except Exception as error:  # raised by the user's code in the replay: its result cannot be trusted
             failed = f"running it again failed ({type(error).__name__}: {error})"[:500]
             reason = str(error) if isinstance(error, CannotReplay) else failed
         try:
-            return self._of_the_model(Rerun(self.kept, ()), reason)
+            return self._replay_model(Rerun(self.buffer, ()), reason)
         except Exception:
-            return self.of_the_gradients(reason)
+            return self.from_gradients(reason)
 
-    # -- the step as a whole --------------------------------------------------------------------------
+    # ---- the whole step
 
-    def _of_the_step(self, rerun: Rerun) -> Blame:
-        given = given_to(rerun)
-        self.num, self.dim = _batch_of(given)
-        with Layers(self.models, self.num) as layers:
+    def _replay_whole_step(self, rerun: Rerun) -> Blame:
+        inputs = step_inputs(rerun)
+        self.num, self.dim = _batch_size(inputs)
+        with LayerMagnitudes(self.models, self.num) as layers:
             loss = rerun()
         found = gradients_by_leaf(loss)
-        again = _norm(gradient for _, gradient in found) if self.what == "gradient" else float(loss.detach())
-        if not isfinite(again) or abs(again - self.value) > SAME * abs(self.value):
-            self._refuse(again, rerun)
-        norms = self._named(found)
+        value = _norm(gradient for _, gradient in found) if self.what == "gradient" else float(loss.detach())
+        if not isfinite(value) or abs(value - self.value) > SAME_VALUE * abs(self.value):
+            self._check_other_value(value, rerun)
+        norms = self._norms_by_parameter(found)
         if self.what == "gradient":
-            self.direction = {id(leaf): gradient / again for leaf, gradient in found}
+            self.direction = {id(leaf): gradient / value for leaf, gradient in found}
         del loss, found
-        source, text = _line(rerun.parts)
-        answer = Blame(gradients=norms[:MAX_SAID], inputs=self._seen(rerun), batch_size=self.num, source=source, text=text)
-        told = self._carriers(rerun, again, given)
-        if told.note:
-            self.caveats.append(told.note)
+        source, text = _loss_line(rerun.slices)
+        blame = Blame(gradients=norms[:MAX_REPORTED], inputs=self._summarize_inputs(rerun), batch_size=self.num, source=source, text=text)
+        heaviest = self._find_samples(rerun, value, inputs)
+        if heaviest.note:
+            self.caveats.append(heaviest.note)
         if self.what == "gradient" and norms:
-            answer = replace(answer, layer=_owner(norms[0][0]))
-        if told.samples:
-            answer = self._of_samples(replace(answer, samples=told.samples, shares=told.shares), rerun, layers.outputs, norms, given)
-        elif told.samples == ():
-            answer = replace(answer, samples=(), blame="batch")
-        notes = [note for part in rerun.parts for note in part.slice.notes if "hands it out" not in note]
-        return replace(answer, caveats=(*self.caveats, *notes[:3]))
+            blame = replace(blame, layer=_owner(norms[0][0]))
+        if heaviest.samples:
+            blame = replace(blame, samples=heaviest.samples, shares=heaviest.shares)
+            blame = self._explain_samples(blame, rerun, layers.outputs, norms, inputs)
+        elif heaviest.samples == ():
+            blame = replace(blame, samples=(), blame="batch")
+        return replace(blame, caveats=(*self.caveats, *rerun.notes[:3]))
 
-    def _refuse(self, again: float, rerun: Rerun) -> None:
-        """The second run gave another number. One of several backwards of the step is better than nothing, where it is odd itself."""
+    def _check_other_value(self, value: float, rerun: Rerun) -> None:
+        """The replay has another value: raises `CannotReplay`, unless this is one of several backwards of the step and large itself."""
         number = "loss" if self.what == "loss" else "gradient norm"
-        said = f"the step was run again and its {number} was {again:.4g}, not {self.value:.4g}"
-        notes = [note for part in rerun.parts for note in part.slice.notes if "hands it out" not in note]
-        if self.what == "loss" or not again > (self.value + self.usual) / 2:
-            raise CannotReplay(said + "".join(f"; {note}" for note in notes[:3]))
-        self.caveats.append(f"{said}: other backwards of the step, or a change of the gradients since, are not in it")
+        message = f"the step was run again and its {number} was {value:.4g}, not {self.value:.4g}"
+        if self.what == "loss" or not value > (self.value + self.usual) / 2:
+            raise CannotReplay(message + "".join(f"; {note}" for note in rerun.notes[:3]))
+        self.caveats.append(f"{message}: it does not include other backwards of the step, or later changes of the gradients")
 
-    # -- samples --------------------------------------------------------------------------------------
+    # ---- samples
 
-    def _carriers(self, rerun: Rerun, whole: float, given: Sequence[Tensor]) -> Carriers:
-        told = self._carriers_along(rerun, whole)
-        if told.samples is None and told.note and self.dim == 0 and given and given[0].dim() > 2:  # the batch may come second, after time
-            self.num, self.dim = given[0].shape[1], 1
-            other = self._carriers_along(rerun, whole)
+    def _find_samples(self, rerun: Rerun, whole: float, inputs: Sequence[Tensor]) -> HeaviestSamples:
+        heaviest = self._find_samples_along_dim(rerun, whole)
+        if heaviest.samples is None and heaviest.note and self.dim == 0 and inputs and inputs[0].dim() > 2:  # dimension 0 may be time
+            self.num, self.dim = inputs[0].shape[1], 1
+            other = self._find_samples_along_dim(rerun, whole)
             if other.samples is not None:
                 return other
-            self.num, self.dim = given[0].shape[0], 0
-        return told
+            self.num, self.dim = inputs[0].shape[0], 0
+        return heaviest
 
-    def _carriers_along(self, rerun: Rerun, whole: float) -> Carriers:
+    def _find_samples_along_dim(self, rerun: Rerun, whole: float) -> HeaviestSamples:
         num, excess = self.num, whole - self.usual
         if num < 2:
-            return Carriers(None, note="" if num else "no batch was found among what the step was given")
-        known: dict[tuple[int, ...], float] = {}
+            return HeaviestSamples(None, note="" if num else "no batch was found among the inputs of the step")
+        cached: dict[tuple[int, ...], float] = {}
 
-        def number(samples: Sequence[int]) -> float:
+        def value_of(samples: Sequence[int]) -> float:
             key = tuple(samples)
-            if key not in known:
-                known[key] = self._number(rerun, key)
-            return known[key]
+            if key not in cached:
+                cached[key] = self._value_of(rerun, key)
+            return cached[key]
 
         try:
-            halves = number(range(num // 2)), number(range(num // 2, num))
+            halves = value_of(range(num // 2)), value_of(range(num // 2, num))
         except Exception as error:
-            return Carriers(None, note=f"parts of the batch could not be run ({type(error).__name__}: {error})"[:300])
+            return HeaviestSamples(None, note=f"parts of the batch could not be run ({type(error).__name__}: {error})"[:300])
         mean = halves[0] * (num // 2) / num + halves[1] * (num - num // 2) / num
         self.is_sum = abs(sum(halves) - whole) < abs(mean - whole)
-        if min(abs(sum(halves) - whole), abs(mean - whole)) > ADDS_UP * abs(excess):
-            self.caveats.append("the samples do not add up to the whole: they are normalised or compared with each other")
+        if min(abs(sum(halves) - whole), abs(mean - whole)) > SUM_TOLERANCE * abs(excess):
+            self.caveats.append("the samples do not add up to the whole: they are normalized or compared with each other")
 
-        def loses(group: Sequence[int]) -> float:
+        def decrease_without(group: Sequence[int]) -> float:
             rest = sorted(set(range(num)) - set(group))
-            return whole - number(rest) * (1.0 if self.is_sum else len(rest) / num)
+            return whole - value_of(rest) * (1.0 if self.is_sum else len(rest) / num)
 
-        return carriers(num, excess, loses)
+        return find_heaviest_samples(num, excess, decrease_without)
 
-    def _number(self, rerun: Rerun, samples: Sequence[int]) -> float:
-        """The loss of some samples; or their gradient, as far as it goes where that of the whole batch goes."""
-        loss = self._loss(rerun, samples)
+    def _value_of(self, rerun: Rerun, samples: Sequence[int]) -> float:
+        """The loss of some samples; or the component of their gradient along that of the whole batch, which adds up as norms do not."""
+        loss = self._loss_of(rerun, samples)
         if self.what == "loss":
             return float(loss.detach())
         found = gradients_by_leaf(loss)
         return sum(float((gradient * self.direction[id(leaf)]).sum()) for leaf, gradient in found if id(leaf) in self.direction)
 
-    def _loss(self, rerun: Rerun, samples: Sequence[int]) -> Tensor:
-        chosen = torch.tensor(samples)
-        return rerun(lambda value, flat: picked(value, chosen, self.num, self.dim, flat=flat))
+    def _loss_of(self, rerun: Rerun, samples: Sequence[int]) -> Tensor:
+        indices = torch.tensor(samples)
+        return rerun(lambda value, flat: select_samples(value, indices, self.num, self.dim, flat=flat))
 
-    def _of_samples(
-        self, answer: Blame, rerun: Rerun, layers: Sequence[Sizes], norms: Sequence[tuple[str, float]], given: Sequence[Tensor]
+    def _explain_samples(
+        self,
+        blame: Blame,
+        rerun: Rerun,
+        layers: Sequence[SampleMagnitudes],
+        norms: Sequence[tuple[str, float]],
+        inputs: Sequence[Tensor],
     ) -> Blame:
-        samples = answer.samples or ()
+        """Adds the value without the samples, and the input, target or layer in which they differ from the others."""
+        samples = blame.samples or ()
         rest = sorted(set(range(self.num)) - set(samples))
-        loss = self._loss(rerun, rest)
-        layer, without = answer.layer, float(loss.detach())
+        loss = self._loss_of(rerun, rest)
+        layer, without = blame.layer, float(loss.detach())
         if self.what == "gradient":
             found = gradients_by_leaf(loss)
-            layer, without = _most_changed(norms, dict(self._named(found))), _norm(gradient for _, gradient in found)
-        answer = replace(answer, layer=layer, without=without, batch_size=self.num)
-        if len(samples) > 1 and without > self.leap.bound:
-            return replace(answer, samples=(), shares=(), blame="batch", without=None)  # these are only the worst of a bad batch
-        answer = replace(answer, indices=indices_of(samples, given, self.num))
-        for kind, name, tensor in self._things(rerun):
-            sizes = sizes_of(name, tensor, self.num)
-            mine, usual = sizes.apart(samples) if sizes else (0.0, 0.0)
-            if apartness(mine, usual) > ODD:
-                return replace(answer, blame=kind, odd=Departure(name, mine, usual))
-        turn = turning_point(layers, samples, ODD_OUTPUT)
-        if turn is None:
-            return replace(answer, blame="target" if self.what == "loss" else "slope")
-        return replace(answer, blame="layer", layer=answer.layer or turn[0], odd=Departure(*turn))
+            layer, without = _most_changed_layer(norms, dict(self._norms_by_parameter(found))), _norm(gradient for _, gradient in found)
+        blame = replace(blame, layer=layer, without=without, batch_size=self.num)
+        if len(samples) > 1 and without > self.leap.bound:  # the rest of the batch is a spike too
+            return replace(blame, samples=(), shares=(), blame="batch", without=None)
+        blame = replace(blame, indices=dataset_indices(samples, inputs, self.num))
+        for kind, name, tensor in self._named_inputs(rerun):
+            magnitudes = sample_magnitudes(name, tensor, self.num)
+            own, usual = magnitudes.compare(samples) if magnitudes else (0.0, 0.0)
+            if ratio(own, usual) > OUTLIER_FACTOR:
+                return replace(blame, blame=kind, odd=SampleDeviation(name, own, usual))
+        deviation = find_deviating_layer(layers, samples, OUTPUT_OUTLIER_FACTOR)
+        if deviation is None:
+            return replace(blame, blame="target" if self.what == "loss" else "slope")
+        return replace(blame, blame="layer", layer=blame.layer or deviation.name, odd=deviation)
 
-    # -- where no more can be run -----------------------------------------------------------------------
+    # ---- fallbacks
 
-    def _of_the_model(self, rerun: Rerun, reason: str) -> Blame:
-        """The model on its inputs: are some samples odd in what they are, or in what becomes of them?"""
-        things = [(name, tensor) for _, name, tensor in self._things(rerun)]
-        self.num = things[0][1].shape[0] if things else 0
-        with Layers(self.models, self.num) as layers:
-            rerun.outputs()
-        answer = replace(self.of_the_gradients(reason), how="model", inputs=self._seen(rerun))
+    def _replay_model(self, rerun: Rerun, reason: str) -> Blame:
+        """Runs the model alone and searches samples with unusual inputs or layer outputs."""
+        inputs = [(name, tensor) for _, name, tensor in self._named_inputs(rerun)]
+        self.num = inputs[0][1].shape[0] if inputs else 0
+        with LayerMagnitudes(self.models, self.num) as layers:
+            rerun.model_outputs()
+        blame = replace(self.from_gradients(reason), how="model", inputs=self._summarize_inputs(rerun))
         if self.num < 2:
-            return answer
-        measured = [*(sizes_of(name, tensor, self.num) for name, tensor in things), *layers.outputs]
-        for place, sizes in enumerate(measured):
-            odd = sizes.odd(ODD) if sizes else ()
-            if sizes and odd and len(odd) <= self.num / 4:
-                mine, usual = sizes.apart(odd)
-                kind = "input" if place < len(things) else "layer"
+            return blame
+        measured = [*(sample_magnitudes(name, tensor, self.num) for name, tensor in inputs), *layers.outputs]
+        for position, magnitudes in enumerate(measured):
+            outliers = magnitudes.outliers(OUTLIER_FACTOR) if magnitudes else ()
+            if magnitudes and outliers and len(outliers) <= self.num / 4:
+                own, usual = magnitudes.compare(outliers)
+                kind = "input" if position < len(inputs) else "layer"
+                indices = dataset_indices(outliers, [tensor for _, tensor in inputs], self.num)
                 return replace(
-                    answer, samples=odd, indices=indices_of(odd, [tensor for _, tensor in things], self.num), blame=kind,
-                    layer="" if kind == "input" else sizes.name, odd=Departure(sizes.name, mine, usual), batch_size=self.num,
+                    blame, samples=outliers, indices=indices, blame=kind, layer="" if kind == "input" else magnitudes.name,
+                    odd=SampleDeviation(magnitudes.name, own, usual), batch_size=self.num,
                 )  # fmt: skip
-        return answer
+        return blame
 
-    def of_the_gradients(self, reason: str) -> Blame:
-        """What is there without running anything."""
+    def from_gradients(self, reason: str) -> Blame:
+        """Attributes by the present gradients, without running anything. `reason`: why nothing can run."""
         found = [(p, p.grad) for model in self.models.values() for p in model.parameters() if p.grad is not None]
-        norms = self._named(found) if self.what == "gradient" else ()
+        norms = self._norms_by_parameter(found) if self.what == "gradient" else ()
         layer = _owner(norms[0][0]) if norms else ""
-        return Blame(gradients=norms[:MAX_SAID], layer=layer, how="gradients", caveats=(f"the step could not be run again: {reason}",))
+        caveat = f"the step could not be run again: {reason}"
+        return Blame(gradients=norms[:MAX_REPORTED], layer=layer, how="gradients", caveats=(caveat,))
 
-    # -- what things are called ---------------------------------------------------------------------------
+    # ---- names
 
-    def _things(self, rerun: Rerun) -> Iterator[tuple[str, str, Tensor]]:
-        """What the step was given, as ("input" or "target", name, tensor): by the user's own names where there are some."""
-        called = {id(value): name for part in rerun.parts for name, value in part.names.items() if isinstance(value, Tensor)}
-        taken: set[int] = set()
-        for call in self.kept.calls:
-            for place, tensor in find_tensors((call.args, call.kwargs)):
-                if tensor.dim() and id(tensor) not in taken:
-                    taken.add(id(tensor))
-                    yield "input", called.get(id(tensor), f"input {place.partition('.')[2]}"), tensor
-        for part in rerun.parts:
-            for name in sorted(part.slice.given):
-                value = part.names.get(name)
-                if isinstance(value, Tensor) and value.dim() and id(value) not in taken and not value.requires_grad:
-                    taken.add(id(value))
+    def _named_inputs(self, rerun: Rerun) -> Iterator[tuple[str, str, Tensor]]:
+        """The inputs of the step as ("input" or "target", name, tensor). A name is that of the user's variable, if there is one."""
+        variable_names = {id(value): name for part in rerun.slices for name, value in part.variables.items() if isinstance(value, Tensor)}
+        yielded: set[int] = set()
+        for call in self.buffer.calls:
+            for path, tensor in find_tensors((call.args, call.kwargs)):
+                if tensor.dim() and id(tensor) not in yielded:
+                    yielded.add(id(tensor))
+                    yield "input", variable_names.get(id(tensor), f"input {path.partition('.')[2]}"), tensor
+        for part in rerun.slices:
+            for name in sorted(part.slice.inputs):
+                value = part.variables.get(name)
+                if isinstance(value, Tensor) and value.dim() and id(value) not in yielded and not value.requires_grad:
+                    yielded.add(id(value))
                     yield "target", name, value
 
-    def _seen(self, rerun: Rerun) -> tuple[Seen, ...]:
-        return seen({name: tensor for kind, name, tensor in self._things(rerun) if kind == "input" and tensor.is_floating_point()})
+    def _summarize_inputs(self, rerun: Rerun) -> tuple[Seen, ...]:
+        return seen({name: tensor for kind, name, tensor in self._named_inputs(rerun) if kind == "input" and tensor.is_floating_point()})
 
-    def _named(self, found: Sequence[tuple[Tensor, Tensor]]) -> tuple[tuple[str, float], ...]:
-        known = [(self.names[id(leaf)], _norm([gradient])) for leaf, gradient in found if id(leaf) in self.names]
-        return tuple(sorted(known, key=lambda pair: -pair[1]))
+    def _norms_by_parameter(self, found: Sequence[tuple[Tensor, Tensor]]) -> tuple[tuple[str, float], ...]:
+        norms = [(self.names[id(leaf)], _norm([gradient])) for leaf, gradient in found if id(leaf) in self.names]
+        return tuple(sorted(norms, key=lambda pair: -pair[1]))
 
 
 def _norm(tensors: Any) -> float:
     return sqrt(reductions.check_finite(list(tensors))[0])
 
 
-def _most_changed(norms: Sequence[tuple[str, float]], others: Mapping[str, float]) -> str:
-    """The layer whose gradient the samples change most, among those that make up the whole."""
+def _most_changed_layer(norms: Sequence[tuple[str, float]], others: Mapping[str, float]) -> str:
+    """The layer whose gradient changes most without the samples, among those with at least a tenth of the whole norm."""
     total = sqrt(sum(norm * norm for _, norm in norms))
     large = [(name, norm) for name, norm in norms if norm >= 0.1 * total]
-    name = max(large, key=lambda pair: pair[1] / max(others.get(pair[0], 0.0), 1e-30), default=("", 0.0))[0]
+    name = max(large, key=lambda pair: pair[1] / max(others.get(pair[0], 0.0), TINY), default=("", 0.0))[0]
     return _owner(name)
 
 
@@ -297,9 +319,9 @@ def _owner(parameter: str) -> str:
     return parameter.rpartition(".")[0]
 
 
-def _line(parts: Sequence[Part]) -> tuple[str, str]:
-    """The line that makes the loss: the last plain one that was taken before it is handed to backward."""
-    for part in reversed(parts):
+def _loss_line(slices: Sequence[FrameSlice]) -> tuple[str, str]:
+    """The line that computes the loss, as ("train.py:41", text): the last simple statement of the slices before `backward`."""
+    for part in reversed(slices):
         file = part.slice.code.co_filename
         below = part.slice.lines[-1]
         every = [line for *_, line in part.slice.code.co_lines() if line]
@@ -308,24 +330,111 @@ def _line(parts: Sequence[Part]) -> tuple[str, str]:
             if text.startswith(("with ", "async with ")):
                 number = max(line for line in every if number <= line < below)
                 text = linecache.getline(file, number).strip()
-            if not text.startswith(("if ", "for ", "while ", "try:")):  # whether that was run is not known
+            if not text.startswith(("if ", "for ", "while ", "try:")):  # it is unknown which of their statements ran
                 return f"{Path(file).name}:{number}", text
             below = number
-    first = parts[0].slice
+    first = slices[0].slice
     return f"{Path(first.code.co_filename).name}:{first.lines[-1]}", linecache.getline(first.code.co_filename, first.lines[-1]).strip()
 
 
-def _batch_of(given: Sequence[Tensor]) -> tuple[int, int]:
-    """The size of the batch, and along which dimension of the first input it lies: what most of the inputs have in common."""
-    if not given:
+def _batch_size(inputs: Sequence[Tensor]) -> tuple[int, int]:
+    """The size of the batch and its dimension in the first input: dimension 1 if more of the other inputs have that size."""
+    if not inputs:
         return 0, 0
-    first = given[0]
+    first = inputs[0]
     if first.dim() > 2:
-        agree = [sum(size in tensor.shape[:1] for tensor in given[1:]) for size in first.shape[:2]]
-        if agree[1] > agree[0]:
+        num_same = [sum(size in tensor.shape[:1] for tensor in inputs[1:]) for size in first.shape[:2]]
+        if num_same[1] > num_same[0]:
             return first.shape[1], 1
     return first.shape[0], 0
 
 
-def _joined(name: str, path: str) -> str:
+def _join_path(name: str, path: str) -> str:
     return f"{name}.{path}" if name else path
+
+
+# ---- magnitudes of samples
+
+
+@dataclass(frozen=True, slots=True)
+class SampleMagnitudes:
+    """The mean absolute value of each sample in a tensor."""
+
+    name: str
+    values: tuple[float, ...]
+
+    def compare(self, samples: Collection[int]) -> tuple[float, float]:
+        """The largest magnitude of these samples, and the median of the others."""
+        others = [value for sample, value in enumerate(self.values) if sample not in samples]
+        return max(self.values[sample] for sample in samples), median(others) if others else 0.0
+
+    def outliers(self, factor: float) -> tuple[int, ...]:
+        """The samples with more than `factor` times the median magnitude."""
+        usual = median(self.values)
+        return tuple(sample for sample, value in enumerate(self.values) if value > factor * usual > 0)
+
+
+def sample_magnitudes(name: str, tensor: Tensor, num: int) -> SampleMagnitudes | None:
+    """The magnitudes of `num` samples; None if no dimension of the tensor has that size, or if it is empty or not floating point."""
+    dim = next((dim for dim in (0, 1) if tensor.dim() > dim and tensor.shape[dim] == num), None)
+    if dim is None or not tensor.is_floating_point() or tensor.numel() == 0:
+        return None
+    with torch.no_grad():
+        rows = tensor.detach().movedim(dim, 0).reshape(num, -1)
+        return SampleMagnitudes(name, tuple(rows.abs().to(torch.float64).mean(1).tolist()))
+
+
+class LayerMagnitudes:
+    """Measures the outputs of layers per sample, by forward hooks, in the order of execution."""
+
+    def __init__(self, models: Mapping[str, nn.Module], num: int) -> None:
+        self.outputs: list[SampleMagnitudes] = []
+        self._num = num
+        self._stack = ExitStack()
+        self._layers = [
+            (".".join(part for part in (name, path) if part), module)
+            for name, model in models.items()
+            for path, module in model.named_modules()
+            if not module._modules or module._parameters
+        ]
+
+    def __enter__(self) -> LayerMagnitudes:
+        with ExitStack() as stack:
+            for path, module in self._layers:
+                stack.callback(module.register_forward_hook(self._hook(path)).remove)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stack.close()
+
+    def _hook(self, path: str) -> Any:
+        def on_forward_end(module: nn.Module, args: Any, output: Any) -> None:
+            if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1 or len(self.outputs) >= MAX_LAYERS:
+                return  # a graph task is running: backward recomputes a checkpointed part of the forward
+            for _, tensor in find_tensors(output)[:1]:
+                magnitudes = sample_magnitudes(path, tensor, self._num)
+                if magnitudes is not None:
+                    self.outputs.append(magnitudes)
+
+        return on_forward_end
+
+
+def find_deviating_layer(layers: Sequence[SampleMagnitudes], samples: Collection[int], min_ratio: float) -> SampleDeviation | None:
+    """The layer at which the ratio between the samples and the others grows most; None if it stays below `min_ratio`."""
+    found: SampleDeviation | None = None
+    steepest, before = 0.0, 1.0
+    for magnitudes in layers:
+        own, others = magnitudes.compare(samples)
+        if not others > 0:
+            continue
+        now = ratio(own, others)
+        if now >= min_ratio and now / before > steepest:
+            steepest, found = now / before, SampleDeviation(magnitudes.name, own, others)
+        before = now
+    return found
+
+
+def ratio(value: float, other: float) -> float:
+    """How many times larger or smaller one value is than the other; at least 1."""
+    return max(value, other, TINY) / max(min(value, other), TINY)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sonde.diagnostics.data import MIB, ModelArchitectureInfo
 from sonde.errors import SondeError
-from sonde.replay.restore_state import as_before
+from sonde.replay.restore_state import state_restored
 from sonde.statistics.tensor_utils import find_tensors, storage_bytes
 from sonde.tools.next_layers import batches, untouched
 from sonde.tools.safe_hook import Contained
@@ -163,7 +163,7 @@ def _by_pass(model: nn.Module, inputs: Any) -> tuple[_Reach | None, str]:
         raise SondeError(f"inspect takes one batch, not a list of {len(more) + 1}.")
     seen = _Seen()
     asked = [module for module in _modules(model) if _num_steps(module) or isinstance(module, POOLS)]
-    with as_before([model]), untouched(model), torch.enable_grad(), ExitStack() as hooks:
+    with state_restored([model]), untouched(model), torch.enable_grad(), ExitStack() as hooks:
         for module in asked:
             hooks.callback(module.register_forward_hook(Contained(type(module).__name__, seen.leaving)).remove)
         try:

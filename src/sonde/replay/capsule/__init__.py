@@ -1,1 +1,1 @@
-"""A capsule: one step with its model, inputs and random state in a folder, to be run again on another machine."""
+"""Capsules: one step of a training in a directory, with weights, inputs and random state, to be replayed on another machine."""

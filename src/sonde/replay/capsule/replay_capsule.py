@@ -1,4 +1,4 @@
-"""A capsule lived through again: a model that fits gets its weights, random state and inputs, and every operation is looked at."""
+"""Replays a capsule with a model of the user: sets its weights and the random state, and traces every operation."""
 
 from __future__ import annotations
 
@@ -17,121 +17,126 @@ from torch.utils._pytree import tree_map_only
 from sonde.errors import SondeError
 from sonde.nonfinite.origin import Origin
 from sonde.nonfinite.tracer import Tracer, is_finite
-from sonde.replay.capsule.capsule import Capsule, Slot
-from sonde.replay.capsule.serialization import LeftOut, graft
-from sonde.replay.restore_state import as_before
+from sonde.replay.capsule.capsule import Capsule, StoredTensor
+from sonde.replay.capsule.serialization import LeftOut, fill_left_out
+from sonde.replay.restore_state import state_restored
 from sonde.statistics.tensor_utils import find_tensors
 
-MT19937_WORDS = 624  # of the generator's state
-MAX_NAMED = 3  # differences between models in one sentence
+MT19937_WORDS = 624  # in the state of NumPy's generator
+MAX_NAMED = 3  # tensors that a message names
 
 
 def replay(capsule: Capsule, model: nn.Module, loss_fn: Callable[..., Tensor] | None = None) -> Origin | None:
-    """Where the bad number of a capsule was made, with a model of the same structure. None: nothing turned bad this time.
+    """Replays a capsule and returns the origin of its non-finite number; None if all numbers are finite this time.
 
-    `loss_fn(output, …)` gets the capsule's loss inputs by their names, or in their order where it has other names for them. Without one,
-    the sum of what the model puts out stands in. The model is as before afterwards, its weights too.
+    Args:
+        model: a model with the same class name, parameters and buffers. Its state, weights included, is restored afterwards.
+        loss_fn: called as `loss_fn(output, **loss_inputs)` with the capsule's loss inputs, or positionally if its parameters have other
+            names. Without it, the loss is the sum of the model's outputs.
+
+    Raises `SondeError` if the model does not match the capsule, or if the model or the loss fails.
     """
     if not isinstance(model, nn.Module):
         raise SondeError(f"model must be a torch.nn.Module as in the capsule ({capsule.model_class}), not a {type(model).__name__}.")
-    why = misfit(capsule, model)
-    if why:
-        raise SondeError(f"The model does not fit {capsule.path}: {why}.")
-    with as_before([model]), _weights_as_before(model), ExitStack() as stack:
-        caveats = enact(capsule, model)
-        args, kwargs, loss_inputs = (moved(value, model) for value in (capsule.args, capsule.kwargs, capsule.loss_inputs))
-        caveats += [f"{place} was left out of the capsule: None stood in" for place in _missing((args, kwargs))]
+    reason = mismatch(capsule, model)
+    if reason:
+        raise SondeError(f"The model does not match {capsule.path}: {reason}.")
+    with state_restored([model]), _weights_restored(model), ExitStack() as stack:
+        caveats = apply_to_model(capsule, model)
+        args, kwargs, loss_inputs = (move_to_model(value, model) for value in (capsule.args, capsule.kwargs, capsule.loss_inputs))
+        caveats += [f"{missing} is not in the capsule: None was used" for missing in _left_out_inputs((args, kwargs))]
         stack.enter_context(torch.set_grad_enabled(capsule.is_grad_enabled))
         for device, dtype in capsule.autocast.items():
             stack.enter_context(torch.autocast(device, dtype=dtype))
         tracer = stack.enter_context(Tracer({"": model}))
         origin = None
         try:
-            output = model(*graft(args, None), **graft(kwargs, None))
-            loss = _stand_in(output) if loss_fn is None else _loss(loss_fn, output, loss_inputs)
+            output = model(*fill_left_out(args, None), **fill_left_out(kwargs, None))
+            loss = _sum_of_outputs(output) if loss_fn is None else _loss(loss_fn, output, loss_inputs)
             if loss_fn is None:
-                caveats.append("no loss was given: the sum of the model's outputs stood in for it")
+                caveats.append("there is no loss_fn: the sum of the model's outputs was used as the loss")
             if isinstance(loss, Tensor) and not is_finite(loss.detach()):
                 origin = tracer.origin_of(loss)
             elif isinstance(loss, Tensor) and loss.requires_grad:
-                wanted = [p for p in model.parameters() if p.requires_grad]
-                torch.autograd.grad(loss.sum(), wanted, allow_unused=True)
+                parameters = [p for p in model.parameters() if p.requires_grad]
+                torch.autograd.grad(loss.sum(), parameters, allow_unused=True)
         except SondeError:
             raise
         except Exception as error:
-            raise SondeError(f"The model or the loss failed on what {capsule.path} holds: {type(error).__name__}: {error}") from error
+            raise SondeError(f"The model or the loss failed on the inputs of {capsule.path}: {type(error).__name__}: {error}") from error
     return with_caveats(origin or tracer.origin, caveats)
 
 
 def with_caveats(origin: Origin | None, caveats: list[str]) -> Origin | None:
+    """The origin as the result of a replay, with these caveats added."""
     if origin is None:
         return None
     return replace(origin, how="replayed", caveats=(*origin.caveats, *caveats))
 
 
-def is_same(one: Origin | None, other: Origin | None) -> bool:
-    """The same operation in the same place. A script may have grown since: then the line's text must be the same."""
+def is_same_origin(one: Origin | None, other: Origin | None) -> bool:
+    """Whether both are the same operation in the same module, at the same line or at a line with the same text."""
     if one is None or other is None:
         return one is other
-    alike = all(getattr(one, name) == getattr(other, name) for name in ("phase", "operation", "key"))
-    return alike and (one.source == other.source or one.text == other.text) and _is_same_module(one.module, other.module)
+    is_same = all(getattr(one, name) == getattr(other, name) for name in ("phase", "operation", "key"))
+    return is_same and (one.source == other.source or one.text == other.text) and _is_same_module(one.module, other.module)
 
 
 def _is_same_module(one: str, other: str) -> bool:
-    """A path within the whole model, or within the part of it that was called."""
+    """Whether the paths are equal; one may begin at the whole model, the other at the submodule that was called."""
     short, long = sorted((one, other), key=len)
     return long == short or not short or long.endswith(f".{short}")
 
 
-# ---- fitting
+# ---- matching a model
 
 
-def misfit(capsule: Capsule, model: nn.Module) -> str:
-    """Why a model is not the one of a capsule; "" where it is."""
+def mismatch(capsule: Capsule, model: nn.Module) -> str:
+    """How a model differs from that of a capsule; "" if it matches."""
     if type(model).__name__ != capsule.model_class:
         return f"its class is {type(model).__name__}, the capsule's {capsule.model_class}"
-    return _unlike("parameter", capsule.parameters, dict(model.named_parameters())) or _unlike(
+    return _difference("parameter", capsule.parameters, dict(model.named_parameters())) or _difference(
         "buffer", capsule.buffers, dict(model.named_buffers())
     )
 
 
-def _unlike(what: str, kept: dict[str, Slot], live: dict[str, Any]) -> str:
-    missing = [name for name in kept if name not in live]
+def _difference(what: str, stored: dict[str, StoredTensor], live: dict[str, Any]) -> str:
+    missing = [name for name in stored if name not in live]
     if missing:
-        return f"it has no {what} {_some(missing)}"
-    added = [name for name in live if name not in kept]
+        return f"it has no {what} {_some_names(missing)}"
+    added = [name for name in live if name not in stored]
     if added:
-        return f"it has a {what} {_some(added)} that the capsule does not know"
-    for name, slot in kept.items():
-        if not nn.parameter.is_lazy(live[name]) and tuple(live[name].shape) != slot.shape:
-            return f"its {what} {name} is {list(live[name].shape)}, the capsule's {list(slot.shape)}"
+        return f"it has a {what} {_some_names(added)} that the capsule does not have"
+    for name, tensor in stored.items():
+        if not nn.parameter.is_lazy(live[name]) and tuple(live[name].shape) != tensor.shape:
+            return f"its {what} {name} is {list(live[name].shape)}, the capsule's {list(tensor.shape)}"
     return ""
 
 
-def _some(names: list[str]) -> str:
+def _some_names(names: list[str]) -> str:
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return ", ".join(names[:MAX_NAMED]) + more
 
 
-def enact(capsule: Capsule, model: nn.Module) -> list[str]:
-    """Puts the capsule's weights, buffers, modes and random state in force. Answers what could not be."""
+def apply_to_model(capsule: Capsule, model: nn.Module) -> list[str]:
+    """Sets the capsule's weights, buffers, training modes and random state. Returns caveats about those that could not be set."""
     live = dict(model.named_parameters()) | dict(model.named_buffers())
-    lacking = []
+    missing = []
     with torch.no_grad():
-        for name, slot in (capsule.parameters | capsule.buffers).items():
-            if slot.values is None:
-                lacking.append(name)
+        for name, tensor in (capsule.parameters | capsule.buffers).items():
+            if tensor.values is None:
+                missing.append(name)
             else:
-                live[name].copy_(slot.values)
+                live[name].copy_(tensor.values)
     for path, module in model.named_modules():
         module.training = path in capsule.training
-    caveats = [f"the capsule has no values of {_some(lacking)}: the model's own were used"] if lacking else []
+    caveats = [f"the capsule has no values of {_some_names(missing)}: the model's own were used"] if missing else []
     if capsule.rng is None:
-        return [*caveats, "the capsule has no random state: dropout and the like differ"]
+        return [*caveats, "the capsule has no random state: dropout and other random operations differ"]
     try:
         _set_rng(capsule.rng if isinstance(capsule.rng, dict) else {})
     except (TypeError, ValueError, RuntimeError, LookupError, OverflowError) as error:
-        caveats.append(f"the random state could not be put in force: {str(error).splitlines()[0]}")
+        caveats.append(f"the random state could not be set: {str(error).splitlines()[0]}")
     return caveats
 
 
@@ -141,15 +146,15 @@ def _set_rng(states: dict[Any, Any]) -> None:
     if isinstance(states.get("python"), tuple):
         random.setstate(states["python"])
     if isinstance(states.get("numpy"), tuple):
-        if not 0 <= states["numpy"][2] <= MT19937_WORDS:  # NumPy would read beyond its memory
-            raise ValueError("NumPy's has a position that cannot be")
+        if not 0 <= states["numpy"][2] <= MT19937_WORDS:  # NumPy would read out of bounds
+            raise ValueError("the position in NumPy's state is out of range")
         numpy.random.set_state(states["numpy"])
     if isinstance(states.get("cuda"), list) and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(states["cuda"])
 
 
 @contextmanager
-def _weights_as_before(model: nn.Module) -> Iterator[None]:
+def _weights_restored(model: nn.Module) -> Iterator[None]:
     before = [(tensor, tensor.detach().clone()) for tensor in model.parameters() if not nn.parameter.is_lazy(tensor)]
     try:
         yield
@@ -159,17 +164,17 @@ def _weights_as_before(model: nn.Module) -> Iterator[None]:
                 tensor.copy_(values)
 
 
-def moved(value: Any, model: nn.Module) -> Any:
-    """The capsule's tensors where the model lives; they are kept on the host."""
+def move_to_model(value: Any, model: nn.Module) -> Any:
+    """`value` with all tensors on the device of the model."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     return value if device.type == "cpu" else tree_map_only(Tensor, lambda tensor: tensor.to(device), value)
 
 
-def _missing(value: Any, place: str = "an input") -> list[str]:
+def _left_out_inputs(value: Any) -> list[str]:
     if isinstance(value, LeftOut):
-        return [f"{place} ({value.reason})"]
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return [each for item in inside for each in _missing(item, place)]
+        return [f"an input ({value.reason})"]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return [description for item in items for description in _left_out_inputs(item)]
 
 
 # ---- the loss
@@ -184,11 +189,11 @@ def _loss(loss_fn: Callable[..., Tensor], output: Any, inputs: dict[str, Any]) -
             signature.bind(output, *inputs.values())
         except TypeError:
             names = ", ".join(["output", *inputs])
-            raise SondeError(f"loss_fn takes {signature}, and is called with ({names}). Give it a function of these.") from None
+            raise SondeError(f"loss_fn takes {signature}, and is called with ({names}). Pass a function with these parameters.") from None
         return loss_fn(output, *inputs.values())
     return loss_fn(output, **inputs)
 
 
-def _stand_in(output: Any) -> Tensor | None:
+def _sum_of_outputs(output: Any) -> Tensor | None:
     parts = [tensor.sum() for _, tensor in find_tensors(output) if tensor.is_floating_point() and tensor.requires_grad]
     return torch.stack(parts).sum() if parts else None

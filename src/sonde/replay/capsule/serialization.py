@@ -1,7 +1,8 @@
-"""What a model is called with, as strict JSON that refers to tensors by name, and back. Nothing that is read is ever run.
+"""Converts nested values (inputs of a model, optimizer state) to strict JSON that refers to tensors by name, and back.
 
-Lists, texts, whole numbers, booleans and None are JSON's own; everything else is an object of one key that says what it is:
-`{"tensor": "args/0"}`, `{"tuple": […]}`, `{"dict": [[key, value], …]}`, `{"float": "NaN"}`, `{"left_out": "a function"}`.
+Lists, strings, integers, floats, booleans and None are plain JSON. Any other value is an object with one key, its kind:
+`{"tensor": "args.0"}`, `{"tuple": […]}`, `{"dict": [[key, value], …]}`, `{"float": "nan"}`, `{"left_out": "a function"}`.
+Reading executes nothing.
 """
 
 from __future__ import annotations
@@ -22,13 +23,12 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 MAX_DEPTH = 32
-MAX_LEAVES = 200_000  # values in one capsule: the optimizer state of a large model has some ten thousand
+MAX_LEAVES = 200_000  # values in one capsule; the optimizer state of a large model has some ten thousand
 MAX_INT = 2**63
-MAX_NAME = 200  # characters of a tensor's name; a longer one becomes a number
-PACKED = ("data", "batch_sizes", "sorted_indices", "unsorted_indices")  # what a PackedSequence consists of
+MAX_NAME = 200  # characters of a tensor's name; a longer one is replaced by a number
+PACKED_SEQUENCE_FIELDS = ("data", "batch_sizes", "sorted_indices", "unsorted_indices")
 
-
-KEPT = frozenset(
+STORABLE_DTYPES = frozenset(
     {
         torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64, torch.bool,
         torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16, torch.uint8,
@@ -38,58 +38,59 @@ KEPT = frozenset(
 
 
 class DamagedError(ValueError):
-    """What is read cannot have been written by Sonde."""
+    """The content of a capsule is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Stands where a value was that no capsule keeps."""
+    """Replaces a value that was not stored."""
 
     reason: str
 
 
 class Packer:
-    """Turns values into JSON and gathers their tensors by name. The tensors are the live ones, without their graphs."""
+    """Converts values to JSON and collects their tensors by name: the tensors themselves, detached, not copies."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
-        self.left_out: list[str] = []  # "args.1: a function", one sentence each
-        self._names: dict[int, str] = {}  # of tensors by identity: what is passed twice is kept once
+        self.left_out: list[str] = []  # "args.1: a function"
+        self._names: dict[int, str] = {}  # by id of the tensor: one that is passed twice is stored once
         self._num_leaves = 0
 
-    def pack(self, value: Any, place: str, depth: int = 0) -> Any:
-        """`value` as JSON. `place` names it in what is said to people, and names its tensors: `args.0`."""
+    def pack(self, value: Any, path: str, depth: int = 0) -> Any:
+        """`value` as JSON. `path` ("args.0") names it in messages, and names its tensors."""
         self._num_leaves += 1
         if self._num_leaves > MAX_LEAVES:
-            return self._leave(place, f"more than {MAX_LEAVES:,} values")
+            return self._leave_out(path, f"more than {MAX_LEAVES:,} values")
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, str):
-            return str.__str__(value)  # an Enum of texts is its text
+            return str.__str__(value)  # a string Enum becomes its string
         if isinstance(value, Tensor):
-            return self.tensor(value, place)
+            return self.tensor(value, path)
         if isinstance(value, np.generic):
-            return self.pack(value.item(), place, depth)
+            return self.pack(value.item(), path, depth)
         if isinstance(value, (int, float, complex)):
-            return self._number(value, place)
+            return self._number(value, path)
         if isinstance(value, np.ndarray):
-            return self._array(value, place)
+            return self._array(value, path)
         if isinstance(value, (torch.dtype, torch.device)):
             return {type(value).__name__: str(value).removeprefix("torch.")}
         if depth >= MAX_DEPTH:
-            return self._leave(place, f"nested deeper than {MAX_DEPTH}")
-        return self._container(value, place, depth + 1)
+            return self._leave_out(path, f"nested deeper than {MAX_DEPTH}")
+        return self._container(value, path, depth + 1)
 
-    def tensor(self, tensor: Tensor, place: str) -> dict[str, Any]:
-        why = unkeepable(tensor)
-        if why:
-            return self._leave(place, why)
+    def tensor(self, tensor: Tensor, path: str) -> dict[str, Any]:
+        """A tensor as JSON; its values go to `tensors`."""
+        reason = reason_not_storable(tensor)
+        if reason:
+            return self._leave_out(path, reason)
         name = self._names.get(id(tensor))
         if name is None:
-            name = self._names[id(tensor)] = _tensor_name(place, len(self.tensors))
+            name = self._names[id(tensor)] = _tensor_name(path, len(self.tensors))
             self.tensors[name] = tensor.detach()
             if tensor.grad_fn is not None:
-                self.left_out.append(f"{place}: the graph that it was computed with; its values are kept")
+                self.left_out.append(f"{path}: its autograd graph; its values are stored")
         packed: dict[str, Any] = {"tensor": name}
         if tensor.requires_grad:
             packed["requires_grad"] = True
@@ -97,109 +98,109 @@ class Packer:
             packed["complex"] = True
         return packed
 
-    def _container(self, value: Any, place: str, depth: int) -> Any:
+    def _container(self, value: Any, path: str, depth: int) -> Any:
         def each(items: Any) -> list[Any]:
-            return [self.pack(item, f"{place}.{i}", depth) for i, item in enumerate(items)]
+            return [self.pack(item, f"{path}.{i}", depth) for i, item in enumerate(items)]
 
         if isinstance(value, PackedSequence):
-            return {"packed": [self.pack(getattr(value, name), f"{place}.{name}", depth) for name in PACKED]}
+            return {"packed": [self.pack(getattr(value, name), f"{path}.{name}", depth) for name in PACKED_SEQUENCE_FIELDS]}
         if isinstance(value, list):
             return each(value)
         if isinstance(value, tuple):
             if hasattr(value, "_fields"):
-                return self._fields(value, value._fields, place, depth)
+                return self._fields(value, value._fields, path, depth)
             return {"tuple": each(value)}
         if isinstance(value, Mapping):
-            return self._mapping(value, place, depth)
+            return self._mapping(value, path, depth)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return self._fields(value, [field.name for field in dataclasses.fields(value)], place, depth)
-        return self._leave(place, f"a {type(value).__name__}, which no capsule keeps")
+            return self._fields(value, [field.name for field in dataclasses.fields(value)], path, depth)
+        return self._leave_out(path, f"a {type(value).__name__}, which cannot be stored")
 
-    def _mapping(self, value: Mapping[Any, Any], place: str, depth: int) -> Any:
+    def _mapping(self, value: Mapping[Any, Any], path: str, depth: int) -> Any:
         pairs = []
         for key, item in value.items():
             if not _is_key(key):
-                self.left_out.append(f"{place}: an entry whose key is a {type(key).__name__}")
+                self.left_out.append(f"{path}: an entry with a key of type {type(key).__name__}")
                 continue
-            pairs.append([key, self.pack(item, f"{place}.{key}", depth)])
+            pairs.append([key, self.pack(item, f"{path}.{key}", depth)])
         return {"dict": pairs}
 
-    def _fields(self, value: Any, names: Any, place: str, depth: int) -> Any:
-        """A dataclass or a named tuple: its class is code and is not kept, its fields come back by their names."""
-        return {"fields": [[name, self.pack(getattr(value, name, None), f"{place}.{name}", depth)] for name in names]}
+    def _fields(self, value: Any, names: Any, path: str, depth: int) -> Any:
+        """A dataclass or a named tuple by its fields: its class is code and is not stored."""
+        return {"fields": [[name, self.pack(getattr(value, name, None), f"{path}.{name}", depth)] for name in names]}
 
-    def _number(self, value: complex, place: str) -> Any:
+    def _number(self, value: complex, path: str) -> Any:
         if isinstance(value, int):
-            return int(value) if -MAX_INT <= value < MAX_INT else self._leave(place, "a whole number of more than 64 bits")
+            return int(value) if -MAX_INT <= value < MAX_INT else self._leave_out(path, "an integer of more than 64 bits")
         if isinstance(value, complex) and not isinstance(value, float):
-            return {"complex": [self._number(value.real, place), self._number(value.imag, place)]}
+            return {"complex": [self._number(value.real, path), self._number(value.imag, path)]}
         return float(value) if math.isfinite(value) else {"float": repr(float(value))}
 
-    def _array(self, value: np.ndarray[Any, Any], place: str) -> Any:
+    def _array(self, value: np.ndarray[Any, Any], path: str) -> Any:
         try:
             tensor = torch.from_numpy(np.array(value))
         except TypeError:
-            return self._leave(place, f"an array of {value.dtype}")
-        packed = self.tensor(tensor, place)
-        return {"array": packed["tensor"]} if set(packed) == {"tensor"} else self._leave(place, f"an array of {value.dtype}")
+            return self._leave_out(path, f"an array of {value.dtype}")
+        packed = self.tensor(tensor, path)
+        return {"array": packed["tensor"]} if set(packed) == {"tensor"} else self._leave_out(path, f"an array of {value.dtype}")
 
-    def _leave(self, place: str, reason: str) -> dict[str, Any]:
-        self.left_out.append(f"{place}: {reason}")
+    def _leave_out(self, path: str, reason: str) -> dict[str, Any]:
+        self.left_out.append(f"{path}: {reason}")
         return {"left_out": reason}
 
 
-def unkeepable(tensor: Tensor) -> str:
-    """Why a tensor cannot be kept; "" where it can."""
+def reason_not_storable(tensor: Tensor) -> str:
+    """Why a tensor cannot be stored; "" if it can."""
     if torch.nn.parameter.is_lazy(tensor):
         return "a lazy parameter that has no shape yet"
     if _is_wrapper(tensor):
-        return f"a {type(tensor).__name__}, whose parts live elsewhere"
+        return f"a {type(tensor).__name__}, which wraps other tensors"
     if tensor.is_meta:
         return "a tensor on the meta device, which has no values"
     if tensor.layout is not torch.strided:
         return f"a tensor of layout {tensor.layout}"
-    return "" if tensor.dtype in KEPT else f"a tensor of {tensor.dtype}"
+    return "" if tensor.dtype in STORABLE_DTYPES else f"a tensor of {tensor.dtype}"
 
 
 def _is_wrapper(value: Any) -> bool:
     return is_traceable_wrapper_subclass(value) or hasattr(value, "full_tensor")
 
 
-def _tensor_name(place: str, number: int) -> str:
-    """Readable where it can be, and always plain ASCII: modules may be named with anything."""
-    name = quote(place, safe="", errors="surrogatepass")
-    # A bare % is never left behind by quote(): no name is taken twice.
-    return name if len(name) <= MAX_NAME else f"{place.partition('.')[0]}%{number}"
+def _tensor_name(path: str, number: int) -> str:
+    """A name in ASCII, readable if possible: names of modules may contain any character."""
+    name = quote(path, safe="", errors="surrogatepass")
+    # quote() never leaves a single %, so the short form cannot collide with another name.
+    return name if len(name) <= MAX_NAME else f"{path.partition('.')[0]}%{number}"
 
 
 def _is_key(key: object) -> bool:
     return key is None or isinstance(key, (bool, str)) or (type(key) is int and -MAX_INT <= key < MAX_INT)
 
 
-# ---- back
+# ---- reading
 
 
 def unpack(tree: Any, tensors: Mapping[str, Tensor], depth: int = 0) -> Any:
-    """The value that was packed. Anything that `Packer` would not have written is a DamagedError."""
+    """The value of a JSON tree. Raises `DamagedError` for anything that `Packer` would not have written."""
     if tree is None or isinstance(tree, (bool, str)):
         return tree
     if isinstance(tree, int):
-        return _checked(tree, -MAX_INT <= tree < MAX_INT, "a whole number of more than 64 bits")
+        return _checked(tree, -MAX_INT <= tree < MAX_INT, "an integer of more than 64 bits")
     if isinstance(tree, float):
-        return _checked(tree, math.isfinite(tree), "a number that JSON has no word for")
+        return _checked(tree, math.isfinite(tree), "a number that is not finite")
     if depth > MAX_DEPTH + 1:
         raise DamagedError(f"values nested deeper than {MAX_DEPTH}")
     if isinstance(tree, list):
         return [unpack(item, tensors, depth + 1) for item in tree]
     if not isinstance(tree, dict) or not tree:
-        raise DamagedError("a value of no known kind")
+        raise DamagedError("a value of an unknown kind")
     if "tensor" in tree:
         return _tensor(tree, tensors)
     (kind, content), *more = tree.items()
-    back = _KINDS.get(kind)
-    if more or back is None:
+    read = _KINDS.get(kind)
+    if more or read is None:
         raise DamagedError(f"a value of the unknown kind {', '.join(map(str, tree))[:80]!r}")
-    return back(content, tensors, depth + 1)
+    return read(content, tensors, depth + 1)
 
 
 def _tensor(tree: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Tensor:
@@ -216,7 +217,7 @@ def _tensor(tree: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Tensor:
 
 def _named(name: object, tensors: Mapping[str, Tensor]) -> Tensor:
     if not isinstance(name, str) or name not in tensors:
-        raise DamagedError(f"a tensor {str(name)[:80]!r} that is not there")
+        raise DamagedError(f"a tensor {str(name)[:80]!r} that is missing")
     return tensors[name]
 
 
@@ -230,57 +231,58 @@ def _dict(content: Any, tensors: Mapping[str, Tensor], depth: int) -> dict[Any, 
     found: dict[Any, Any] = {}
     for pair in content if isinstance(content, list) else [None]:
         if not isinstance(pair, list) or len(pair) != 2 or not _is_key(pair[0]) or pair[0] in found:
-            raise DamagedError("a dict with something that cannot be an entry")
+            raise DamagedError("a dict with an invalid entry")
         found[pair[0]] = unpack(pair[1], tensors, depth)
     return found
 
 
 def _fields(content: Any, tensors: Mapping[str, Tensor], depth: int) -> SimpleNamespace:
     found = _dict(content, tensors, depth)
-    proper = all(isinstance(name, str) and name.isidentifier() and not name.startswith("__") for name in found)
-    return SimpleNamespace(**_checked(found, proper, "a field without a proper name"))
+    is_valid = all(isinstance(name, str) and name.isidentifier() and not name.startswith("__") for name in found)
+    return SimpleNamespace(**_checked(found, is_valid, "a field with an invalid name"))
 
 
 def _packed(content: Any, tensors: Mapping[str, Tensor], depth: int) -> PackedSequence:
     parts = _items(content, tensors, depth)
-    proper = len(parts) == 4 and all(isinstance(part, Tensor) for part in parts[:2])
-    data, batch_sizes, *orders = _checked(parts, proper and all(part is None or isinstance(part, Tensor) for part in parts), "a sequence")
+    is_valid = len(parts) == 4 and all(isinstance(part, Tensor) for part in parts[:2])
+    is_valid = is_valid and all(part is None or isinstance(part, Tensor) for part in parts)
+    data, batch_sizes, *orders = _checked(parts, is_valid, "an invalid packed sequence")
     return PackedSequence(data, batch_sizes, *orders)
 
 
 def _float(content: Any, tensors: Mapping[str, Tensor], depth: int) -> float:
-    return float(_checked(content, content in ("nan", "inf", "-inf"), "a number of no known kind"))
+    return float(_checked(content, content in ("nan", "inf", "-inf"), "an invalid float"))
 
 
 def _complex(content: Any, tensors: Mapping[str, Tensor], depth: int) -> complex:
     parts = _items(content, tensors, depth)
-    return complex(*_checked(parts, len(parts) == 2 and all(isinstance(part, float) for part in parts), "a complex number"))
+    return complex(*_checked(parts, len(parts) == 2 and all(isinstance(part, float) for part in parts), "an invalid complex number"))
 
 
 def _array(content: Any, tensors: Mapping[str, Tensor], depth: int) -> np.ndarray[Any, Any]:
     try:
         return _named(content, tensors).numpy()
     except (TypeError, RuntimeError):
-        raise DamagedError("an array that NumPy has no type for") from None
+        raise DamagedError("an array without a NumPy dtype") from None
 
 
 def _dtype(content: Any, tensors: Mapping[str, Tensor], depth: int) -> torch.dtype:
     dtype = getattr(torch, content, None) if isinstance(content, str) else None
     if not isinstance(dtype, torch.dtype):
-        raise DamagedError("a dtype that torch does not have")
+        raise DamagedError("a dtype that torch does not know")
     return dtype
 
 
 def _device(content: Any, tensors: Mapping[str, Tensor], depth: int) -> torch.device:
     try:
-        return torch.device(_checked(content, isinstance(content, str), "a device"))
+        return torch.device(_checked(content, isinstance(content, str), "an invalid device"))
     except RuntimeError:
         raise DamagedError("a device that torch does not know") from None
 
 
-def _checked(value: Any, is_sound: bool, what: str) -> Any:
-    if not is_sound:
-        raise DamagedError(f"{what} where none can be")
+def _checked(value: Any, is_valid: bool, problem: str) -> Any:
+    if not is_valid:
+        raise DamagedError(problem)
     return value
 
 
@@ -294,31 +296,31 @@ _KINDS: dict[str, Callable[[Any, Mapping[str, Tensor], int], Any]] = {
     "array": _array,
     "dtype": _dtype,
     "device": _device,
-    "left_out": lambda content, tensors, depth: LeftOut(_checked(content, isinstance(content, str), "a reason")),
+    "left_out": lambda content, tensors, depth: LeftOut(_checked(content, isinstance(content, str), "an invalid reason")),
 }
 
 
-def graft(value: Any, live: Any) -> Any:
-    """`value` with what was left out of it taken from `live`, where that is built alike."""
+def fill_left_out(value: Any, live: Any) -> Any:
+    """`value` with each `LeftOut` replaced by the value at the same position of `live`, if both have the same structure."""
     if isinstance(value, LeftOut):
         return live
     if isinstance(value, dict) and isinstance(live, Mapping):
-        return {key: graft(item, live.get(key)) for key, item in value.items()}
+        return {key: fill_left_out(item, live.get(key)) for key, item in value.items()}
     if isinstance(value, SimpleNamespace):
-        return _rebuilt(vars(value), live)
+        return _copy_with(vars(value), live)
     if type(value) in (list, tuple) and isinstance(live, (list, tuple)) and len(value) == len(live):
-        return type(value)(graft(item, other) for item, other in zip(value, live))
+        return type(value)(fill_left_out(item, other) for item, other in zip(value, live))
     return value
 
 
-def _rebuilt(fields: dict[str, Any], live: Any) -> Any:
-    """An object of the live one's class, where it has the same fields."""
+def _copy_with(fields: dict[str, Any], live: Any) -> Any:
+    """A copy of the live object with these fields; a SimpleNamespace if the live object does not have them."""
     if any(not hasattr(live, name) for name in fields):
         return SimpleNamespace(**fields)
-    fields = {name: graft(item, getattr(live, name)) for name, item in fields.items()}
+    fields = {name: fill_left_out(item, getattr(live, name)) for name, item in fields.items()}
     if isinstance(live, tuple) and hasattr(live, "_replace"):
         return live._replace(**fields)
-    twin = copy.copy(live)
+    copied = copy.copy(live)
     for name, item in fields.items():
-        object.__setattr__(twin, name, item)  # a frozen dataclass too: the twin is ours
-    return twin
+        object.__setattr__(copied, name, item)  # also sets fields of a frozen dataclass
+    return copied

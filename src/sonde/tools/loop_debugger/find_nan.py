@@ -13,7 +13,7 @@ from sonde.nonfinite.compile_disabled import compile_disabled
 from sonde.nonfinite.find_origin import find_origin
 from sonde.nonfinite.origin import Origin
 from sonde.replay import distributed
-from sonde.replay.restore_state import as_before
+from sonde.replay.restore_state import state_restored
 from sonde.tools.loop_debugger.measurements import has_cuda
 
 MOST = 3  # bad steps that are run again in one loop: further ones follow from these, or are alike
@@ -39,11 +39,11 @@ def search(model: nn.Module, others: list[nn.Module], generators: Generators, lo
     if patches.subscribers():
         return "a session watches this training, and looks for it too: see its report"
     try:
-        with as_before([model, *others]), distributed.alone([model]), compile_disabled():
+        with state_restored([model, *others]), distributed.without_ddp([model]), compile_disabled():
             generators.restore()
             for parameter in model.parameters():
                 parameter.grad = None  # what is there stays as it is, and comes back afterwards
-            with find_origin(model) as found, distributed.silence():
+            with find_origin(model) as found, distributed.forbid_collectives():
                 loss = loss_of()
                 if loss.requires_grad:
                     loss.backward()  # type: ignore[no-untyped-call]

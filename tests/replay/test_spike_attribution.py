@@ -1,4 +1,4 @@
-"""A spike in a real training is explained by its samples, and the training goes on as if nobody had looked."""
+"""A spike in a real training is attributed to its samples, and the training continues unchanged."""
 
 import hashlib
 import weakref
@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 import sonde  # noqa: E402
 from sonde import Run  # noqa: E402
+from sonde.replay.spike_attribution import LayerMagnitudes, find_deviating_layer, sample_magnitudes  # noqa: E402
 
-SPIKE = 45  # the step that is odd; by then the usual is known
+SPIKE = 45  # the step of the spike; the usual value is known by then
 
 
 def spikes(path):
@@ -35,7 +36,7 @@ def mlp(**more):
 
 @pytest.fixture
 def watched(tmp_path):
-    """`watched(model, step_of)` trains some steps under a session and answers with the spikes of its run."""
+    """`watched(model, step_of)` trains some steps under a session and returns the spikes of its run."""
 
     def train(model, step_of, *, steps=SPIKE + 3, lr=0.01, kind=torch.optim.SGD):
         torch.manual_seed(1)
@@ -48,7 +49,7 @@ def watched(tmp_path):
     return train
 
 
-def test_a_wrong_target_is_named_with_what_the_loss_would_be_without_it(watched):
+def test_a_wrong_target_is_named_with_the_loss_without_it(watched):
     model = mlp()
 
     def step_of(step, optimizer):
@@ -69,7 +70,7 @@ def test_a_wrong_target_is_named_with_what_the_loss_would_be_without_it(watched)
     assert {name for name, _ in found["gradients"]} == {"0.weight", "0.bias", "2.weight", "2.bias"}
 
 
-def test_a_sum_over_the_samples_is_told_from_their_mean(watched):
+def test_a_loss_that_is_a_sum_over_the_samples_is_attributed_like_a_mean(watched):
     model = mlp()
 
     def step_of(step, optimizer):
@@ -86,7 +87,7 @@ def test_a_sum_over_the_samples_is_told_from_their_mean(watched):
     assert sum(found["shares"]) == pytest.approx(1.0, abs=0.05)
 
 
-def test_an_odd_input_is_named_where_the_batch_comes_after_time(watched):
+def test_an_unusual_input_is_named_if_the_batch_is_the_second_dimension(watched):
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -148,7 +149,7 @@ def test_a_label_that_is_only_wrong_is_blamed_on_the_target_by_exclusion(watched
     assert (found["samples"], found["blame"], found["odd"]) == ([2], "target", None)
 
 
-def test_a_batch_that_is_odd_as_a_whole_names_no_samples(watched):
+def test_a_batch_that_is_unusual_as_a_whole_names_no_samples(watched):
     model = mlp()
 
     def step_of(step, optimizer):
@@ -165,7 +166,7 @@ def test_a_batch_that_is_odd_as_a_whole_names_no_samples(watched):
     assert found["inputs"][0]["high"] > 50
 
 
-def test_a_gradient_that_leaps_while_the_loss_falls_names_sample_and_layer(watched):
+def test_a_gradient_spike_at_a_low_loss_names_sample_and_layer(watched):
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -194,7 +195,7 @@ def test_a_gradient_that_leaps_while_the_loss_falls_names_sample_and_layer(watch
     assert found["gradients"][0][1] >= found["gradients"][-1][1]
 
 
-def test_the_place_in_the_dataset_is_told(watched):
+def test_the_dataset_index_is_named(watched):
     torch.manual_seed(4)
     x, y = regression(480)
     y[77] = 800.0
@@ -214,7 +215,7 @@ def test_the_place_in_the_dataset_is_told(watched):
     assert found
 
 
-def test_contrastive_labels_are_places_in_the_batch_and_shrink_with_it(watched):
+def test_contrastive_labels_are_positions_in_the_batch_and_shrink_with_it(watched):
     torch.manual_seed(2)
     left, right = nn.Linear(6, 8), nn.Linear(6, 8)
     model = nn.ModuleDict({"left": left, "right": right})
@@ -234,7 +235,7 @@ def test_contrastive_labels_are_places_in_the_batch_and_shrink_with_it(watched):
     assert [one["samples"] for one in found[:1]] == [[6]]
 
 
-def test_a_step_that_cannot_be_run_again_says_why_and_looks_at_the_model(watched):
+def test_a_step_that_cannot_be_run_again_is_attributed_by_the_model_alone_with_the_reason(watched):
     model = mlp()
     stream = iter(range(10_000))
 
@@ -253,7 +254,7 @@ def test_a_step_that_cannot_be_run_again_says_why_and_looks_at_the_model(watched
     assert (found["samples"], found["blame"]) == ([3], "input")
 
 
-def test_a_second_run_that_gives_another_number_is_not_believed(watched):
+def test_a_replay_with_another_value_is_not_used(watched):
     model = mlp()
     state = {"weight": 1.0}
 
@@ -274,7 +275,7 @@ def test_a_second_run_that_gives_another_number_is_not_believed(watched):
     assert "was run again and its loss was" in found["caveats"][0]
 
 
-def test_activation_checkpointing_is_run_again_too(watched):
+def test_a_step_with_activation_checkpointing_is_replayed(watched):
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -297,7 +298,7 @@ def test_activation_checkpointing_is_run_again_too(watched):
     assert watched(model, step_of)[0]["samples"] == [8]
 
 
-def test_a_part_of_an_accumulated_batch_is_looked_at_by_itself(watched):
+def test_a_micro_batch_of_an_accumulated_gradient_is_replayed_by_itself(watched):
     model = mlp()
 
     def step_of(step, optimizer):
@@ -314,7 +315,7 @@ def test_a_part_of_an_accumulated_batch_is_looked_at_by_itself(watched):
     assert (found["samples"], found["batch_size"], found["how"]) == ([1], 8, "replayed")
 
 
-def test_the_second_of_two_losses_is_looked_at_by_its_own_line(watched):
+def test_the_second_of_two_losses_is_replayed_from_its_own_line(watched):
     model = nn.ModuleDict({"made": nn.Linear(6, 1), "judge": nn.Linear(6, 1)})
 
     def step_of(step, optimizer):
@@ -351,7 +352,7 @@ def test_a_compiled_model_is_run_without_compiling(watched):
     assert (found["samples"], found["how"]) == ([5], "replayed")
 
 
-def test_points_that_a_closure_tries_are_not_looked_at(watched):
+def test_losses_inside_a_closure_are_not_replayed(watched):
     model = mlp()
 
     def step_of(step, optimizer):
@@ -369,7 +370,7 @@ def test_points_that_a_closure_tries_are_not_looked_at(watched):
 
 
 @pytest.mark.needs_bfloat16("linear")
-def test_a_scaled_loss_is_judged_without_its_scale(watched):
+def test_a_scaled_loss_is_attributed_without_its_scale(watched):
     model = mlp()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=20)
 
@@ -391,7 +392,7 @@ def test_a_scaled_loss_is_judged_without_its_scale(watched):
 
 
 class Traces(nn.Module):
-    """Everything in which a second run could leave a trace."""
+    """A model with every kind of state that a replay could change."""
 
     def __init__(self):
         super().__init__()
@@ -409,7 +410,7 @@ class Traces(nn.Module):
 
 
 def outcome(model, optimizer):
-    """Trains with a spike of the loss and one of the gradient, and sums up everything that came of it."""
+    """Trains with a spike of the loss and one of the gradient; returns a hash of all results."""
     losses = []
     for step in range(SPIKE + 20):
         x, y = regression(12)
@@ -431,7 +432,7 @@ def outcome(model, optimizer):
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def test_training_with_spikes_looked_back_at_is_bit_identical_to_training_without(tmp_path):
+def test_training_with_replayed_spikes_is_bit_identical_to_unwatched_training(tmp_path):
     def trained(watched):
         torch.manual_seed(11)
         model = Traces()
@@ -446,20 +447,73 @@ def test_training_with_spikes_looked_back_at_is_bit_identical_to_training_withou
     assert all(one["how"] == "replayed" for one in spikes(tmp_path / "run"))
 
 
-def test_nothing_of_the_step_is_kept_alive(watched):
+def test_no_tensor_of_the_step_is_kept_alive(watched):
     model = mlp()
-    ghosts = []
+    references = []
 
     def step_of(step, optimizer):
         x, y = regression()
         if step == SPIKE:
             y[5] = 900.0
-            ghosts.append(weakref.ref(x))
+            references.append(weakref.ref(x))
         loss = F.mse_loss(model(x), y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         del x, loss
-        assert all(ghost() is None for ghost in ghosts)
+        assert all(reference() is None for reference in references)
 
     assert len(watched(model, step_of)) == 1
+
+
+# ---- magnitudes of samples
+
+
+def test_magnitudes_are_the_mean_absolute_values_of_the_samples_along_either_dimension():
+    x = torch.tensor([[1.0, -3.0], [0.0, 0.0], [4.0, 4.0]])
+    assert sample_magnitudes("x", x, 3).values == (2.0, 0.0, 4.0)
+    assert sample_magnitudes("x", x.T, 3).values == (2.0, 0.0, 4.0)
+    assert sample_magnitudes("x", x, 5) is None
+    assert sample_magnitudes("x", x.long(), 3) is None
+
+
+def test_numbers_that_would_overflow_when_squared_have_a_magnitude():
+    assert sample_magnitudes("x", torch.full((2, 4), 1e30), 2).values == pytest.approx((1e30, 1e30))
+    assert sample_magnitudes("x", torch.full((2, 4), 6e4, dtype=torch.float16), 2).values == pytest.approx((6e4, 6e4), rel=1e-3)
+
+
+def test_the_layer_at_which_a_sample_begins_to_deviate_is_named():
+    class Odd(nn.Module):
+        def forward(self, x):
+            return torch.where(x[:, :1] > 5, x * 1000, x)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Identity(), Odd(), nn.ReLU())
+    x = torch.rand(8, 4)
+    x[3, 0] = 6.0
+    with LayerMagnitudes({"": model}, 8) as layers:
+        model(x)
+    assert [one.name for one in layers.outputs] == ["0", "1", "2"]
+    found = find_deviating_layer(layers.outputs, (3,), 10.0)
+    assert found.name == "1"
+    assert found.size > 1000 * found.others
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_samples_that_are_like_the_others_deviate_at_no_layer():
+    model = nn.Linear(4, 4)
+    with LayerMagnitudes({"net": model}, 6) as layers:
+        model(torch.ones(6, 4))
+    assert layers.outputs[0].name == "net"
+    assert find_deviating_layer(layers.outputs, (2,), 4.0) is None
+
+
+def test_a_sample_that_is_much_smaller_than_the_others_deviates_too():
+    table = nn.Embedding(10, 4)
+    with torch.no_grad():
+        table.weight[7] *= 1e-7
+    with LayerMagnitudes({"": nn.Sequential(table)}, 5) as layers:
+        table(torch.tensor([0, 1, 7, 3, 4]))
+    found = find_deviating_layer(layers.outputs, (2,), 4.0)
+    assert found.name == "0"
+    assert found.size < 1e-5 * found.others

@@ -1,4 +1,4 @@
-"""A bad number in a real training is explained, and the training goes on as if nobody had looked."""
+"""The origin of a non-finite number in a real training is found, and the training continues unchanged."""
 
 import hashlib
 
@@ -16,7 +16,7 @@ from sonde import DebugConfig, Origin, Run  # noqa: E402
 
 
 class Net(nn.Module):
-    """Everything that a second run could leave traces in: running statistics, dropout, spectral norm, state of a recurrent layer."""
+    """A model with every kind of state that a replay could change: running statistics, dropout, spectral norm, buffers, attributes."""
 
     def __init__(self):
         super().__init__()
@@ -49,7 +49,7 @@ def weighted(out, y, weight):
 
 
 def train(model, optimizer, bad, *, steps=6):
-    """Steps whose loss is bad once; the update is made all the same, except where it would poison everything."""
+    """Trains some steps with one non-finite loss; its non-finite gradients are set to 0 before the update."""
     losses = []
     for step in range(steps):
         x, y, weight = batch(step, bad)
@@ -75,7 +75,7 @@ def origins(path):
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
-def test_training_with_a_look_back_in_it_is_bit_identical_to_training_without(kind, tmp_path):
+def test_training_with_a_replayed_step_is_bit_identical_to_unwatched_training(kind, tmp_path):
     def outcome(watched):
         torch.manual_seed(11)
         model = Net()
@@ -91,23 +91,23 @@ def test_training_with_a_look_back_in_it_is_bit_identical_to_training_without(ki
     assert "/ weight" in found.text
 
 
-def test_nothing_of_the_bad_step_is_kept_alive(tmp_path):
+def test_no_tensor_of_the_bad_step_is_kept_alive(tmp_path):
     import weakref
 
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with sonde.watch(model, optimizer, to=tmp_path / "run"):
         x = torch.ones(4, 3)
-        ghost = weakref.ref(x)
+        reference = weakref.ref(x)
         loss = torch.log(model(x).sum() * 0)
         loss.backward()
         optimizer.step()
         del x, loss
-        assert ghost() is None
+        assert reference() is None
     assert origins(tmp_path / "run")[0].operation == "log"
 
 
-def test_a_gradient_that_is_bad_while_the_loss_is_fine_is_traced_to_the_forward_line(tmp_path):
+def test_a_bad_gradient_of_a_finite_loss_is_traced_to_the_line_of_the_forward(tmp_path):
     model = nn.Linear(4, 4, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x = torch.randn(8, 4)
@@ -137,7 +137,7 @@ def test_raise_stops_before_the_update_and_carries_the_origin(tmp_path):
     assert model.weight.grad is None
 
 
-def test_warn_says_one_line_and_goes_on(tmp_path, caplog):
+def test_warn_logs_one_line_and_the_training_continues(tmp_path, caplog):
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with sonde.watch(model, optimizer, to=tmp_path / "run"):
@@ -149,7 +149,7 @@ def test_warn_says_one_line_and_goes_on(tmp_path, caplog):
     assert len([record for record in caplog.records if "is not finite" in record.message]) == 1
 
 
-def test_a_step_that_cannot_be_run_again_says_why_and_answers_from_the_graph(tmp_path):
+def test_a_step_that_cannot_be_run_again_is_explained_by_the_graph_with_the_reason(tmp_path):
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     stream = iter([torch.log(torch.zeros(4, 1))])
@@ -162,7 +162,7 @@ def test_a_step_that_cannot_be_run_again_says_why_and_answers_from_the_graph(tmp
     assert any("next()" in caveat or "finite" in caveat for caveat in found.caveats)
 
 
-def test_a_scaled_loss_that_overflows_by_its_scale_alone_is_left_to_the_scaler(tmp_path):
+def test_a_loss_that_overflows_only_because_of_its_scale_is_left_to_the_grad_scaler(tmp_path):
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
@@ -177,7 +177,7 @@ def test_a_scaled_loss_that_overflows_by_its_scale_alone_is_left_to_the_scaler(t
     assert not [event for event in Run(tmp_path / "run").events() if event.kind == "origin_unknown"]
 
 
-def test_a_hidden_state_that_the_loop_carries_is_taken_from_what_the_model_was_given(tmp_path):
+def test_a_hidden_state_that_the_loop_carries_is_taken_from_the_recorded_call(tmp_path):
     model = nn.GRUCell(3, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with sonde.watch(model, optimizer, to=tmp_path / "run"):
@@ -195,7 +195,7 @@ def test_a_hidden_state_that_the_loop_carries_is_taken_from_what_the_model_was_g
     assert found.operation == "div"
 
 
-def test_a_capsule_of_the_bad_step_is_kept_where_asked_for(tmp_path):
+def test_a_capsule_of_the_bad_step_is_saved_if_configured(tmp_path):
     pytest.importorskip("safetensors")
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -207,7 +207,7 @@ def test_a_capsule_of_the_bad_step_is_kept_where_asked_for(tmp_path):
     assert (tmp_path / "run" / event.data["capsule"] / "capsule.json").exists()
 
 
-def test_a_bad_batch_before_a_batch_norm_is_blamed_itself_not_the_running_statistics_that_it_has_spoilt(tmp_path):
+def test_a_bad_batch_before_a_batch_norm_is_the_origin_and_not_the_running_statistics(tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -224,13 +224,13 @@ def test_a_bad_batch_before_a_batch_norm_is_blamed_itself_not_the_running_statis
     assert "running_mean" not in found.cause
 
 
-def test_that_a_number_is_bad_is_on_disk_before_anybody_looks_back(tmp_path):
-    """Should the process be killed in the meantime."""
-    told = []
+def test_the_event_of_a_bad_number_is_on_disk_before_the_replay(tmp_path):
+    """The process may be killed during the replay."""
+    events_at_forward = []
 
     class Watching(nn.Linear):
         def forward(self, x):
-            told.append([event.data["what"] for event in Run(tmp_path / "run").events("nonfinite")])
+            events_at_forward.append([event.data["what"] for event in Run(tmp_path / "run").events("nonfinite")])
             return super().forward(x)
 
     model = Watching(4, 1)
@@ -240,12 +240,12 @@ def test_that_a_number_is_bad_is_on_disk_before_anybody_looks_back(tmp_path):
             loss = torch.log(model(x).sum() * 0)
             loss.backward()
             optimizer.step()
-    assert told[0] == []
-    assert told[1] == ["loss"]
+    assert events_at_forward[0] == []
+    assert events_at_forward[1] == ["loss"]
 
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["torch.compile", "Module.compile"])
-def test_a_look_back_at_a_compiled_model_says_that_it_ran_without_compiling(in_place, tmp_path):
+def test_the_replay_of_a_compiled_model_notes_that_it_ran_without_compiling(in_place, tmp_path):
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh())
     compiled = model if in_place else torch.compile(model, backend="eager")
     if in_place:

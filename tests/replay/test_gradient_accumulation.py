@@ -1,4 +1,4 @@
-"""Gradients that are added up over micro-batches: which of them made the sum bad."""
+"""The micro-batch that makes an accumulated gradient non-finite is found."""
 
 import hashlib
 
@@ -17,7 +17,7 @@ from sonde import DebugConfig, Origin, Run  # noqa: E402
 from sonde.replay.capsule.capsule import load_capsule  # noqa: E402
 from sonde.replay.capsule.replay_capsule import replay  # noqa: E402
 
-ITEM = 37  # of the dataset: its norm is zero, and the slope of that is infinite
+ITEM = 37  # index in the dataset: its norm is zero, and the derivative of sqrt at zero is infinite
 
 
 class Scaled(nn.Module):
@@ -33,7 +33,7 @@ class Scaled(nn.Module):
 
 
 def train(seed, *, flat=False, watched=None, clip=False):
-    """Eight micro-batches, four to an update. Answers in which one the bad item was and at which place; and how it all ended."""
+    """Trains eight micro-batches, four per update. Returns (micro-batch, position) of the bad item, and a hash of all results."""
     torch.manual_seed(seed)
     inputs = torch.rand(64, 6) + 0.5
     inputs[ITEM] = 0.0
@@ -72,7 +72,7 @@ def origin(run):
 
 @pytest.fixture(scope="module")
 def seeds():
-    """One for each micro-batch of an update in which the bad item may be."""
+    """A seed for each micro-batch of an update that may hold the bad item."""
     found = {}
     for seed in range(40):
         (batch, _), _ = train(seed)
@@ -91,7 +91,7 @@ def test_the_micro_batch_and_its_sample_are_named(batch, flat, seeds, tmp_path):
     assert all(f"micro-batch {batch + 1} of the last 4" in note for note in notes)
 
 
-def test_it_is_found_where_the_gradients_are_clipped_before_the_update(seeds, tmp_path):
+def test_the_origin_is_found_if_the_gradients_are_clipped_before_the_update(seeds, tmp_path):
     train(seeds[1], clip=True, watched=watched_in(tmp_path / "run"))
     assert origin(tmp_path / "run").operation == "sqrt"
 
@@ -100,7 +100,7 @@ def test_the_training_is_bit_identical(seeds, tmp_path):
     assert train(seeds[0], watched=watched_in(tmp_path / "run")) == train(seeds[0])
 
 
-def test_the_capsule_holds_that_micro_batch(seeds, tmp_path):
+def test_the_capsule_holds_the_micro_batch_that_was_found(seeds, tmp_path):
     (_, sample), _ = train(seeds[2], watched=watched_in(tmp_path / "run", save_debug_info=True))
     (event,) = Run(tmp_path / "run").events("origin")
     capsule = load_capsule(tmp_path / "run" / event.data["capsule"])
@@ -108,7 +108,7 @@ def test_the_capsule_holds_that_micro_batch(seeds, tmp_path):
     assert replay(capsule, Scaled()).operation == "sqrt"
 
 
-def test_a_micro_batch_of_another_size_is_left_out_and_the_reason_stays(tmp_path):
+def test_a_micro_batch_of_another_size_cannot_be_replayed_and_the_reason_is_recorded(tmp_path):
     torch.manual_seed(0)
     model = Scaled()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

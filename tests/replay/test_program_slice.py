@@ -1,15 +1,15 @@
-"""Which statements of a function are run again to make a value again, and which are not."""
+"""The slicer selects the statements that compute a value, and leaves out those that must not run twice."""
 
 import sys
 
 import pytest
 
-from sonde.replay.backward_call_site import parts_of
-from sonde.replay.program_slice import CannotReplay, Reader
+from sonde.replay.backward_call_site import slices_up_to_backward
+from sonde.replay.program_slice import CannotReplay, ValueQueries
 
 
-class Made:
-    """Stands for a tensor that came out of a model: it must be made again."""
+class Computed:
+    """Replaces a tensor that depends on a model: it must be recomputed."""
 
     grad_fn = object()
 
@@ -17,45 +17,47 @@ class Made:
         self.text = text
 
     def __add__(self, other):
-        return Made(f"({self.text}+{getattr(other, 'text', other)})")
+        return Computed(f"({self.text}+{getattr(other, 'text', other)})")
 
     __radd__ = __add__
 
     def backward(self):
         frame = sys._getframe(1)
-        SEEN.append(parts_of(frame, "loss", READER))
+        SLICES.append(slices_up_to_backward(frame, "loss", QUERIES))
 
 
 class Model:
     def __init__(self):
         self.inputs = []
 
-    def __call__(self, *given):
-        self.inputs.append(given)
-        return Made(f"model({','.join(str(getattr(x, 'text', x)) for x in given)})")
+    def __call__(self, *args):
+        self.inputs.append(args)
+        return Computed(f"model({','.join(str(getattr(x, 'text', x)) for x in args)})")
 
 
-SEEN = []
-READER = Reader(
-    must_be_made=lambda value: isinstance(value, Made) or (isinstance(value, list) and any(isinstance(item, Made) for item in value)),
-    harmless=lambda value: isinstance(value, Model),
-    was_called=lambda value: isinstance(value, Model),
+SLICES = []
+QUERIES = ValueQueries(
+    must_be_recomputed=lambda value: (
+        isinstance(value, Computed) or (isinstance(value, list) and any(isinstance(item, Computed) for item in value))
+    ),
+    is_restored=lambda value: isinstance(value, Model),
+    has_recorded_inputs=lambda value: isinstance(value, Model),
 )
 
 
 def replayed(train, *args):
-    """What the expression before `.backward()` is when it is made again, and the parts that made it."""
-    SEEN.clear()
+    """The text of the recomputed value on which `.backward()` is called, and the slices that computed it."""
+    SLICES.clear()
     train(*args)
-    parts = SEEN[-1]
-    made = None
-    for part in parts:
-        names = {**part.names, **dict(zip(part.binds, made))} if part.binds else part.names
-        made = part.slice.run(names, _sonde_call=lambda model: model(*model.inputs[-1]))
-    return made.text, parts
+    slices = SLICES[-1]
+    result = None
+    for part in slices:
+        variables = {**part.variables, **dict(zip(part.parameters, result))} if part.parameters else part.variables
+        result = part.slice.run(variables, _sonde_call=lambda model: model(*model.inputs[-1]))
+    return result.text, slices
 
 
-def test_the_model_and_the_loss_are_run_again_and_the_batch_is_taken_as_it_is():
+def test_the_model_and_the_loss_run_again_and_the_batch_is_read_from_its_variable():
     def train(model):
         x = 3
         out = model(x)
@@ -64,13 +66,13 @@ def test_the_model_and_the_loss_are_run_again_and_the_batch_is_taken_as_it_is():
         loss = out + 1
         loss.backward()
 
-    text, parts = replayed(train, Model())
+    text, slices = replayed(train, Model())
     assert text == "(model(3)+1)"
-    assert "x" in parts[0].slice.given
-    assert len(parts[0].slice.lines) == 3
+    assert "x" in slices[0].slice.inputs
+    assert len(slices[0].slice.lines) == 3
 
 
-def test_a_variable_that_was_assigned_again_is_followed_back():
+def test_a_variable_that_was_assigned_several_times_is_recomputed_from_the_first():
     def train(model):
         x = model(1)
         x = x + 2
@@ -80,7 +82,7 @@ def test_a_variable_that_was_assigned_again_is_followed_back():
     assert replayed(train, Model())[0] == "((model(1)+2)+3)"
 
 
-def test_an_input_that_is_gone_is_taken_from_what_the_model_was_called_with():
+def test_an_input_that_was_overwritten_is_taken_from_the_recorded_call():
     def train(model):
         for h in [5]:
             h = model(h)
@@ -89,7 +91,7 @@ def test_an_input_that_is_gone_is_taken_from_what_the_model_was_called_with():
     assert replayed(train, Model())[0] == "(model(5)+1)"
 
 
-def test_a_sum_over_a_loop_is_run_as_a_whole():
+def test_a_sum_over_a_loop_runs_as_a_whole():
     def train(model):
         total = 0
         for i in range(3):
@@ -99,7 +101,7 @@ def test_a_sum_over_a_loop_is_run_as_a_whole():
     assert replayed(train, Model())[0] == "(((model(0)+0)+model(1))+model(2))"
 
 
-def test_a_list_that_the_step_itself_makes_may_be_filled_again():
+def test_a_list_that_the_step_creates_is_filled_again():
     def train(model):
         parts = []
         for i in range(2):
@@ -110,7 +112,7 @@ def test_a_list_that_the_step_itself_makes_may_be_filled_again():
     assert replayed(train, Model())[0] == "(model(0)+model(1))"
 
 
-def test_an_attribute_is_not_written_to():
+def test_an_attribute_is_not_assigned():
     class Trainer:
         def step(self, model):
             self.loss = model(1)
@@ -121,24 +123,24 @@ def test_an_attribute_is_not_written_to():
     text, _ = replayed(trainer.step, Model())
     assert text == "(model(1)+1)"
     before = trainer.loss
-    SEEN[-1][0].slice.run(SEEN[-1][0].names)
+    SLICES[-1][0].slice.run(SLICES[-1][0].variables)
     assert trainer.loss is before
 
 
-def test_what_takes_the_next_item_of_an_iterator_is_not_run_again():
+def test_a_statement_that_takes_the_next_item_of_an_iterator_is_not_run_again():
     def train(model):
-        items = iter([Made("a"), Made("b")])
+        items = iter([Computed("a"), Computed("b")])
         x = next(items)
         loss = model(x)
         loss.backward()
         assert next(items).text == "b"
 
-    text, parts = replayed(train, Model())
+    text, slices = replayed(train, Model())
     assert text == "model(a)"
-    assert any("next()" in note for note in parts[0].slice.notes)
+    assert any("next()" in note for note in slices[0].slice.notes)
 
 
-def test_a_helper_that_changes_what_it_was_given_is_not_run_again():
+def test_a_helper_that_mutates_its_argument_is_not_run_again():
     log = []
 
     def compute(model, log):
@@ -151,13 +153,13 @@ def test_a_helper_that_changes_what_it_was_given_is_not_run_again():
         loss = out + 1
         loss.backward()
 
-    text, parts = replayed(train, Model())
+    text, slices = replayed(train, Model())
     assert text == "(model(1)+1)"
     assert len(log) == 1
-    assert any("changes log" in note for note in parts[0].slice.notes)
+    assert any("changes log" in note for note in slices[0].slice.notes)
 
 
-def test_the_caller_is_a_part_of_it_where_the_loss_comes_in_as_an_argument():
+def test_the_caller_is_sliced_too_if_the_loss_is_an_argument():
     def finish(loss, scale):
         (loss + scale).backward()
 
@@ -165,12 +167,12 @@ def test_the_caller_is_a_part_of_it_where_the_loss_comes_in_as_an_argument():
         out = model(2)
         finish(out, 7)
 
-    text, parts = replayed(train, Model())
+    text, slices = replayed(train, Model())
     assert text == "(model(2)+7)"
-    assert len(parts) == 2
+    assert len(slices) == 2
 
 
-def test_a_branch_is_run_again_with_its_condition():
+def test_a_branch_runs_again_with_its_condition():
     def train(model, wide):
         if wide:
             out = model(1, 2)
@@ -182,13 +184,13 @@ def test_a_branch_is_run_again_with_its_condition():
     assert replayed(train, Model(), False)[0] == "model(1)"
 
 
-def test_two_statements_on_one_line_are_told_apart():
+def test_two_statements_on_one_line_are_distinguished():
     def train(model):
         out = model(1); out.backward(); out = None  # fmt: skip  # noqa: E702
 
     assert replayed(train, Model())[0] == "model(1)"
 
 
-def test_a_library_that_trains_is_said_to():
+def test_a_library_that_runs_the_training_is_the_reason():
     with pytest.raises(CannotReplay, match="a library runs the training"):
-        parts_of(None, "loss", READER)
+        slices_up_to_backward(None, "loss", QUERIES)

@@ -1,4 +1,4 @@
-"""A capsule keeps a step whole, or says what it left out; and whatever a capsule holds, reading it executes nothing."""
+"""A capsule stores a step completely or lists what it left out, and reading any capsule executes nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from torch import nn  # noqa: E402
 from sonde.errors import SondeError  # noqa: E402
 from sonde.nonfinite.origin import Origin, Seen  # noqa: E402
 from sonde.replay.capsule.capsule import load_capsule, save_capsule  # noqa: E402
-from sonde.replay.capsule.serialization import LeftOut, graft  # noqa: E402
+from sonde.replay.capsule.serialization import LeftOut, fill_left_out  # noqa: E402
 
 
 class Net(nn.Module):
@@ -45,24 +45,24 @@ ORIGIN = Origin(
 )  # fmt: skip
 
 
-def keep(directory, model=None, args=(), kwargs=None, **rest):
+def save(directory, model=None, args=(), kwargs=None, **rest):
     return save_capsule(directory, **({"step": 41, "model": model or Net(), "args": args, "kwargs": kwargs or {}} | rest))
 
 
-def kept(directory, *args, **rest):
-    return load_capsule(keep(directory, *args, **rest))
+def saved(directory, *args, **rest):
+    return load_capsule(save(directory, *args, **rest))
 
 
 @pytest.fixture
 def capsule(tmp_path):
-    """A sound one, to be damaged."""
-    return keep(tmp_path, args=(torch.ones(3, 4),), kwargs={"scale": 2.0}, origin=ORIGIN, rng=torch.get_rng_state())
+    """A valid capsule, to be damaged."""
+    return save(tmp_path, args=(torch.ones(3, 4),), kwargs={"scale": 2.0}, origin=ORIGIN, rng=torch.get_rng_state())
 
 
-# ---- what comes back
+# ---- the round trip
 
 
-def test_a_step_comes_back_as_it_was(tmp_path):
+def test_a_step_is_read_as_it_was_saved(tmp_path):
     model = Net()
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.randn(5, 4)).sum().backward()
@@ -70,7 +70,7 @@ def test_a_step_comes_back_as_it_was(tmp_path):
     model.body.eval()
     state, x, y = torch.get_rng_state(), torch.randn(5, 4), torch.tensor([1, 0, 1])
     rest = {"rng": state, "loss_inputs": {"y": y}, "origin": ORIGIN, "about": {"script": "train.py"}}
-    path = keep(tmp_path, model, (x,), {"scale": 0.5}, optimizer=optimizer, **rest)
+    path = save(tmp_path, model, (x,), {"scale": 0.5}, optimizer=optimizer, **rest)
     found = load_capsule(path)
     assert path.name == "step-000041"
     assert (found.step, found.model_class, found.kwargs, found.about) == (41, "Net", {"scale": 0.5}, {"script": "train.py"})
@@ -91,7 +91,7 @@ def test_the_state_of_an_optimizer_can_be_loaded_into_another(tmp_path):
     model(torch.randn(5, 4)).sum().backward()
     optimizer.step()
     other = torch.optim.Adam(twin.parameters())
-    other.load_state_dict(kept(tmp_path, model, optimizer=optimizer).optimizer)
+    other.load_state_dict(saved(tmp_path, model, optimizer=optimizer).optimizer)
     assert other.param_groups[0]["lr"] == 0.3
     assert torch.equal(other.state[twin.head.weight]["exp_avg"], optimizer.state[model.head.weight]["exp_avg"])
 
@@ -105,10 +105,10 @@ class Batch:
     name: str
 
 
-def test_nested_inputs_come_back_nested_and_a_tensor_passed_twice_is_one(tmp_path):
+def test_nested_inputs_keep_their_structure_and_a_tensor_passed_twice_is_one_tensor(tmp_path):
     x = torch.arange(6.0).reshape(2, 3)
     value = [None, True, 7, -0.0, float("inf"), "ä\ud800\x00", (x, [x]), {"k": x, 3: (), None: 1j}, np.arange(3), torch.float16, x.T]
-    found = kept(tmp_path, args=(value, Pair(1, x), Batch(x, "b"))).args
+    found = saved(tmp_path, args=(value, Pair(1, x), Batch(x, "b"))).args
     again, pair, batch = found
     assert repr(again[:6]) == repr(value[:6])
     assert again[6][0] is again[6][1][0] is again[7]["k"]
@@ -127,64 +127,64 @@ DTYPES = (torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.bool, 
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_number_comes_back_to_the_last_bit(tmp_path, dtype):
+def test_every_dtype_is_stored_bit_for_bit(tmp_path, dtype):
     x = torch.tensor([0.0, 1.0, -1.0, 0.1]).to(dtype)
-    (found,) = kept(tmp_path, args=(x,)).args
+    (found,) = saved(tmp_path, args=(x,)).args
     assert found.dtype is dtype
     assert torch.equal(found.view(torch.uint8), x.view(torch.uint8))
 
 
-def test_numbers_that_are_not_finite_come_back(tmp_path):
-    (found,) = kept(tmp_path, args=(torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0]),)).args
+def test_non_finite_numbers_are_stored(tmp_path):
+    (found,) = saved(tmp_path, args=(torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0]),)).args
     assert repr(found.tolist()) == "[nan, inf, -inf, -0.0]"
 
 
-def test_a_packed_sequence_comes_back(tmp_path):
+def test_a_packed_sequence_is_stored(tmp_path):
     packed = nn.utils.rnn.pack_sequence([torch.ones(3, 2), torch.zeros(2, 2)])
-    (found,) = kept(tmp_path, args=(packed,)).args
+    (found,) = saved(tmp_path, args=(packed,)).args
     assert isinstance(found, nn.utils.rnn.PackedSequence)
     assert torch.equal(found.data, packed.data)
 
 
-def test_tied_weights_and_strange_names_are_kept(tmp_path):
+def test_tied_weights_and_unusual_names_are_stored(tmp_path):
     model = nn.Module()
     model.first = model.second = nn.Linear(2, 2)
     for name in ("\ud800", "/etc/passwd", "x" * 5000, "a%b", "__metadata__"):
         model.register_buffer(name, torch.ones(2))
-    found = kept(tmp_path, model)
+    found = saved(tmp_path, model)
     assert list(found.parameters) == ["first.weight", "first.bias"]
     assert list(found.buffers) == ["\ud800", "/etc/passwd", "x" * 5000, "a%b", "__metadata__"]
 
 
 @pytest.mark.needs_bfloat16("linear")
-def test_autocast_and_grad_mode_are_kept(tmp_path):
+def test_autocast_and_grad_mode_are_stored(tmp_path):
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
-        found = kept(tmp_path)
+        found = saved(tmp_path)
     assert found.autocast == {"cpu": torch.bfloat16}
     assert not found.is_grad_enabled
 
 
-def test_what_cannot_be_kept_is_said(tmp_path):
+def test_values_that_cannot_be_stored_are_listed(tmp_path):
     x = torch.ones(2, requires_grad=True)
-    found = kept(tmp_path, args=(len, x * 2, torch.ones(2, 2).to_sparse(), torch.empty(3, device="meta"), 2**70, {object(): 1}))
+    found = saved(tmp_path, args=(len, x * 2, torch.ones(2, 2).to_sparse(), torch.empty(3, device="meta"), 2**70, {object(): 1}))
     assert isinstance(found.args[0], LeftOut)
     assert torch.equal(found.args[1], torch.full((2,), 2.0))
     assert found.args[1].requires_grad
     assert [line.split(":")[0] for line in found.left_out] == [f"args.{i}" for i in range(6)]
 
 
-def test_a_value_that_holds_itself_is_cut_off(tmp_path):
+def test_a_value_that_contains_itself_is_truncated(tmp_path):
     value: list = []
     value.append(value)
-    assert "deeper than" in kept(tmp_path, args=(value,)).left_out[0]
+    assert "deeper than" in saved(tmp_path, args=(value,)).left_out[0]
 
 
-def test_keeping_changes_nothing(tmp_path):
+def test_saving_changes_nothing(tmp_path):
     model, x = Net(), torch.randn(3, 4, requires_grad=True)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     versions = [p._version for p in model.parameters()]
     state = torch.get_rng_state()
-    keep(tmp_path, model, (x,), optimizer=torch.optim.SGD(model.parameters(), lr=1.0))
+    save(tmp_path, model, (x,), optimizer=torch.optim.SGD(model.parameters(), lr=1.0))
     assert torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert [p._version for p in model.parameters()] == versions
@@ -202,14 +202,14 @@ values = st.recursive(
 
 @given(value=values)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_plain_value_comes_back(tmp_path, value):
-    found = kept(tmp_path, nn.Identity(), (value,))
+def test_any_plain_value_is_stored(tmp_path, value):
+    found = saved(tmp_path, nn.Identity(), (value,))
     assert repr(found.args[0]) == repr(value)
 
 
-def test_what_was_left_out_is_taken_from_a_live_value_that_is_built_alike(tmp_path):
+def test_values_that_were_left_out_are_filled_from_a_live_value_of_the_same_structure(tmp_path):
     x, live = torch.ones(2), [len, {"f": max}, Pair(min, 3), Batch(torch.zeros(2), "live")]
-    found = graft(kept(tmp_path, args=([abs, {"f": any, "x": x}, Pair(any, x), Batch(x, "kept")],)).args[0], live)
+    found = fill_left_out(saved(tmp_path, args=([abs, {"f": any, "x": x}, Pair(any, x), Batch(x, "stored")],)).args[0], live)
     assert found[0] is len
     assert found[1]["f"] is max
     assert torch.equal(found[1]["x"], x)
@@ -217,16 +217,16 @@ def test_what_was_left_out_is_taken_from_a_live_value_that_is_built_alike(tmp_pa
     assert found[2].left is min
     assert torch.equal(found[2].right, x)
     assert type(found[3]) is Batch
-    assert found[3].name == "kept"
+    assert found[3].name == "stored"
     assert live[3].name == "live"
 
 
-# ---- size, and the disk
+# ---- size and disk
 
 
-def test_weights_that_do_not_fit_are_left_out_and_the_batch_is_kept(tmp_path):
+def test_weights_that_do_not_fit_are_left_out_and_the_batch_is_stored(tmp_path):
     model = nn.Linear(512, 512)  # 1 MB
-    found = kept(tmp_path, model, (torch.ones(2, 512),), optimizer=torch.optim.SGD(model.parameters(), lr=1.0), max_mb=0.5)
+    found = saved(tmp_path, model, (torch.ones(2, 512),), optimizer=torch.optim.SGD(model.parameters(), lr=1.0), max_mb=0.5)
     assert not found.has_weights
     assert found.parameters["weight"].shape == (512, 512)
     assert found.args[0].shape == (2, 512)
@@ -234,9 +234,9 @@ def test_weights_that_do_not_fit_are_left_out_and_the_batch_is_kept(tmp_path):
     assert sum(path.stat().st_size for path in found.path.iterdir()) < 2**19
 
 
-def test_inputs_of_the_loss_that_do_not_fit_are_left_out(tmp_path):
+def test_loss_inputs_that_do_not_fit_are_left_out(tmp_path):
     dataset = torch.ones(1024, 1024)
-    found = kept(tmp_path, args=(torch.ones(2, 4),), loss_inputs={"dataset": dataset}, max_mb=1)
+    found = saved(tmp_path, args=(torch.ones(2, 4),), loss_inputs={"dataset": dataset}, max_mb=1)
     assert found.loss_inputs == {}
     assert found.left_out == ("loss_inputs: with them the capsule would exceed 1 MB",)
     assert found.has_weights
@@ -244,19 +244,19 @@ def test_inputs_of_the_loss_that_do_not_fit_are_left_out(tmp_path):
 
 def test_a_batch_that_does_not_fit_is_refused_with_the_size_to_set(tmp_path):
     with pytest.raises(SondeError, match="max_capsule_mb = 5"):
-        keep(tmp_path / "capsules", args=(torch.ones(1024, 1024),), max_mb=1)
+        save(tmp_path / "capsules", args=(torch.ones(1024, 1024),), max_mb=1)
     assert not (tmp_path / "capsules").exists()
 
 
 def test_no_capsule_replaces_another(tmp_path):
-    one, two = keep(tmp_path, args=(1,)), keep(tmp_path, args=(2,))
+    one, two = save(tmp_path, args=(1,)), save(tmp_path, args=(2,))
     (tmp_path / "step-000041-3").write_text("a file in the way")
-    three = keep(tmp_path, args=(3,))
+    three = save(tmp_path, args=(3,))
     assert [path.name for path in (one, two, three)] == ["step-000041", "step-000041-2", "step-000041-4"]
     assert [load_capsule(path).args for path in (one, two, three)] == [(1,), (2,), (3,)]
 
 
-def test_a_disk_that_is_full_leaves_nothing(tmp_path):
+def test_a_full_disk_leaves_no_files(tmp_path):
     code = f"""
 import resource, torch
 from torch import nn
@@ -287,38 +287,38 @@ capsule.save_capsule({str(tmp_path)!r}, step=1, model=nn.Linear(2, 2), args=(), 
     assert [path for path in tmp_path.iterdir() if not path.name.startswith(".")] == []
 
 
-def test_a_place_that_cannot_be_written_gets_a_letter(tmp_path):
+def test_a_directory_that_cannot_be_written_raises_an_error_with_its_name(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SondeError, match=r"No capsule could be written to .*file"):
-        keep(tmp_path / "file")
+        save(tmp_path / "file")
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("arguments", "message"),
     [({"step": -1}, "step must be"), ({"step": True}, "step must be"), ({"model": len}, "nn.Module"), ({"max_mb": -1}, "max_mb")],
 )
-def test_bad_input_gets_a_letter(tmp_path, given, said):
-    with pytest.raises(SondeError, match=said):
-        keep(tmp_path, **given)
+def test_invalid_arguments_raise_an_error_that_names_them(tmp_path, arguments, message):
+    with pytest.raises(SondeError, match=message):
+        save(tmp_path, **arguments)
 
 
-def test_without_safetensors_a_letter_says_what_to_install(tmp_path, monkeypatch):
+def test_without_safetensors_the_error_names_the_package_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors", None)
     with pytest.raises(SondeError, match=r"pip install 'sonde\[capsule\]'"):
-        keep(tmp_path)
+        save(tmp_path)
 
 
 # ---- hostile content
 
 
-def refused(path, said):
-    with pytest.raises(SondeError, match=said):
+def assert_refused(path, message):
+    with pytest.raises(SondeError, match=message):
         load_capsule(path)
 
 
-def change(capsule, **facts):
+def change(capsule, **fields):
     file = capsule / "capsule.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | facts))
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
 
 
 def write_tensors(capsule, header, data=b""):
@@ -326,14 +326,14 @@ def write_tensors(capsule, header, data=b""):
     (capsule / "tensors.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
-def test_a_place_without_a_capsule_is_told(tmp_path):
-    refused(tmp_path / "nowhere", "No capsule in")
-    refused(tmp_path, "it has no capsule.json")
+def test_a_directory_without_a_capsule_is_refused(tmp_path):
+    assert_refused(tmp_path / "nowhere", "No capsule in")
+    assert_refused(tmp_path, "it has no capsule.json")
 
 
-def test_a_capsule_of_the_future_is_told(capsule):
+def test_a_capsule_of_a_later_format_is_refused(capsule):
     change(capsule, format=99)
-    refused(capsule, "format 99")
+    assert_refused(capsule, "format 99")
 
 
 class Hostile:
@@ -345,23 +345,23 @@ class Hostile:
 
 
 @pytest.mark.parametrize("name", ["capsule.json", "tensors.safetensors"])
-def test_a_pickle_in_disguise_is_only_damage(capsule, tmp_path, name):
+def test_a_pickle_is_refused_and_not_loaded(capsule, tmp_path, name):
     canary = tmp_path / "pwned"
     payload = pickle.dumps(Hostile(str(canary)))
     for content in (payload, struct.pack("<Q", len(payload)) + payload):
         (capsule / name).write_bytes(content)
-        refused(capsule, "not a sound capsule")
+        assert_refused(capsule, "not a valid capsule")
     torch.save(Hostile(str(canary)), capsule / name)
-    refused(capsule, "not a sound capsule")
+    assert_refused(capsule, "not a valid capsule")
     assert not canary.exists()
     pickle.loads(payload)
     assert canary.exists()  # it would have worked
 
 
 @pytest.mark.parametrize("length", [0, 1, 2**31, 2**63, 2**64 - 1])
-def test_a_header_that_lies_about_its_length_is_refused(capsule, length):
+def test_a_header_with_a_wrong_length_is_refused(capsule, length):
     (capsule / "tensors.safetensors").write_bytes(struct.pack("<Q", length) + b"{}")
-    refused(capsule, "not a sound capsule")
+    assert_refused(capsule, "not a valid capsule")
 
 
 F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
@@ -393,22 +393,22 @@ F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
     ],
     ids=lambda header: repr(header)[:60],
 )
-def test_a_header_that_cannot_be_meant_is_refused(capsule, header):
+def test_an_invalid_header_is_refused(capsule, header):
     write_tensors(capsule, header, bytes(8))
-    refused(capsule, "not a sound capsule")
+    assert_refused(capsule, "not a valid capsule")
 
 
-def test_a_file_that_was_cut_short_is_refused(capsule):
+def test_a_truncated_file_is_refused(capsule):
     file = capsule / "tensors.safetensors"
     content = file.read_bytes()
     for length in (0, 4, 8, 100, len(content) // 2, len(content) - 1):
         file.write_bytes(content[:length])
-        refused(capsule, "not a sound capsule")
+        assert_refused(capsule, "not a valid capsule")
 
 
-def test_a_file_larger_than_allowed_is_not_even_read(capsule):
+def test_a_file_above_the_size_limit_is_not_read(capsule):
     os.truncate(capsule / "tensors.safetensors", 2**40)  # a hole: it takes no space
-    refused(capsule, "at most 8,192 are read")
+    assert_refused(capsule, "at most 8,192 are read")
 
 
 @pytest.mark.parametrize("name", ["capsule.json", "tensors.safetensors"])
@@ -416,13 +416,13 @@ def test_links_pipes_and_directories_are_refused(capsule, tmp_path, name):
     file = capsule / name
     file.rename(tmp_path / "elsewhere")
     file.symlink_to(tmp_path / "elsewhere")
-    refused(capsule, "a link")
+    assert_refused(capsule, "a link")
     file.unlink()
     os.mkfifo(file)
-    refused(capsule, "not a sound capsule")
+    assert_refused(capsule, "not a valid capsule")
     file.unlink()
     file.mkdir()
-    refused(capsule, "not a sound capsule")
+    assert_refused(capsule, "not a valid capsule")
 
 
 @pytest.mark.parametrize(
@@ -433,9 +433,9 @@ def test_links_pipes_and_directories_are_refused(capsule, tmp_path, name):
     ],
     ids=lambda text: repr(text)[:30],
 )  # fmt: skip
-def test_json_that_is_none_is_refused(capsule, text):
+def test_invalid_json_is_refused(capsule, text):
     (capsule / "capsule.json").write_bytes(text.encode("utf-8", "surrogatepass"))
-    refused(capsule, "not a sound capsule")
+    assert_refused(capsule, "not a valid capsule")
 
 
 def nested(depth):
@@ -479,13 +479,13 @@ def nested(depth):
 )
 def test_values_that_sonde_would_not_write_are_refused(capsule, tree):
     text = json.dumps({"tuple": [tree]}).replace("Infinity", "1e400")
-    facts = json.loads((capsule / "capsule.json").read_text()) | {"args": "HERE"}
-    (capsule / "capsule.json").write_text(json.dumps(facts).replace('"HERE"', text))
-    refused(capsule, "not a sound capsule")
+    fields = json.loads((capsule / "capsule.json").read_text()) | {"args": "HERE"}
+    (capsule / "capsule.json").write_text(json.dumps(fields).replace('"HERE"', text))
+    assert_refused(capsule, "not a valid capsule")
 
 
 @pytest.mark.parametrize(
-    "facts",
+    "fields",
     [
         {"step": "41"}, {"step": True}, {"model": 3}, {"training": [1]}, {"kwargs": {"dict": [[1, 2]]}}, {"kwargs": []}, {"grad": 1},
         {"origin": 3}, {"origin": {"kind": "nan"}}, {"origin": []}, {"parameters": {}}, {"parameters": [1]}, {"autocast": {"cpu": "load"}},
@@ -494,6 +494,6 @@ def test_values_that_sonde_would_not_write_are_refused(capsule, tree):
     ],
     ids=repr,
 )  # fmt: skip
-def test_facts_of_the_wrong_type_are_refused(capsule, facts):
-    change(capsule, **facts)
-    refused(capsule, "not a sound capsule")
+def test_fields_of_the_wrong_type_are_refused(capsule, fields):
+    change(capsule, **fields)
+    assert_refused(capsule, "not a valid capsule")

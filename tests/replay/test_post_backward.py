@@ -1,4 +1,4 @@
-"""Gradients that were good after backward and are bad at the update: the code in between is looked at, and nothing is done twice."""
+"""Gradients that become non-finite after backward are traced to the statement that changes them, without side effects."""
 
 import sys
 
@@ -16,23 +16,23 @@ from sonde import Origin, Run  # noqa: E402
 NOTES = []
 
 
-def normalise(parameters):
+def normalize(parameters):
     for p in parameters:
         p.grad.div_(p.grad.norm())
 
 
 def of_all(model):
-    normalise(model.parameters())
+    normalize(model.parameters())
 
 
-def loudly(model):
-    sys.stdout.write("normalising")
-    normalise(model.parameters())
+def with_output(model):
+    sys.stdout.write("normalizing")
+    normalize(model.parameters())
 
 
 def with_a_note(model):
-    NOTES.append("normalised")
-    normalise(model.parameters())
+    NOTES.append("normalized")
+    normalize(model.parameters())
 
 
 def scale(p):
@@ -56,7 +56,7 @@ def assigned(model):
 
 
 def trained(tmp_path, change, *, steps=1):
-    """A model whose gradients are exactly 0, and something done to them before the update."""
+    """Trains a model whose gradients are exactly 0; `change` changes them before the update."""
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True):
@@ -78,47 +78,47 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_gradient_that_is_spoilt_after_backward_is_traced_to_the_line_that_spoils_it(name, tmp_path):
+def test_a_gradient_that_becomes_bad_after_backward_is_traced_to_the_line_that_changes_it(name, tmp_path):
     change, text = CHANGES[name]
     (event,) = Run(trained(tmp_path, change)).events("origin")
     found = Origin.from_dict(event.data)
     assert found.text == text
-    assert any("before the update" in caveat for caveat in found.caveats)
+    assert any("between backward and the update" in caveat for caveat in found.caveats)
 
 
-def test_statements_in_the_loop_itself_are_looked_at(tmp_path):
+def test_statements_in_the_loop_itself_are_replayed(tmp_path):
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    seen = []
+    notes = []
     with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True):
         (model(torch.randn(4, 3)) * 0).sum().backward()
-        seen.append("once")
+        notes.append("once")
         for p in model.parameters():
             p.grad.data.mul_(1 / p.grad.norm())
         optimizer.step()
     (event,) = Run(tmp_path / "run").events("origin")
     assert event.data["operation"] in ("div", "reciprocal")
     assert "p.grad.data.mul_" in event.data["text"]
-    assert seen == ["once"]
+    assert notes == ["once"]
 
 
-def test_the_gradients_that_the_optimizer_uses_are_not_touched(tmp_path):
+def test_the_gradients_that_the_optimizer_uses_are_not_changed(tmp_path):
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True):
         (model(torch.randn(4, 3)) * 0).sum().backward()
-        normalise(model.parameters())
-        mine = model.weight.grad
+        normalize(model.parameters())
+        gradient = model.weight.grad
         optimizer.step()
-        assert model.weight.grad is mine
-        assert mine.isnan().all()
+        assert model.weight.grad is gradient
+        assert gradient.isnan().all()
 
 
-@pytest.mark.parametrize("change", [loudly, with_a_note])
-def test_what_does_something_else_besides_is_not_run_again_and_said_to_be(change, tmp_path, capsys):
+@pytest.mark.parametrize("change", [with_output, with_a_note])
+def test_a_statement_with_another_effect_is_not_run_again_and_is_noted(change, tmp_path, capsys):
     NOTES.clear()
     run = trained(tmp_path, change)
-    assert [*NOTES, capsys.readouterr().out] in ([""], ["normalised", ""], ["normalising"])
+    assert [*NOTES, capsys.readouterr().out] in ([""], ["normalized", ""], ["normalizing"])
     assert not list(Run(run).events("origin"))
     (event,) = Run(run).events("origin_unknown")
     assert "changes gradients and was not run again: " in event.data["reason"]

@@ -1,4 +1,4 @@
-"""Backward is called in a function that has returned by the time that an optimizer finds its gradients bad: still it is looked back at."""
+"""A step is replayed although the function that called backward has returned before the optimizer checks the gradients."""
 
 import gc
 import weakref
@@ -30,9 +30,9 @@ def compute_and_backward(model, x):
     length = lengths(model(x))
     loss = length.mean()
     loss.backward()
-    shown = loss.item()
+    value = loss.item()
     del length, loss
-    return shown
+    return value
 
 
 def only_backward(loss):
@@ -40,7 +40,7 @@ def only_backward(loss):
 
 
 class Trainer:
-    """The step is spread over methods, each of which has returned when the optimizer is called."""
+    """A step in several methods, all of which have returned when the optimizer is called."""
 
     def __init__(self, model):
         self.model = model
@@ -75,7 +75,7 @@ def linear():
     return nn.Linear(4, 4, bias=False)
 
 
-def test_a_helper_that_made_the_loss_and_called_backward(tmp_path):
+def test_a_helper_that_computed_the_loss_and_called_backward_is_replayed(tmp_path):
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True):
@@ -86,7 +86,7 @@ def test_a_helper_that_made_the_loss_and_called_backward(tmp_path):
     assert found.text == "return out.pow(2).sum(1).sqrt()"
 
 
-def test_a_helper_that_was_given_the_loss(tmp_path):
+def test_a_helper_that_takes_the_loss_as_an_argument_is_replayed_with_its_caller(tmp_path):
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True):
@@ -98,7 +98,7 @@ def test_a_helper_that_was_given_the_loss(tmp_path):
     assert (found.phase, found.operation, found.samples, found.how) == ("backward", "sqrt", (5,), "replayed")
 
 
-def test_a_trainer_whose_methods_have_returned(tmp_path):
+def test_a_trainer_whose_methods_have_returned_is_replayed(tmp_path):
     model = linear()
     trainer = Trainer(model)
     with sonde.watch(model, trainer.optimizer, to=tmp_path / "run", strict=True):
@@ -109,7 +109,7 @@ def test_a_trainer_whose_methods_have_returned(tmp_path):
     assert len(trainer.history) == 1
 
 
-def test_an_optimizer_that_is_called_in_a_helper_of_its_own(tmp_path):
+def test_an_optimizer_that_is_called_in_a_helper_does_not_hinder_the_replay(tmp_path):
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -126,22 +126,22 @@ def test_an_optimizer_that_is_called_in_a_helper_of_its_own(tmp_path):
     assert (found.operation, found.samples) == ("sqrt", (5,))
 
 
-def test_variables_of_a_returned_function_go_with_the_update(tmp_path):
+def test_variables_of_a_returned_function_are_released_at_the_update(tmp_path):
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    ghosts = []
+    references = []
 
     def step():
         x = torch.randn(8, 4)
-        ghosts.append(weakref.ref(x))
+        references.append(weakref.ref(x))
         model(x).mean().backward()
 
     with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True):
         step()
         optimizer.step()
-        assert ghosts[0]() is None
+        assert references[0]() is None
         step()
-        model(torch.randn(8, 4))  # accumulation goes on: nothing of the forward before is held by us but its inputs
+        model(torch.randn(8, 4))  # accumulation continues: of the previous forward only the inputs are stored
         optimizer.step()
         gc.collect()
-        assert ghosts[1]() is None
+        assert references[1]() is None

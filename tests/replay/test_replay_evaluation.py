@@ -1,4 +1,4 @@
-"""What a model puts out in evaluation is looked at: NaN is traced to the operation that made it, masks stay silent, and nothing changes."""
+"""A NaN in an evaluation output is traced to its operation, an intended Inf is not reported, and nothing changes."""
 
 import hashlib
 
@@ -16,7 +16,7 @@ from sonde import DebugConfig, Origin, Run, judge  # noqa: E402
 
 
 class Scaled(nn.Module):
-    """Divides by the size of a row, which is 0 for a row of zeros; everything that a second run could leave traces in."""
+    """Divides by the norm of a row, which is 0 for a row of zeros; has every kind of state that a replay could change."""
 
     def __init__(self):
         super().__init__()
@@ -124,15 +124,15 @@ class Then(nn.Module):
         lambda out: (out, torch.zeros(3, 3).masked_fill(torch.ones(3, 3).triu(1).bool(), -torch.inf)),
         lambda out: -torch.where(out > 0, out, torch.inf),
     ],
-    ids=["masked logits", "log of a probability of 0", "a mask that is handed out", "positive infinity that is written"],
+    ids=["masked logits", "log of a probability of 0", "a returned mask", "a literal infinity"],
 )
-def test_an_infinity_that_is_meant_is_silent(after, tmp_path):
+def test_an_intended_infinity_is_not_reported(after, tmp_path):
     trained(Then(after), tmp_path, lambda model: [model(torch.randn(8, 4)) for _ in range(3)])
     assert not [*events(tmp_path / "run", "origin"), *events(tmp_path / "run", "origin_unknown"), *events(tmp_path / "run", "nonfinite")]
     assert "nonfinite-evaluation" not in [one.rule for one in judge(tmp_path / "run").findings]
 
 
-def test_a_number_that_outgrows_its_type_is_bad_although_it_is_no_nan(tmp_path):
+def test_an_overflow_is_reported_although_it_is_not_nan(tmp_path):
     trained(Then(lambda out: (out.half() * 1000) ** 2 * 1000), tmp_path, lambda model: model(torch.randn(8, 4)))
     (data,) = events(tmp_path / "run", "origin")
     assert (data["key"], data["kind"]) == ("fp16-overflow", "inf")
@@ -147,7 +147,7 @@ class Marked(nn.Module):
         return self.fc(x).masked_fill(x[:, :1] > 1, torch.nan)
 
 
-def test_nan_that_the_training_puts_out_too_and_does_not_use_is_silent(tmp_path):
+def test_a_nan_that_the_training_outputs_too_without_using_it_is_not_reported(tmp_path):
     model = Marked()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True):
@@ -173,7 +173,7 @@ class Ratio(nn.Module):
 
 
 @pytest.mark.parametrize("in_training", [False, True])
-def test_a_division_by_zero_is_bad_unless_the_training_puts_it_out_too(in_training, tmp_path):
+def test_a_division_by_zero_is_reported_unless_the_training_outputs_it_too(in_training, tmp_path):
     model = Ratio()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True):
@@ -191,14 +191,14 @@ def test_a_division_by_zero_is_bad_unless_the_training_puts_it_out_too(in_traini
     assert [data["key"] for data in events(tmp_path / "run", "origin")] == ([] if in_training else ["division-by-zero"])
 
 
-def test_raise_stops_at_the_model_that_was_called(tmp_path):
+def test_raise_mode_raises_at_the_call_of_the_model(tmp_path):
     with pytest.raises(sonde.NonFiniteError, match="put out in evaluation") as caught:
         trained(Then(lambda out: out / 0 * 0), tmp_path, lambda model: model(torch.randn(8, 4)), anomaly_detection_mode="raise")
     assert caught.value.origin.operation == "div"
     assert events(tmp_path / "run", "nonfinite")
 
 
-def test_what_is_finite_the_second_time_is_told_without_an_origin(tmp_path):
+def test_an_output_that_is_finite_in_the_replay_is_reported_without_an_origin(tmp_path):
     times = []
 
     def after(out):
@@ -213,7 +213,7 @@ def test_what_is_finite_the_second_time_is_told_without_an_origin(tmp_path):
     assert "could not be found" in finding.cause
 
 
-def test_after_a_bad_training_the_evaluation_is_not_looked_at(tmp_path):
+def test_after_a_non_finite_training_the_evaluation_is_not_replayed(tmp_path):
     model = Then(lambda out: out)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True):
@@ -228,10 +228,10 @@ def test_after_a_bad_training_the_evaluation_is_not_looked_at(tmp_path):
     assert len(events(tmp_path / "run", "origin")) == 1
 
 
-def test_a_capsule_of_an_evaluation_replays(tmp_path):
+def test_a_capsule_of_an_evaluation_is_replayed(tmp_path):
     pytest.importorskip("safetensors")
     from sonde.replay.capsule.capsule import load_capsule
-    from sonde.replay.capsule.replay_capsule import is_same, replay
+    from sonde.replay.capsule.replay_capsule import is_same_origin, replay
 
     torch.manual_seed(1)
     trained(Scaled(), tmp_path, lambda model: model(validation()), save_debug_info=True)
@@ -239,10 +239,10 @@ def test_a_capsule_of_an_evaluation_replays(tmp_path):
     capsule = load_capsule(tmp_path / "run" / data["capsule"])
     assert not capsule.is_grad_enabled
     assert capsule.about == {"what": "evaluation", "bad": ""}
-    assert is_same(capsule.origin, replay(capsule, Scaled()))
+    assert is_same_origin(capsule.origin, replay(capsule, Scaled()))
 
 
-SCRIPT = '''
+SCRIPT = """
 import torch
 from torch import nn
 
@@ -266,13 +266,13 @@ model.eval()
 with torch.no_grad():
     out = model(torch.{rows}(3, 4))
 print("never in a replay")
-'''
+"""
 
 
-def test_a_capsule_of_an_evaluation_replays_in_a_script_and_ends_with_the_models_call(tmp_path, capsys):
+def test_a_capsule_of_an_evaluation_is_replayed_in_a_script_up_to_the_call_of_the_model(tmp_path, capsys):
     pytest.importorskip("safetensors")
     from sonde.replay.capsule.capsule import load_capsule
-    from sonde.replay.capsule.replay_capsule import is_same
+    from sonde.replay.capsule.replay_capsule import is_same_origin
     from sonde.replay.capsule.replay_script import replay_script
 
     script = tmp_path / "train.py"
@@ -283,5 +283,5 @@ def test_a_capsule_of_an_evaluation_replays_in_a_script_and_ends_with_the_models
     capsys.readouterr()
     script.write_text(SCRIPT.replace("{rows}", "ones"), encoding="utf-8")  # other data, as on another machine
     capsule = load_capsule(tmp_path / "run" / data["capsule"])
-    assert is_same(capsule.origin, replay_script(capsule, str(script)).origin)
+    assert is_same_origin(capsule.origin, replay_script(capsule, str(script)).origin)
     assert "never" not in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Two real processes train together and one of them meets a bad number: looking back waits for nobody and changes nothing."""
+"""One of two DDP processes gets a non-finite number: its replay calls no collective, so it cannot hang, and changes nothing."""
 
 import json
 import os
@@ -13,11 +13,11 @@ pytestmark = pytest.mark.torch
 from sonde import Run, judge  # noqa: E402
 from warm import python  # noqa: E402
 
-SCRIPT = '''
+SCRIPT = """
 import hashlib, json, sys
 import torch, torch.distributed as dist, torch.nn as nn
 import sonde
-from sonde.replay.distributed import silence
+from sonde.replay.distributed import forbid_collectives
 from sonde.replay.program_slice import CannotReplay
 
 folder, rank = sys.argv[1], int(sys.argv[2])
@@ -28,7 +28,7 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.fc = nn.Linear(4, 6)
-        self.norm = nn.BatchNorm1d(6)  # buffers: every forward of DistributedDataParallel would send them about
+        self.norm = nn.BatchNorm1d(6)  # buffers: every forward of DistributedDataParallel would broadcast them
         self.head = nn.Linear(6, 3)
 
     def forward(self, x):
@@ -46,7 +46,7 @@ def train(model, optimizer, watched):
             loss = loss + model.module.head.weight.mul(0).sum().sqrt()
         optimizer.zero_grad()
         loss.backward()
-        if step == 1:  # the bad loss was seen; the training goes on
+        if step == 1:  # the bad loss was replayed; the training continues
             for p in model.parameters():
                 p.grad.nan_to_num_(0.0, 0.0, 0.0)
         if step == 3 and not watched:
@@ -64,24 +64,24 @@ def made():
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-told = {"plain": train(*made(), watched=False)}
+results = {"plain": train(*made(), watched=False)}
 model, optimizer = made()
 with sonde.watch(model, optimizer, to=f"{folder}/run", strict=True):
-    told["watched"] = train(model, optimizer, watched=True)
-if rank == 0:  # the other process would not answer
+    results["watched"] = train(model, optimizer, watched=True)
+if rank == 0:  # the other process does not take part
     try:
-        with silence():
+        with forbid_collectives():
             dist.all_reduce(torch.ones(1))
     except CannotReplay as reason:
-        told["refused"] = str(reason)
-print(json.dumps(told))
+        results["refused"] = str(reason)
+print(json.dumps(results))
 dist.barrier()
-'''
+"""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("company")
+    folder = tmp_path_factory.mktemp("distributed")
     (folder / "train.py").write_text(textwrap.dedent(SCRIPT), encoding="utf-8")
 
     def process(rank):
@@ -91,12 +91,12 @@ def folder(tmp_path_factory):
     with ThreadPoolExecutor(2) as both:
         for rank, done in enumerate(both.map(process, range(2))):
             assert done.returncode == 0, done.stderr
-            (folder / f"told{rank}.json").write_text(done.stdout.splitlines()[-1], encoding="utf-8")
+            (folder / f"results{rank}.json").write_text(done.stdout.splitlines()[-1], encoding="utf-8")
     return folder
 
 
 def test_a_bad_number_in_one_of_two_processes_is_traced_by_that_process(folder):
-    """One dead lock, and the fixture would have failed."""
+    """A deadlock would have made the fixture fail."""
     loss, gradient = (next(iter(Run(folder / "run").events("origin", rank=rank))).data for rank in (0, 1))
     assert (loss["operation"], loss["what"], loss["samples"]) == ("div", "loss", [5])
     assert (gradient["operation"], gradient["what"], gradient["phase"]) == ("sqrt", "gradient", "backward")
@@ -104,14 +104,14 @@ def test_a_bad_number_in_one_of_two_processes_is_traced_by_that_process(folder):
         assert any("2 processes train together" in caveat for caveat in found["caveats"])
 
 
-def test_the_process_whose_numbers_were_good_says_that_another_may_have_made_it(folder):
+def test_the_process_with_finite_numbers_notes_that_another_process_may_be_the_origin(folder):
     reasons = [event.data["reason"] for event in Run(folder / "run").events("origin_unknown", rank=0)]
     assert any("in another process" in reason for reason in reasons)
     assert judge(folder / "run").verdict == "problems"
 
 
-def test_training_is_bit_identical_and_nothing_speaks_to_the_other_process(folder):
+def test_training_is_bit_identical_and_collectives_are_refused(folder):
     for rank in (0, 1):
-        told = json.loads((folder / f"told{rank}.json").read_text(encoding="utf-8"))
-        assert told["watched"] == told["plain"]
-    assert "allreduce" in json.loads((folder / "told0.json").read_text(encoding="utf-8"))["refused"]
+        results = json.loads((folder / f"results{rank}.json").read_text(encoding="utf-8"))
+        assert results["watched"] == results["plain"]
+    assert "allreduce" in json.loads((folder / "results0.json").read_text(encoding="utf-8"))["refused"]

@@ -1,4 +1,4 @@
-"""A capsule holds what was known about the run when its step went bad, and a replay shows it."""
+"""A capsule holds the findings of the run up to its step, and `sonde replay` prints them."""
 
 import json
 
@@ -22,7 +22,7 @@ FINDING = {"rule": "lr-zero", "severity": "error", "where": "", "step": 3, "caus
 
 @pytest.fixture(scope="module")
 def capsule(tmp_path_factory):
-    """Of a training that never clears its gradients, and whose loss goes bad in step 7."""
+    """A capsule of a training that never clears its gradients, with a non-finite loss in step 7."""
     run = tmp_path_factory.mktemp("run") / "run"
     torch.manual_seed(0)
     model = nn.Linear(3, 1)
@@ -45,7 +45,7 @@ def test_the_findings_up_to_the_step_are_in_the_capsule(capsule):
     assert found.about == {"what": "loss", "bad": "loss"}
 
 
-def test_a_replay_shows_them(capsule, tmp_path, monkeypatch):
+def test_a_replay_prints_the_findings(capsule, tmp_path, monkeypatch):
     (tmp_path / "made.py").write_text("from torch import nn\n\ndef make():\n    return nn.Linear(3, 1)\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -54,13 +54,13 @@ def test_a_replay_shows_them(capsule, tmp_path, monkeypatch):
     assert "missing-zero-grad" in result.output
 
 
-def test_findings_come_back_as_they_were_given_and_a_capsule_without_any_is_read(tmp_path):
-    given = {"step": 1, "model": nn.Linear(2, 2), "args": (), "kwargs": {}}
-    assert load_capsule(save_capsule(tmp_path, **given, findings=[FINDING])).findings == (FINDING,)
-    old = save_capsule(tmp_path, **given)
-    facts = json.loads((old / "capsule.json").read_text(encoding="utf-8"))
-    del facts["findings"]
-    (old / "capsule.json").write_text(json.dumps(facts), encoding="utf-8")
+def test_findings_are_read_as_they_were_saved_and_a_capsule_without_the_field_is_readable(tmp_path):
+    arguments = {"step": 1, "model": nn.Linear(2, 2), "args": (), "kwargs": {}}
+    assert load_capsule(save_capsule(tmp_path, **arguments, findings=[FINDING])).findings == (FINDING,)
+    old = save_capsule(tmp_path, **arguments)
+    fields = json.loads((old / "capsule.json").read_text(encoding="utf-8"))
+    del fields["findings"]
+    (old / "capsule.json").write_text(json.dumps(fields), encoding="utf-8")
     assert load_capsule(old).findings == ()
 
 
@@ -76,9 +76,9 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
-def test_findings_that_nobody_of_us_wrote_are_refused(hostile, tmp_path):
+def test_invalid_findings_are_refused(hostile, tmp_path):
     path = save_capsule(tmp_path, step=1, model=nn.Linear(2, 2), args=(), kwargs={})
-    facts = json.loads((path / "capsule.json").read_text(encoding="utf-8"))
-    (path / "capsule.json").write_text(json.dumps(facts | {"findings": hostile}), encoding="utf-8")
+    fields = json.loads((path / "capsule.json").read_text(encoding="utf-8"))
+    (path / "capsule.json").write_text(json.dumps(fields | {"findings": hostile}), encoding="utf-8")
     with pytest.raises(SondeError, match="findings"):
         load_capsule(path)
