@@ -86,14 +86,14 @@ def test_a_step_is_read_as_it_was_saved(tmp_path):
 
 
 def test_the_state_of_an_optimizer_can_be_loaded_into_another(tmp_path):
-    model, twin = Net(), Net()
+    model, second = Net(), Net()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.3)
     model(torch.randn(5, 4)).sum().backward()
     optimizer.step()
-    other = torch.optim.Adam(twin.parameters())
+    other = torch.optim.Adam(second.parameters())
     other.load_state_dict(saved(tmp_path, model, optimizer=optimizer).optimizer)
     assert other.param_groups[0]["lr"] == 0.3
-    assert torch.equal(other.state[twin.head.weight]["exp_avg"], optimizer.state[model.head.weight]["exp_avg"])
+    assert torch.equal(other.state[second.head.weight]["exp_avg"], optimizer.state[model.head.weight]["exp_avg"])
 
 
 Pair = namedtuple("Pair", "left right")

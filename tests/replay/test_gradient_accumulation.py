@@ -40,12 +40,12 @@ def train(seed, *, flat=False, watched=None, clip=False):
     loader = DataLoader(TensorDataset(inputs, inputs.sum(1)), 8, shuffle=True)
     model = Scaled()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    place, losses = None, []
+    position, losses = None, []
     session = watched(model, optimizer) if watched else None
     for index, (x, y) in enumerate(loader):
         bad = (x == 0).all(1)
         if bad.any():
-            place = index % 4, int(bad.nonzero())
+            position = index % 4, int(bad.nonzero())
         out = model(x[:, None].squeeze(1) if flat else x)
         loss = (out - y).square().mean() / 4
         loss.backward()
@@ -58,7 +58,7 @@ def train(seed, *, flat=False, watched=None, clip=False):
     if session:
         session.close()
     numbers = [tensor.detach().numpy().tobytes() for tensor in (*model.state_dict().values(), torch.get_rng_state())]
-    return place, hashlib.sha256(repr((numbers, losses)).encode()).hexdigest()
+    return position, hashlib.sha256(repr((numbers, losses)).encode()).hexdigest()
 
 
 def watched_in(run, **settings):
