@@ -11,7 +11,7 @@ from torch import nn
 
 from sonde.capture.replay_buffer import ReplayBuffer
 from sonde.nonfinite.origin import Origin
-from sonde.nonfinite.tracer import Tracer, is_finite
+from sonde.nonfinite.tracer import NonFiniteTracer, is_finite
 from sonde.replay.backward_call_site import parts_of
 from sonde.replay.distributed import alone
 from sonde.replay.program_slice import CannotReplay
@@ -41,7 +41,7 @@ def explain_overflow(
             loss = rerun()
             if not is_finite(loss) or not all(map(is_finite, gradients(loss))):
                 return Overflow("number", find_nonfinite_origin(kept, frame=frame, loss=None, what="gradient", models=models))
-            with Tracer(models) as tracer:
+            with NonFiniteTracer(models) as tracer:
                 bad = [gradient for _, gradient in gradients_by_leaf(rerun(), scale) if not is_finite(gradient)]
                 origin = tracer.origin_of(bad) if bad else None
         except CannotReplay as error:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sonde.capture.call_site import is_library
 from sonde.nonfinite.origin import Origin
-from sonde.nonfinite.tracer import Tracer, is_finite
+from sonde.nonfinite.tracer import NonFiniteTracer, is_finite
 from sonde.replay.backward_call_site import names_of, since_backward
 from sonde.replay.rerun import Rerun, gradients_by_leaf
 from sonde.replay.statement_effects import MAX_DEPTH, Resolve, effects_of, lookup, objection, place_of, source_of
@@ -43,7 +43,7 @@ def made_afterwards(frame: FrameType, rerun: Rerun, models: Mapping[str, nn.Modu
             stretches.append((code, names))
     if not stretches:
         return None, ""
-    with Tracer(models) as tracer:
+    with NonFiniteTracer(models) as tracer:
         fresh = gradients_by_leaf(rerun())
         with _own_gradients(fresh, models.values()):
             for code, names in stretches:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sonde.capture.replay_buffer import ForwardCall
 from sonde.nonfinite.origin import Origin
-from sonde.nonfinite.tracer import Tracer, is_finite
+from sonde.nonfinite.tracer import NonFiniteTracer, is_finite
 from sonde.replay.distributed import silence
 from sonde.replay.program_slice import CannotReplay
 from sonde.statistics.tensor_utils import find_tensors
@@ -28,7 +28,7 @@ NEVER_MEANT = frozenset({"overflow", "fp16-overflow", "exp-overflow", "unstable-
 def origin_of_evaluation(call: ForwardCall, models: Mapping[str, nn.Module]) -> Origin | None:
     """Where the bad output of this call was made. None: it is an Inf that is meant. Runs inside `restore.as_before`."""
     try:
-        with Tracer(models) as tracer:
+        with NonFiniteTracer(models) as tracer:
             bad = [output for output in outputs_of(call) if not is_finite(output)]
             found = tracer.origin_of(bad)
             is_nan = any(bool(output.isnan().any()) for output in bad)

@@ -21,9 +21,8 @@ from torch import Tensor, nn
 
 from sonde.capture.replay_buffer import ReplayBuffer
 from sonde.nonfinite.autograd_graph import origin_in_graph
-from sonde.nonfinite.compile_disabled import compile_disabled
 from sonde.nonfinite.origin import Origin
-from sonde.nonfinite.tracer import Tracer, is_finite
+from sonde.nonfinite.tracer import NonFiniteTracer, compile_disabled, is_finite
 from sonde.replay import distributed
 from sonde.replay.backward_call_site import Part, parts_of
 from sonde.replay.batch_slicing import given_to, picked
@@ -125,7 +124,7 @@ class _Look:
         """The step as a whole, every operation looked at: forward, then backward."""
         found: Origin | None = None
         try:
-            with Tracer(self.models) as tracer:
+            with NonFiniteTracer(self.models) as tracer:
                 loss = rerun()
                 if not is_finite(loss):
                     found = tracer.origin_of(loss)
@@ -157,7 +156,7 @@ class _Look:
         for earlier in earlier_batches(list(self.kept.calls), last.num_calls):
             rerun = Rerun(self.kept, last.parts, earlier)
             try:
-                with Tracer(self.models) as tracer:
+                with NonFiniteTracer(self.models) as tracer:
                     bad = [gradient for gradient in gradients(rerun()) if not is_finite(gradient)]
                     found = tracer.origin_of(bad) if bad else None
             except Exception:  # it cannot stand in for the last: another size, another branch
@@ -185,7 +184,7 @@ class _Look:
         """What is left where the step cannot be run: the model on its inputs, and the graph of the bad loss."""
         found: Origin | None = None
         try:
-            with Tracer(self.models) as tracer:
+            with NonFiniteTracer(self.models) as tracer:
                 bad = [output for output in rerun.outputs() if not is_finite(output)]
                 found = tracer.origin_of(bad) if bad else None
         except Exception as error:

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from sonde.capture.replay_buffer import ReplayBuffer
-from sonde.nonfinite.build_origin import seen
-from sonde.nonfinite.compile_disabled import compile_disabled
-from sonde.nonfinite.origin import Seen
+from sonde.nonfinite.build_origin import summarize
+from sonde.nonfinite.origin import TensorSummary
+from sonde.nonfinite.tracer import compile_disabled
 from sonde.replay import distributed
 from sonde.replay.backward_call_site import Part, parts_of
 from sonde.replay.batch_slicing import given_to, picked
@@ -63,7 +63,7 @@ class Blame:
     layer: str = ""  # dotted path, where a layer is to be named
     odd: Departure | None = None  # the input, target or layer in which the samples depart from the others
     gradients: tuple[tuple[str, float], ...] = ()  # norms by parameter, the largest first
-    inputs: tuple[Seen, ...] = ()  # of the model
+    inputs: tuple[TensorSummary, ...] = ()  # of the model
     source: str = ""  # "train.py:41": the line that makes the loss
     text: str = ""
     how: str = "replayed"  # "replayed" | "model" | "gradients": what the answer comes from
@@ -273,8 +273,8 @@ class _Look:
                     taken.add(id(value))
                     yield "target", name, value
 
-    def _seen(self, rerun: Rerun) -> tuple[Seen, ...]:
-        return seen({name: tensor for kind, name, tensor in self._things(rerun) if kind == "input" and tensor.is_floating_point()})
+    def _seen(self, rerun: Rerun) -> tuple[TensorSummary, ...]:
+        return summarize({name: tensor for kind, name, tensor in self._things(rerun) if kind == "input" and tensor.is_floating_point()})
 
     def _named(self, found: Sequence[tuple[Tensor, Tensor]]) -> tuple[tuple[str, float], ...]:
         known = [(self.names[id(leaf)], _norm([gradient])) for leaf, gradient in found if id(leaf) in self.names]

@@ -26,7 +26,7 @@ from sonde.capture.call_site import is_library
 from sonde.errors import SondeError
 from sonde.launcher import run_file
 from sonde.nonfinite.origin import Origin
-from sonde.nonfinite.tracer import Tracer, is_finite
+from sonde.nonfinite.tracer import NonFiniteTracer, is_finite
 from sonde.replay.capsule.capsule import Capsule
 from sonde.replay.capsule.replay_capsule import enact, misfit, moved, replay, with_caveats
 from sonde.replay.capsule.serialization import graft
@@ -100,7 +100,7 @@ class Stage(patches.TrainingCallbacks):
 
     def __init__(self, capsule: Capsule) -> None:
         self._capsule = capsule
-        self._tracer: Tracer | None = None
+        self._tracer: NonFiniteTracer | None = None
         self._model: nn.Module | None = None
         self._placed: list[tuple[FrameType, str, Any]] = []  # variables that were given the capsule's values
         self._unfit: dict[str, str] = {}  # models seen, and why they are others
@@ -162,7 +162,7 @@ class Stage(patches.TrainingCallbacks):
         self.notes += enact(capsule, module)
         args, kwargs = graft(moved(capsule.args, module), args), graft(moved(capsule.kwargs, module), kwargs)
         self._place(moved(capsule.loss_inputs, module))
-        self._tracer = Tracer({"": module})
+        self._tracer = NonFiniteTracer({"": module})
         self._tracer.__enter__()
         return args, kwargs
 
