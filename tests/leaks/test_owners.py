@@ -63,7 +63,8 @@ def test_an_attribute_of_an_object_in_a_local_variable_is_named():
     assert chains_after(trainer.history.append)[0] == f"{name} 'trainer.history' -> list[0] -> loss"
     assert chains_after(lambda tensor: setattr(trainer, "last", tensor))[0] == f"{name} 'trainer.last' -> loss"
     trainer.config["a"]["x"] = None
-    assert chains_after(lambda tensor: trainer.config["a"].update(x=tensor))[0] == f"{name} 'trainer.config' -> dict['a'] -> dict['x'] -> loss"
+    (first, *_) = chains_after(lambda tensor: trainer.config["a"].update(x=tensor))
+    assert first == f"{name} 'trainer.config' -> dict['a'] -> dict['x'] -> loss"
 
 
 def test_a_buffer_is_an_attribute_of_its_module():

@@ -156,7 +156,7 @@ def test_code_without_a_nan_or_an_inf_has_no_origin():
     with sonde.find_origin() as search:
         torch.ones(3).log().sum()
     assert search.origin is None
-    assert str(search) == "no NaN or Inf was created"
+    assert str(search) == "no unintended NaN or Inf was created"
 
 
 # ---- infinities on purpose

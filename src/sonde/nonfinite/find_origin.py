@@ -35,7 +35,7 @@ class OriginSearch:
             _raise(self.origin)
 
     def __str__(self) -> str:
-        return self.origin.summary() if self.origin else "no NaN or Inf was created"
+        return self.origin.summary() if self.origin else "no unintended NaN or Inf was created"
 
 
 def find_origin(
