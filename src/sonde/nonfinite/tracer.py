@@ -133,8 +133,8 @@ class NonFiniteTracer:
         node = self._forward_node(call) if call.in_backward else self._add_node(call, base_name)
         if call.is_accumulate_grad or (base_name == "ones_like" and _is_backward_seed()):
             self._has_backward = True
-            self._finish_if_bad(tensor for _, tensor in call.float_tensors)
-            if self._is_done:
+            if ends := self._events_of(tensor for _, tensor in call.float_tensors):
+                self._finish(ends, include_intentional=True)
                 return
         outputs = [tensor for tensor in _flatten_tensors(output) if is_floating(tensor)]
         if not call.written_args and base_name != "lift_fresh" and (func.is_view or self._is_view(call, outputs)):
@@ -306,10 +306,6 @@ class NonFiniteTracer:
 
     def _events_of(self, tensors: Iterable[Tensor]) -> list[NonFiniteEvent]:
         return [event for tensor in tensors if not is_finite(tensor) for event in self._graph.events_at(storage_id(tensor))]
-
-    def _finish_if_bad(self, tensors: Iterable[Tensor]) -> None:
-        if ends := self._events_of(tensors):
-            self._finish(ends, include_intentional=True)
 
     def _unconsumed_events(self) -> list[NonFiniteEvent]:
         """Non-finite tensors that no operation used: the results. After a backward (the loss was finite), only gradients count."""
