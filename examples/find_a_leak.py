@@ -1,4 +1,4 @@
-"""Three ways to run out of memory slowly, and who is to blame: a list, a running total, a hook.
+"""Three memory leaks and the variable that holds each: a list of losses, a running total, a forward hook.
 
 Run it with:  python examples/find_a_leak.py
 """
@@ -6,7 +6,7 @@ Run it with:  python examples/find_a_leak.py
 import torch
 from torch import nn
 
-from sonde.leaks.leak_detector import LeakDetector
+from sonde import LeakDetector
 
 
 def new_model() -> nn.Sequential:
@@ -15,44 +15,44 @@ def new_model() -> nn.Sequential:
 
 
 def keep_losses(num_steps: int) -> None:
-    model, watch, history = new_model(), LeakDetector(), []
+    model, detector, history = new_model(), LeakDetector(), []
     for _ in range(num_steps):
         loss = model(torch.randn(32, 20)).pow(2).mean()
         history.append(loss)  # should be loss.item()
-        watch.step()
-    report("a list of losses", watch)
+        detector.step()
+    report("a list of losses", detector)
 
 
 def add_up_losses(num_steps: int) -> None:
-    model, watch, total = new_model(), LeakDetector(), torch.zeros(())
+    model, detector, total = new_model(), LeakDetector(), torch.zeros(())
     for _ in range(num_steps):
         loss = model(torch.randn(32, 20)).pow(2).mean()
         loss.backward()
         total += loss  # should be loss.item()
-        watch.step()
-    report("a running total", watch)
+        detector.step()
+    report("a running total", detector)
 
 
 def remember_outputs(layer: nn.Module) -> None:
     outputs = []
 
     def remember(module, args, output):
-        outputs.append(output)  # nobody ever takes them out
+        outputs.append(output)  # never removed
 
     layer.register_forward_hook(remember)
 
 
 def forget_a_hook(num_steps: int) -> None:
-    model, watch = new_model(), LeakDetector()
+    model, detector = new_model(), LeakDetector()
     remember_outputs(model[1])
     for _ in range(num_steps):
         model(torch.randn(32, 20)).pow(2).mean().backward()
-        watch.step()
-    report("a forgotten hook", watch)
+        detector.step()
+    report("a hook that is never removed", detector)
 
 
 def healthy(num_steps: int) -> None:
-    model, watch, history = new_model(), LeakDetector(), []
+    model, detector, history = new_model(), LeakDetector(), []
     optimizer = torch.optim.Adam(model.parameters())
     for _ in range(num_steps):
         loss = model(torch.randn(32, 20)).pow(2).mean()
@@ -60,17 +60,17 @@ def healthy(num_steps: int) -> None:
         loss.backward()
         optimizer.step()
         history.append(loss.detach())
-        watch.step()
-    report("a healthy training", watch)
+        detector.step()
+    report("a healthy training", detector)
 
 
-def report(what: str, watch: LeakDetector) -> None:
+def report(what: str, detector: LeakDetector) -> None:
     print(f"{what}:")
-    leaks = watch.leaks()
+    leaks = detector.leaks()
     for leak in leaks:
         print(f"  {leak.cause}\n  {leak.fix}")
     if not leaks:
-        print("  nothing piles up")
+        print("  no tensors accumulate")
 
 
 for program in (keep_losses, add_up_losses, forget_a_hook, healthy):

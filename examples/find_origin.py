@@ -1,7 +1,7 @@
-"""Where does this NaN come from? A training whose loss is finite, and whose weights are NaN one step later.
+"""Find the operation that creates a NaN, in a training whose loss is finite and whose weights are NaN one step later.
 
-The model compares pictures by their distance. One pair holds the same picture twice: their distance is 0, and the slope of a square
-root at 0 is infinite. The forward looks healthy; the backward makes the bad number.
+The model compares images by their distance. One pair holds the same image twice: the distance is 0, and the gradient of a square root
+at 0 is infinite. The forward is finite; the backward creates the Inf.
 
 Run it with:  python examples/find_origin.py
 """
@@ -13,7 +13,7 @@ import sonde
 
 
 class Compare(nn.Module):
-    """How far apart two pictures are, in a space that is learnt."""
+    """The distance of two images in a learned space."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Compare(nn.Module):
 torch.manual_seed(0)
 model = Compare()
 a, b = torch.randn(2, 12, 1, 8, 8)
-b[7] = a[7]  # the same picture twice
+b[7] = a[7]  # the same image twice
 alike = torch.rand(12)
 
 with sonde.find_origin(model) as search:
@@ -37,7 +37,7 @@ with sonde.find_origin(model) as search:
 print(f"loss {loss.item():.3f}; gradients that are not finite: {sum(not p.grad.isfinite().all() for p in model.parameters())} of 4\n")
 print(search.origin)
 
-# The same, stopped before the update would ruin the weights.
+# The same, stopped before the update makes the weights non-finite.
 model.zero_grad()
 optimizer = torch.optim.Adam(model.parameters())
 try:
@@ -47,7 +47,7 @@ try:
 except sonde.NonFiniteError as error:
     print(f"\nstopped: {error.origin.key}; all weights are finite: {all(bool(p.isfinite().all()) for p in model.parameters())}")
 
-# An attention mask is full of infinities, and none of them is a bad number.
+# The infinities of an attention mask are intentional and not reported.
 scores = torch.randn(4, 4, requires_grad=True)
 with sonde.find_origin() as search:
     scores.masked_fill(torch.ones(4, 4).triu(1).bool(), float("-inf")).softmax(-1).square().sum().backward()

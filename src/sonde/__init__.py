@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from sonde.comparison.compare import RunComparison as RunComparison
     from sonde.comparison.compare import compare as compare
+    from sonde.compat import LeakWatch as LeakWatch
     from sonde.config import DebugConfig as DebugConfig
     from sonde.config import DebugLevel as DebugLevel
     from sonde.config import DebugMode as DebugMode
@@ -75,6 +76,7 @@ _HOMES = {
     "NonFiniteError": "sonde.errors",
     "find_origin": "sonde.nonfinite.find_origin",
     "LeakDetector": "sonde.leaks.leak_detector",
+    "LeakWatch": "sonde.compat",
     "Origin": "sonde.nonfinite.origin",
     # the workbench: tools by name, each useful alone
     "TensorInspector": "sonde.tools.tensor_inspector",

@@ -55,7 +55,7 @@ BY_CHANCE = HEAD.format(forward="return self.head(self.body(x)) / (torch.rand(1)
 MAKER = """
 import sys, torch, train
 from sonde.replay.capsule.capsule import save_capsule
-from sonde.nonfinite.tracer import Tracer
+from sonde.nonfinite.tracer import NonFiniteTracer
 
 torch.manual_seed(1)
 model = train.Net()
@@ -65,7 +65,7 @@ state = torch.get_rng_state()
 class Enough(Exception): pass
 def stop(*_): raise Enough
 torch.optim.SGD.step = stop
-with Tracer({{"": model}}) as tracer:
+with NonFiniteTracer({{"": model}}) as tracer:
     try:
         train.train(model, [(x, y)])
     except Enough:

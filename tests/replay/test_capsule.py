@@ -24,7 +24,7 @@ from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
 
 from sonde.errors import SondeError  # noqa: E402
-from sonde.nonfinite.origin import Origin, Seen  # noqa: E402
+from sonde.nonfinite.origin import Origin, TensorSummary  # noqa: E402
 from sonde.replay.capsule.capsule import load_capsule, save_capsule  # noqa: E402
 from sonde.replay.capsule.serialization import LeftOut, fill_left_out  # noqa: E402
 
@@ -41,7 +41,8 @@ class Net(nn.Module):
 
 ORIGIN = Origin(
     kind="nan", phase="forward", operation="log", module="head", source="train.py:41", text="p = x.log()", cause="log of 3 zeros",
-    fix="clamp", key="log-of-zero", inputs=(Seen("input", (2, 3), "float32", 6, float("-inf"), float("nan"), 3, 1, 1),), samples=(1, 2),
+    fix="clamp", key="log-of-zero", samples=(1, 2),
+    inputs=(TensorSummary("input", (2, 3), "float32", 6, float("-inf"), float("nan"), 3, 1, 1),),
 )  # fmt: skip
 
 

@@ -1,1 +1,1 @@
-"""Who keeps a tensor alive: tensors that accumulate over the steps, and the chain of references that holds them."""
+"""Finds tensors that accumulate over the steps of a training, and the chain of references that keeps them alive."""

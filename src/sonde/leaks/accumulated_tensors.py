@@ -1,7 +1,7 @@
-"""Which of the tensors that stay alive pile up in one place, and in which.
+"""Finds the containers in which tensors of all steps accumulate.
 
-A pile has something of every stretch of the training, about as much of its second half as of its first. A full buffer has nothing
-old, a cache that has stopped growing has nothing young, and what throws its oldest entry out by itself is no pile at all.
+An accumulation holds tensors of every part of the training, about as many of its second half as of its first. A full buffer holds no
+old tensors, a cache that has stopped growing holds no new ones, and a container that drops its oldest entries does not accumulate.
 """
 
 from __future__ import annotations
@@ -14,132 +14,146 @@ from typing import Any
 
 from torch import Tensor
 
-from sonde.leaks.live_graphs import largest
-from sonde.leaks.owners import Chain, traced
+from sonde.leaks.live_graphs import largest_graph
+from sonde.leaks.owners import ReferenceChain, find_owner_paths
 from sonde.statistics.tensor_utils import storage_bytes
 
-MIN_GENERATIONS = 5  # steps of which something is left; fewer are no trend
-EVEN = 2.5  # one half of the training leaves at most so many times more than the other; a cache that fills up leaves less and less
-NUM_SAMPLES = 12  # suspects of a kind whose holder is looked for: a fraction of a second each
-MIN_TOGETHER = 3
+MIN_STEPS_LEFT = 5  # steps of which a tensor is still alive; fewer are no trend
+MAX_RATIO = 2.5  # of one half of the training to the other: a cache that fills up leaves less and less
+NUM_SAMPLES = 12  # tensors of a kind whose owner is searched: that takes a fraction of a second each
+MIN_TENSORS = 3  # in one container
 MAX_KINDS = 6
-MAX_INSIDE = 200_000  # objects of a container that are looked at
+MAX_CONTENTS = 200_000  # objects of a container that are visited
 
-Kind = tuple[str, int, bool]  # dtype, number of dimensions, whether it has a graph
+TensorKind = tuple[str, int, bool]  # dtype, number of dimensions, whether it has a graph
 
 
 @dataclass(frozen=True, slots=True)
-class Suspect:
-    """A tensor that is older than it should be."""
+class TrackedTensor:
+    """A weak reference to a tensor, and the step in which it was first found alive."""
 
     ref: weakref.ref[Tensor]
-    born: int
+    first_step: int
 
 
 @dataclass(frozen=True, slots=True)
-class Pile:
-    chain: Chain  # of one tensor from the middle
+class Accumulation:
+    """Tensors of many steps in one container."""
+
+    chain: ReferenceChain  # of one tensor from the middle
     num_tensors: int
     num_bytes: int  # of their storages, each counted once
     num_nodes: int  # of their graphs
-    first: int
-    last: int
+    first_step: int
+    last_step: int
 
 
-def kind_of(tensor: Tensor) -> Kind:
-    """What tells one use of tensors from another, roughly. Lengths of sequences differ from step to step, so sizes are not in it."""
+def tensor_kind(tensor: Tensor) -> TensorKind:
+    """A rough class of tensors of the same use. Sizes are not in it: lengths of sequences differ from step to step."""
     try:
         return str(tensor.dtype), tensor.dim(), tensor.grad_fn is not None
     except Exception:
         return type(tensor).__name__, 0, False
 
 
-def still_alive(suspects: Iterable[Suspect]) -> list[Tensor]:
-    """Their tensors, as far as there are any left. Whoever holds the list is a holder too: drop it before you ask for holders."""
-    return [tensor for one in suspects if (tensor := one.ref()) is not None]
+def alive_tensors(tracked: Iterable[TrackedTensor]) -> list[Tensor]:
+    """The tensors that are still alive. The list is a referrer of each of them: drop it before a search for owners."""
+    return [tensor for one in tracked if (tensor := one.ref()) is not None]
 
 
-def piles(suspects: Sequence[Suspect], num_steps: int, growth: Mapping[Kind, int] | None = None, *, name: str = "") -> list[Pile]:
-    """The places where suspects of all ages lie. `growth`: how many more of a kind are alive now than in the middle of the training;
-    `name`: what all of them are called."""
-    kinds: dict[Kind, list[Suspect]] = {}
-    for one in suspects:
+def find_accumulations(
+    tracked: Sequence[TrackedTensor], num_steps: int, growth: Mapping[TensorKind, int] | None = None, *, name: str = ""
+) -> list[Accumulation]:
+    """The containers that hold tensors of all parts of the training.
+
+    Arguments:
+        tracked: the tensors that are older than a step's own.
+        num_steps: the length of the training; `first_step` counts in the same unit.
+        growth: by kind, how many more tensors are alive now than in the middle of the training; None: not checked.
+        name: what chains call the tensors; their type and shape by default.
+    """
+    kinds: dict[TensorKind, list[TrackedTensor]] = {}
+    for one in tracked:
         tensor = one.ref()
         if tensor is not None:
-            kinds.setdefault(kind_of(tensor), []).append(one)
+            kinds.setdefault(tensor_kind(tensor), []).append(one)
         del tensor
-    found: dict[str, Pile] = {}
+    found: dict[str, Accumulation] = {}
     for kind in sorted(kinds, key=lambda kind: len(kinds[kind]), reverse=True)[:MAX_KINDS]:
-        by_step: dict[int, list[Suspect]] = {}
+        by_step: dict[int, list[TrackedTensor]] = {}
         for one in kinds[kind]:
-            by_step.setdefault(one.born, []).append(one)
-        if len(by_step) < MIN_GENERATIONS or not _is_even(list(by_step), num_steps):
+            by_step.setdefault(one.first_step, []).append(one)
+        if len(by_step) < MIN_STEPS_LEFT or not _is_even(list(by_step), num_steps):
             continue
         num_late = sum(step >= num_steps / 2 for step in by_step)
         if growth is not None and growth.get(kind, 0) < max(1, num_late / 3):
             continue
-        for place, pile in _in_places(by_step, num_steps, suspects, name).items():
-            found.setdefault(place, pile)
+        for container, accumulation in _by_container(by_step, num_steps, tracked, name).items():
+            found.setdefault(container, accumulation)
     return list(found.values())
 
 
-def _in_places(by_step: Mapping[int, list[Suspect]], num_steps: int, suspects: Sequence[Suspect], name: str) -> dict[str, Pile]:
+def _by_container(
+    by_step: Mapping[int, list[TrackedTensor]], num_steps: int, tracked: Sequence[TrackedTensor], name: str
+) -> dict[str, Accumulation]:
+    """The accumulations among tensors of one kind, found by the owners of a sample of them."""
     steps = sorted(by_step)
     num_samples = min(NUM_SAMPLES, len(steps))
-    chosen = []
+    sample = []
     for i in range(num_samples):
         of_step = by_step[steps[i * len(steps) // num_samples]]
-        chosen.append(of_step[i % len(of_step)])  # not always the first: several places may hold tensors of one kind
-    places: dict[str, list[tuple[Suspect, Chain]]] = {}  # no tensor and no container: whoever holds one is a holder too
-    for one, chain in _held(chosen):
-        places.setdefault(chain.place, []).append((one, chain))
+        sample.append(of_step[i % len(of_step)])  # not always the first: several containers may hold tensors of one kind
+    # Neither tensors nor containers are stored here: that would make this dict one of their owners.
+    containers: dict[str, list[tuple[TrackedTensor, ReferenceChain]]] = {}
+    for one, chain in _shortest_chains(sample):
+        containers.setdefault(chain.container, []).append((one, chain))
     found = {}
-    for place, members in places.items():
-        born = [one.born for one, _ in members]
-        if len(members) >= MIN_TOGETHER and _is_even(born, num_steps) and not any(chain.is_bounded for _, chain in members):
-            pile = _pile(members[len(members) // 2][0], suspects, name)
-            if pile is not None:
-                found[place] = pile
+    for container, members in containers.items():
+        first_steps = [one.first_step for one, _ in members]
+        if len(members) >= MIN_TENSORS and _is_even(first_steps, num_steps) and not any(chain.is_bounded for _, chain in members):
+            accumulation = _measure(members[len(members) // 2][0], tracked, name)
+            if accumulation is not None:
+                found[container] = accumulation
     return found
 
 
-def _held(chosen: Sequence[Suspect]) -> list[tuple[Suspect, Chain]]:
-    alive = [one for one in chosen if one.ref() is not None]
-    return [(one, found[0][0]) for one, found in zip(alive, traced(still_alive(alive))) if found]
+def _shortest_chains(sample: Sequence[TrackedTensor]) -> list[tuple[TrackedTensor, ReferenceChain]]:
+    alive = [one for one in sample if one.ref() is not None]
+    return [(one, found[0][0]) for one, found in zip(alive, find_owner_paths(alive_tensors(alive))) if found]
 
 
 def _is_even(steps: Sequence[int], num_steps: int) -> bool:
-    """Whether something was left all along: early, late, and in both halves about as much."""
+    """Whether tensors were left behind all along: early, late, and about as many in both halves."""
     early = sum(step < num_steps / 2 for step in steps)
     late = len(steps) - early
-    return min(steps) <= num_steps / 4 and max(steps) >= num_steps * 5 / 8 and early <= EVEN * late and late <= EVEN * early
+    return min(steps) <= num_steps / 4 and max(steps) >= num_steps * 5 / 8 and early <= MAX_RATIO * late and late <= MAX_RATIO * early
 
 
-def _pile(one: Suspect, suspects: Sequence[Suspect], name: str) -> Pile | None:
-    """What lies in the same container as this one."""
-    found = next(iter(traced(still_alive([one]), name=name)), [])
+def _measure(one: TrackedTensor, tracked: Sequence[TrackedTensor], name: str) -> Accumulation | None:
+    """The accumulation in the container of this tensor."""
+    found = next(iter(find_owner_paths(alive_tensors([one]), name=name)), [])
     if not found:
         return None
     chain, path = found[0]
     members = [one]
-    for container in reversed(path[:-1]):  # the tuple that holds it alone, then the list of all tuples
-        inside = _inside(container)
-        members = [other for other in suspects if id(other.ref()) in inside]
-        if len(members) >= MIN_TOGETHER:
+    for container in reversed(path[:-1]):  # first the tuple that holds this tensor alone, then the list of all tuples
+        contents = _contents(container)
+        members = [other for other in tracked if id(other.ref()) in contents]
+        if len(members) >= MIN_TENSORS:
             break
-    tensors = still_alive(members)
-    born = [other.born for other in members]
-    num_nodes = largest(tensors)[0] * sum(tensor.grad_fn is not None for tensor in tensors)
-    return Pile(chain, len(tensors), storage_bytes(tensors), num_nodes, min(born, default=0), max(born, default=0))
+    tensors = alive_tensors(members)
+    first_steps = [other.first_step for other in members]
+    num_nodes = largest_graph(tensors)[0] * sum(tensor.grad_fn is not None for tensor in tensors)
+    return Accumulation(chain, len(tensors), storage_bytes(tensors), num_nodes, min(first_steps, default=0), max(first_steps, default=0))
 
 
-def _inside(container: Any) -> set[int]:
-    """Ids of what the container holds, also through tuples, dicts and small objects in it."""
-    seen = {id(container)}
+def _contents(container: Any) -> set[int]:
+    """Ids of the objects in a container, also through tuples, dicts and small objects in it."""
+    ids = {id(container)}
     level = [container]
     for _ in range(4):
-        level = [item for item in gc.get_referents(*level) if id(item) not in seen and not isinstance(item, type)][:MAX_INSIDE]
-        seen.update(map(id, level))
-        if not level or len(seen) > MAX_INSIDE:
+        level = [item for item in gc.get_referents(*level) if id(item) not in ids and not isinstance(item, type)][:MAX_CONTENTS]
+        ids.update(map(id, level))
+        if not level or len(ids) > MAX_CONTENTS:
             break
-    return seen
+    return ids

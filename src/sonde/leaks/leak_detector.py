@@ -1,7 +1,7 @@
-"""Tensors that are never let go: what each step of a training leaves behind for good, and who holds it.
+"""`LeakDetector` finds tensors that a training never releases, and the variable that holds them.
 
-`LeakDetector.step()` notes which tensors are alive, since when, and how large the largest autograd graph is. `leaks()` says what has
-piled up all along. Optimizer state, averages of weights, full buffers and lists that are emptied now and then have not.
+`step()` records which tensors are alive, since which step, and how large the largest autograd graph is. `leaks()` reports the tensors
+that have accumulated all along. Optimizer state, averages of weights, full buffers and lists that are emptied regularly do not count.
 """
 
 from __future__ import annotations
@@ -16,26 +16,34 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sonde.formatting import size
-from sonde.leaks.accumulated_tensors import EVEN, Kind, Pile, Suspect, kind_of, piles, still_alive
-from sonde.leaks.live_graphs import MAX_NODES, largest, live_tensors
-from sonde.leaks.owners import Chain, holders, unheld
+from sonde.leaks.accumulated_tensors import (
+    MAX_RATIO,
+    Accumulation,
+    TensorKind,
+    TrackedTensor,
+    alive_tensors,
+    find_accumulations,
+    tensor_kind,
+)
+from sonde.leaks.live_graphs import MAX_NODES, largest_graph, live_tensors
+from sonde.leaks.owners import ReferenceChain, find_owners, without_python_referrer
 from sonde.statistics.tensor_utils import storage_bytes
 
 MIN_STEPS = 8  # fewer points are no trend
 MIN_AGE = 2  # steps: the last batch, output and loss are still in their variables
-PLAIN_BYTES = 4096  # a step may leave so many bytes without a graph: a list of detached losses is a habit, not a defect
-MAX_RECORDS = 256  # beyond, every second is dropped and only every second step is looked at
+MIN_BYTES_PER_STEP = 4096  # for tensors without a graph: a list of detached losses is common and harmless
+MAX_RECORDS = 256  # beyond, every second record is dropped and only every second step is recorded
 
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """Tensors that pile up in one place."""
+    """Tensors that accumulate in one container."""
 
-    chain: Chain  # by which one of them is held
+    chain: ReferenceChain  # of one of the tensors
     num_tensors: int  # that are alive
     num_bytes: int  # of their storages, each counted once
-    num_nodes: int  # of the autograd graphs that they keep; 0 where there is none
-    first_step: int  # when the oldest of them was first seen
+    num_nodes: int  # of the autograd graphs that they keep; 0 without a graph
+    first_step: int  # in which the oldest of them was first found
     last_step: int
 
     @property
@@ -66,125 +74,136 @@ class Leak:
 
 
 @dataclass(frozen=True, slots=True)
-class _Record:
-    alive: Counter[Kind]  # of the tensors that were born in a step
+class _StepRecord:
+    """The live tensors at the end of a step."""
+
+    num_alive: Counter[TensorKind]  # of the tensors that were created since the detector started
     num_nodes: int  # of the largest graph
 
 
 class LeakDetector:
-    """Call `step()` once per training step, and `leaks()` when you want to know. Nothing of the training is kept or changed.
+    """Finds tensors that accumulate: call `step()` once per training step, and `leaks()` for the result.
 
-    A look costs well below a millisecond, or one pass over all of Python's objects where the collector has run since (80 ms for 300,000
-    of them). The longer a training lasts, the fewer of its steps are looked at.
+    `step()` takes well below a millisecond, or one pass over all of Python's objects if the collector has run since (80 ms for 300,000
+    of them). The longer a training lasts, the fewer of its steps are recorded. The detector holds no reference to a tensor.
     """
 
     def __init__(self) -> None:
         self._step = -1
         self._every = 1
-        self._records: list[_Record] = []
-        self._born: dict[int, Suspect] = {}
-        self._moved: list[int] = []  # how often the collector has moved objects between generations
-        self._look()  # what is here already is not born in a step
+        self._records: list[_StepRecord] = []
+        self._tracked: dict[int, TrackedTensor] = {}  # by id of the tensor
+        self._num_collections: list[int] = []  # of the older generations of the collector, at the last record
+        self._record()  # tensors that exist already are not created by a step
 
     def step(self) -> None:
         """A step of the training has ended."""
         self._step += 1
         if self._step % self._every == 0:
-            self._look()
+            self._record()
 
     def leaks(self) -> list[Leak]:
-        """What has piled up so far, the largest first; empty also where fewer than `MIN_STEPS` steps were seen."""
+        """The leaks so far, largest first; empty if fewer than `MIN_STEPS` steps were recorded."""
         if len(self._records) <= MIN_STEPS:
             return []
-        gc.collect()  # what only waits for the collector is no leak
-        # Steps are counted in the distance of the latest looks: the early ones were closer to each other.
+        gc.collect()  # garbage in cycles is no leak
+        # Steps are counted in units of the current interval: earlier records are closer to each other.
         now = self._step // self._every
-        old = [Suspect(one.ref, one.born // self._every) for one in self._born.values() if one.born >= 0]
-        old = [one for one in old if one.born <= now - MIN_AGE]
-        in_graphs = {id(tensor) for tensor in unheld(still_alive(old))}
-        in_python = [one for one in old if id(one.ref()) not in in_graphs]
-        hidden = [one for one in old if id(one.ref()) in in_graphs]
-        found = as_leaks(piles(in_python, now + 1, self._growth()), self._every)
-        graph = self._kept_graph()
-        if graph is not None:
-            found.insert(0, graph)
-        holding = [leak for leak in found if leak.num_nodes]
-        if len(holding) == 1 and hidden:  # what graphs have saved belongs to whoever holds them; of several nobody can tell which
-            found[found.index(holding[0])] = _with_saved(holding[0], hidden)
+        old = [TrackedTensor(one.ref, one.first_step // self._every) for one in self._tracked.values() if one.first_step >= 0]
+        old = [one for one in old if one.first_step <= now - MIN_AGE]
+        graph_ids = {id(tensor) for tensor in without_python_referrer(alive_tensors(old))}
+        in_python = [one for one in old if id(one.ref()) not in graph_ids]
+        in_graphs = [one for one in old if id(one.ref()) in graph_ids]
+        found = to_leaks(find_accumulations(in_python, now + 1, self._growth()), self._every)
+        growing = self._growing_graph()
+        if growing is not None:
+            found.insert(0, growing)
+        with_graph = [leak for leak in found if leak.num_nodes]
+        if len(with_graph) == 1 and in_graphs:  # tensors that graphs saved; with several leaks their owner cannot be determined
+            found[found.index(with_graph[0])] = _add_saved_tensors(with_graph[0], in_graphs)
         return sorted(found, key=lambda leak: (leak.num_bytes, leak.num_nodes), reverse=True)
 
-    def _look(self) -> None:
-        tensors = self._census()
-        born: dict[int, Suspect] = {}
+    def _record(self) -> None:
+        tensors = self._live_tensors()
+        tracked: dict[int, TrackedTensor] = {}
         for tensor in tensors:
-            known = self._born.get(id(tensor))
+            known = self._tracked.get(id(tensor))
             if known is None or known.ref() is not tensor:
-                known = Suspect(weakref.ref(tensor), self._step)
-            born[id(tensor)] = known
-        self._born = born
-        # Only those of the training: what was there before may go at any time, and would hide as much growth.
-        of_steps = Counter(kind_of(tensor) for tensor in tensors if born[id(tensor)].born >= 0)
-        self._records.append(_Record(of_steps, largest(tensors)[0]))
+                known = TrackedTensor(weakref.ref(tensor), self._step)
+            tracked[id(tensor)] = known
+        self._tracked = tracked
+        # Tensors from before the training are not counted: they may be freed at any time, and would hide as much growth.
+        num_alive = Counter(tensor_kind(tensor) for tensor in tensors if tracked[id(tensor)].first_step >= 0)
+        self._records.append(_StepRecord(num_alive, largest_graph(tensors)[0]))
         if len(self._records) > MAX_RECORDS:
             self._records = self._records[::2]
             self._every *= 2
 
-    def _census(self) -> list[Tensor]:
-        """All live tensors. Where the collector has not moved anything to its oldest generation, the new ones are in the younger two."""
-        moved = [one["collections"] for one in gc.get_stats()[1:]]
-        unmoved, self._moved = moved == self._moved and sys.version_info < (3, 14), moved
-        if not unmoved:
+    def _live_tensors(self) -> list[Tensor]:
+        """All live tensors. If the collector has moved no object to its oldest generation, new ones are in the younger two."""
+        num_collections = [generation["collections"] for generation in gc.get_stats()[1:]]
+        has_not_moved = num_collections == self._num_collections and sys.version_info < (3, 14)
+        self._num_collections = num_collections
+        if not has_not_moved:
             return live_tensors()
         young = live_tensors(0) + live_tensors(1)
-        seen = set(map(id, young))
-        return young + [tensor for tensor in still_alive(self._born.values()) if id(tensor) not in seen]
+        young_ids = set(map(id, young))
+        return young + [tensor for tensor in alive_tensors(self._tracked.values()) if id(tensor) not in young_ids]
 
-    def _growth(self) -> dict[Kind, int]:
-        """How many more tensors of a kind are alive of late, at their lowest, than in the middle of the watch at their highest."""
+    def _growth(self) -> dict[TensorKind, int]:
+        """By kind, the lowest number of live tensors of late minus the highest number in the middle of the training."""
         records = self._records[1:]
         few = max(2, len(records) // 8)
         middle, late = records[len(records) // 2 - few : len(records) // 2 + 1], records[-few:]
-        return {kind: min(one.alive[kind] for one in late) - max(one.alive[kind] for one in middle) for kind in late[-1].alive}
+        return {
+            kind: min(record.num_alive[kind] for record in late) - max(record.num_alive[kind] for record in middle)
+            for kind in late[-1].num_alive
+        }
 
-    def _kept_graph(self) -> Leak | None:
-        """The one graph that becomes larger with every step, by the tensor at its root."""
-        if not _grows_steadily([one.num_nodes for one in self._records[1:]]):
+    def _growing_graph(self) -> Leak | None:
+        """The graph that grows with every step, with the owner of the tensor at its root."""
+        if not _grows_steadily([record.num_nodes for record in self._records[1:]]):
             return None
-        num_nodes, root = largest(live_tensors())
-        chains = holders(root, max_chains=1) if root is not None else []
+        num_nodes, root = largest_graph(live_tensors())
+        chains = find_owners(root, max_chains=1) if root is not None else []
         if root is None or not chains:
             return None
         links = (*chains[0].links[:-1], f"{type(root.grad_fn).__name__} graph", "all steps since 0")
-        return Leak(Chain(links, chains[0].is_bounded, through_graph=True), 0, 0, num_nodes, 0, self._step)
+        return Leak(ReferenceChain(links, chains[0].is_bounded, through_graph=True), 0, 0, num_nodes, 0, self._step)
 
 
-def as_leaks(found: Sequence[Pile], every: int = 1) -> list[Leak]:
-    """The piles that matter: with a graph, or of some size. Their times are multiples of `every` steps."""
+def to_leaks(accumulations: Sequence[Accumulation], every: int = 1) -> list[Leak]:
+    """The accumulations that matter: with a graph, or large. Their step numbers are in units of `every` steps."""
     leaks = [
-        Leak(pile.chain, pile.num_tensors, pile.num_bytes, pile.num_nodes, pile.first * every, pile.last * every + every - 1)
-        for pile in found
+        Leak(
+            found.chain, found.num_tensors, found.num_bytes, found.num_nodes, found.first_step * every, found.last_step * every + every - 1
+        )
+        for found in accumulations
     ]
-    return [leak for leak in leaks if leak.num_nodes or leak.per_step_bytes >= PLAIN_BYTES]
+    return [leak for leak in leaks if leak.num_nodes or leak.per_step_bytes >= MIN_BYTES_PER_STEP]
 
 
-def _with_saved(leak: Leak, hidden: Sequence[Suspect]) -> Leak:
-    tensors = still_alive(hidden)
-    first = min(leak.first_step, *(one.born for one in hidden))
+def _add_saved_tensors(leak: Leak, in_graphs: Sequence[TrackedTensor]) -> Leak:
+    tensors = alive_tensors(in_graphs)
+    first_step = min(leak.first_step, *(one.first_step for one in in_graphs))
     num_bytes = leak.num_bytes + storage_bytes(tensors)
-    return Leak(leak.chain, leak.num_tensors + len(tensors), num_bytes, leak.num_nodes, first, leak.last_step)
+    return Leak(leak.chain, leak.num_tensors + len(tensors), num_bytes, leak.num_nodes, first_step, leak.last_step)
 
 
 def _grows_steadily(sizes: Sequence[int]) -> bool:
-    """In each half and in the last quarter by at least a node per step, and at about the same rate. A larger graph once is no growth."""
+    """Whether a graph grows by at least a node per step, at about the same rate in each half and in the last quarter.
+
+    One increase, after which the size stays, is no growth.
+    """
     if sizes[-1] >= MAX_NODES:
-        sizes = sizes[: next(i for i, size in enumerate(sizes) if size >= MAX_NODES) + 1]  # beyond, nothing was counted
+        sizes = sizes[: next(i for i, size in enumerate(sizes) if size >= MAX_NODES) + 1]  # beyond, nodes were not counted
     if len(sizes) < MIN_STEPS:
         return False
     half, quarter = len(sizes) // 2, max(2, len(sizes) // 4)
     rate = _rate(sizes)
     rates = [_rate(sizes[: half + 1]), _rate(sizes[half:]), _rate(sizes[-quarter - 1 :])]
     never_fell = min(sizes[half:]) > max(sizes[:quarter])
-    return never_fell and rate >= 1 and all(rate / EVEN <= one <= rate * EVEN for one in rates)
+    return never_fell and rate >= 1 and all(rate / MAX_RATIO <= one <= rate * MAX_RATIO for one in rates)
 
 
 def _rate(sizes: Sequence[int]) -> float:

@@ -24,7 +24,7 @@ from sonde.memory_profiler.device_usage import Place
 from sonde.memory_profiler.fake_lstm_workspace import with_workspace
 from sonde.memory_profiler.memory_report import Peak, Usage
 from sonde.memory_profiler.storage_registry import OUTSIDE, Book, census, tensors_of
-from sonde.nonfinite.module_stack import Places
+from sonde.nonfinite.module_stack import ModuleStack
 from sonde.statistics.tensor_utils import find_tensors
 
 ROOT = "(the model itself)"
@@ -47,7 +47,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.notes: list[str] = []
         self.is_fake = fake
         self._on_step = on_step
-        self._places = Places(models)
+        self._modules = ModuleStack(models)
         self._models: list[tuple[str, weakref.ref[nn.Module]]] = []
         self._parts: set[int] = set()  # ids of all of their modules: a part may be called alone, by the user or by a checkpoint
         self._are_given = bool(models)
@@ -70,13 +70,13 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.book.settled()
 
     def __enter__(self) -> Tracker:
-        # Before those of `places`: then a module that is called while none is under way is called from outside.
+        # Before those of the module stack: a module that is called while the stack is empty is called from outside.
         self._handles += [
             register_module_forward_pre_hook(self._entering),
             register_optimizer_step_pre_hook(self._optimizer_begins),
             register_optimizer_step_post_hook(self._optimizer_ended),
         ]
-        self._places.__enter__()
+        self._modules.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         self._entered = True
         for ref in self._parameters.values():
@@ -91,10 +91,10 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._entered = False
         while self._handles:
             self._handles.pop().remove()
-        self._places.__exit__(kind, error, trace)
-        if self._places.compiled:
+        self._modules.__exit__(kind, error, trace)
+        if self._modules.has_compiled_model:
             self.notes.append("a compiled model was called: what its compiled parts hold inside is not seen")
-        self._places.release()
+        self._modules.release()
         if _get_current_dispatch_mode() is self:
             super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         else:
@@ -146,13 +146,13 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return OUTSIDE, False
 
     def _under_way(self) -> str:
-        return (self._places.module or ROOT) if self._places.module_type else ""
+        return (self._modules.module or ROOT) if self._modules.module_type else ""
 
     def _where(self) -> Peak:
         module = self._under_way()
         phase = "backward" if _in_backward() else "forward" if module else "optimizer" if self._in_optimizer else ""
         name = str(self._operation).removesuffix(".default") if self._operation is not None else ""
-        return Peak(Usage(), perf_counter() - self.book.began, phase, module, name, self._places.line().source if name else "")
+        return Peak(Usage(), perf_counter() - self.book.began, phase, module, name, self._modules.line().source if name else "")
 
     # -- whose is it -------------------------------------------------------------------------------
 
@@ -162,8 +162,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             if not self.batch_size and torch.is_grad_enabled():
                 self.batch_size = next((int(tensor.shape[0]) for _, tensor in find_tensors(args) if tensor.dim()), 0)
-            if not self._places.module_type and not self._are_given and id(module) not in self._parts:
-                self._learn(type(module).__name__ if self._models else "", module)  # named as `Places` does
+            if not self._modules.module_type and not self._are_given and id(module) not in self._parts:
+                self._learn(type(module).__name__ if self._models else "", module)  # named as `ModuleStack` does
         except Exception as error:
             _log.warning("sonde: the memory of a %s is not named: %s: %s", type(module).__name__, type(error).__name__, error)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sonde.leaks.live_graphs import live_tensors
 from sonde.memory_profiler.device_usage import Account, Place
 from sonde.memory_profiler.memory_report import Peak, Usage
-from sonde.nonfinite.module_stack import storage_of
+from sonde.nonfinite.module_stack import storage_id
 
 OUTSIDE: Place = ("other", "")
 
@@ -64,7 +64,7 @@ class Book:
     def assign(self, tensor: Tensor, place: Place) -> None:
         """It is known now what this tensor is: a parameter, its gradient, a state of its optimizer. These do not grow with the batch."""
         self.enter(tensor, lambda _: (place, False))
-        entry = self._live.get(storage_of(tensor))
+        entry = self._live.get(storage_id(tensor))
         if entry is None or entry.place == place:
             return
         account = self.accounts[entry.device]
@@ -75,7 +75,7 @@ class Book:
         entry.place = place
 
     def place_of(self, tensor: Tensor) -> Place | None:
-        entry = self._live.get(storage_of(tensor))
+        entry = self._live.get(storage_id(tensor))
         return entry.place if entry is not None else None
 
     def strike_out(self) -> None:

@@ -1,1 +1,1 @@
-"""Which operation made a NaN or an Inf: every operation of a step is traced."""
+"""Finds the operation that creates a NaN or an Inf by tracing every operation of a step."""

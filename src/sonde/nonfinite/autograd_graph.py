@@ -1,13 +1,13 @@
-"""The graph of a bad loss: what autograd has saved for the backward tells which operation was given good numbers and made bad ones.
+"""Reads the origin of a non-finite loss from its autograd graph: which operation saved finite inputs and a non-finite result.
 
-Less than a second run can tell, but it is there when nothing can be run again: the names of operations and some of their inputs.
+Used if the step cannot be replayed. It finds less than a trace: operation names and some of their inputs, no lines and no modules.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,94 +16,122 @@ from sonde.nonfinite.origin import Origin
 from sonde.nonfinite.tracer import is_finite
 
 MAX_NODES = 20_000
-
-# By the name of the node: what among the saved inputs makes the result bad, and how to say it.
-_BAD: dict[str, tuple[str, Callable[[Tensor], Tensor], str, str, str]] = {
-    "log": ("self", lambda x: x <= 0, "values at or below zero", "log-of-zero", "clamp what goes into the logarithm"),
-    "log2": ("self", lambda x: x <= 0, "values at or below zero", "log-of-zero", "clamp what goes into the logarithm"),
-    "log10": ("self", lambda x: x <= 0, "values at or below zero", "log-of-zero", "clamp what goes into the logarithm"),
-    "log1p": ("self", lambda x: x <= -1, "values at or below -1", "log-of-zero", "clamp what goes into the logarithm"),
-    "div": ("other", lambda x: x == 0, "zeros below the line", "division-by-zero", "add a small number to the divisor"),
-    "rsqrt": ("result", lambda x: ~x.isfinite(), "infinite results", "division-by-zero", "add a small number under the root"),
-    "reciprocal": ("result", lambda x: ~x.isfinite(), "infinite results", "division-by-zero", "add a small number to the divisor"),
-    "sqrt": ("result", lambda x: x.isnan(), "roots of negative numbers", "sqrt-of-negative", "clamp what goes into the root at zero"),
-    "exp": ("result", lambda x: x.isinf(), "overflows", "exp-overflow", "subtract the largest value before the exponential"),
-    "softmax": ("result", lambda x: x.isnan(), "results without a number", "masked-row", "leave one value per row unmasked"),
-    "logsoftmax": ("result", lambda x: x.isnan(), "results without a number", "masked-row", "leave one value per row unmasked"),
-}
-
-
-# Where both factors are saved, the result can be made again.
-_FACTORS: dict[str, tuple[str, str, Callable[[Any, Any], Tensor]]] = {
-    "mul": ("self", "other", torch.mul),
-    "mm": ("self", "mat2", torch.mm),
-    "bmm": ("self", "mat2", torch.bmm),
-    "pow": ("self", "exponent", torch.pow),
-}
-# A bad number that these are given is in what they put out. Others may be given an Inf that is meant: a maximum, a softmax, logsumexp.
-_SPREADS = frozenset(
-    {"mul", "div", "mm", "bmm", "addmm", "convolution", "mseloss", "l1loss", "smoothl1loss", "huberloss", "binarycrossentropy"}
-)
-_INPUTS = ("self", "other", "mat1", "mat2", "input", "target", "weight")  # what operations call that which they are given
-
-MAX_WORK = 1 << 24  # numbers among the factors: more are not multiplied again
+MAX_FACTOR_SIZE = 1 << 24  # elements: larger factors are not multiplied again
 CAVEAT = "read from the graph of the loss: line and module are not known"
 
 
+class _DomainCheck(NamedTuple):
+    """The saved values of an operation that make its result non-finite, and what to report about them."""
+
+    saved: str
+    is_bad: Callable[[Tensor], Tensor]
+    values: str
+    key: str
+    fix: str
+
+
+class _Factors(NamedTuple):
+    """An operation whose both factors are saved, so that its result can be computed again."""
+
+    first: str
+    second: str
+    compute: Callable[[Any, Any], Tensor]
+
+
+class _GraphFinding(NamedTuple):
+    phase: str
+    cause: str
+    fix: str
+    key: str
+
+
+def _is_nonfinite(x: Tensor) -> Tensor:
+    return ~x.isfinite()
+
+
+_LOG = _DomainCheck("self", lambda x: x <= 0, "values at or below zero", "log-of-zero", "clamp what goes into the logarithm")
+_SOFTMAX = _DomainCheck("result", torch.isnan, "results without a number", "masked-row", "leave one value per row unmasked")
+_DOMAIN_CHECKS = {
+    "log": _LOG,
+    "log2": _LOG,
+    "log10": _LOG,
+    "log1p": _LOG._replace(is_bad=lambda x: x <= -1, values="values at or below -1"),
+    "div": _DomainCheck("other", lambda x: x == 0, "zeros below the line", "division-by-zero", "add a small number to the divisor"),
+    "rsqrt": _DomainCheck("result", _is_nonfinite, "infinite results", "division-by-zero", "add a small number under the root"),
+    "reciprocal": _DomainCheck("result", _is_nonfinite, "infinite results", "division-by-zero", "add a small number to the divisor"),
+    "sqrt": _DomainCheck("result", torch.isnan, "roots of negative numbers", "sqrt-of-negative", "clamp what goes into the root at zero"),
+    "exp": _DomainCheck("result", torch.isinf, "overflows", "exp-overflow", "subtract the largest value before the exponential"),
+    "softmax": _SOFTMAX,
+    "logsoftmax": _SOFTMAX,
+}
+_FACTORS = {
+    "mul": _Factors("self", "other", torch.mul),
+    "mm": _Factors("self", "mat2", torch.mm),
+    "bmm": _Factors("self", "mat2", torch.bmm),
+    "pow": _Factors("self", "exponent", torch.pow),
+}
+# A non-finite input of these is also in their output. Others may get an Inf on purpose: a maximum, a softmax, logsumexp.
+_PROPAGATING_OPS = frozenset(
+    {"mul", "div", "mm", "bmm", "addmm", "convolution", "mseloss", "l1loss", "smoothl1loss", "huberloss", "binarycrossentropy"}
+)
+_INPUT_NAMES = ("self", "other", "mat1", "mat2", "input", "target", "weight")
+
+
 def origin_in_graph(loss: Tensor) -> Origin | None:
-    """The earliest operation in the graph of the loss that is known to have made a bad number, or to have been given one."""
+    """The earliest operation in the graph of the loss that is known to have created a non-finite value, or to have received one."""
     kind = "nan" if bool(loss.isnan().any()) else "inf"
     for node in sorted(_nodes(loss), key=lambda node: int(node._sequence_nr())):
-        operation = _operation(node)
+        operation = _operation_name(node)
         with torch.no_grad():
-            told = _made(node, operation) or _given(node, operation)
-        if told is not None:
-            phase, cause, fix, key = told
-            return Origin(kind, phase, operation, "", "", "", cause, fix, key, how="graph", caveats=(CAVEAT,))
+            found = _created(node, operation) or _received(node, operation)
+        if found is not None:
+            return Origin(kind, found.phase, operation, "", "", "", found.cause, found.fix, found.key, how="graph", caveats=(CAVEAT,))
     return None
 
 
-def _made(node: Any, operation: str) -> tuple[str, str, str, str] | None:
-    """Phase, cause, fix and key where this operation made a bad number out of good ones."""
-    known, factors = _BAD.get(operation), _FACTORS.get(operation)
-    if known is not None:
-        saved = _saved(node, known[0])
-        num = int(known[1](saved).sum()) if saved is not None and (known[0] == "result" or is_finite(saved)) else 0
+def _created(node: Any, operation: str) -> _GraphFinding | None:
+    """The finding if this operation created a non-finite value from finite inputs."""
+    check, factors = _DOMAIN_CHECKS.get(operation), _FACTORS.get(operation)
+    if check is not None:
+        saved = _saved_tensor(node, check.saved)
+        num = int(check.is_bad(saved).sum()) if saved is not None and (check.saved == "result" or is_finite(saved)) else 0
         if saved is not None and num:
-            return "forward", f"{operation} met {num:,} {known[2]} among {saved.numel():,} values", known[4], known[3]
+            cause = f"{operation} met {num:,} {check.values} among {saved.numel():,} values"
+            return _GraphFinding("forward", cause, check.fix, check.key)
     elif factors is not None:
-        one = _saved(node, factors[0])
-        other = _saved(node, factors[1]) if operation != "pow" else getattr(node, "_saved_exponent", None)
-        if one is None or other is None or one.numel() > MAX_WORK:
+        first = _saved_tensor(node, factors.first)
+        second = _saved_tensor(node, factors.second) if operation != "pow" else getattr(node, "_saved_exponent", None)
+        if first is None or second is None or first.numel() > MAX_FACTOR_SIZE:
             return None
-        if not is_finite(one) or (isinstance(other, Tensor) and not is_finite(other)):
+        if not is_finite(first) or (isinstance(second, Tensor) and not is_finite(second)):
             return None
-        num = int((~factors[2](one, other).isfinite()).sum())
+        num = int((~factors.compute(first, second).isfinite()).sum())
         if num:
-            size = float(one.abs().max())
-            cause = f"{operation} of {one.numel():,} values up to {size:.3g} makes {num:,} that leave the range of their type"
-            return "forward", cause, "keep what goes into it small: normalise it, clip it, or compute with logarithms", "overflow"
+            size = float(first.abs().max())
+            cause = f"{operation} of {first.numel():,} values up to {size:.3g} makes {num:,} that leave the range of their type"
+            fix = "keep what goes into it small: normalize it, clip it, or compute with logarithms"
+            return _GraphFinding("forward", cause, fix, "overflow")
     return None
 
 
-def _given(node: Any, operation: str) -> tuple[str, str, str, str] | None:
-    """The same where a bad number went into this operation: nothing before it in the graph is known to have made it."""
-    for name in _INPUTS if operation in _SPREADS else ():
-        saved = _saved(node, name)
+def _received(node: Any, operation: str) -> _GraphFinding | None:
+    """The finding if an input of this operation is non-finite, and no earlier node in the graph is known to have created it."""
+    for name in _INPUT_NAMES if operation in _PROPAGATING_OPS else ():
+        saved = _saved_tensor(node, name)
         if saved is not None and not is_finite(saved):
             nan, inf = int(saved.isnan().sum()), int(saved.isinf().sum())
             bad = " and ".join(f"{num:,} {what}" for num, what in ((nan, "NaN"), (inf, "Inf")) if num)
             cause = f"{bad} among {saved.numel():,} values were given to {operation}"
             fix = "look where these numbers come from: data with missing values, a state of your own, or an operation before this one"
-            return "input", cause, fix, "nan-input"
+            return _GraphFinding("input", cause, fix, "nan-input")
     return None
 
 
-def _operation(node: Any) -> str:
+def _operation_name(node: Any) -> str:
     return re.sub(r"Backward\d*$", "", node.name().rpartition("::")[2]).lower()
 
 
-def _saved(node: Any, name: str) -> Tensor | None:
+def _saved_tensor(node: Any, name: str) -> Tensor | None:
     try:
         value = getattr(node, f"_saved_{name}", None)
     except RuntimeError:  # freed by an earlier backward
@@ -112,12 +140,12 @@ def _saved(node: Any, name: str) -> Tensor | None:
 
 
 def _nodes(loss: Tensor) -> Iterator[Any]:
-    seen: set[Any] = set()
-    todo = [loss.grad_fn]
-    while todo and len(seen) < MAX_NODES:
-        node = todo.pop()
-        if node is None or node in seen:
+    visited: set[Any] = set()
+    pending = [loss.grad_fn]
+    while pending and len(visited) < MAX_NODES:
+        node = pending.pop()
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         yield node
-        todo += [below for below, _ in node.next_functions]
+        pending += [below for below, _ in node.next_functions]

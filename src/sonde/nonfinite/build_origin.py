@@ -1,4 +1,4 @@
-"""From an operation that put out a bad number to the origin that a person reads. It is told at once, while the numbers are there."""
+"""Builds the `Origin` of a non-finite value from the operation that output it, at once, while its tensors hold their values."""
 
 from __future__ import annotations
 
@@ -11,107 +11,120 @@ from torch import Tensor
 
 from sonde.events import STATISTICS
 from sonde.nonfinite import op_names
-from sonde.nonfinite.bad_op import Case, Told
-from sonde.nonfinite.explain_backward import hidden
-from sonde.nonfinite.explain_forward import explain
-from sonde.nonfinite.module_stack import Places, storage_of
-from sonde.nonfinite.op_call import Call, Node, places_of, saved_tensors
-from sonde.nonfinite.origin import Origin, Seen
-from sonde.nonfinite.propagation import HARMED, WRITTEN, Event
+from sonde.nonfinite.explain_backward import explain_backward, explain_masked
+from sonde.nonfinite.explain_forward import BadOp, Explanation, explain_forward
+from sonde.nonfinite.module_stack import Location, ModuleStack, storage_id
+from sonde.nonfinite.op_call import AutogradNodeInfo, OpCall, saved_tensors, select_model_tensors
+from sonde.nonfinite.origin import Origin, TensorSummary
+from sonde.nonfinite.propagation import LITERAL, WORSENED, NonFiniteEvent
 from sonde.statistics.table import StatisticsTable
 from sonde.statistics.torch_ops import readable
 
-MAX_INPUTS = 8  # tensors that are described
-_AT = {name: i for i, name in enumerate(STATISTICS)}
+MAX_INPUTS = 8  # tensors that are summarized
+_COLUMNS = {name: i for i, name in enumerate(STATISTICS)}
 
-_OF_LINEAR = {"input": "bias", "mat1": "input", "mat2": "weight"}
+_ADDMM_LABELS = {"input": "bias", "mat1": "input", "mat2": "weight"}
 
-Held = Mapping[int, tuple[str, str]]
-Makers = Callable[[Tensor], tuple[str, ...]]
+ModelTensors = Mapping[int, tuple[str, str]]  # by storage: ("parameter" | "buffer", path)
+Producers = Callable[[Tensor], tuple[str, ...]]  # names of the operations that produced a tensor, nearest first
 
 
-def seen(tensors: Mapping[str, Tensor]) -> tuple[Seen, ...]:
-    """Tensors as they are now."""
+def summarize(tensors: Mapping[str, Tensor]) -> tuple[TensorSummary, ...]:
+    """Summaries of the first MAX_INPUTS tensors, as they are now."""
     named = list(tensors.items())[:MAX_INPUTS]
-    rows = StatisticsTable(len(named))
-    rows.measure(0, [tensor for _, tensor in named])
-    rows.synchronize()
+    table = StatisticsTable(len(named))
+    table.measure(0, [tensor for _, tensor in named])
+    table.synchronize()
     return tuple(
-        Seen(
+        TensorSummary(
             name,
             tuple(tensor.shape),
             str(tensor.dtype).removeprefix("torch."),
             tensor.numel(),
-            float(row[_AT["min"]]),
-            float(row[_AT["max"]]),
-            *(int(row[_AT[each]]) for each in ("zeros", "nan", "inf")),
+            float(row[_COLUMNS["min"]]),
+            float(row[_COLUMNS["max"]]),
+            *(int(row[_COLUMNS[column]]) for column in ("zeros", "nan", "inf")),
         )
-        for (name, tensor), row in zip(named, rows.values)
+        for (name, tensor), row in zip(named, table.values)
     )
 
 
-def tell(
-    call: Call, nature: str, kind: str, output: Tensor, node: Node | None, places: Places, makers: Makers, held: Held
+def nonfinite_kind(tensors: list[Tensor]) -> str:
+    """ "nan" if one of the tensors holds a NaN, else "inf"."""
+    return "nan" if any(bool(torch.isnan(readable(tensor)).any()) for tensor in tensors) else "inf"
+
+
+def build_origin(
+    call: OpCall,
+    role: str,
+    kind: str,
+    output: Tensor,
+    node: AutogradNodeInfo | None,
+    modules: ModuleStack,
+    producers: Producers,
+    model_tensors: ModelTensors,
 ) -> tuple[Origin, Origin | None]:
-    """The origin, if it is this operation; and what it is if the gradient that came in was zero there, as where() makes it."""
-    by_user = call.in_backward and places.line_in_backward() is not None
-    saved = saved_tensors(call, node) if call.in_backward and not by_user else {}
-    gone = call.written if op_names.overwrites(call.func) else ()  # it holds the result by now
-    tensors = saved | {name: tensor for name, tensor in call.tensors.items() if name not in gone}
+    """The origin if it is this operation, and the origin if where() hid these values in the forward (None if it did not).
+
+    `role` is that of the event (CREATED, WORSENED or LITERAL); `node` is the forward operation, also in backward.
+    """
+    in_user_code = call.in_backward and modules.line_in_backward() is not None
+    saved = saved_tensors(call, node) if call.in_backward and not in_user_code else {}
+    overwritten = call.written_args if op_names.overwrites_args(call.func) else ()  # these already hold the result
+    tensors = saved | {name: tensor for name, tensor in call.tensors.items() if name not in overwritten}
     originals = {name: call.original(name) if name in call.tensors else tensor for name, tensor in tensors.items()}
-    owned = places_of(originals, held)
-    made_by = {name: makers(tensor) for name, tensor in originals.items()}
-    arithmetic = op_names.bare(call.func)
-    forward = ""
-    if call.in_backward and not by_user:
-        forward = node.arithmetic if node else _name_of(call.autograd_node) or arithmetic
-    plain = {name: readable(tensor) for name, tensor in tensors.items()}
-    called = "" if node is None or by_user or node.known_as == arithmetic else node.known_as
-    operation, module, source, text = _where(call, node, places)
-    if nature == WRITTEN:
-        told = _written(kind, operation)
+    owned = select_model_tensors(originals, model_tensors)
+    base_name = op_names.base_name(call.func)
+    forward_name = ""
+    if call.in_backward and not in_user_code:
+        forward_name = node.base_name if node else _forward_name(call.autograd_node) or base_name
+    values = {name: readable(tensor) for name, tensor in tensors.items()}
+    called = "" if node is None or in_user_code or node.display_name == base_name else node.display_name
+    location = _locate(call, node, modules)
+    if role == LITERAL:
+        explanation = _explain_literal(kind, location.operation)
     else:
-        told = explain(Case(arithmetic, readable(output), plain, call.numbers, made_by, called), forward)
+        made_by = {name: producers(tensor) for name, tensor in originals.items()}
+        bad_op = BadOp(base_name, readable(output), values, call.other_args, made_by, called)
+        explanation = explain_backward(bad_op, forward_name) if forward_name else explain_forward(bad_op)
+    labels = {name: owned[name][1] if name in owned else _label(name, call, location.operation, in_user_code) for name in values}
     origin = Origin(
         kind=kind,
         phase="backward" if call.in_backward else "forward",
-        operation=operation,
-        module=module,
-        source=source,
-        text=text,
-        cause=told.cause,
-        fix=told.fix,
-        key=told.key,
-        inputs=seen({owned[name][1] if name in owned else _plainly(name, call, operation, by_user): x for name, x in plain.items()}),
-        output=seen({"": readable(output)})[0],
-        parameters=_parameters(owned, node if call.in_backward and not by_user else None, held),
-        after=node.after if node else (),
+        operation=location.operation,
+        module=location.module,
+        source=location.source,
+        text=location.text,
+        cause=explanation.cause,
+        fix=explanation.fix,
+        key=explanation.key,
+        inputs=summarize({labels[name]: tensor for name, tensor in values.items()}),
+        output=summarize({"": readable(output)})[0],
+        parameters=_parameters(owned, node if call.in_backward and not in_user_code else None, model_tensors),
+        after=node.producer_modules if node else (),
     )
-    if not call.in_backward or by_user or node is None or not node.is_hidden or told.key in ("other", "nan-grad-where"):
+    if not call.in_backward or in_user_code or node is None or not node.is_masked or explanation.key in ("other", "nan-grad-where"):
         return origin, None
-    other = hidden(told, node.known_as)
-    return origin, replace(origin, key=other.key, cause=other.cause, fix=other.fix)
+    masked = explain_masked(explanation, node.display_name)
+    return origin, replace(origin, key=masked.key, cause=masked.cause, fix=masked.fix)
 
 
-def _parameters(owned: Mapping[str, tuple[str, str]], node: Node | None, held: Held) -> tuple[str, ...]:
-    """The paths of the parameters among what an operation, or its forward, was given."""
-    found = [*owned.values(), *(held[storage] for storage in (node.parameters if node else ()) if storage in held)]
-    return tuple(dict.fromkeys(path for what, path in found if what == "parameter"))
-
-
-def tell_given(call: Call, argument: str, kind: str, node: Node | None, places: Places, held: Held) -> Origin:
-    """A tensor that was bad before any operation under this tracer."""
+def build_input_origin(
+    call: OpCall, argument: str, kind: str, node: AutogradNodeInfo | None, modules: ModuleStack, model_tensors: ModelTensors
+) -> Origin:
+    """The origin of an argument that was non-finite before tracing began: an input, a parameter, a buffer or an old gradient."""
     tensor = readable(call.tensors[argument])
-    storage = storage_of(call.original(argument))
-    what, path = held.get(storage, ("input", ""))
-    operation, module, source, text = places.entrance(storage) or _where(call, node, places)
+    storage = storage_id(call.original(argument))
+    what, path = model_tensors.get(storage, ("input", ""))
+    location = modules.root_input(storage) or _locate(call, node, modules)
+    operation = location.operation
     made = "NaN" if kind == "nan" else "Inf"
-    (described,) = seen({path or _plainly(argument, call, operation, not call.in_backward): tensor})
-    num = described.nan if kind == "nan" else described.inf
+    (summary,) = summarize({path or _label(argument, call, operation, not call.in_backward): tensor})
+    num = summary.nan if kind == "nan" else summary.inf
     phase, key = what, f"nan-{what}"
     if what == "input" and not tensor.dim():
-        phase, (key, cause, fix) = "forward", _written(kind, operation)
-    elif call.is_accumulation:
+        phase, (key, cause, fix) = "forward", _explain_literal(kind, operation)
+    elif call.is_accumulate_grad:
         cause = f"a .grad held {num:,} {made} among {tensor.numel():,} values before this backward, which adds to it"
         fix = "call optimizer.zero_grad() before the backward, and look at the step that first wrote them"
     elif what == "input":
@@ -125,25 +138,25 @@ def tell_given(call: Call, argument: str, kind: str, node: Node | None, places: 
         kind=kind,
         phase=phase,
         operation=operation,
-        module=module,
-        source=source,
-        text=text,
+        module=location.module,
+        source=location.source,
+        text=location.text,
         cause=cause,
         fix=fix,
         key=key,
-        inputs=(described,),
+        inputs=(summary,),
         parameters=(path,) if what == "parameter" else (),
     )
 
 
-def in_view_of_what_follows(root: Event, end: Event) -> Origin | None:
-    """The origin that a root tells, with what is known only from the way to the bad result."""
+def refine_origin(root: NonFiniteEvent, end: NonFiniteEvent) -> Origin | None:
+    """The origin of a root event, refined by the operations on the path to the bad result `end`."""
     origin = root.origin
     if origin is None:
         return None
-    if root.if_hidden is not None and (root.kind == "nan" or root.met_zero):
-        return root.if_hidden
-    if origin.key == "exp-overflow" and "sum" in end.along and end.along & {f"{HARMED} div", "log"}:
+    if root.origin_if_masked is not None and (root.kind == "nan" or root.met_zero):
+        return root.origin_if_masked
+    if origin.key == "exp-overflow" and "sum" in end.ops_on_path and end.ops_on_path & {f"{WORSENED} div", "log"}:
         return replace(
             origin,
             key="unstable-softmax",
@@ -153,47 +166,52 @@ def in_view_of_what_follows(root: Event, end: Event) -> Origin | None:
     return origin
 
 
-def _where(call: Call, node: Node | None, places: Places) -> tuple[str, str, str, str]:
-    """Operation, module, line and its text: of the forward operation where its backward is under way."""
+def _parameters(owned: Mapping[str, tuple[str, str]], node: AutogradNodeInfo | None, model_tensors: ModelTensors) -> tuple[str, ...]:
+    """Paths of the parameters among the arguments of an operation and, in backward, of its forward operation."""
+    found = [*owned.values(), *(model_tensors[storage] for storage in (node.parameters if node else ()) if storage in model_tensors)]
+    return tuple(dict.fromkeys(path for what, path in found if what == "parameter"))
+
+
+def _locate(call: OpCall, node: AutogradNodeInfo | None, modules: ModuleStack) -> Location:
+    """Where the program called an operation; in backward, where it called the forward operation."""
     if not call.in_backward:
-        line = places.line()
-        return op_names.known_as(call.func, line.called, places.module_type), places.module, line.source, line.text
-    own = places.line_in_backward()
-    if own is not None:  # a backward of the user's own, or a hook, is running: the line is in there
-        operation = _function(call) or op_names.known_as(call.func, own.called, "")
-        return operation, node.module if node else "", own.source, own.text
+        line = modules.line()
+        return Location(op_names.display_name(call.func, line.called, modules.module_type), modules.module, line.source, line.text)
+    own = modules.line_in_backward()
+    if own is not None:  # a backward or a hook of the user is running: name the line in it
+        operation = _custom_function_name(call) or op_names.display_name(call.func, own.called, "")
+        return Location(operation, node.module if node else "", own.source, own.text)
     if node is not None:
-        return node.known_as, node.module, node.source, node.text
-    line = places.line()
-    return _name_of(call.autograd_node) or op_names.known_as(call.func, "", ""), "", line.source, line.text
+        return Location(node.display_name, node.module, node.source, node.text)
+    line = modules.line()
+    return Location(_forward_name(call.autograd_node) or op_names.display_name(call.func, "", ""), "", line.source, line.text)
 
 
-def _function(call: Call) -> str:
-    """The class of the user's own autograd.Function whose backward is under way, else ""."""
+def _custom_function_name(call: OpCall) -> str:
+    """The class of the custom autograd.Function whose backward is running, else ""."""
     function = getattr(type(call.autograd_node), "_forward_cls", None)
     return function.__name__ if function else ""
 
 
-def _plainly(argument: str, call: Call, operation: str, by_user: bool) -> str:
-    """The arguments of linear are not called mat1 and mat2 by anybody else; in backward they are not those of the forward."""
-    if call.in_backward and not by_user:
+def _label(argument: str, call: OpCall, operation: str, in_user_code: bool) -> str:
+    """The name of an argument for the user: `weight` instead of `mat2` of a linear; in backward, apart from those of the forward."""
+    if call.in_backward and not in_user_code:
         return argument.removeprefix("saved ") if argument.startswith("saved ") else f"backward {argument}"
-    return _OF_LINEAR.get(argument, argument) if operation == "linear" and call.func._schema.name == "aten::addmm" else argument
+    return _ADDMM_LABELS.get(argument, argument) if operation == "linear" and call.func._schema.name == "aten::addmm" else argument
 
 
-def _written(kind: str, operation: str) -> Told:
+def _explain_literal(kind: str, operation: str) -> Explanation:
     made = "NaN" if kind == "nan" else "Inf"
-    return Told("written", f"the program itself writes {made} here ({operation}), and the result follows from it",
-                "keep it out of the result: select with torch.where or masked_fill after the operation, or write a finite number")
+    return Explanation(
+        "written",
+        f"the program itself writes {made} here ({operation}), and the result follows from it",
+        "keep it out of the result: select with torch.where or masked_fill after the operation, or write a finite number",
+    )
 
 
-def _name_of(autograd_node: Any) -> str:
-    """`SqrtBackward0` is the backward of sqrt."""
+def _forward_name(autograd_node: Any) -> str:
+    """`SqrtBackward0` is the backward of `sqrt`."""
     if autograd_node is None:
         return ""
     name: str = autograd_node.name().rpartition("::")[2].partition("Backward")[0]
     return "".join(f"_{letter.lower()}" if letter.isupper() and i else letter.lower() for i, letter in enumerate(name))
-
-
-def kind_of(tensors: list[Tensor]) -> str:
-    return "nan" if any(bool(torch.isnan(readable(tensor)).any()) for tensor in tensors) else "inf"

@@ -1,4 +1,4 @@
-"""Where the program is: which module is under way, and on which line of the user's code."""
+"""The position of the program: the stack of running modules, and the running line of the user's code."""
 
 from __future__ import annotations
 
@@ -22,44 +22,60 @@ from sonde.statistics.tensor_utils import find_tensors
 _log = logging.getLogger("sonde")
 _TORCH = Path(torch.__file__).parent
 _FUNCTIONAL = {str(_TORCH / "nn" / "functional.py"), str(_TORCH / "functional.py")}
-_ENGINE = str(_TORCH / "autograd" / "graph.py")  # it calls the engine; the line that called backward is above it
-_RANGE = STATISTICS.index("min"), STATISTICS.index("max")
+_ENGINE = str(_TORCH / "autograd" / "graph.py")  # it calls the autograd engine; frames above it called backward()
+_MIN, _MAX = STATISTICS.index("min"), STATISTICS.index("max")
 _CHECKPOINT = str(_TORCH / "utils" / "checkpoint.py")
 
 
-class Line(NamedTuple):
-    """A line of the user's code, and what of torch.nn.functional it had called by then."""
+class SourceLine(NamedTuple):
+    """A line of the user's code, and the function of torch.nn.functional that it is calling."""
 
+    source: str  # "train.py:41"
+    text: str
+    called: str  # the innermost function of torch.nn.functional, "" outside of any
+
+
+class Location(NamedTuple):
+    """An operation or a module call, and where the program made it."""
+
+    operation: str
+    module: str
     source: str
     text: str
-    called: str  # the innermost function of torch.nn.functional under way, "" outside of any
 
 
-class Places:
-    """Follows modules while it is entered. Names come from the given models, and what is in none of them has no path.
+class _RunningModule(NamedTuple):
+    id: int
+    path: str
+    type: str
 
-    Where none is given, the first model called gives the names, and others go by their class.
+
+class ModuleStack:
+    """Tracks which module is running, by global forward hooks, while the context is entered.
+
+    Paths come from `models`; modules of other models have none. If `models` is empty, the first model that is called gets the
+    paths of its submodules, and later ones are prefixed by their class.
     """
 
     def __init__(self, models: Mapping[str, nn.Module]) -> None:
         self._paths: dict[int, list[str]] = {}
         self._models: list[tuple[str, nn.Module]] = []
-        self._under_way: list[tuple[int, str, str]] = []  # id, path, class
+        self._stack: list[_RunningModule] = []
         self._lines: dict[tuple[str, int], tuple[str, str]] = {}
         self._handles: list[Any] = []
-        self._entrances: dict[int, tuple[str, str, str, str]] = {}  # by storage, what the model under way was given
-        self.sizes: dict[str, float] = {}  # by path of a module, the largest finite number that it put out, in absolute value
+        self._root_inputs: dict[int, Location] = {}  # by storage, the inputs of the running root module
+        self.max_abs_outputs: dict[str, float] = {}  # by path of a module, the largest finite absolute value of its last output
         self._thread = 0
-        self._are_given = bool(models)
-        self.compiled = False  # a compiled model was called
+        self._has_named_models = bool(models)
+        self.has_compiled_model = False  # a compiled model was called
         for name, model in models.items():
-            self._learn(name, model)
+            self._add_model(name, model)
 
-    def __enter__(self) -> Places:
+    def __enter__(self) -> ModuleStack:
         self._thread = threading.get_ident()
         self._handles = [
-            register_module_forward_pre_hook(self._begins),
-            register_module_forward_hook(self._ended, always_call=True),
+            register_module_forward_pre_hook(self._on_forward_start),
+            register_module_forward_hook(self._on_forward_end, always_call=True),
         ]
         return self
 
@@ -67,25 +83,27 @@ class Places:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._under_way.clear()
+        self._stack.clear()
         self._lines.clear()
 
     def release(self) -> None:
-        """Forget the models; nothing is kept alive."""
+        """Drop all references to the models."""
         self._models.clear()
-        self._entrances.clear()
+        self._root_inputs.clear()
         self._paths.clear()
 
     @property
     def module(self) -> str:
-        return self._under_way[-1][1] if self._under_way else ""
+        """Path of the running module, "" outside of any."""
+        return self._stack[-1].path if self._stack else ""
 
     @property
     def module_type(self) -> str:
-        return self._under_way[-1][2] if self._under_way else ""
+        """Class of the running module, "" outside of any."""
+        return self._stack[-1].type if self._stack else ""
 
-    def line(self) -> Line:
-        """The line under way, seen from an operation."""
+    def line(self) -> SourceLine:
+        """The running line of the user's code."""
         frame: FrameType | None = sys._getframe(1)
         user = user_frame(2)
         called = ""
@@ -96,15 +114,15 @@ class Places:
                 break
             frame = frame.f_back
         if user is None:
-            return Line("", "", called)
+            return SourceLine("", "", called)
         key = (user.f_code.co_filename, user.f_lineno)
-        known = self._lines.get(key)
-        if known is None:
-            known = self._lines[key] = describe_line(user)
-        return Line(*known, called)
+        described = self._lines.get(key)
+        if described is None:
+            described = self._lines[key] = describe_line(user)
+        return SourceLine(*described, called)
 
-    def line_in_backward(self) -> Line | None:
-        """The user's line that runs within backward, of a hook or of their own Function; None where torch alone runs."""
+    def line_in_backward(self) -> SourceLine | None:
+        """The user's line that runs inside backward, in a hook or a custom autograd.Function; None if only torch runs there."""
         frame: FrameType | None = sys._getframe(1)
         user = user_frame(2)
         while frame is not None and frame is not user:
@@ -113,59 +131,60 @@ class Places:
             frame = frame.f_back
         return self.line() if user is not None else None
 
-    def tensors(self) -> dict[int, tuple[str, str]]:
-        """By storage, what the models hold: ("parameter", path) or ("buffer", path)."""
+    def model_tensors(self) -> dict[int, tuple[str, str]]:
+        """By storage, the tensors of the models: ("parameter", path) or ("buffer", path)."""
         found: dict[int, tuple[str, str]] = {}
         for name, model in self._models:
             for kind, items in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
                 for path, tensor in items:
                     if not nn.parameter.is_lazy(tensor):
-                        found.setdefault(storage_of(tensor), (kind, _joined(name, path)))
+                        found.setdefault(storage_id(tensor), (kind, _join_path(name, path)))
         return found
 
-    def _learn(self, name: str, model: nn.Module) -> None:
+    def root_input(self, storage: int) -> Location | None:
+        """The call of the running root module if the tensor in `storage` is one of its inputs, else None."""
+        return self._root_inputs.get(storage) if self._stack else None
+
+    def _add_model(self, name: str, model: nn.Module) -> None:
         self._models.append((name, model))
         for path, module in model.named_modules(remove_duplicate=False):
-            self._paths.setdefault(id(module), []).append(_joined(name, path))
+            self._paths.setdefault(id(module), []).append(_join_path(name, path))
 
-    def _begins(self, module: nn.Module, args: Any) -> None:
+    def _on_forward_start(self, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling() or threading.get_ident() != self._thread:
             return
         try:
             kind = type(module).__name__
-            self.compiled = self.compiled or kind == "OptimizedModule" or vars(module).get("_compiled_call_impl") is not None
-            if not self._under_way:
-                self._enters(module, kind, args)
+            if kind == "OptimizedModule" or vars(module).get("_compiled_call_impl") is not None:
+                self.has_compiled_model = True
+            if not self._stack:
+                self._on_root_forward_start(module, kind, args)
             paths = self._paths.get(id(module), [self.module])
-            within = self.module + "."
-            path = next((path for path in paths if path.startswith(within)), paths[0])
-            self._under_way.append((id(module), path, kind))
-        except Exception as error:  # whatever a stranger's module does, the training goes on
-            _log.warning("the path of a %s is not known: %s: %s", type(module).__name__, type(error).__name__, error)
+            prefix = self.module + "."
+            path = next((path for path in paths if path.startswith(prefix)), paths[0])  # a shared module has several paths
+            self._stack.append(_RunningModule(id(module), path, kind))
+        except Exception as error:  # the user's module may raise anything; the training must go on
+            _log.warning("cannot determine the path of a %s: %s: %s", type(module).__name__, type(error).__name__, error)
 
-    def _enters(self, module: nn.Module, kind: str, args: Any) -> None:
-        """A module is called from outside of any."""
+    def _on_root_forward_start(self, module: nn.Module, kind: str, args: Any) -> None:
         if id(module) not in self._paths:
-            if self._are_given:
-                self._models.append((kind, module))  # a criterion, for instance: what it holds has a name, its operations have no path
+            if self._has_named_models:
+                self._models.append((kind, module))  # for instance a criterion: its buffers get a name, its operations no path
             else:
-                self._learn(kind if self._models else "", module)  # the first is the model, others go by their class
+                self._add_model(kind if self._models else "", module)  # the first is the model, others are prefixed by their class
         line = self.line()
-        self._entrances = {storage_of(tensor): (kind, "", line.source, line.text) for _, tensor in find_tensors(args)}
+        location = Location(kind, "", line.source, line.text)
+        self._root_inputs = {storage_id(tensor): location for _, tensor in find_tensors(args)}
 
-    def entrance(self, storage: int) -> tuple[str, str, str, str] | None:
-        """Where a tensor was given to the model under way, as operation, module, line and text: those of the call; None if it was not."""
-        return self._entrances.get(storage) if self._under_way else None
-
-    def _ended(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _on_forward_end(self, module: nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or threading.get_ident() != self._thread:
             return
-        for i in range(len(self._under_way) - 1, -1, -1):
-            if self._under_way[i][0] == id(module):
-                path = self._under_way[i][1]
-                del self._under_way[i:]
+        for i in range(len(self._stack) - 1, -1, -1):
+            if self._stack[i].id == id(module):
+                path = self._stack[i].path
+                del self._stack[i:]
                 if path:
-                    self.sizes[path] = max((_largest(tensor) for _, tensor in find_tensors(output)), default=0.0)
+                    self.max_abs_outputs[path] = max((_max_abs(tensor) for _, tensor in find_tensors(output)), default=0.0)
                 return
 
 
@@ -177,23 +196,23 @@ def is_recomputing() -> bool:
     return frame is not None
 
 
-def storage_of(tensor: torch.Tensor) -> int:
-    """What tells one piece of memory from another while it lives; 0 where a tensor has none."""
+def storage_id(tensor: torch.Tensor) -> int:
+    """Identifies the storage of a tensor as long as it lives; 0 if the tensor has none."""
     try:
         return int(tensor.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError):  # sparse, or of a kind without memory
+    except (RuntimeError, NotImplementedError):  # sparse, or a tensor type without storage
         return 0
 
 
-def _largest(tensor: torch.Tensor) -> float:
+def _max_abs(tensor: torch.Tensor) -> float:
     if not tensor.is_floating_point():
         return 0.0
-    rows = StatisticsTable(1)
-    rows.measure_one(0, tensor.detach())
-    rows.synchronize()
-    return max(abs(float(rows.values[0, field])) for field in _RANGE)
+    table = StatisticsTable(1)
+    table.measure_one(0, tensor.detach())
+    table.synchronize()
+    return max(abs(float(table.values[0, column])) for column in (_MIN, _MAX))
 
 
-def _joined(name: str, path: str) -> str:
-    path = path.removeprefix("_orig_mod").removeprefix(".")  # torch.compile wraps the model that it was given
+def _join_path(name: str, path: str) -> str:
+    path = path.removeprefix("_orig_mod").removeprefix(".")  # torch.compile wraps the model
     return f"{name}.{path}" if name and path else name or path

@@ -1,4 +1,4 @@
-"""One operation under way: what it is given, by the names of its arguments, and what of that it will write over."""
+"""The call of one operation: its arguments by name, and which of them it writes in place."""
 
 from __future__ import annotations
 
@@ -12,77 +12,79 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from sonde.nonfinite.module_stack import storage_of
+from sonde.nonfinite.module_stack import storage_id
 
-_RUNNING = frozenset({"running_mean", "running_var"})
+_RUNNING_STATISTICS = frozenset({"running_mean", "running_var"})
 
 
 @dataclass(slots=True, eq=False)
-class Node:
-    """An operation of the forward, and where it stands: what a node of autograd will be asked for in backward."""
+class AutogradNodeInfo:
+    """The forward operation that created an autograd node, and where the program called it; looked up again in backward."""
 
-    number: int  # of the node in autograd
-    arithmetic: str  # "nll_loss_forward"
-    known_as: str  # "cross_entropy"
+    sequence_nr: int  # of the autograd node
+    base_name: str  # "nll_loss_forward"
+    display_name: str  # "cross_entropy"
     module: str
     source: str
     text: str
-    is_hooked: bool  # what it saved for backward is in the hands of hooks (checkpointing): asking for it would run the forward again
-    parameters: tuple[int, ...] = ()  # storages of the parameters that it was given
-    after: tuple[str, ...] = ()  # modules whose operations made what it was given, the nearest first
-    is_hidden: bool = False  # a where() or a mask chose among results that follow from it
+    has_saved_tensor_hooks: bool  # hooks (checkpointing) hold its saved tensors: reading them would run the forward again
+    parameters: tuple[int, ...] = ()  # storages of the parameters among its arguments
+    producer_modules: tuple[str, ...] = ()  # modules whose operations produced its arguments, nearest first
+    is_masked: bool = False  # a where() or a mask selects among results that follow from it
 
 
-class Call:
-    """What an operation is given."""
+class OpCall:
+    """The arguments of one operation, as they are before it runs."""
 
-    __slots__ = ("_originals", "autograd_node", "func", "in_backward", "is_accumulation", "numbers", "tensors", "was_finite", "written")
+    __slots__ = (
+        "_originals", "autograd_node", "func", "in_backward", "is_accumulate_grad", "other_args", "tensors", "was_finite", "written_args",
+    )  # fmt: skip
 
     def __init__(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self.func = func
         self.in_backward = False
-        self.is_accumulation = False  # a gradient becomes .grad
-        self.autograd_node: Any = None  # whose backward is under way
+        self.is_accumulate_grad = False  # a gradient is added to .grad
+        self.autograd_node: Any = None  # the node whose backward is running
         self.tensors: dict[str, Tensor] = {}
-        self.numbers: dict[str, Any] = {}
-        self.written: set[str] = set()
+        self.other_args: dict[str, Any] = {}
+        self.written_args: set[str] = set()
         self.was_finite: dict[str, bool] = {}
         self._originals: dict[str, Tensor] = {}
         arguments = _arguments(func)
         for (name, is_written), value in zip(arguments, args):
-            self._take(name, value, is_written)
+            self._add_argument(name, value, is_written)
         by_name = dict(arguments)
         for name, value in kwargs.items():
-            self._take(name, value, by_name.get(name, False))
+            self._add_argument(name, value, by_name.get(name, False))
 
-    def _take(self, name: str, value: Any, is_written: bool) -> None:
+    def _add_argument(self, name: str, value: Any, is_written: bool) -> None:
         if isinstance(value, Tensor):
             self.tensors[name] = value
             if is_written:
-                self.written.add(name)
+                self.written_args.add(name)
         elif isinstance(value, (list, tuple)) and any(isinstance(item, Tensor) for item in value):
             for i, item in enumerate(value):
-                self._take(f"{name}[{i}]", item, is_written)
+                self._add_argument(f"{name}[{i}]", item, is_written)
         else:
-            self.numbers[name] = value
+            self.other_args[name] = value
 
     @property
-    def floating(self) -> Iterator[tuple[str, Tensor]]:
-        """Those that its result may follow from."""
-        # In training a batch norm writes its running statistics and reads them for nothing else: the forward that ran before has written
-        # the bad number of this batch there already.
-        aside = _RUNNING if self.numbers.get("training") or self.numbers.get("train") else ()
-        return ((name, tensor) for name, tensor in self.tensors.items() if is_floating(tensor) and name not in aside)
+    def float_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and values of the floating-point arguments that the result may depend on."""
+        # In training, a batch norm writes its running statistics and does not use them for its output. When a step is replayed,
+        # the first run has already written the bad value of this batch there, so they must not count as an input.
+        excluded = _RUNNING_STATISTICS if self.other_args.get("training") or self.other_args.get("train") else ()
+        return ((name, tensor) for name, tensor in self.tensors.items() if is_floating(tensor) and name not in excluded)
 
     @property
-    def bad_literals(self) -> list[float]:
-        """Numbers written in the program that are not finite: masked_fill(mask, -inf)."""
-        return [number for number in self.numbers.values() if isinstance(number, float) and not math.isfinite(number)]
+    def nonfinite_literals(self) -> list[float]:
+        """Non-finite numbers among the arguments: masked_fill(mask, -inf)."""
+        return [number for number in self.other_args.values() if isinstance(number, float) and not math.isfinite(number)]
 
-    def keep_what_is_written(self, limit_bytes: int) -> None:
-        """Copy, within limits, what the operation is about to write over."""
+    def copy_written_args(self, limit_bytes: int) -> None:
+        """Copy the tensors that the operation is about to overwrite, up to `limit_bytes`."""
         left = limit_bytes
-        for name in self.written:
+        for name in self.written_args:
             tensor = self.tensors[name]
             if is_floating(tensor) and tensor.nbytes <= left:
                 left -= tensor.nbytes
@@ -90,14 +92,14 @@ class Call:
                 self.tensors[name] = tensor.detach().clone()
 
     def original(self, name: str) -> Tensor:
-        """The tensor itself, where a copy stands for it."""
+        """The argument itself, also if `tensors` holds a copy of it."""
         return self._originals.get(name, self.tensors[name])
 
-    def writes_into_a_parameter(self) -> bool:
-        return any(isinstance(self.original(name), torch.nn.Parameter) for name in self.written)
+    def writes_to_parameter(self) -> bool:
+        return any(isinstance(self.original(name), torch.nn.Parameter) for name in self.written_args)
 
-    def is_log_of_a_mask(self) -> bool:
-        """log(mask) is a way to write -Inf on purpose: the mask is 0 here and 1 everywhere else, and nothing that is learnt."""
+    def is_log_of_mask(self) -> bool:
+        """Whether this is log(mask), a way to write -Inf on purpose: the argument is 0 or 1 everywhere and needs no gradient."""
         if not self.func._schema.name.startswith("aten::log") or "input" not in self.tensors:
             return False
         mask = self.tensors["input"]
@@ -108,14 +110,14 @@ def is_floating(tensor: Tensor) -> bool:
     return tensor.dtype.is_floating_point or tensor.dtype.is_complex
 
 
-def is_mask(tensor: Tensor) -> bool:
-    """An additive mask: -Inf here, 0 everywhere else."""
+def is_additive_mask(tensor: Tensor) -> bool:
+    """Whether every element is -Inf or 0."""
     return bool(((tensor == 0) | (tensor == -torch.inf)).all()) if tensor.dtype.is_floating_point else False
 
 
-def saved_tensors(call: Call, node: Node | None) -> dict[str, Tensor]:
-    """What the forward operation saved for the backward that is under way, by name."""
-    if call.autograd_node is None or node is None or node.is_hooked:
+def saved_tensors(call: OpCall, node: AutogradNodeInfo | None) -> dict[str, Tensor]:
+    """The tensors that the forward saved for the running backward, as `saved <name>`."""
+    if call.autograd_node is None or node is None or node.has_saved_tensor_hooks:
         return {}
     found = {}
     for name in dir(call.autograd_node):
@@ -126,14 +128,14 @@ def saved_tensors(call: Call, node: Node | None) -> dict[str, Tensor]:
     return found
 
 
-def places_of(tensors: Mapping[str, Tensor], held: Mapping[int, tuple[str, str]]) -> dict[str, tuple[str, str]]:
-    """Which of these tensors a model holds: ("parameter", path) or ("buffer", path)."""
-    return {name: held[storage] for name, tensor in tensors.items() if (storage := storage_of(tensor)) in held}
+def select_model_tensors(tensors: Mapping[str, Tensor], model_tensors: Mapping[int, tuple[str, str]]) -> dict[str, tuple[str, str]]:
+    """Those of `tensors` that belong to a model, as ("parameter", path) or ("buffer", path). `model_tensors`: the same by storage."""
+    return {name: model_tensors[storage] for name, tensor in tensors.items() if (storage := storage_id(tensor)) in model_tensors}
 
 
 @cache
 def _arguments(func: OpOverload) -> list[tuple[str, bool]]:
-    """Names, and whether the operation writes into them. torch calls the first `self`, its documentation `input`."""
+    """Names of the arguments and whether the operation writes them. The schema names the first `self`, the documentation `input`."""
     return [
         ("input" if argument.name == "self" else argument.name, bool(argument.alias_info and argument.alias_info.is_write))
         for argument in func._schema.arguments

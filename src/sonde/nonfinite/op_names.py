@@ -1,4 +1,4 @@
-"""What operations are called, and what kind of thing they do to numbers. torch names its kernels, people name what they typed."""
+"""Names and properties of ATen operators: the name that a user typed, and what the operator does to its arguments."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from functools import cache
 
 from torch._ops import OpOverload
 
-# Memory that nobody has written yet: whatever is in it means nothing.
-UNWRITTEN = frozenset(
+# They return memory without writing it: its content has no meaning.
+UNINITIALIZED = frozenset(
     {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted", "resize_", "resize_as_"}
 )
 
-# What was there before does not count: these write all of it.
+# They overwrite the whole tensor and do not read its previous content.
 OVERWRITES = frozenset(
     {"copy_", "fill_", "zero_", "set_", "normal_", "uniform_", "exponential_"}
     | {"bernoulli_", "random_", "log_normal_", "geometric_", "cauchy_"}
 )
 
-# They choose between numbers: a branch that is not taken still gets a gradient, of zero.
-CHOOSES = frozenset({"where", "masked_fill", "masked_fill_", "nan_to_num", "nan_to_num_", "index", "masked_select", "masked_scatter"})
+# They select among values: the branch that is not selected still gets a gradient, of zero.
+SELECTION_OPS = frozenset({"where", "masked_fill", "masked_fill_", "nan_to_num", "nan_to_num_", "index", "masked_select", "masked_scatter"})
 
-# A mask on the class that is the target: harmless until the loss picks it.
-PICKS_TARGETS = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
+# They read the log-probability of the target class: -Inf in a masked class is harmless unless that class is the target.
+TARGET_LOOKUP_OPS = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
 
-# What they put out may be exactly 0 or 1, and is no mask for that.
-CHANCES = frozenset({"softmax", "sigmoid", "log_softmax", "exp"})
+# Their results may be exactly 0 or 1 without being a mask.
+PROBABILITY_OPS = frozenset({"softmax", "sigmoid", "log_softmax", "exp"})
 
-_NAMES = {
+_DISPLAY_NAMES = {
     "_to_copy": "to",
     "_safe_softmax": "scaled_dot_product_attention",
     "native_layer_norm": "layer_norm",
@@ -50,58 +50,66 @@ _NAMES = {
     "var_mean": "var",
     "mkldnn_rnn_layer": "lstm",
 }
-_KINDS = {
+_DISPLAY_NAMES_BY_SUBSTRING = {
     "batch_norm": "batch_norm",
     "convolution": "conv",
     "scaled_dot_product": "scaled_dot_product_attention",
     "_rnn": "rnn",
     "thnn_fused": "rnn",
 }
-# Functions of torch.nn.functional that are made of many steps: the step says more than their name.
-_LARGE = frozenset({"multi_head_attention_forward", "_in_projection_packed", "_in_projection", "_canonical_mask", "handle_torch_function"})
+# Functions of torch.nn.functional that consist of many operations: the operation is more precise than their name.
+_COMPOSITE_FUNCTIONS = frozenset(
+    {"multi_head_attention_forward", "_in_projection_packed", "_in_projection", "_canonical_mask", "handle_torch_function"}
+)
 
 
 @cache
-def bare(func: OpOverload) -> str:
-    """`aten._foreach_div_.List` is `div`, `aten._log_softmax.default` is `log_softmax`: which arithmetic it is."""
+def base_name(func: OpOverload) -> str:
+    """The operation without variant and overload: `aten._foreach_div_.List` is `div`, `aten._log_softmax.default` is `log_softmax`."""
     name: str = func._schema.name.partition("::")[2]
     return name.removeprefix("_foreach").strip("_")
 
 
 @cache
-def known_as(func: OpOverload, called: str, module_type: str) -> str:
-    """The name that a user knows: of the function called, of the layer where it is one operation, else of the arithmetic."""
+def display_name(func: OpOverload, called: str, module_type: str) -> str:
+    """The name that a user knows.
+
+    That is the function of torch.nn.functional (`called`), else the layer if the layer is one operation, else the operation itself.
+    """
     if module_type in ("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell"):
         return module_type.lower().removesuffix("cell")
-    if called and called not in _LARGE:
+    if called and called not in _COMPOSITE_FUNCTIONS:
         return called.strip("_")
-    name = bare(func)
+    name = base_name(func)
     if name == "mm" and module_type == "Linear":
         return "linear"
     if "convolution" in name and module_type.startswith("Conv"):
         return module_type.lower()  # conv2d, convtranspose2d
-    for kind, known in _KINDS.items():
-        if kind in name:
+    for substring, known in _DISPLAY_NAMES_BY_SUBSTRING.items():
+        if substring in name:
             return known
-    plain = _NAMES.get(name) or _NAMES.get("_" + name)
-    if plain is None:
-        plain = name.removesuffix("_backward").removeprefix("linalg_").removeprefix("special_")
-    return plain
+    return (
+        _DISPLAY_NAMES.get(name)
+        or _DISPLAY_NAMES.get("_" + name)
+        or name.removesuffix("_backward").removeprefix("linalg_").removeprefix("special_")
+    )
 
 
 @cache
-def overwrites(func: OpOverload) -> bool:
+def overwrites_args(func: OpOverload) -> bool:
+    """Whether the previous content of the arguments that it writes has no influence on the result."""
     name: str = func._schema.name.partition("::")[2]
     return name in OVERWRITES or any(argument.is_out for argument in func._schema.arguments)
 
 
 @cache
-def has_notes(func: OpOverload) -> bool:
-    """Whether only its first output is a result, and the others are notes for backward, where -Inf and unwritten memory mean nothing."""
-    name = bare(func)
+def has_auxiliary_outputs(func: OpOverload) -> bool:
+    """Whether only the first output is a result. The others are saved for backward; -Inf and unwritten memory are normal in them."""
+    name = base_name(func)
     return "ctc_loss" in name or (name.startswith("scaled_dot_product") and "backward" not in name)
 
 
 @cache
-def leaves_unwritten(func: OpOverload) -> bool:
-    return func._schema.name.partition("::")[2] in UNWRITTEN
+def is_uninitialized(func: OpOverload) -> bool:
+    """Whether the output is memory that nothing has written yet."""
+    return func._schema.name.partition("::")[2] in UNINITIALIZED

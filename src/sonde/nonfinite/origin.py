@@ -1,4 +1,4 @@
-"""Where a bad number was made: the answer of a search, as plain data that a run can hold and any process can read."""
+"""`Origin`: the operation that created a NaN or an Inf, as plain data that a run log stores and any process can read."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from typing import Any
 
-MAX_SHOWN = 8  # samples in a sentence; programs find all of them in `samples`
+MAX_LISTED = 8  # samples in a sentence; `samples` holds all of them
 
-_SPELT = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # as in every JSON that Sonde writes
+_JSON_SPELLING = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # as in every JSON that Sonde writes
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A tensor as it was at that moment. The range is over its finite elements; where there are none, 0 to 0."""
+class TensorSummary:
+    """Shape, range and counts of a tensor. The range covers the finite elements; it is 0 to 0 if there are none."""
 
-    name: str  # "input", "weight", "fc.weight" …: what the operation or the model calls it; "" where it has no name
+    name: str  # "input", "weight", "fc.weight" …: the name of the argument or the path in the model; "" if it has no name
     shape: tuple[int, ...]
     dtype: str  # "float32"
     num: int
@@ -34,38 +34,39 @@ class Seen:
         """`input float32 [32, 10], 0 to 0.73, 12 zeros`."""
         size = ", ".join(map(str, self.shape))
         zeros = "zero" if self.zeros == 1 else "zeros"
-        bad = [f"{num:,} {what}" for num, what in ((self.zeros, zeros), (self.nan, "NaN"), (self.inf, "Inf")) if num]
-        told = f"{self.low:.4g} to {self.high:.4g}" if self.num > self.nan + self.inf else "nothing finite" if self.num else "empty"
-        return ", ".join([f"{self.name} {self.dtype} [{size}]".strip(), told, *bad])
+        counts = [f"{num:,} {what}" for num, what in ((self.zeros, zeros), (self.nan, "NaN"), (self.inf, "Inf")) if num]
+        bounds = f"{self.low:.4g} to {self.high:.4g}" if self.num > self.nan + self.inf else "nothing finite" if self.num else "empty"
+        return ", ".join([f"{self.name} {self.dtype} [{size}]".strip(), bounds, *counts])
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Seen:
+    def from_dict(cls, data: Mapping[str, Any]) -> TensorSummary:
+        """Read what `Origin.to_dict` wrote; ignore fields of later versions."""
         known = {field.name: data[field.name] for field in fields(cls)}
         return cls(**known | {"shape": tuple(data["shape"]), "low": float(data["low"]), "high": float(data["high"])})
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The operation that turned finite numbers into a NaN or an Inf, and why it did."""
+    """The operation that turned finite numbers into a NaN or an Inf, and the reason."""
 
     kind: str  # "nan" | "inf"
     phase: str  # "input" | "parameter" | "buffer" | "forward" | "backward"
     operation: str  # "log", "sqrt", "div", "softmax" …: the name that a user knows
-    module: str  # dotted path of the module under way, "" outside of any
-    source: str  # "train.py:41", the user's own line; "" where no line of theirs was under way
+    module: str  # dotted path of the running module, "" outside of any
+    source: str  # "train.py:41", the line in the user's code; "" if no line of theirs was running
     text: str  # that line
     cause: str  # one sentence, with the user's numbers
     fix: str  # one sentence: what to change
-    key: str  # which defect: "log-of-zero", "sqrt-at-zero" …; sonde.nonfinite.explain_forward lists them
-    inputs: tuple[Seen, ...] = ()
-    output: Seen | None = None
+    key: str  # the name of the defect: "log-of-zero", "sqrt-at-zero" …; docs/tools/find-origin.md lists them
+    inputs: tuple[TensorSummary, ...] = ()
+    output: TensorSummary | None = None
     parameters: tuple[str, ...] = ()  # paths of the parameters among the inputs
-    samples: tuple[int, ...] | None = None  # culprits in the batch; (): it takes the whole batch; None: not looked for
-    indices: tuple[int, ...] | None = None  # the same in the dataset, where the sampler allows
+    samples: tuple[int, ...] | None = None  # indices in the batch that trigger it; (): only the whole batch does; None: not searched
+    indices: tuple[int, ...] | None = None  # the same samples as indices in the dataset, if the sampler allows it
     how: str = "traced"  # "traced" | "replayed" | "graph"
-    after: tuple[str, ...] = ()  # modules that made what the operation was given, the nearest first
-    sizes: tuple[tuple[str, float], ...] = ()  # the largest number that these modules, and the one under way, put out in that step
-    caveats: tuple[str, ...] = ()  # what could not be known, one sentence each
+    after: tuple[str, ...] = ()  # modules that produced the inputs of the operation, nearest first
+    sizes: tuple[tuple[str, float], ...] = ()  # largest absolute output of these modules and of the running one in that step
+    caveats: tuple[str, ...] = ()  # what could not be determined, one sentence each
 
     @property
     def place(self) -> str:
@@ -83,47 +84,47 @@ class Origin:
             lines = [f"{made} already in {'an' if self.phase == 'input' else 'a'} {self.phase} of {self.place}"]
         lines += [f"    {self.text}"] if self.text else []
         lines += [f"  cause   {self.cause}", f"  fix     {self.fix}"]
-        lines += [f"  {'inputs' if i == 0 else '':<7} {seen}" for i, seen in enumerate(self.inputs)]
+        lines += [f"  {'inputs' if i == 0 else '':<7} {tensor}" for i, tensor in enumerate(self.inputs)]
         lines += [f"  output  {self.output}"] if self.output else []
         lines += [f"  weights {', '.join(self.parameters)}"] if self.parameters else []
         if self.samples is not None:
-            lines.append(f"  samples {self._said_samples()}")
+            lines.append(f"  samples {self._format_samples()}")
         return "\n".join([*lines, *(f"  note    {caveat}" for caveat in self.caveats)])
 
     def __str__(self) -> str:
         return self.summary()
 
-    def _said_samples(self) -> str:
+    def _format_samples(self) -> str:
         if not self.samples:
             return "no single one: it takes the whole batch"
-        said = f"{_some(self.samples)} of the batch"
-        return f"{said}, {_some(self.indices)} of the dataset" if self.indices else said
+        in_batch = f"{_listing(self.samples)} of the batch"
+        return f"{in_batch}, {_listing(self.indices)} of the dataset" if self.indices else in_batch
 
     def to_dict(self) -> dict[str, Any]:
-        """Strict JSON: lists, numbers and strings; what is not finite is "NaN", "Infinity" or "-Infinity"."""
-        return {name: _strict(value) for name, value in asdict(self).items()}
+        """Strict JSON: lists, numbers and strings; non-finite numbers are "NaN", "Infinity" or "-Infinity"."""
+        return {name: _to_strict_json(value) for name, value in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Origin:
-        """What `to_dict` gave; fields of later versions are left out."""
-        given = {field.name: data[field.name] for field in fields(cls) if field.name in data}
+        """Read what `to_dict` wrote; ignore fields of later versions."""
+        values = {field.name: data[field.name] for field in fields(cls) if field.name in data}
         for name in ("parameters", "samples", "indices", "after", "caveats"):
-            if given.get(name) is not None:
-                given[name] = tuple(given[name])
-        given["sizes"] = tuple((str(path), float(size)) for path, size in given.get("sizes", ()))
-        given["inputs"] = tuple(Seen.from_dict(seen) for seen in given.get("inputs", ()))
-        given["output"] = Seen.from_dict(given["output"]) if given.get("output") else None
-        return cls(**given)
+            if values.get(name) is not None:
+                values[name] = tuple(values[name])
+        values["sizes"] = tuple((str(path), float(size)) for path, size in values.get("sizes", ()))
+        values["inputs"] = tuple(TensorSummary.from_dict(tensor) for tensor in values.get("inputs", ()))
+        values["output"] = TensorSummary.from_dict(values["output"]) if values.get("output") else None
+        return cls(**values)
 
 
-def _some(numbers: tuple[int, ...]) -> str:
-    shown = ", ".join(map(str, numbers[:MAX_SHOWN]))
-    return f"{shown} and {len(numbers) - MAX_SHOWN} more" if len(numbers) > MAX_SHOWN else shown
+def _listing(numbers: tuple[int, ...]) -> str:
+    shown = ", ".join(map(str, numbers[:MAX_LISTED]))
+    return f"{shown} and {len(numbers) - MAX_LISTED} more" if len(numbers) > MAX_LISTED else shown
 
 
-def _strict(value: Any) -> Any:
+def _to_strict_json(value: Any) -> Any:
     if isinstance(value, float) and not isfinite(value):
-        return _SPELT[str(value)]
+        return _JSON_SPELLING[str(value)]
     if isinstance(value, dict):
-        return {key: _strict(item) for key, item in value.items()}
-    return [_strict(item) for item in value] if isinstance(value, (list, tuple)) else value
+        return {key: _to_strict_json(item) for key, item in value.items()}
+    return [_to_strict_json(item) for item in value] if isinstance(value, (list, tuple)) else value

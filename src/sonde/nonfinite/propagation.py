@@ -1,6 +1,6 @@
-"""From bad tensor to bad tensor: which operation each came from, so that a bad result can be followed back to where it began.
+"""Links each non-finite tensor to the operations that it came from, so that a bad result can be traced back to its origin.
 
-An Inf that the program wrote on purpose (a mask) begins nothing; where it does harm, that operation is the beginning.
+An Inf that the program writes on purpose (a mask) is not an origin. If it turns into a NaN, the operation that does so is the origin.
 """
 
 from __future__ import annotations
@@ -10,91 +10,105 @@ from dataclasses import dataclass
 
 from sonde.nonfinite.origin import Origin
 
-MAX_EVENTS = 50_000  # a step that went bad early is bad in every operation after that
+MAX_EVENTS = 50_000  # a step that becomes non-finite early is non-finite in every later operation
 MAX_ROOTS = 16
 MAX_PER_STORAGE = 8
 
-BORN, HARMED, WRITTEN, GIVEN, PASSED = "born", "harmed", "written", "given", "passed"
+# How an operation came to output a non-finite tensor.
+CREATED = "created"  # from finite inputs
+WORSENED = "worsened"  # a NaN from an Inf, or a loss from a masked target
+LITERAL = "literal"  # from a literal in the program, masked_fill(mask, -inf)
+INPUT = "input"  # the tensor was non-finite before tracing began
+PROPAGATED = "propagated"  # from non-finite inputs
 
 
 @dataclass(slots=True, eq=False)
-class Event:
-    """A tensor became bad: an operation put it out, or it came from outside."""
+class NonFiniteEvent:
+    """A tensor became non-finite: an operation output it, or it was so before tracing began."""
 
-    number: int
-    nature: str  # born: of finite numbers; harmed: NaN of Inf; written: by the program; given: from before; passed: on
+    index: int
+    role: str  # CREATED | WORSENED | LITERAL | INPUT | PROPAGATED
     kind: str  # "nan" | "inf"
     operation: str
-    backward: bool
-    roots: tuple[Event, ...]  # where it began; itself, if here
-    along: frozenset[str]  # "log", "passed log" …: operations on all ways from the roots to here
-    node: int  # of autograd, whose forward or backward it is
-    on_purpose: bool
-    origin: Origin | None = None  # told at once, while the numbers are there
-    if_hidden: Origin | None = None  # the same, if where() had hidden these numbers
-    is_used: bool = False  # something was computed from it
-    met_zero: bool = False  # an Inf that became NaN within the same node: it was multiplied by 0
+    in_backward: bool
+    roots: tuple[NonFiniteEvent, ...]  # the events that it follows from; itself, if it is one
+    ops_on_path: frozenset[str]  # "log", "propagated log" …: operations on all paths from the roots to here
+    sequence_nr: int  # of the autograd node whose forward or backward it is; -1: unknown
+    is_intentional: bool
+    origin: Origin | None = None  # built at once, while the tensors still hold their values
+    origin_if_masked: Origin | None = None  # the same, if where() had hidden these values in the forward
+    is_consumed: bool = False  # another operation used the tensor
+    met_zero: bool = False  # an Inf that became NaN within the same autograd node: it was multiplied by 0
 
 
-class Trail:
-    """What is bad, by the memory that it lies in."""
+class PropagationGraph:
+    """Stores which tensors are non-finite, by the id of their storage, and from which events they follow."""
 
     def __init__(self) -> None:
-        self.events: list[Event] = []
-        self._at: dict[int, list[Event]] = {}
+        self.events: list[NonFiniteEvent] = []
+        self._by_storage: dict[int, list[NonFiniteEvent]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._at)
+        return bool(self._by_storage)
 
-    def at(self, storage: int) -> list[Event]:
-        return self._at.get(storage, [])
+    def events_at(self, storage: int) -> list[NonFiniteEvent]:
+        return self._by_storage.get(storage, [])
 
-    def forget(self, storage: int) -> None:
-        """That memory was written anew, with finite numbers."""
-        self._at.pop(storage, None)
+    def clear(self, storage: int) -> None:
+        """Mark a storage as finite: it was overwritten."""
+        self._by_storage.pop(storage, None)
 
     def add(
         self,
         storage: int,
-        parents: Iterable[Event],
+        parents: Iterable[NonFiniteEvent],
         *,
-        nature: str,
+        role: str,
         kind: str,
         operation: str,
-        backward: bool,
-        node: int,
+        in_backward: bool,
+        sequence_nr: int,
         origin: Origin | None = None,
-        if_hidden: Origin | None = None,
-        on_purpose: bool = False,
-        keep: bool = False,
-    ) -> Event | None:
-        """Note that the tensor in that memory is bad. `keep`: what was bad in other parts of it still is."""
+        origin_if_masked: Origin | None = None,
+        is_intentional: bool = False,
+        keep_earlier: bool = False,
+    ) -> NonFiniteEvent | None:
+        """Record that the tensor in a storage is non-finite, following from `parents`.
+
+        With `keep_earlier`, earlier events of the storage stay: other parts of it may still be non-finite.
+        Returns the event, or None if there are already MAX_EVENTS.
+        """
         if len(self.events) >= MAX_EVENTS:
             return None
         parents = list(parents)
-        before = {root.number: root for parent in parents for root in parent.roots}
-        event = Event(len(self.events), nature, kind, operation, backward, (), frozenset(), node, on_purpose, origin, if_hidden)
-        blamed = [root for root in before.values() if not root.on_purpose]
-        if nature in (BORN, WRITTEN, GIVEN) or not before or (nature == HARMED and not blamed):
+        roots = {root.index: root for parent in parents for root in parent.roots}
+        event = NonFiniteEvent(
+            len(self.events), role, kind, operation, in_backward, (), frozenset(), sequence_nr, is_intentional, origin, origin_if_masked
+        )
+        unintentional = [root for root in roots.values() if not root.is_intentional]
+        if role in (CREATED, LITERAL, INPUT) or not roots or (role == WORSENED and not unintentional):
             event.roots = (event,)
         else:
-            event.roots = tuple(sorted(blamed or before.values(), key=lambda root: root.number)[:MAX_ROOTS])
-            event.on_purpose = not blamed
-        event.along = frozenset((operation, f"{nature} {operation}")).union(*(parent.along for parent in parents))
-        if nature == HARMED:
+            event.roots = tuple(sorted(unintentional or roots.values(), key=lambda root: root.index)[:MAX_ROOTS])
+            event.is_intentional = not unintentional
+        event.ops_on_path = frozenset((operation, f"{role} {operation}")).union(*(parent.ops_on_path for parent in parents))
+        if role == WORSENED:
             for root in event.roots:
-                root.met_zero = root.met_zero or root.node == node
+                root.met_zero = root.met_zero or root.sequence_nr == sequence_nr
         self.events.append(event)
-        here = self._at.setdefault(storage, [])
-        if not keep:
-            here.clear()
-        here.append(event)
-        del here[:-MAX_PER_STORAGE]
+        stored = self._by_storage.setdefault(storage, [])
+        if not keep_earlier:
+            stored.clear()
+        stored.append(event)
+        del stored[:-MAX_PER_STORAGE]
         return event
 
 
-def beginning(ends: Iterable[Event], *, even_on_purpose: bool) -> tuple[Event, Event] | None:
-    """The earliest event from which one of these bad tensors follows, and that tensor; None where only masks lead to them."""
+def earliest_root(ends: Iterable[NonFiniteEvent], *, include_intentional: bool) -> tuple[NonFiniteEvent, NonFiniteEvent] | None:
+    """The earliest event that one of the non-finite tensors `ends` follows from, and that tensor's event.
+
+    None if only masks lead to them and `include_intentional` is False.
+    """
     pairs = [(root, end) for end in ends for root in end.roots]
-    chosen = [pair for pair in pairs if not pair[0].on_purpose] or (pairs if even_on_purpose else [])
-    return min(chosen, key=lambda pair: (pair[0].number, pair[1].number), default=None)
+    chosen = [pair for pair in pairs if not pair[0].is_intentional] or (pairs if include_intentional else [])
+    return min(chosen, key=lambda pair: (pair[0].index, pair[1].index), default=None)

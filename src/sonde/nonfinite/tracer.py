@@ -1,14 +1,15 @@
-"""Looks at every operation while it is entered, forward and backward, and finds the one that made a bad number.
+"""`NonFiniteTracer` inspects every operation, forward and backward, and finds the one that created a NaN or an Inf.
 
-Results are untouched: each operation runs as it would have run, and its numbers are read before and after.
+A TorchDispatchMode runs each operation unchanged and reads its inputs before and its outputs after: results stay bit-identical.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -20,328 +21,346 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sonde.nonfinite import op_names
-from sonde.nonfinite.build_origin import in_view_of_what_follows, kind_of, tell, tell_given
-from sonde.nonfinite.compile_disabled import compile_disabled
-from sonde.nonfinite.module_stack import Places, is_recomputing, storage_of
-from sonde.nonfinite.op_call import Call, Node, is_floating, is_mask
+from sonde.nonfinite.build_origin import build_input_origin, build_origin, nonfinite_kind, refine_origin
+from sonde.nonfinite.module_stack import ModuleStack, is_recomputing, storage_id
+from sonde.nonfinite.op_call import AutogradNodeInfo, OpCall, is_additive_mask, is_floating
 from sonde.nonfinite.origin import Origin
-from sonde.nonfinite.propagation import BORN, GIVEN, HARMED, PASSED, WRITTEN, Event, Trail, beginning
+from sonde.nonfinite.propagation import CREATED, INPUT, LITERAL, PROPAGATED, WORSENED, NonFiniteEvent, PropagationGraph, earliest_root
 from sonde.statistics import reductions
 
 _log = logging.getLogger("sonde")
 
-MAX_NODES = 200_000  # of autograd, whose place in the forward is remembered
-MAX_COPY_BYTES = 64 << 20  # an operation that writes in place destroys the cause: up to here it is copied first
-MAX_BEHIND = 6  # operations behind a tensor that are remembered
-MAX_MAKERS = 100_000
+MAX_NODES = 200_000  # autograd nodes whose forward operation is stored
+MAX_COPY_BYTES = 64 << 20  # an in-place operation overwrites the values that explain it: up to this size they are copied first
+MAX_PRODUCERS = 6  # operations that are stored per tensor
+MAX_STORAGES = 100_000  # storages whose producers are stored
 
 
-class Tracer:
-    """Enter it around code that makes a bad number; then `origin` says where that came from, or is None.
+@contextmanager
+def compile_disabled() -> Iterator[None]:
+    """Run compiled models in eager mode inside: compiled code has no operations and no layers to inspect."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+        # Caused by the global hooks of ModuleStack, and harmless.
+        warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global hooks")
+        yield
 
-    `models` gives modules their names. With `ignore_masks`, an Inf that the program wrote is an origin only if the loss follows from it.
+
+class NonFiniteTracer:
+    """Traces the code inside its context; then `origin` is the operation that created the non-finite value, or None.
+
+    `models` gives modules their names. With `ignore_masks`, an Inf that the program writes is an origin only if it reaches the loss.
     """
 
     def __init__(self, models: Mapping[str, nn.Module] | None = None, *, ignore_masks: bool = True) -> None:
         self.caveats: list[str] = []
-        self.on_found: Callable[[Origin], None] | None = None  # called once, as soon as it is sure; may raise
+        self.on_found: Callable[[Origin], None] | None = None  # called once, as soon as the origin is certain; may raise
         self._ignore_masks = ignore_masks
-        self._places = Places(models or {})
-        self._trail = Trail()
-        self._nodes: dict[int, Node] = {}
-        self._makers: dict[int, tuple[Node, ...]] = {}  # by storage: the operations behind a tensor, nearest first
-        self._unwritten: set[int] = set()
-        self._pins: dict[int, StorageWeakRef] = {}
-        self._held: dict[int, tuple[str, str]] | None = None
-        self._last_node = -1
-        self._went_back = False
-        self._is_over = False
+        self._modules = ModuleStack(models or {})
+        self._graph = PropagationGraph()
+        self._nodes: dict[int, AutogradNodeInfo] = {}  # by sequence number
+        self._producers: dict[int, tuple[AutogradNodeInfo, ...]] = {}  # by storage: the operations that produced it, nearest first
+        self._uninitialized: set[int] = set()  # storages that nothing has written yet
+        self._storage_refs: dict[int, StorageWeakRef] = {}
+        self._model_tensors: dict[int, tuple[str, str]] | None = None
+        self._last_sequence_nr = -1
+        self._has_backward = False
+        self._is_done = False
         self._found: Origin | None = None
         self._stack = ExitStack()
 
-    def __enter__(self) -> Tracer:
-        self._last_node = torch._C._autograd._get_sequence_nr() - 1
+    def __enter__(self) -> NonFiniteTracer:
+        self._last_sequence_nr = torch._C._autograd._get_sequence_nr() - 1
         with ExitStack() as stack:
-            stack.enter_context(self._places)
+            stack.enter_context(self._modules)
             stack.enter_context(compile_disabled())
-            stack.enter_context(_Mode(self))
+            stack.enter_context(_TracingMode(self))
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stack.close()
-        if not self._is_over:
-            self._decide(self._loose_ends(), even_on_purpose=not self._ignore_masks)
-        self._places.release()
-        self._makers.clear()
+        if not self._is_done:
+            self._finish(self._unconsumed_events(), include_intentional=not self._ignore_masks)
+        self._modules.release()
+        self._producers.clear()
         self._nodes.clear()
-        self._unwritten.clear()
+        self._uninitialized.clear()
 
     @property
     def origin(self) -> Origin | None:
-        """Where the bad result began: that is the loss where backward was called, else whatever the code left behind."""
-        return self._said(self._found)
+        """The origin of the bad result: of the loss if backward was called, else of the tensors that the code leaves behind."""
+        return self._with_context(self._found)
 
     def origin_of(self, bad: Tensor | Iterable[Tensor]) -> Origin | None:
-        """Where these bad tensors began, which were computed under this tracer and are still there."""
-        found = beginning(self._events_of([bad] if isinstance(bad, Tensor) else bad), even_on_purpose=True)
-        return self._said(in_view_of_what_follows(*found)) if found else None
+        """The origin of these non-finite tensors, which were computed under this tracer and are still alive."""
+        found = earliest_root(self._events_of([bad] if isinstance(bad, Tensor) else bad), include_intentional=True)
+        return self._with_context(refine_origin(*found)) if found else None
 
-    def _said(self, origin: Origin | None) -> Origin | None:
+    def _with_context(self, origin: Origin | None) -> Origin | None:
+        """Add the output sizes of the modules nearby and the caveats of this search."""
         if origin is None:
             return None
-        sizes = self._places.sizes
-        near = tuple((path, sizes[path]) for path in dict.fromkeys((*origin.after, origin.module)) if path in sizes)
-        compiled = ["a compiled model was run without compiling, operation by operation"] if self._places.compiled else []
-        return replace(origin, sizes=near, caveats=(*origin.caveats, *self.caveats, *compiled))
+        outputs = self._modules.max_abs_outputs
+        sizes = tuple((path, outputs[path]) for path in dict.fromkeys((*origin.after, origin.module)) if path in outputs)
+        compiled = ["a compiled model was run without compiling, operation by operation"] if self._modules.has_compiled_model else []
+        return replace(origin, sizes=sizes, caveats=(*origin.caveats, *self.caveats, *compiled))
 
-    # ---- what the mode asks, before and after each operation
+    # ---- called by the dispatch mode
 
-    def before(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
-        """What an operation is given. Numbers that it will write over are looked at now, for they may be the cause."""
-        if self._is_over:
+    def on_op_start(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> OpCall | None:
+        """Record the arguments of an operation. Values that it will overwrite are read now, because they may be the cause."""
+        if self._is_done:
             return None
-        call = Call(func, args, kwargs)
+        call = OpCall(func, args, kwargs)
         if torch._C._current_graph_task_id() != -1:
-            self._went_back = True
-            if not (torch.is_grad_enabled() and is_recomputing()):  # else a part of the forward, run again
+            self._has_backward = True
+            if not (torch.is_grad_enabled() and is_recomputing()):  # a recomputed part of the forward counts as forward
                 call.in_backward = True
                 call.autograd_node = torch._C._current_autograd_node()
-                call.is_accumulation = call.autograd_node is not None and call.autograd_node.name() == "torch::autograd::AccumulateGrad"
-        if call.written and not op_names.overwrites(func):
-            call.was_finite = {name: is_finite(tensor) for name, tensor in call.floating}
-            call.keep_what_is_written(MAX_COPY_BYTES)
+                call.is_accumulate_grad = call.autograd_node is not None and call.autograd_node.name() == "torch::autograd::AccumulateGrad"
+        if call.written_args and not op_names.overwrites_args(func):
+            call.was_finite = {name: is_finite(tensor) for name, tensor in call.float_tensors}
+            call.copy_written_args(MAX_COPY_BYTES)
         return call
 
-    def after(self, call: Call, output: Any) -> None:
-        """What came of it."""
+    def on_op_end(self, call: OpCall, output: Any) -> None:
+        """Record the outputs of an operation, and whether they are finite."""
         func = call.func
-        arithmetic = op_names.bare(func)
-        node = self._node_behind(call) if call.in_backward else self._new_node(call, arithmetic)
-        if call.is_accumulation or (arithmetic == "ones_like" and _begins_backward()):
-            self._went_back = True
-            self._decide_if_bad(tensor for _, tensor in call.floating)
-            if self._is_over:
+        base_name = op_names.base_name(func)
+        node = self._forward_node(call) if call.in_backward else self._add_node(call, base_name)
+        if call.is_accumulate_grad or (base_name == "ones_like" and _is_backward_seed()):
+            self._has_backward = True
+            if ends := self._events_of(tensor for _, tensor in call.float_tensors):
+                self._finish(ends, include_intentional=True)
                 return
-        outputs = [tensor for tensor in _tensors(output) if is_floating(tensor)]
-        if not call.written and arithmetic != "lift_fresh" and (func.is_view or self._is_view(call, outputs)):
+        outputs = [tensor for tensor in _flatten_tensors(output) if is_floating(tensor)]
+        if not call.written_args and base_name != "lift_fresh" and (func.is_view or self._is_view(call, outputs)):
             return
-        if arithmetic == "set":  # memory from elsewhere: what is in it was there before
+        if base_name == "set":  # the storage comes from elsewhere: its content was there before
             for tensor in outputs:
-                self._trail.forget(storage_of(tensor))
-                self._unwritten.discard(storage_of(tensor))
+                self._graph.clear(storage_id(tensor))
+                self._uninitialized.discard(storage_id(tensor))
             return
-        written_anew = not call.written or op_names.overwrites(func)
-        behind = self._behind(call, node, arithmetic)
+        is_overwritten = not call.written_args or op_names.overwrites_args(func)
+        producers = self._producers_of_call(call, node, base_name)
         for tensor in outputs:
-            storage = storage_of(tensor)
-            self._remember(tensor, storage, behind)
-            if written_anew and _fills_its_memory(tensor):
-                self._trail.forget(storage)
-            if op_names.leaves_unwritten(func):
-                self._unwritten.add(storage)
-            elif written_anew:
-                self._unwritten.discard(storage)
-        if func.is_view or op_names.leaves_unwritten(func) or not outputs:
+            storage = storage_id(tensor)
+            self._set_producers(tensor, storage, producers)
+            if is_overwritten and _covers_storage(tensor):
+                self._graph.clear(storage)
+            if op_names.is_uninitialized(func):
+                self._uninitialized.add(storage)
+            elif is_overwritten:
+                self._uninitialized.discard(storage)
+        if func.is_view or op_names.is_uninitialized(func) or not outputs:
             return
-        bad = [tensor for tensor in outputs[: 1 if op_names.has_notes(func) else None] if not is_finite(tensor)]
-        parents = self._parents(call, node) if bad or self._trail else []
+        bad = [tensor for tensor in outputs[: 1 if op_names.has_auxiliary_outputs(func) else None] if not is_finite(tensor)]
+        parents = self._parents(call, node) if bad or self._graph else []
         if not bad:
             for tensor in outputs:
-                if call.written and _fills_its_memory(tensor):
-                    self._trail.forget(storage_of(tensor))
-        elif not any(storage_of(tensor) in self._unwritten for tensor in bad):
-            self._note(call, arithmetic, node, bad, parents)
+                if call.written_args and _covers_storage(tensor):
+                    self._graph.clear(storage_id(tensor))
+        elif not any(storage_id(tensor) in self._uninitialized for tensor in bad):
+            self._add_output_events(call, base_name, node, bad, parents)
 
-    def _note(self, call: Call, arithmetic: str, node: Node | None, bad: list[Tensor], parents: list[Event]) -> None:
-        kind, literals = kind_of(bad), call.bad_literals
+    # ---- non-finite tensors
+
+    def _add_output_events(
+        self, call: OpCall, base_name: str, node: AutogradNodeInfo | None, bad: list[Tensor], parents: list[NonFiniteEvent]
+    ) -> None:
+        kind, literals = nonfinite_kind(bad), call.nonfinite_literals
         if call.in_backward and node is not None:
-            # Backward runs, so the loss was finite: what this operation put out in the forward did no harm until now.
-            parents = [parent for parent in parents if parent.backward or parent.node != node.number]
-        nature = WRITTEN if literals else BORN
+            # Backward runs, so the loss is finite: the non-finite output of this operation in the forward did no harm so far.
+            parents = [parent for parent in parents if parent.in_backward or parent.sequence_nr != node.sequence_nr]
+        role = LITERAL if literals else CREATED
         if parents:
             is_new = kind == "nan" and all(parent.kind == "inf" for parent in parents) and not any(number != number for number in literals)
-            is_target = kind == "inf" and arithmetic in op_names.PICKS_TARGETS and all(parent.on_purpose for parent in parents)
-            nature = HARMED if is_new or is_target else PASSED
-        origin = if_hidden = None
-        if nature != PASSED:
-            origin, if_hidden = tell(call, nature, kind, bad[0], node, self._places, self._makers_of, self._tensors_held())
+            is_target = kind == "inf" and base_name in op_names.TARGET_LOOKUP_OPS and all(parent.is_intentional for parent in parents)
+            role = WORSENED if is_new or is_target else PROPAGATED
+        origin = origin_if_masked = None
+        if role != PROPAGATED:
+            origin, origin_if_masked = build_origin(
+                call, role, kind, bad[0], node, self._modules, self._producer_names, self._get_model_tensors()
+            )
         events = [
-            self._trail.add(
-                storage_of(tensor),
+            self._graph.add(
+                storage_id(tensor),
                 parents,
-                nature=nature,
+                role=role,
                 kind=kind,
-                operation=arithmetic,
-                backward=call.in_backward,
-                node=node.number if node else -1,
+                operation=base_name,
+                in_backward=call.in_backward,
+                sequence_nr=node.sequence_nr if node else -1,
                 origin=origin,
-                if_hidden=if_hidden,
-                on_purpose=nature == WRITTEN or (nature == BORN and self._is_mask_by_log(call)),
-                keep=bool(call.written),
+                origin_if_masked=origin_if_masked,
+                is_intentional=role == LITERAL or (role == CREATED and self._is_log_of_mask(call)),
+                keep_earlier=bool(call.written_args),
             )
             for tensor in bad
         ]
-        if call.writes_into_a_parameter():  # an update that ruins the model
-            self._decide([event for event in events if event], even_on_purpose=True)
+        if call.writes_to_parameter():  # an update that makes a weight non-finite
+            self._finish([event for event in events if event], include_intentional=True)
 
-    def _parents(self, call: Call, node: Node | None) -> list[Event]:
-        """What was bad among the inputs; it is used now."""
-        parents: list[Event] = []
-        overwritten = call.written if op_names.overwrites(call.func) else ()
-        for name, tensor in call.floating:
+    def _parents(self, call: OpCall, node: AutogradNodeInfo | None) -> list[NonFiniteEvent]:
+        """The events of the non-finite inputs, which are marked as consumed."""
+        parents: list[NonFiniteEvent] = []
+        overwritten = call.written_args if op_names.overwrites_args(call.func) else ()
+        for name, tensor in call.float_tensors:
             if name in overwritten or (call.was_finite[name] if name in call.was_finite else is_finite(tensor)):
                 continue
-            storage = storage_of(call.original(name))
-            known = self._trail.at(storage)
-            if not known and storage not in self._unwritten:
-                known = self._given(call, name, node)
-            for event in known:
-                event.is_used = True
-            parents += known
+            storage = storage_id(call.original(name))
+            events = self._graph.events_at(storage)
+            if not events and storage not in self._uninitialized:
+                events = self._add_input_event(call, name, node)
+            for event in events:
+                event.is_consumed = True
+            parents += events
         return parents
 
-    def _given(self, call: Call, name: str, node: Node | None) -> list[Event]:
-        """A tensor that was bad before anybody looked."""
-        kind, storage = kind_of([call.tensors[name]]), storage_of(call.original(name))
-        self._pin(call.original(name), storage)
-        event = self._trail.add(
+    def _add_input_event(self, call: OpCall, name: str, node: AutogradNodeInfo | None) -> list[NonFiniteEvent]:
+        """Record an argument that was non-finite before tracing began."""
+        tensor, original = call.tensors[name], call.original(name)
+        kind, storage = nonfinite_kind([tensor]), storage_id(original)
+        self._hold_storage_id(original, storage)
+        model_tensors = self._get_model_tensors()
+        event = self._graph.add(
             storage,
             (),
-            nature=GIVEN,
+            role=INPUT,
             kind=kind,
             operation="",
-            backward=call.in_backward,
-            node=-1,
-            origin=tell_given(call, name, kind, node, self._places, self._tensors_held()),
-            on_purpose=is_mask(call.tensors[name]) or (not call.tensors[name].dim() and storage not in self._tensors_held()),
+            in_backward=call.in_backward,
+            sequence_nr=-1,
+            origin=build_input_origin(call, name, kind, node, self._modules, model_tensors),
+            is_intentional=is_additive_mask(tensor) or (not tensor.dim() and storage not in model_tensors),
         )
         return [event] if event else []
 
-    def _is_mask_by_log(self, call: Call) -> bool:
-        return call.is_log_of_a_mask() and not op_names.CHANCES.intersection(self._makers_of(call.original("input")))
+    def _is_log_of_mask(self, call: OpCall) -> bool:
+        return call.is_log_of_mask() and not op_names.PROBABILITY_OPS.intersection(self._producer_names(call.original("input")))
 
-    def _is_view(self, call: Call, outputs: list[Tensor]) -> bool:
-        """Some operations hand on the memory of an input without saying so (_unsafe_view)."""
-        given = {storage_of(tensor) for tensor in call.tensors.values()}
-        return any(storage_of(tensor) in given for tensor in outputs)
+    def _is_view(self, call: OpCall, outputs: list[Tensor]) -> bool:
+        """Whether an output shares its storage with an input. Some operations do so without a view schema (_unsafe_view)."""
+        inputs = {storage_id(tensor) for tensor in call.tensors.values()}
+        return any(storage_id(tensor) in inputs for tensor in outputs)
 
-    # ---- which operations are behind a tensor, and behind a node of autograd
+    # ---- the operations that produced a tensor, and the forward operation of an autograd node
 
-    def _new_node(self, call: Call, arithmetic: str) -> Node:
-        """Remember which operation of the forward made the node that has just come into being."""
-        number = torch._C._autograd._get_sequence_nr() - 1
-        line = self._places.line()
-        known_as = op_names.known_as(call.func, line.called, self._places.module_type)
-        hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-        parameters = tuple(storage_of(tensor) for tensor in call.tensors.values() if isinstance(tensor, nn.Parameter))
-        node = Node(number, arithmetic, known_as, self._places.module, line.source, line.text, hooked, parameters)
-        for each in range(max(self._last_node + 1, number - 3), number + 1):  # torch may make a few at once
+    def _add_node(self, call: OpCall, base_name: str) -> AutogradNodeInfo:
+        """Store the forward operation of the autograd node that it has just created."""
+        sequence_nr = torch._C._autograd._get_sequence_nr() - 1
+        line = self._modules.line()
+        display_name = op_names.display_name(call.func, line.called, self._modules.module_type)
+        has_hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        parameters = tuple(storage_id(tensor) for tensor in call.tensors.values() if isinstance(tensor, nn.Parameter))
+        node = AutogradNodeInfo(sequence_nr, base_name, display_name, self._modules.module, line.source, line.text, has_hooks, parameters)
+        for each in range(max(self._last_sequence_nr + 1, sequence_nr - 3), sequence_nr + 1):  # one operation may create several nodes
             self._nodes[each] = node
         while len(self._nodes) > MAX_NODES:
             del self._nodes[next(iter(self._nodes))]
-        self._last_node = max(self._last_node, number)
+        self._last_sequence_nr = max(self._last_sequence_nr, sequence_nr)
         return node
 
-    def _node_behind(self, call: Call) -> Node | None:
-        """The operation of the forward whose backward is under way."""
+    def _forward_node(self, call: OpCall) -> AutogradNodeInfo | None:
+        """The forward operation whose backward is running."""
         return self._nodes.get(call.autograd_node._sequence_nr()) if call.autograd_node is not None else None
 
-    def _behind(self, call: Call, node: Node | None, arithmetic: str) -> tuple[Node, ...]:
+    def _producers_of_call(self, call: OpCall, node: AutogradNodeInfo | None, base_name: str) -> tuple[AutogradNodeInfo, ...]:
+        """The producers of the output of a call: its own node, then the producers of its inputs."""
         nodes = [node] if node and not call.in_backward else []
         for tensor in list(call.tensors.values())[:3]:
-            nodes += self._makers.get(storage_of(tensor), ())[: MAX_BEHIND - 1]
-        if arithmetic in op_names.CHOOSES and not call.in_backward:
+            nodes += self._producers.get(storage_id(tensor), ())[: MAX_PRODUCERS - 1]
+        if base_name in op_names.SELECTION_OPS and not call.in_backward:
             for each in nodes[1:]:
-                each.is_hidden = True
-        behind = tuple(dict.fromkeys(nodes))[:MAX_BEHIND]
+                each.is_masked = True
+        producers = tuple(dict.fromkeys(nodes))[:MAX_PRODUCERS]
         if node and not call.in_backward:
-            node.after = tuple(dict.fromkeys(each.module for each in behind[1:] if each.module))
-        return behind
+            node.producer_modules = tuple(dict.fromkeys(each.module for each in producers[1:] if each.module))
+        return producers
 
-    def _remember(self, tensor: Tensor, storage: int, behind: tuple[Node, ...]) -> None:
-        self._pin(tensor, storage)
-        self._makers[storage] = behind
-        if len(self._makers) > MAX_MAKERS:
-            in_use = self._unwritten.union(key for key in self._pins if self._trail.at(key))
-            self._pins = {key: pin for key, pin in self._pins.items() if key in in_use or not pin.expired()}  # type: ignore[no-untyped-call]
-            self._makers = {key: nodes for key, nodes in self._makers.items() if key in self._pins}
+    def _set_producers(self, tensor: Tensor, storage: int, producers: tuple[AutogradNodeInfo, ...]) -> None:
+        self._hold_storage_id(tensor, storage)
+        self._producers[storage] = producers
+        if len(self._producers) > MAX_STORAGES:
+            in_use = self._uninitialized.union(key for key in self._storage_refs if self._graph.events_at(key))
+            self._storage_refs = {key: ref for key, ref in self._storage_refs.items() if key in in_use or not ref.expired()}  # type: ignore[no-untyped-call]
+            self._producers = {key: nodes for key, nodes in self._producers.items() if key in self._storage_refs}
 
-    def _pin(self, tensor: Tensor, storage: int) -> None:
-        """See to it that no other memory is taken for this one after it is freed. Its bytes are not kept, only its number."""
-        if storage and storage not in self._pins:
-            self._pins[storage] = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+    def _hold_storage_id(self, tensor: Tensor, storage: int) -> None:
+        """Hold a weak reference, so that no later storage gets the same id. The memory itself is freed as usual."""
+        if storage and storage not in self._storage_refs:
+            self._storage_refs[storage] = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
-    def _makers_of(self, tensor: Tensor) -> tuple[str, ...]:
-        return tuple(node.arithmetic for node in self._makers.get(storage_of(tensor), ()))
+    def _producer_names(self, tensor: Tensor) -> tuple[str, ...]:
+        return tuple(node.base_name for node in self._producers.get(storage_id(tensor), ()))
 
-    def _tensors_held(self) -> dict[int, tuple[str, str]]:
-        if self._held is None:
-            self._held = self._places.tensors()
-        return self._held
+    def _get_model_tensors(self) -> dict[int, tuple[str, str]]:
+        if self._model_tensors is None:
+            self._model_tensors = self._modules.model_tensors()
+        return self._model_tensors
 
-    # ---- the decision
+    # ---- the result
 
-    def _events_of(self, tensors: Iterable[Tensor]) -> list[Event]:
-        return [event for tensor in tensors if not is_finite(tensor) for event in self._trail.at(storage_of(tensor))]
+    def _events_of(self, tensors: Iterable[Tensor]) -> list[NonFiniteEvent]:
+        return [event for tensor in tensors if not is_finite(tensor) for event in self._graph.events_at(storage_id(tensor))]
 
-    def _decide_if_bad(self, tensors: Iterable[Tensor]) -> None:
-        if ends := self._events_of(tensors):
-            self._decide(ends, even_on_purpose=True)
+    def _unconsumed_events(self) -> list[NonFiniteEvent]:
+        """Non-finite tensors that no operation used: the results. After a backward (the loss was finite), only gradients count."""
+        return [event for event in self._graph.events if not event.is_consumed and (event.in_backward or not self._has_backward)]
 
-    def _loose_ends(self) -> list[Event]:
-        """Bad tensors from which nothing was computed: the results. After a finite loss only gradients count."""
-        return [event for event in self._trail.events if not event.is_used and (event.backward or not self._went_back)]
-
-    def _decide(self, ends: list[Event], *, even_on_purpose: bool) -> None:
-        self._is_over = True
-        if found := beginning(ends, even_on_purpose=even_on_purpose):
-            self._found = in_view_of_what_follows(*found)
+    def _finish(self, ends: list[NonFiniteEvent], *, include_intentional: bool) -> None:
+        """Determine the origin of these events and stop tracing."""
+        self._is_done = True
+        if found := earliest_root(ends, include_intentional=include_intentional):
+            self._found = refine_origin(*found)
 
 
-class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Stands between torch and its kernels, and lets everything through."""
+class _TracingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs every operation unchanged and calls the tracer before and after it."""
 
     supports_higher_order_operators = True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # it would load the whole compiler, for seconds, to say that nothing is compiled here
+        return False  # True would import torch._dynamo, which takes seconds
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, tracer: NonFiniteTracer) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._tracer: Tracer | None = tracer
+        self._tracer: NonFiniteTracer | None = tracer
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         tracer = self._tracer
         if tracer is None or not isinstance(func, OpOverload):
             return func(*args, **kwargs)
-        if torch.is_inference_mode_enabled() and _is_made_of_others(func):
-            with self:  # without autograd, torch hands over whole functions: look inside
+        if torch.is_inference_mode_enabled() and _is_composite(func):
+            with self:  # in inference mode, torch dispatches composite functions as a whole: trace their parts
                 return func.decompose(*args, **kwargs)
         call = None
         try:
-            call = tracer.before(func, args, kwargs)
+            call = tracer.on_op_start(func, args, kwargs)
         except Exception as error:
-            self._retire(func, error)
+            self._stop(func, error)
         output = func(*args, **kwargs)
         if call is not None:
             try:
                 with torch.no_grad():
-                    tracer.after(call, output)
+                    tracer.on_op_end(call, output)
             except Exception as error:
-                self._retire(func, error)
+                self._stop(func, error)
             if tracer.origin is not None and tracer.on_found is not None:
                 on_found, tracer.on_found = tracer.on_found, None
                 on_found(tracer.origin)
         return output
 
-    def _retire(self, func: OpOverload, error: Exception) -> None:
-        """The program goes on as if nobody looked."""
-        _log.warning("the search for a bad number ends at %s: %s: %s", func, type(error).__name__, error)
+    def _stop(self, func: OpOverload, error: Exception) -> None:
+        """End the search after an error in it; the program goes on untraced."""
+        _log.warning("the search for the origin of a NaN or an Inf stopped at %s: %s: %s", func, type(error).__name__, error)
         if self._tracer is not None:
-            self._tracer.caveats.append(f"the search ended early, at {func}: {type(error).__name__}: {error}")
+            self._tracer.caveats.append(f"the search stopped early, at {func}: {type(error).__name__}: {error}")
         self._tracer = None
 
 
@@ -349,26 +368,27 @@ def is_finite(tensor: Tensor) -> bool:
     return reductions.check_finite([tensor])[1] < 0
 
 
-def _fills_its_memory(tensor: Tensor) -> bool:
-    """Whether a tensor is all that lies in its memory."""
-    return storage_of(tensor) != 0 and tensor.untyped_storage().nbytes() == tensor.nbytes
+def _covers_storage(tensor: Tensor) -> bool:
+    """Whether a tensor covers the whole of its storage."""
+    return storage_id(tensor) != 0 and tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def _flatten_tensors(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
-    return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, (list, tuple)) else []
+    return [tensor for item in value for tensor in _flatten_tensors(item)] if isinstance(value, (list, tuple)) else []
 
 
-def _is_made_of_others(func: OpOverload) -> bool:
+def _is_composite(func: OpOverload) -> bool:
+    """Whether an operation has no kernel of its own and consists of other operations."""
     overload = func._schema.overload_name
     name = f"{func._schema.name}.{overload}" if overload else func._schema.name
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     return has(name, "CompositeImplicitAutograd") and not has(name, "CPU") and not has(name, "CUDA")
 
 
-def _begins_backward() -> bool:
-    """Whether torch.autograd asks for the gradient of a result with respect to itself."""
+def _is_backward_seed() -> bool:
+    """Whether torch.autograd is creating the initial gradient of a backward."""
     frame = sys._getframe(1)
     for _ in range(12):
         if frame.f_code.co_name == "_make_grads":

@@ -11,7 +11,7 @@ from torch import nn
 
 from sonde.capture.replay_buffer import ReplayBuffer
 from sonde.nonfinite.origin import Origin
-from sonde.nonfinite.tracer import Tracer, is_finite
+from sonde.nonfinite.tracer import NonFiniteTracer, is_finite
 from sonde.replay.backward_call_site import slices_up_to_backward
 from sonde.replay.distributed import without_ddp
 from sonde.replay.program_slice import CannotReplay
@@ -52,7 +52,7 @@ def explain_overflow(
             loss = rerun()
             if not is_finite(loss) or not all(map(is_finite, gradients(loss))):
                 return OverflowExplanation("number", find_nonfinite_origin(buffer, frame=frame, loss=None, what="gradient", models=models))
-            with Tracer(models) as tracer:
+            with NonFiniteTracer(models) as tracer:
                 bad = [gradient for _, gradient in gradients_by_leaf(rerun(), scale) if not is_finite(gradient)]
                 origin = tracer.origin_of(bad) if bad else None
         except CannotReplay as error:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sonde.capture.call_site import is_library
 from sonde.nonfinite.origin import Origin
-from sonde.nonfinite.tracer import Tracer, is_finite
+from sonde.nonfinite.tracer import NonFiniteTracer, is_finite
 from sonde.replay.backward_call_site import statements_since_backward, variables_of
 from sonde.replay.rerun import Rerun, gradients_by_leaf
 from sonde.replay.statement_effects import MAX_DEPTH, Resolve, access_path, effects_of, function_ast, lookup, reason_not_replayable
@@ -46,7 +46,7 @@ def find_origin_after_backward(frame: FrameType, rerun: Rerun, models: Mapping[s
             compiled.append((code, variables))
     if not compiled:
         return None, ""
-    with Tracer(models) as tracer:
+    with NonFiniteTracer(models) as tracer:
         computed = gradients_by_leaf(rerun())
         with _temporary_gradients(computed, models.values()):
             for code, variables in compiled:

@@ -23,9 +23,8 @@ from torch import Tensor, nn
 
 from sonde.capture.replay_buffer import ForwardCall, ReplayBuffer
 from sonde.nonfinite.autograd_graph import origin_in_graph
-from sonde.nonfinite.compile_disabled import compile_disabled
 from sonde.nonfinite.origin import Origin
-from sonde.nonfinite.tracer import Tracer, is_finite
+from sonde.nonfinite.tracer import NonFiniteTracer, compile_disabled, is_finite
 from sonde.replay import distributed
 from sonde.replay.backward_call_site import FrameSlice, slices_up_to_backward
 from sonde.replay.batch_slicing import select_samples, step_inputs
@@ -141,7 +140,7 @@ class _NonFiniteReplay:
         """Runs forward, loss and backward with every operation traced. Sets `reason` if that finds nothing."""
         found: Origin | None = None
         try:
-            with Tracer(self.models) as tracer:
+            with NonFiniteTracer(self.models) as tracer:
                 loss = rerun()
                 if not is_finite(loss):
                     found = tracer.origin_of(loss)
@@ -179,7 +178,7 @@ class _NonFiniteReplay:
         for earlier in earlier_batches(list(self.buffer.calls), last.num_calls):
             rerun = Rerun(self.buffer, last.slices, earlier)
             try:
-                with Tracer(self.models) as tracer:
+                with NonFiniteTracer(self.models) as tracer:
                     bad = [gradient for gradient in gradients(rerun()) if not is_finite(gradient)]
                     found = tracer.origin_of(bad) if bad else None
             except Exception:  # it cannot replace the last micro-batch: another size, another branch
@@ -202,7 +201,7 @@ class _NonFiniteReplay:
         """The fallback if the step cannot run: the model alone, then the graph of the loss."""
         found: Origin | None = None
         try:
-            with Tracer(self.models) as tracer:
+            with NonFiniteTracer(self.models) as tracer:
                 bad = [output for output in rerun.model_outputs() if not is_finite(output)]
                 found = tracer.origin_of(bad) if bad else None
         except Exception as error:
@@ -225,7 +224,7 @@ def find_evaluation_origin(call: ForwardCall, models: Mapping[str, nn.Module]) -
     Use it inside `state_restored`. Raises `CannotReplay`.
     """
     try:
-        with Tracer(models) as tracer:
+        with NonFiniteTracer(models) as tracer:
             bad = [output for output in _outputs_of(call) if not is_finite(output)]
             found = tracer.origin_of(bad)
             has_nan = any(bool(output.isnan().any()) for output in bad)

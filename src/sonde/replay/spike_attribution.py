@@ -20,9 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from sonde.capture.replay_buffer import ReplayBuffer
-from sonde.nonfinite.build_origin import seen
-from sonde.nonfinite.compile_disabled import compile_disabled
-from sonde.nonfinite.origin import Seen
+from sonde.nonfinite.origin import TensorSummary
+from sonde.nonfinite.tracer import compile_disabled
 from sonde.replay import distributed
 from sonde.replay.backward_call_site import FrameSlice, slices_up_to_backward
 from sonde.replay.batch_slicing import select_samples, step_inputs
@@ -66,7 +65,7 @@ class Blame:
     layer: str = ""  # dotted path, if a layer is responsible
     odd: SampleDeviation | None = None  # where the samples differ from the others
     gradients: tuple[tuple[str, float], ...] = ()  # norms by parameter, the largest first
-    inputs: tuple[Seen, ...] = ()  # of the model
+    inputs: tuple[TensorSummary, ...] = ()  # of the model
     source: str = ""  # "train.py:41": the line that computes the loss
     text: str = ""
     how: str = "replayed"  # "replayed" | "model" | "gradients": what the attribution is based on
@@ -295,8 +294,8 @@ class _SpikeReplay:
                     yielded.add(id(value))
                     yield "target", name, value
 
-    def _summarize_inputs(self, rerun: Rerun) -> tuple[Seen, ...]:
-        return seen({name: tensor for kind, name, tensor in self._named_inputs(rerun) if kind == "input" and tensor.is_floating_point()})
+    def _summarize_inputs(self, rerun: Rerun) -> tuple[TensorSummary, ...]:
+        return summarize({name: tensor for kind, name, tensor in self._named_inputs(rerun) if kind == "input" and tensor.is_floating_point()})
 
     def _norms_by_parameter(self, found: Sequence[tuple[Tensor, Tensor]]) -> tuple[tuple[str, float], ...]:
         norms = [(self.names[id(leaf)], _norm([gradient])) for leaf, gradient in found if id(leaf) in self.names]

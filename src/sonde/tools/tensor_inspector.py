@@ -18,9 +18,9 @@ from torch import Tensor
 
 from sonde.errors import SondeError
 from sonde.formatting import size
-from sonde.leaks.accumulated_tensors import Suspect, piles
-from sonde.leaks.leak_detector import MIN_AGE, Leak, as_leaks
-from sonde.leaks.owners import Chain, holders
+from sonde.leaks.accumulated_tensors import TrackedTensor, find_accumulations
+from sonde.leaks.leak_detector import MIN_AGE, Leak, to_leaks
+from sonde.leaks.owners import ReferenceChain, find_owners
 from sonde.report import strict
 from sonde.rules.words import number
 from sonde.statistics.fingerprint import content_hash
@@ -219,13 +219,13 @@ class TensorInspector:
                 by_name.setdefault(info.name, []).append(tensor)
         return Memory(len(alive), storage_bytes(alive.values()), {name: storage_bytes(tensors) for name, tensors in by_name.items()})
 
-    def holders(self, tensor: Any, *, max_chains: int = 3) -> list[Chain]:
+    def holders(self, tensor: Any, *, max_chains: int = 3) -> list[ReferenceChain]:
         """Who keeps a tensor alive, shortest chain first: `train() local 'history' -> list[412] -> loss`. Takes an id or a tensor."""
         info = self._known(tensor)
         value = info._ref() if info is not None else tensor
         if not isinstance(value, Tensor):
             return []  # gone, or an array: numpy's are not watched
-        return holders(value, name=info.name if info is not None else "", max_chains=max_chains)
+        return find_owners(value, name=info.name if info is not None else "", max_chains=max_chains)
 
     def leaks(self) -> list[Leak]:
         """Inspected tensors that pile up: under one name, those of most earlier inspections are still alive. Each names its holder.
@@ -235,14 +235,14 @@ class TensorInspector:
         found: list[Leak] = []
         for name in self.names():
             times = self.history(name)
-            first: dict[int, Suspect] = {}  # a parameter is the same tensor every time
+            first: dict[int, TrackedTensor] = {}  # a parameter is the same tensor every time
             for at, info in enumerate(times):
                 tensor = info._ref()
                 if isinstance(tensor, Tensor):
-                    first.setdefault(id(tensor), Suspect(weakref.ref(tensor), at))
+                    first.setdefault(id(tensor), TrackedTensor(weakref.ref(tensor), at))
                 del tensor
-            old = [one for one in first.values() if one.born < len(times) - MIN_AGE]
-            found += as_leaks(piles(old, len(times), name=name))
+            old = [one for one in first.values() if one.first_step < len(times) - MIN_AGE]
+            found += to_leaks(find_accumulations(old, len(times), name=name))
         return sorted(found, key=lambda leak: leak.num_bytes, reverse=True)
 
     def _known(self, given: Any) -> TensorInfo | None:

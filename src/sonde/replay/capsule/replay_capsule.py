@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 
 from sonde.errors import SondeError
 from sonde.nonfinite.origin import Origin
-from sonde.nonfinite.tracer import Tracer, is_finite
+from sonde.nonfinite.tracer import NonFiniteTracer, is_finite
 from sonde.replay.capsule.capsule import Capsule, StoredTensor
 from sonde.replay.capsule.serialization import LeftOut, fill_left_out
 from sonde.replay.restore_state import state_restored
@@ -48,7 +48,7 @@ def replay(capsule: Capsule, model: nn.Module, loss_fn: Callable[..., Tensor] | 
         stack.enter_context(torch.set_grad_enabled(capsule.is_grad_enabled))
         for device, dtype in capsule.autocast.items():
             stack.enter_context(torch.autocast(device, dtype=dtype))
-        tracer = stack.enter_context(Tracer({"": model}))
+        tracer = stack.enter_context(NonFiniteTracer({"": model}))
         origin = None
         try:
             output = model(*fill_left_out(args, None), **fill_left_out(kwargs, None))

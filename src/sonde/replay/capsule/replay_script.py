@@ -26,7 +26,7 @@ from sonde.capture.call_site import is_library
 from sonde.errors import SondeError
 from sonde.launcher import run_file
 from sonde.nonfinite.origin import Origin
-from sonde.nonfinite.tracer import Tracer, is_finite
+from sonde.nonfinite.tracer import NonFiniteTracer, is_finite
 from sonde.replay.capsule.capsule import Capsule
 from sonde.replay.capsule.replay_capsule import apply_to_model, mismatch, move_to_model, replay, with_caveats
 from sonde.replay.capsule.serialization import fill_left_out
@@ -104,7 +104,7 @@ class ScriptReplayer(patches.TrainingCallbacks):
 
     def __init__(self, capsule: Capsule) -> None:
         self._capsule = capsule
-        self._tracer: Tracer | None = None
+        self._tracer: NonFiniteTracer | None = None
         self._model: nn.Module | None = None
         self._assigned: list[tuple[FrameType, str, Any]] = []  # variables that were set to the capsule's values
         self._mismatches: dict[str, str] = {}  # classes of models that were called, and how they differ
@@ -170,7 +170,7 @@ class ScriptReplayer(patches.TrainingCallbacks):
         args = fill_left_out(move_to_model(capsule.args, module), args)
         kwargs = fill_left_out(move_to_model(capsule.kwargs, module), kwargs)
         self._assign_loss_inputs(move_to_model(capsule.loss_inputs, module))
-        self._tracer = Tracer({"": module})
+        self._tracer = NonFiniteTracer({"": module})
         self._tracer.__enter__()
         return args, kwargs
 

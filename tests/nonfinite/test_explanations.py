@@ -1,4 +1,4 @@
-"""Each cause in the table, by the operation that really meets it: its key, and the numbers in its sentence."""
+"""Every explanation, on an operation that really fails so: its key, and the numbers in its sentence."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
-from sonde.nonfinite import explain_backward, explain_forward  # noqa: E402
-from sonde.nonfinite.bad_op import Case, among  # noqa: E402
+from sonde.nonfinite.explain_backward import BACKWARD_TABLE, explain_backward  # noqa: E402
+from sonde.nonfinite.explain_forward import FORWARD_TABLE, BadOp, count_phrase, explain_forward  # noqa: E402
 from sonde.nonfinite.find_origin import find_origin  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -73,25 +73,25 @@ FORWARD = {
 
 
 @pytest.mark.parametrize("name", FORWARD)
-def test_a_forward_is_explained_with_its_numbers(name):
-    run, said = FORWARD[name]
+def test_a_forward_operation_is_explained_with_its_numbers(name):
+    run, sentence = FORWARD[name]
     torch.manual_seed(0)
     with find_origin() as search:
         run()
     assert search.origin.key == name.split()[0]
-    assert said in search.origin.cause
+    assert sentence in search.origin.cause
     assert search.origin.fix
 
 
 @pytest.mark.filterwarnings("ignore:std")
-def test_the_spread_of_one_value_is_explained():
+def test_the_standard_deviation_of_one_value_is_explained():
     with find_origin() as search:
         x(3).std()
     assert search.origin.key == "std-of-one"
 
 
 @pytest.mark.parametrize(
-    ("behind", "remedy"),
+    ("produce", "fix"),
     [
         (lambda z: torch.softmax(z, -1), "log_softmax"),
         (lambda z: torch.sigmoid(z), "binary_cross_entropy_with_logits"),
@@ -100,14 +100,14 @@ def test_the_spread_of_one_value_is_explained():
         (lambda z: z.relu(), "clamp(min=1e-8)"),
     ],
 )
-def test_the_remedy_of_a_logarithm_depends_on_what_came_before(behind, remedy):
+def test_the_fix_for_a_logarithm_depends_on_the_operation_before_it(produce, fix):
     logits = torch.tensor([-300.0, 0.0])
     with find_origin() as search:
-        behind(logits).log()
-    assert remedy in search.origin.fix
+        produce(logits).log()
+    assert fix in search.origin.fix
 
 
-def test_the_divergence_of_zeros_speaks_of_kl_div():
+def test_a_kl_divergence_of_zeros_is_explained_as_kl_div():
     p = torch.tensor([[0.0, 1.0]])
     log_q = p.log()
     with find_origin() as search:
@@ -116,14 +116,14 @@ def test_the_divergence_of_zeros_speaks_of_kl_div():
     assert "log_softmax" in search.origin.fix
 
 
-def test_an_epsilon_that_half_precision_does_not_know_is_named():
-    told = explain_forward.explain(Case("native_layer_norm", x(nan).half(), {"input": x(1, 1).half()}, {"eps": 1e-9}))
-    assert told.key == "eps-underflow"
-    assert "eps of 1e-09 is 0" in told.cause
+def test_an_epsilon_that_rounds_to_zero_in_half_precision_is_named():
+    explanation = explain_forward(BadOp("native_layer_norm", x(nan).half(), {"input": x(1, 1).half()}, {"eps": 1e-9}))
+    assert explanation.key == "eps-underflow"
+    assert "eps of 1e-09 is 0" in explanation.cause
 
 
-def test_a_reciprocal_that_was_infinite_is_a_division_by_zero_in_backward_too():
-    assert explain_forward.explain(Case("mul", x(inf), {"saved result": x(inf, 1)}), "reciprocal").key == "division-by-zero"
+def test_an_infinite_reciprocal_is_a_division_by_zero_in_backward_too():
+    assert explain_backward(BadOp("mul", x(inf), {"saved result": x(inf, 1)}), "reciprocal").key == "division-by-zero"
 
 
 BACKWARD = {
@@ -132,7 +132,7 @@ BACKWARD = {
     "linalg_vector_norm": ("norm-at-zero", {"saved result": x(0, 1)}, "1 zero among 2 values"),
     "std": ("std-at-zero", {"saved result": x(0, 1)}, "all equal"),
     "acos": ("acos-at-one", {"saved self": x(1, 0)}, "1 of 2 values of ±1"),
-    "atan2": ("atan2-at-zero", {"saved self": x(0, 1), "saved other": x(0, 0)}, "1 pairs of zero"),
+    "atan2": ("atan2-at-zero", {"saved self": x(0, 1), "saved other": x(0, 0)}, "1 zero pair among 2 values"),
     "div": ("division-by-zero", {"saved other": x(1e-30, 1)}, "down to 1e-30"),
     "log": ("log-of-zero", {"saved self": x(0, 1)}, "1 zero among 2 values"),
     "linalg_svd": ("repeated-singular-values", {"saved S": x(3, 3, 1)}, "the closest two are 0 apart"),
@@ -140,33 +140,33 @@ BACKWARD = {
 
 
 @pytest.mark.parametrize("operation", BACKWARD)
-def test_a_backward_is_explained_by_what_the_forward_saved(operation):
-    key, saved, said = BACKWARD[operation]
-    told = explain_forward.explain(Case("div", x(inf, nan), saved), operation)
-    assert told.key == key
-    assert said in told.cause
+def test_a_backward_is_explained_by_the_tensors_that_the_forward_saved(operation):
+    key, saved, sentence = BACKWARD[operation]
+    explanation = explain_backward(BadOp("div", x(inf, nan), saved), operation)
+    assert explanation.key == key
+    assert sentence in explanation.cause
 
 
-def test_what_nobody_foresaw_is_told_as_it_is():
-    told = explain_forward.explain(Case("sin", x(nan), {"input": x(1)}))
-    assert (told.key, told.cause) == ("other", "sin turned finite values into NaN")
-    assert explain_forward.explain(Case("mul", x(nan), {"input": x(1)}), "sin").cause == "the backward of sin turned finite values into NaN"
+def test_an_operation_without_a_known_cause_is_reported_as_other():
+    explanation = explain_forward(BadOp("sin", x(nan), {"input": x(1)}))
+    assert (explanation.key, explanation.cause) == ("other", "sin turned finite values into NaN")
+    assert explain_backward(BadOp("mul", x(nan), {"input": x(1)}), "sin").cause == "the backward of sin turned finite values into NaN"
 
 
-def test_the_tables_name_operations_that_torch_has():
+def test_the_tables_name_only_operations_that_torch_has():
     names = [name.partition("::")[2].partition(".")[0] for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
-    known = {name.strip("_") for name in names}
-    assert set(explain_forward.TABLE) - known == set()
-    assert set(explain_backward.TABLE) - known - {"euclidean_dist"} == set()
+    aten = {name.strip("_") for name in names}
+    assert set(FORWARD_TABLE) - aten == set()
+    assert set(BACKWARD_TABLE) - aten - {"euclidean_dist"} == set()
 
 
-def test_one_is_not_some():
-    assert among(1, torch.zeros(3), "zeros") == "1 zero among 3 values"
-    assert among(1, torch.zeros(()), "zeros") == "1 zero"
-    assert among(1200, torch.zeros(2000), "values") == "1,200 of 2,000 values"
+def test_counts_use_singular_and_plural():
+    assert count_phrase(1, torch.zeros(3), "zeros") == "1 zero among 3 values"
+    assert count_phrase(1, torch.zeros(()), "zeros") == "1 zero"
+    assert count_phrase(1200, torch.zeros(2000), "values") == "1,200 of 2,000 values"
 
 
-def test_a_bf16_variance_that_cancels_is_a_negative_root():
+def test_a_bf16_variance_that_cancels_is_a_root_of_a_negative_value():
     module = nn.Identity()
     rows = torch.full((4, 64), 100.3).bfloat16()
     with find_origin(module) as search:

@@ -1,4 +1,4 @@
-"""A bad number that only backward makes is named by the forward operation that it belongs to."""
+"""A NaN or an Inf that backward creates is reported with the forward operation that it belongs to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from sonde.nonfinite.find_origin import find_origin  # noqa: E402
-from sonde.nonfinite.tracer import Tracer  # noqa: E402
+from sonde.nonfinite.tracer import NonFiniteTracer  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -36,7 +36,7 @@ class Distance(nn.Module):
         return apart.square().sum(-1).sqrt()
 
 
-def test_a_root_at_zero_is_found_though_the_loss_is_finite():
+def test_a_sqrt_at_zero_is_found_although_the_loss_is_finite():
     model = Distance()
     a = torch.tensor([0, 1, 2])
     origin = origin_of(lambda: model(a, torch.tensor([3, 1, 4])).mean().backward(), model)
@@ -45,7 +45,7 @@ def test_a_root_at_zero_is_found_though_the_loss_is_finite():
     assert "1 zero among 3 values" in origin.cause
 
 
-def test_a_branch_that_where_hides_is_told_as_such():
+def test_a_branch_that_where_hides_is_recognized():
     model = nn.Linear(4, 4)
     x = torch.randn(8, 4)
 
@@ -58,7 +58,7 @@ def test_a_branch_that_where_hides_is_told_as_such():
     assert "torch.where(ok, x, 1.0)" in origin.fix
 
 
-def test_a_power_hidden_by_where_is_told_as_such_too():
+def test_a_power_that_where_hides_is_recognized():
     model = nn.Linear(4, 4)
     x = torch.randn(8, 4)
 
@@ -70,7 +70,7 @@ def test_a_power_hidden_by_where_is_told_as_such_too():
     assert (origin.operation, origin.key) == ("pow", "nan-grad-where")
 
 
-def test_a_root_in_the_branch_that_where_chose_is_not_hidden():
+def test_a_sqrt_in_the_branch_that_where_selects_is_not_hidden():
     x = torch.zeros(4, requires_grad=True)
     origin = origin_of(lambda: torch.where(x >= 0, x.sqrt(), -x).sum().backward())
     assert (origin.operation, origin.key) == ("sqrt", "sqrt-at-zero")
@@ -112,7 +112,7 @@ class Wrong(torch.autograd.Function):
         return grad / (x - x)
 
 
-def test_a_function_of_the_users_own_is_named_with_the_line_in_its_backward():
+def test_a_custom_autograd_function_is_named_with_the_line_in_its_backward():
     class Layer(nn.Module):
         def forward(self, x):
             return Wrong.apply(x)
@@ -123,7 +123,7 @@ def test_a_function_of_the_users_own_is_named_with_the_line_in_its_backward():
     assert (origin.text, origin.cause) == ("return grad / (x - x)", "division by 6 zeros among 6 values")
 
 
-def test_a_hook_of_the_users_own_is_named_with_its_line():
+def test_a_gradient_hook_is_named_with_its_line():
     def unit_length(grad):
         return grad / grad.norm()
 
@@ -138,10 +138,10 @@ def test_a_hook_of_the_users_own_is_named_with_its_line():
     assert (origin.phase, origin.text, origin.key) == ("backward", "return grad / grad.norm()", "division-by-zero")
 
 
-def test_an_infinity_that_harms_only_in_backward_is_told_where_it_was_made():
+def test_an_inf_that_only_breaks_the_backward_is_traced_to_the_operation_that_created_it():
     gain = nn.Parameter(torch.zeros(3))
     x = torch.ones(3, requires_grad=True)
-    with Tracer({"": nn.ParameterDict({"gain": gain})}) as tracer:
+    with NonFiniteTracer({"": nn.ParameterDict({"gain": gain})}) as tracer:
         loss = (x / (x * (1.0 / gain))).sum()
         bad = [gradient for gradient in torch.autograd.grad(loss, (x, gain)) if not gradient.isfinite().all()]
     assert loss.isfinite()
@@ -163,9 +163,9 @@ def test_the_parameters_of_the_forward_operation_are_named():
     assert (origin.operation, origin.parameters) == ("svd", ("weight",))
 
 
-def test_gradients_that_are_asked_for_by_hand_are_looked_at():
+def test_gradients_from_autograd_grad_are_traced():
     x = torch.zeros(3, requires_grad=True)
-    with Tracer() as tracer:
+    with NonFiniteTracer() as tracer:
         loss = x.sqrt().sum()
         (gradient,) = torch.autograd.grad(loss, x)
     assert tracer.origin.operation == "sqrt"
@@ -185,14 +185,14 @@ def test_gradients_that_are_asked_for_by_hand_are_looked_at():
         ("eigh", "repeated-singular-values", lambda x: torch.linalg.eigh(torch.eye(3) + torch.diag(x))[1].abs()),
     ],
 )
-def test_a_slope_without_end_is_told_by_its_operation(operation, key, compute):
+def test_an_infinite_slope_is_reported_with_its_operation(operation, key, compute):
     x = torch.zeros(3, requires_grad=True)
     origin = origin_of(lambda: compute(x).sum().backward())
     assert (origin.phase, origin.operation) == ("backward", operation)
     assert origin.key in (key, "nan-grad-where")
 
 
-def test_a_gradient_that_leaves_half_precision_is_told():
+def test_a_gradient_that_overflows_half_precision_is_reported():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)).half()
     with torch.no_grad():
         model[1].weight.fill_(200.0)
@@ -200,7 +200,7 @@ def test_a_gradient_that_leaves_half_precision_is_told():
     assert (origin.phase, origin.key) == ("backward", "fp16-overflow")
 
 
-def test_an_older_gradient_that_was_bad_is_told_as_such():
+def test_a_non_finite_gradient_of_an_earlier_step_is_recognized():
     model = nn.Linear(2, 1)
     model.weight.grad = torch.full((1, 2), float("nan"))
     origin = origin_of(lambda: model(torch.ones(1, 2)).sum().backward(), model)
@@ -208,7 +208,7 @@ def test_an_older_gradient_that_was_bad_is_told_as_such():
     assert "zero_grad" in origin.fix
 
 
-def test_a_recurrent_cell_that_divides_by_its_own_spread_is_found_in_time():
+def test_a_sqrt_at_zero_inside_a_recurrent_loop_is_found():
     class Cell(nn.Module):
         def __init__(self) -> None:
             super().__init__()

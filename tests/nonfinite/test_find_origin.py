@@ -1,4 +1,4 @@
-"""`find_origin` around any code: what it promises to a training, and when it keeps silent."""
+"""`find_origin` around any code: results stay the same, nothing is kept alive, and infinities on purpose are not reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 from torch.nn.modules import module as module_of_torch  # noqa: E402
 
 import sonde  # noqa: E402
-from sonde.nonfinite.tracer import Tracer  # noqa: E402
+from sonde.nonfinite.tracer import NonFiniteTracer  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -63,7 +63,7 @@ def test_training_under_a_search_is_the_same_bit_by_bit(optimizer):
         assert torch.equal(a, b)
 
 
-def test_a_step_that_goes_bad_gives_the_same_bits_too():
+def test_a_step_that_becomes_non_finite_gives_the_same_bits_too():
     def run(traced):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
@@ -75,7 +75,7 @@ def test_a_step_that_goes_bad_gives_the_same_bits_too():
         assert torch.equal(a, b)
 
 
-def test_fast_paths_of_inference_are_taken_as_without_it():
+def test_fast_paths_of_inference_are_taken_as_without_a_search():
     torch.manual_seed(0)
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2).eval()
     x = torch.randn(2, 5, 8)
@@ -86,7 +86,7 @@ def test_fast_paths_of_inference_are_taken_as_without_it():
     assert torch.equal(plain, traced)
 
 
-def test_leaving_takes_every_hook_away_even_after_an_exception():
+def test_leaving_removes_every_hook_even_after_an_exception():
     hooks = (module_of_torch._global_forward_hooks, module_of_torch._global_forward_pre_hooks)
     before = [len(each) for each in hooks], torch._C._len_torch_dispatch_stack()
     with pytest.raises(ZeroDivisionError), sonde.find_origin():
@@ -94,15 +94,15 @@ def test_leaving_takes_every_hook_away_even_after_an_exception():
     assert ([len(each) for each in hooks], torch._C._len_torch_dispatch_stack()) == before
 
 
-def test_nothing_of_the_users_is_kept_alive():
+def test_no_model_or_tensor_of_the_user_is_kept_alive():
     model, x = nn.Linear(4, 4), torch.zeros(2, 4)
     with sonde.find_origin(model) as search:
         loss = (model(x) * 0).log().sum()
         loss.backward()
-    watched = [weakref.ref(model), weakref.ref(x), weakref.ref(loss)]
+    refs = [weakref.ref(model), weakref.ref(x), weakref.ref(loss)]
     del model, x, loss
     gc.collect()
-    assert [ref() for ref in watched] == [None, None, None]
+    assert [ref() for ref in refs] == [None, None, None]
     assert search.origin.operation == "log"
 
 
@@ -114,7 +114,7 @@ def test_the_users_tensors_are_not_changed():
     assert (x._version, x.tolist(), x.grad) == (version, [0.0, 1.0, 2.0], None)
 
 
-def test_raising_stops_before_the_backward_and_carries_the_origin():
+def test_raise_on_origin_raises_before_the_backward_with_the_origin():
     model = nn.Linear(3, 3)
     with pytest.raises(sonde.NonFiniteError) as found, sonde.find_origin(model, raise_on_origin=True):
         (model(torch.ones(2, 3)) * 0).log().sum().backward()
@@ -123,7 +123,7 @@ def test_raising_stops_before_the_backward_and_carries_the_origin():
     assert isinstance(found.value, sonde.SondeError)
 
 
-def test_raising_without_a_backward_happens_at_the_end():
+def test_raise_on_origin_without_a_backward_raises_at_the_end_of_the_block():
     with pytest.raises(sonde.NonFiniteError), sonde.find_origin(raise_on_origin=True):
         torch.zeros(2).reciprocal()
 
@@ -138,12 +138,12 @@ def test_an_error_of_the_program_itself_is_not_replaced():
 
 
 @pytest.mark.parametrize("wrong", [3, "model", [nn.Linear(1, 1)], {"a": 1}])
-def test_what_is_no_model_gets_a_letter(wrong):
+def test_an_argument_that_is_no_model_raises_a_sonde_error(wrong):
     with pytest.raises(sonde.SondeError, match="find_origin takes a model"):
         sonde.find_origin(wrong)
 
 
-def test_several_models_go_by_their_names():
+def test_several_models_are_named_by_their_keys():
     models = {"generator": nn.Sequential(nn.Linear(2, 2)), "critic": nn.Sequential(nn.Linear(2, 2), nn.ReLU())}
     with torch.no_grad():
         models["critic"][0].weight.fill_(float("nan"))
@@ -152,14 +152,14 @@ def test_several_models_go_by_their_names():
     assert (search.origin.module, search.origin.parameters) == ("critic.0", ("critic.0.weight",))
 
 
-def test_code_without_a_bad_number_has_no_origin_and_says_so():
+def test_code_without_a_nan_or_an_inf_has_no_origin():
     with sonde.find_origin() as search:
         torch.ones(3).log().sum()
     assert search.origin is None
-    assert str(search) == "no bad number was made"
+    assert str(search) == "no unintended NaN or Inf was created"
 
 
-# ---- infinities that are meant
+# ---- infinities on purpose
 
 
 def causal_attention():
@@ -175,18 +175,18 @@ def masked_logsumexp():
     scores.masked_fill(padding, -torch.inf).logsumexp(-1).sum().backward()
 
 
-def largest_of_the_real_ones():
+def maximum_of_unmasked_values():
     scores = torch.randn(3, 5, requires_grad=True)
     torch.where(scores > -9, scores, torch.tensor(-torch.inf)).max(-1).values.sum().backward()
 
 
-def thrown_away():
+def discarded_branch():
     x = torch.tensor([0.0, 0.5, 2.0], requires_grad=True)
     logs = x.detach().log()
     (torch.where(x > 0, logs, torch.zeros(())) * x).sum().backward()
 
 
-def a_metric_aside():
+def metric_without_gradient():
     x = torch.randn(4, requires_grad=True)
     x.square().sum().backward()
     with torch.no_grad():
@@ -224,18 +224,18 @@ def fused_attention_in_evaluation():
     F.scaled_dot_product_attention(q, q, q, attn_mask=torch.ones(4, 4).tril(-1).bool())
 
 
-MEANT = [causal_attention, masked_logsumexp, largest_of_the_real_ones, thrown_away]
-MEANT += [a_metric_aside, log_of_a_mask, best_so_far, fused_attention, ctc_in_evaluation, fused_attention_in_evaluation]
+INTENTIONAL = [causal_attention, masked_logsumexp, maximum_of_unmasked_values, discarded_branch]
+INTENTIONAL += [metric_without_gradient, log_of_a_mask, best_so_far, fused_attention, ctc_in_evaluation, fused_attention_in_evaluation]
 
 
-@pytest.mark.parametrize("program", MEANT)
-def test_an_infinity_that_is_meant_is_no_origin(program):
+@pytest.mark.parametrize("program", INTENTIONAL)
+def test_an_infinity_on_purpose_is_no_origin(program):
     with sonde.find_origin() as search:
         program()
     assert search.origin is None
 
 
-def test_masks_count_where_that_is_asked_for():
+def test_masks_are_reported_with_ignore_masks_false():
     with sonde.find_origin(ignore_masks=False) as search:
         torch.zeros(3).masked_fill(torch.tensor([True, False, False]), -torch.inf)
     assert (search.origin.key, search.origin.operation) == ("written", "masked_fill")
@@ -248,17 +248,17 @@ def test_a_mask_that_reaches_the_loss_is_an_origin():
     assert (search.origin.key, search.origin.operation) == ("written", "masked_fill")
 
 
-# ---- the search never harms the program
+# ---- errors of the search do not reach the program
 
 
-def test_a_search_that_fails_lets_the_program_go_on(monkeypatch, caplog):
-    import sonde.nonfinite.tracer as home
+def test_a_failed_search_does_not_stop_the_program(monkeypatch, caplog):
+    import sonde.nonfinite.tracer as tracer_module
 
     def broken(*_):
         raise RuntimeError("no such number")
 
-    monkeypatch.setattr(home, "kind_of", broken)
-    with caplog.at_level(logging.WARNING, "sonde"), Tracer() as tracer:
+    monkeypatch.setattr(tracer_module, "nonfinite_kind", broken)
+    with caplog.at_level(logging.WARNING, "sonde"), NonFiniteTracer() as tracer:
         result = torch.zeros(2).log() + torch.zeros(2).log()
     assert result.isinf().all()
     assert tracer.origin is None
@@ -266,7 +266,7 @@ def test_a_search_that_fails_lets_the_program_go_on(monkeypatch, caplog):
     assert len(caplog.records) == 1
 
 
-def test_tensors_of_other_kinds_go_through():
+def test_sparse_complex_and_vmapped_tensors_pass_through():
     with sonde.find_origin() as search:
         sparse = torch.eye(3).to_sparse() * 2
         dense = torch.sparse.mm(sparse, torch.ones(3, 3))
@@ -275,7 +275,7 @@ def test_tensors_of_other_kinds_go_through():
     assert search.origin is None
 
 
-def test_two_searches_may_be_inside_each_other():
+def test_searches_can_be_nested():
     with sonde.find_origin() as outer, sonde.find_origin() as inner:
         torch.zeros(2).reciprocal()
     assert inner.origin.operation == outer.origin.operation == "reciprocal"

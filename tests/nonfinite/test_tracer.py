@@ -1,4 +1,4 @@
-"""The operation that made a bad number in a forward, on models of all kinds: its name, its module, its line, its numbers."""
+"""The tracer finds the forward operation that creates a NaN or an Inf: its name, module, line and numbers, on many kinds of models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
 from sonde.nonfinite.find_origin import find_origin  # noqa: E402
-from sonde.nonfinite.tracer import Tracer  # noqa: E402
+from sonde.nonfinite.tracer import NonFiniteTracer  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -33,7 +33,7 @@ class LogMLP(nn.Module):
 
 
 class Scale(nn.Module):
-    """Divides by a spread that may be nothing."""
+    """Divides by a standard deviation that may be 0."""
 
     def forward(self, x):
         return x / x.std(dim=(2, 3), keepdim=True)
@@ -51,11 +51,11 @@ def test_a_logarithm_in_a_forward_is_found_with_its_line_and_its_zeros():
     assert (origin.kind, origin.phase, origin.operation, origin.module) == ("inf", "forward", "log", "")
     assert origin.text == "hidden = torch.log(hidden)"
     assert origin.source.startswith("test_tracer.py:")
-    (seen,) = origin.inputs
-    assert origin.cause == f"log of {seen.zeros} zeros among {seen.num} values"
+    (summary,) = origin.inputs
+    assert origin.cause == f"log of {summary.zeros} zeros among {summary.num} values"
 
 
-def test_those_that_pass_the_number_on_are_not_named():
+def test_operations_that_propagate_the_value_are_not_named():
     model = LogMLP()
     with torch.no_grad():
         origin = origin_of(lambda: F.cross_entropy(model(torch.randn(8, 6)).tanh() * 2, torch.zeros(8, dtype=torch.long)), model)
@@ -70,7 +70,7 @@ def test_a_module_inside_a_convolutional_model_is_named_by_its_path():
     assert "standard deviation" in origin.cause
 
 
-def test_a_recurrent_layer_whose_weight_is_bad_is_named_with_that_weight():
+def test_a_recurrent_layer_with_a_nan_weight_is_named_with_that_weight():
     model = nn.ModuleDict({"rnn": nn.GRU(4, 8, batch_first=True), "out": nn.Linear(8, 1)})
     with torch.no_grad():
         model["rnn"].weight_hh_l0[3, 2] = float("nan")
@@ -80,7 +80,7 @@ def test_a_recurrent_layer_whose_weight_is_bad_is_named_with_that_weight():
     assert "1 NaN among 192 values" in origin.cause
 
 
-def test_a_bad_buffer_is_no_parameter():
+def test_a_non_finite_buffer_is_reported_as_a_buffer():
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
     model[1].running_mean[0] = float("inf")
     origin = origin_of(lambda: model(torch.randn(3, 4)), model)
@@ -88,7 +88,7 @@ def test_a_bad_buffer_is_no_parameter():
     assert "1.running_mean" in origin.cause
 
 
-def test_numbers_that_were_bad_before_are_an_input():
+def test_values_that_were_non_finite_before_are_an_input():
     model = nn.Linear(4, 2)
     batch = torch.randn(8, 4)
     batch[3, 1] = float("nan")
@@ -97,7 +97,7 @@ def test_numbers_that_were_bad_before_are_an_input():
     assert "1 NaN among 32 values" in origin.cause
 
 
-def test_a_bad_batch_is_told_at_the_line_where_the_model_takes_it():
+def test_a_non_finite_batch_is_reported_at_the_line_that_calls_the_model():
     class Inner(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -120,7 +120,7 @@ def test_the_buffer_of_a_criterion_has_a_name_though_the_criterion_has_no_path()
     assert "BCEWithLogitsLoss.pos_weight" in origin.cause
 
 
-def test_attention_over_a_row_that_is_masked_away_is_the_softmax():
+def test_attention_over_a_fully_masked_row_is_traced_to_the_softmax():
     class Attention(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -140,14 +140,14 @@ def test_attention_over_a_row_that_is_masked_away_is_the_softmax():
     assert "F.softmax" in origin.text
 
 
-def test_the_attention_of_torch_over_padding_alone_is_found_inside_of_it():
+def test_torch_attention_over_padding_alone_is_traced_to_its_softmax():
     model = nn.MultiheadAttention(8, 2, batch_first=True)
     x, padding = torch.randn(2, 5, 8), torch.tensor([[False] * 5, [True] * 5])
     origin = origin_of(lambda: model(x, x, x, key_padding_mask=padding)[0].sum().backward(), model)
     assert (origin.operation, origin.key) == ("softmax", "masked-row")
 
 
-def test_a_mask_that_comes_as_an_input_does_no_harm_but_the_softmax_does():
+def test_a_mask_from_outside_is_no_origin_but_the_softmax_over_it_is():
     mask = torch.zeros(4, 4).masked_fill(torch.ones(4, 4).triu(1).bool(), float("-inf"))
     mask[2] = float("-inf")
     scores = torch.randn(4, 4, requires_grad=True)
@@ -155,7 +155,7 @@ def test_a_mask_that_comes_as_an_input_does_no_harm_but_the_softmax_does():
     assert (origin.operation, origin.key) == ("softmax", "masked-row")
 
 
-def test_infinity_minus_infinity_is_named_where_masks_meet():
+def test_inf_minus_inf_of_a_mask_is_named():
     def logsumexp(x):
         top = x.max(-1, keepdim=True).values
         return (x - top).exp().sum(-1).log()
@@ -175,7 +175,7 @@ def test_a_loss_outside_of_any_module_is_found():
     assert "all 6 targets" in origin.cause
 
 
-def test_a_softmax_by_hand_is_told_as_such():
+def test_a_softmax_by_hand_is_recognized():
     model = nn.Linear(4, 3)
 
     def run():
@@ -195,7 +195,7 @@ def test_an_exponential_that_overflows_elsewhere_is_no_softmax():
     assert origin.key == "exp-overflow"
 
 
-def test_half_precision_overflows_in_the_layer_where_it_does():
+def test_an_overflow_in_half_precision_is_traced_to_its_layer():
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 4)).half()
     with torch.no_grad():
         model[1].weight.fill_(30.0)
@@ -216,14 +216,14 @@ def test_a_cast_by_autocast_is_named():
     assert "up to 1e+06" in origin.cause
 
 
-def test_an_operation_in_place_is_judged_by_what_was_there_before():
+def test_an_in_place_operation_is_explained_by_the_values_before_it():
     x = torch.rand(5, 4).sub_(0.5).relu_()
     num_zeros = int((x == 0).sum())
     origin = origin_of(x.log_)
     assert (origin.operation, origin.cause) == ("log", f"log of {num_zeros} zeros among 20 values")
 
 
-def test_a_bad_piece_of_a_tensor_is_followed_through_slices_and_views():
+def test_a_non_finite_part_of_a_tensor_is_followed_through_slices_and_views():
     def run():
         table = torch.zeros(4, 6)
         table[2, 1:3] = torch.zeros(2) / torch.zeros(2)
@@ -233,7 +233,7 @@ def test_a_bad_piece_of_a_tensor_is_followed_through_slices_and_views():
     assert (origin.operation, origin.key) == ("div", "division-by-zero")
 
 
-def test_memory_that_nobody_has_written_is_not_looked_at():
+def test_uninitialized_memory_is_ignored():
     def run():
         buffer = torch.empty(1000)
         buffer.fill_(float("nan"))  # what malloc may leave there
@@ -244,7 +244,7 @@ def test_memory_that_nobody_has_written_is_not_looked_at():
     assert origin_of(run) is None
 
 
-def test_memory_that_is_used_again_is_not_taken_for_what_was_there():
+def test_reused_memory_is_not_confused_with_its_previous_tensor():
     def run():
         for _ in range(50):
             torch.empty(64)
@@ -252,12 +252,12 @@ def test_memory_that_is_used_again_is_not_taken_for_what_was_there():
         fresh = torch.from_numpy(np.full(64, np.nan, np.float32))
         return (fresh * 2).sum()
 
-    with Tracer() as tracer:
+    with NonFiniteTracer() as tracer:
         result = run()
     assert tracer.origin_of(result).phase == "input"
 
 
-def test_a_module_that_is_used_twice_is_named_as_it_was_called():
+def test_a_shared_module_is_named_by_the_path_of_the_call():
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -277,7 +277,7 @@ def test_a_module_that_is_used_twice_is_named_as_it_was_called():
     assert origin_of(lambda: second(image), second).module == "second.0"
 
 
-def test_without_a_model_the_first_one_called_gives_the_names_and_others_go_by_class():
+def test_without_a_model_the_first_one_called_gives_the_names_and_others_are_named_by_class():
     class Wrong(nn.Module):
         def forward(self, x):
             return x.mean().log()
@@ -289,7 +289,7 @@ def test_without_a_model_the_first_one_called_gives_the_names_and_others_go_by_c
     assert origin_of(lambda: model(torch.zeros(1, 2) - 9)).module == "1"
 
 
-def test_what_is_in_no_given_model_has_no_path():
+def test_a_module_outside_of_the_models_has_no_path():
     class Wrong(nn.Module):
         def forward(self, x):
             return x.mean().log()
@@ -298,16 +298,16 @@ def test_what_is_in_no_given_model_has_no_path():
     assert origin_of(lambda: criterion(model(torch.zeros(1, 2)) * 0), model).module == ""
 
 
-def test_inference_mode_is_looked_into():
+def test_inference_mode_is_traced():
     model = LogMLP().eval()
     with torch.inference_mode():
         origin = origin_of(lambda: model(torch.randn(8, 6)), model)
     assert (origin.operation, origin.text) == ("log", "hidden = torch.log(hidden)")
 
 
-def test_of_two_bad_results_the_one_asked_for_is_explained():
+def test_origin_of_explains_the_tensor_that_it_gets():
     x = torch.zeros(3)
-    with Tracer() as tracer:
+    with NonFiniteTracer() as tracer:
         first = x.log()
         second = x / x
         loss = second.sum()
@@ -317,7 +317,7 @@ def test_of_two_bad_results_the_one_asked_for_is_explained():
     assert tracer.origin_of(x) is None
 
 
-def test_an_update_that_ruins_the_weights_is_an_origin():
+def test_an_update_that_makes_weights_non_finite_is_an_origin():
     model = nn.Linear(4, 2).half()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
@@ -330,7 +330,7 @@ def test_an_update_that_ruins_the_weights_is_an_origin():
     assert origin.text == "optimizer.step()"
 
 
-def test_a_compiled_model_is_run_operation_by_operation_and_it_says_so():
+def test_a_compiled_model_is_run_in_eager_mode_with_a_caveat():
     model = LogMLP()
     compiled = torch.compile(model, backend="eager")
     x = torch.randn(8, 6)

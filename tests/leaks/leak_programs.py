@@ -1,4 +1,4 @@
-"""Small trainings that leak, and others that only look as if they did. Each calls `step()` at the end of every step."""
+"""Small trainings that leak, and healthy ones that look similar. Each calls `step()` at the end of every step."""
 
 from __future__ import annotations
 
@@ -188,8 +188,8 @@ def weight_average(num_steps: int, step: Step) -> None:
     for _ in range(num_steps):
         update(optimizer, loss_of(net))
         with torch.no_grad():
-            for kept, now in zip(average.parameters(), net.parameters()):
-                kept.data = 0.9 * kept + 0.1 * now
+            for averaged, current in zip(average.parameters(), net.parameters()):
+                averaged.data = 0.9 * averaged + 0.1 * current
         step()
 
 
@@ -211,13 +211,13 @@ def full_buffer(num_steps: int, step: Step) -> None:
 
 def reservoir(num_steps: int, step: Step) -> None:
     chance = random.Random(0)
-    kept = []
+    sample = []
     for number in range(num_steps):
         item = torch.randn(64, 64)
-        if len(kept) < num_steps // 4:
-            kept.append(item)
+        if len(sample) < num_steps // 4:
+            sample.append(item)
         elif chance.random() < num_steps / 4 / number:
-            kept[chance.randrange(len(kept))] = item
+            sample[chance.randrange(len(sample))] = item
         step()
 
 
@@ -259,7 +259,7 @@ def growing_then_steady_graph(num_steps: int, step: Step) -> None:
         step()
 
 
-def memoised(num_steps: int, step: Step) -> None:
+def memoized(num_steps: int, step: Step) -> None:
     @functools.lru_cache(maxsize=500)
     def features(number: int) -> torch.Tensor:
         return torch.randn(64, 64)
@@ -288,6 +288,6 @@ HEALTHY = [
     outputs_of_an_epoch,
     accumulated_loss,
     growing_then_steady_graph,
-    memoised,
+    memoized,
     cycles_that_wait_for_the_collector,
 ]

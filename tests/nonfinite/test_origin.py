@@ -1,4 +1,4 @@
-"""An origin is plain data: it goes through strict JSON and back, and reads well."""
+"""An origin is plain data: it survives strict JSON, and its summary is readable."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import math
 import subprocess
 import sys
 
-from sonde.nonfinite.origin import Origin, Seen
+from sonde.nonfinite.origin import Origin, TensorSummary
 
-SEEN = Seen("input", (32, 10), "float32", 320, 0.0, 0.73, 12, 0, 0)
+SUMMARY = TensorSummary("input", (32, 10), "float32", 320, 0.0, 0.73, 12, 0, 0)
 ORIGIN = Origin(
     kind="inf",
     phase="forward",
@@ -20,8 +20,8 @@ ORIGIN = Origin(
     cause="log of 12 zeros among 320 values",
     fix="clamp(min=1e-8) before the logarithm",
     key="log-of-zero",
-    inputs=(SEEN,),
-    output=Seen("", (32, 10), "float32", 320, -9.0, 0.0, 0, 0, 12),
+    inputs=(SUMMARY,),
+    output=TensorSummary("", (32, 10), "float32", 320, -9.0, 0.0, 0, 0, 12),
     parameters=("head.weight",),
     samples=(3, 17),
     indices=(1003, 1017),
@@ -33,14 +33,15 @@ def test_an_origin_survives_strict_json():
     assert Origin.from_dict(json.loads(json.dumps(ORIGIN.to_dict(), allow_nan=False))) == ORIGIN
 
 
-def test_what_is_not_finite_is_spelt():
-    odd = Origin("nan", "input", "to", "", "", "", "c", "f", "other", inputs=(Seen("x", (), "float64", 1, -math.inf, math.inf, 0, 0, 0),))
-    data = json.loads(json.dumps(odd.to_dict(), allow_nan=False))
+def test_non_finite_numbers_are_written_as_strings():
+    infinite = TensorSummary("x", (), "float64", 1, -math.inf, math.inf, 0, 0, 0)
+    origin = Origin("nan", "input", "to", "", "", "", "c", "f", "other", inputs=(infinite,))
+    data = json.loads(json.dumps(origin.to_dict(), allow_nan=False))
     assert (data["inputs"][0]["low"], data["inputs"][0]["high"]) == ("-Infinity", "Infinity")
-    assert Origin.from_dict(data) == odd
+    assert Origin.from_dict(data) == origin
 
 
-def test_samples_that_were_not_looked_for_differ_from_the_whole_batch():
+def test_samples_that_were_not_searched_differ_from_the_whole_batch():
     unknown = Origin.from_dict(ORIGIN.to_dict() | {"samples": None})
     whole = Origin.from_dict(ORIGIN.to_dict() | {"samples": []})
     assert (unknown.samples, whole.samples) == (None, ())
@@ -48,11 +49,11 @@ def test_samples_that_were_not_looked_for_differ_from_the_whole_batch():
     assert "it takes the whole batch" in whole.summary()
 
 
-def test_fields_of_later_versions_are_left_out():
+def test_fields_of_later_versions_are_ignored():
     assert Origin.from_dict(ORIGIN.to_dict() | {"weather": "rain"}) == ORIGIN
 
 
-def test_the_summary_says_what_where_why_and_what_to_do():
+def test_the_summary_shows_kind_location_cause_and_fix():
     assert ORIGIN.summary().splitlines() == [
         "Inf made by log in head (train.py:41)",
         "    return torch.log(p)",
@@ -67,7 +68,7 @@ def test_the_summary_says_what_where_why_and_what_to_do():
     assert str(ORIGIN) == ORIGIN.summary()
 
 
-def test_a_hundred_samples_are_not_all_written():
+def test_the_summary_lists_at_most_eight_samples():
     many = Origin.from_dict(ORIGIN.to_dict() | {"samples": list(range(100)), "indices": None})
     assert "0, 1, 2, 3, 4, 5, 6, 7 and 92 more of the batch" in many.summary()
 

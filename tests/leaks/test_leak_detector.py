@@ -1,4 +1,4 @@
-"""Leaks are found and their holder is named; programs that only look as if they leaked get no report."""
+"""Leaks are found with their owner; healthy programs that look similar get no report."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from sonde.leaks.leak_detector import Leak, LeakDetector, _grows_steadily  # noq
 pytestmark = pytest.mark.torch
 
 
-def watched(program, num_steps: int) -> list[Leak]:
-    """What the watch says at the last step, while the program still runs."""
+def detect(program, num_steps: int) -> list[Leak]:
+    """The leaks at the last step, while the program still runs."""
     gc.collect()
-    watch = LeakDetector()
+    detector = LeakDetector()
     found: list[Leak] = []
     left = num_steps
 
     def step() -> None:
         nonlocal left
-        watch.step()
+        detector.step()
         left -= 1
         if not left:
-            found.extend(watch.leaks())
+            found.extend(detector.leaks())
 
     program(num_steps, step)
     return found
@@ -39,10 +39,10 @@ def watched(program, num_steps: int) -> list[Leak]:
 
 @pytest.mark.parametrize("num_steps", [24])
 @pytest.mark.parametrize("program", leak_programs.LEAKING, ids=lambda program: program.__name__)
-def test_a_leak_is_found_and_its_holder_is_named(program, num_steps, request):
+def test_a_leak_is_found_and_its_owner_is_named(program, num_steps, request):
     if program is leak_programs.global_dict_of_batches:
         request.getfixturevalue("unfrozen")
-    (leak,) = watched(program, num_steps)
+    (leak,) = detect(program, num_steps)
     assert leak.holder.startswith(leak_programs.LEAKING[program])
     assert leak.num_tensors >= num_steps // 3 - 2 or leak.num_nodes >= num_steps
 
@@ -50,27 +50,27 @@ def test_a_leak_is_found_and_its_holder_is_named(program, num_steps, request):
 @pytest.mark.parametrize("num_steps", [24])
 @pytest.mark.parametrize("program", leak_programs.HEALTHY, ids=lambda program: program.__name__)
 def test_a_healthy_program_gets_no_report(program, num_steps):
-    assert watched(program, num_steps) == []
+    assert detect(program, num_steps) == []
 
 
-def test_what_was_there_before_the_training_hides_no_leak_by_going():
-    before = [torch.randn(64) for _ in range(40)]  # of the same kind as what leaks
+def test_freeing_tensors_from_before_the_training_hides_no_leak():
+    before = [torch.randn(64) for _ in range(40)]  # of the same kind as the tensors that leak
 
     def program(num_steps, step):
-        def step_and_forget():
+        def step_and_free():
             if len(before) > 2:
                 del before[:2]
             step()
 
-        leak_programs.small_views_of_large_batches(num_steps, step_and_forget)
+        leak_programs.small_views_of_large_batches(num_steps, step_and_free)
 
-    (leak,) = watched(program, 24)
+    (leak,) = detect(program, 24)
     assert leak.num_tensors == 22
 
 
 @pytest.mark.usefixtures("unfrozen")
-def test_the_numbers_of_a_leak_are_those_of_the_pile():
-    (leak,) = watched(leak_programs.global_dict_of_batches, 30)
+def test_a_leak_counts_the_tensors_and_bytes_of_its_container():
+    (leak,) = detect(leak_programs.global_dict_of_batches, 30)
     assert leak.num_tensors == 28  # all but those of the last two steps
     assert leak.num_bytes == 28 * 64 * 64 * 4
     assert leak.per_step_bytes == 64 * 64 * 4
@@ -78,13 +78,13 @@ def test_the_numbers_of_a_leak_are_those_of_the_pile():
     assert "keeps 28 tensors (448 KiB) of steps 0 to 27" in str(leak)
 
 
-def test_a_view_counts_with_the_storage_that_it_keeps():
-    (leak,) = watched(leak_programs.small_views_of_large_batches, 20)
+def test_a_view_counts_with_its_whole_storage():
+    (leak,) = detect(leak_programs.small_views_of_large_batches, 20)
     assert leak.num_bytes == 18 * 64 * 64 * 4
 
 
-def test_activations_that_a_kept_graph_has_saved_count_for_the_variable_that_holds_the_graph():
-    (leak,) = watched(leak_programs.total_without_backward, 20)
+def test_activations_that_a_graph_saved_count_for_the_variable_that_holds_the_graph():
+    (leak,) = detect(leak_programs.total_without_backward, 20)
     assert leak.chain.through_graph
     assert leak.num_tensors >= 18
     assert "total += loss.item()" in leak.fix
@@ -99,10 +99,10 @@ def test_two_leaks_at_once_are_both_named():
             batches.append(torch.randn(64, 64))
             step()
 
-    assert {leak.chain.place for leak in watched(both, 20)} == {"both() local 'outputs' -> list", "both() local 'batches' -> list"}
+    assert {leak.chain.container for leak in detect(both, 20)} == {"both() local 'outputs' -> list", "both() local 'batches' -> list"}
 
 
-def test_a_leak_beside_a_full_buffer_is_the_only_one_that_is_named():
+def test_a_leak_beside_a_full_buffer_is_the_only_one_reported():
     def mixed(num_steps, step):
         outputs, recent = [], []
         net = leak_programs.model()
@@ -112,30 +112,30 @@ def test_a_leak_beside_a_full_buffer_is_the_only_one_that_is_named():
             del recent[:-5]
             step()
 
-    assert [leak.chain.place for leak in watched(mixed, 24)] == ["mixed() local 'outputs' -> list"]
+    assert [leak.chain.container for leak in detect(mixed, 24)] == ["mixed() local 'outputs' -> list"]
 
 
 def test_too_few_steps_are_no_trend():
-    assert watched(leak_programs.list_of_outputs, 6) == []
+    assert detect(leak_programs.list_of_outputs, 6) == []
 
 
-def test_the_watch_itself_keeps_nothing_alive():
-    watch = LeakDetector()
+def test_the_detector_keeps_no_tensor_alive():
+    detector = LeakDetector()
     tensor = torch.randn(3)
     alive = weakref.ref(tensor)
     for _ in range(12):
-        watch.step()
-    watch.leaks()
+        detector.step()
+    detector.leaks()
     del tensor
     assert alive() is None
 
 
 @pytest.mark.usefixtures("unfrozen")
-def test_long_trainings_are_looked_at_less_and_less_often(monkeypatch):
+def test_leaks_of_long_trainings_are_found_from_fewer_records(monkeypatch):
     monkeypatch.setattr("sonde.leaks.leak_detector.MAX_RECORDS", 16)
-    (leak,) = watched(leak_programs.global_dict_of_batches, 100)
+    (leak,) = detect(leak_programs.global_dict_of_batches, 100)
     assert leak.holder.startswith("leak_programs global 'GLOBAL_CACHE' -> dict[")
-    assert watched(leak_programs.full_buffer, 100) == []
+    assert detect(leak_programs.full_buffer, 100) == []
 
 
 @pytest.mark.parametrize(
@@ -146,9 +146,9 @@ def test_long_trainings_are_looked_at_less_and_less_often(monkeypatch):
         ([10] * 10 + [90] * 10, False),
         ([10, 20, 30, 40] * 5, False),
         ([10 * 2 ** min(i, 4) for i in range(20)], False),
-        ([min(10_000 * i, 50_000) for i in range(20)], False),  # counted to its end in too few steps to tell
+        ([min(10_000 * i, 50_000) for i in range(20)], False),  # reaches the limit in too few steps for a trend
         ([min(4_000 * i, 50_000) for i in range(20)], True),
     ],
 )
-def test_a_graph_grows_steadily_or_not(sizes, expected):
+def test_only_steady_growth_of_a_graph_counts(sizes, expected):
     assert _grows_steadily(sizes) is expected
