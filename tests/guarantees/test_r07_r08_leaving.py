@@ -43,12 +43,14 @@ def one_step(program: Program, model: nn.Module, optimizer: torch.optim.Optimize
 def test_r07_every_hook_dictionary_has_its_former_length_afterwards(program: Program, every: int | None, tmp_path: Path) -> None:
     model = program.build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    before, functions = hooks(model, optimizer), patched_functions()
+    before, functions, own_call = hooks(model, optimizer), patched_functions(), type(model).__dict__.get("__call__")
     with sonde.watch(model, optimizer, to=tmp_path / "run", every=every, strict=True):
-        assert hooks(model, optimizer) != before
+        assert type(model).__dict__.get("__call__") is not own_call
         for _ in range(2):
             one_step(program, model, optimizer)
+            assert hooks(model, optimizer) == before  # also between two steps
     assert hooks(model, optimizer) == before
+    assert type(model).__dict__.get("__call__") is own_call
     assert patched_functions() == functions
 
 

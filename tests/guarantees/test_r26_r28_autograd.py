@@ -214,8 +214,7 @@ def test_r28_no_step_waits_for_a_device(every: int, tmp_path: Path) -> None:
 FALLBACK = """
     import json, sys
     from pathlib import Path
-    from sonde.statistics import deferred_reads
-    from sonde.statistics import reductions
+    from sonde.statistics import deferred_reads, native
     from guarantees.test_r26_r28_autograd import operations_per_step
     assert not native.ENABLED
     deferred_reads.CPU_IS_NEAR = not FAR
@@ -299,7 +298,7 @@ def test_r29_a_model_called_from_many_threads_at_once_is_counted_exactly(tmp_pat
             thread.join()
         model(torch.ones(2, 3)).sum().backward()
         optimizer.step()
-        assert sum(len(m._forward_hooks) for m in model.modules()) == 1
+        assert not any(m._forward_hooks for m in model.modules())
     assert not errors
     run = sonde.Run(tmp_path / "run")
     assert run.damage == []

@@ -128,25 +128,28 @@ def by_torch(to: Path | None, sabotage: Callable[[], None] = lambda: None) -> Ou
 
 SCENES = {"ordinary": play, "busy": busy, "by torch": by_torch}
 ERRORS = (RuntimeError, MemoryError, RecursionError)
-# What the user calls by name, or torch by a hook: such a function is the containment of what is inside of it, and holds nothing else.
+# What the user calls by name, or torch by a hook: such a function isolates what is inside of it, and holds nothing else.
 BOUNDARY = {
-    *(f"session.DebugSession.{name}" for name in ("attach", "start", "stop", "close", "report", "log", "pause", "_watch_given")),
-    "watched._Entering.__call__", "watched._Leaving.__call__", "leaves.LeafHook.__call__", "faults.ErrorIsolation.caught",
-    "discovery.ModelDiscovery._entering", "discovery.ModelDiscovery._leaving", "kernel.use_native",
+    "capture.step_tracker.isolated", "capture.error_isolation.ErrorIsolation.report", "capture.probes.activations._LeafHook.__call__",
+    "capture.probes.activations.ActivationProbe._on_any_output", "capture.probes.activations.ActivationProbe._on_output",
+    "capture.model_discovery.ModelDiscovery._on_call_start", "capture.model_discovery.ModelDiscovery._on_call_end",
+    "statistics.native.use_native", "capture.step_tracker.StepTracker.on_suspend", "capture.step_tracker.StepTracker.on_resume",
 }  # fmt: skip
 
 
 @cache
 def inner_functions() -> dict[str, Any]:
-    """Every function, method, property and constructor of capture but the boundary; the switchboard is all boundary."""
-    import sonde.capture as package
+    """Every function, method, property and constructor of capture and statistics but the boundary; patches are all boundary."""
+    import sonde.capture
+    import sonde.statistics
 
     found: dict[str, Any] = {}
-    for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if info.name == patches.__name__ or info.name.endswith(("._kernel", ".launch")):
+    packages = (sonde.capture, sonde.statistics)
+    for info in [each for package in packages for each in pkgutil.walk_packages(package.__path__, package.__name__ + ".")]:
+        if info.name == patches.__name__ or info.name.endswith(("._kernel", "._native")):
             continue
         module = import_module(info.name)
-        short = info.name.removeprefix("sonde.capture.")
+        short = info.name.removeprefix("sonde.")
         for name, value in vars(module).items():
             if getattr(value, "__module__", None) != info.name:
                 continue
@@ -161,7 +164,7 @@ def inner_functions() -> dict[str, Any]:
 
 
 HOME = str(Path(sonde.__file__).parent)
-SLOWER_WAY = {"kernel_torch._norm", "kernel_torch.norms"}  # without them each gradient is looked at alone, and the answer is the same
+SLOWER_WAY = {"statistics.torch_ops._norm", "statistics.torch_ops.norms"}  # without them each gradient is read alone, with the same answer
 METHODS = (FunctionType, staticmethod, classmethod, property)
 
 
@@ -225,14 +228,15 @@ def test_the_scenes_reach_most_of_capture_and_what_torch_calls() -> None:
     everywhere = set().union(*reached().values())
     assert len(everywhere) > 230
     for expected in (
-        "stepends.StepEnds._end_step", "kernel.guard", "journal.StepRecorder.end_step", "probes.activations.Activations.take",
-        "leaves.Leaf.__init__", "journal.StepRecorder.close", "models.Models.__iter__", "discovery.ModelDiscovery._search", "alarm.Alarm.ring",
-        "kernel_torch.statistics",
+        "capture.step_tracker.StepTracker._end_step", "statistics.reductions.check_finite", "capture.recorder.StepRecorder.end_step",
+        "capture.probes.activations.ActivationProbe._measure", "capture.recorder.StepRecorder.close",
+        "capture.model_registry.ModelRegistry.__iter__", "capture.model_discovery.ModelDiscovery._search",
+        "statistics.torch_ops.statistics",
     ):  # fmt: skip
         assert expected in everywhere
 
 
-MODULES = sorted({name.split(".")[0] if not name.startswith("probes.") else ".".join(name.split(".")[:2]) for name in inner_functions()})
+MODULES = sorted({function_of(method).__module__.removeprefix("sonde.") for method in inner_functions().values()})
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -264,21 +268,21 @@ def test_r49_an_error_in_any_inner_function_leaves_the_training_as_it_is(
 
 
 def test_r49_tensors_that_cannot_be_measured_are_said_and_not_taken_for_missing(tmp_path: Path) -> None:
-    with sabotage(inner_functions()["kernel_torch.statistics"], itertools.cycle(ERRORS[:1]), []) as break_it:
+    with sabotage(inner_functions()["statistics.torch_ops.statistics"], itertools.cycle(ERRORS[:1]), []) as break_it:
         by_torch(tmp_path / "run", break_it)
     said = {event.data["probe"]: event.data["reason"] for event in sonde.Run(tmp_path / "run").events("unobserved")}
-    assert {"activations", "weights", "batch"} <= set(said)
-    assert "injected" in said["weights"]
-    assert "weights" in {one.where for one in sonde.judge(tmp_path / "run").unobserved}
+    assert {"activations", "parameters", "batch"} <= set(said)
+    assert "injected" in said["parameters"]
+    assert "parameters" in {one.where for one in sonde.judge(tmp_path / "run").unobserved}
 
 
 def test_r49_a_retired_probe_is_named_with_its_error_and_all_else_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any) -> None:
         raise ZeroDivisionError("one probe is broken")
 
-    from sonde.capture.probes.activations import Activations
+    from sonde.capture.probes.activations import ActivationProbe
 
-    play(tmp_path / "run", lambda: monkeypatch.setattr(Activations, "take", broken))
+    play(tmp_path / "run", lambda: monkeypatch.setattr(ActivationProbe, "_measure_item", broken))
     run = sonde.Run(tmp_path / "run")
     retired = {event.data["where"]: event.data for event in run.events("retired")}
     assert set(retired) == {"first", "norm", "drop", "last"}
@@ -322,11 +326,11 @@ def test_r50_running_out_of_device_memory_in_the_statistics_is_contained(tmp_pat
         import sys
         from pathlib import Path
         import torch, sonde
-        from sonde.statistics import reductions
+        from sonde.statistics import native
         from guarantees.test_r49_r50_contained import play, undisturbed
         assert not native.ENABLED
         home = str(Path(sonde.__file__).parent)
-        switchboard = str(Path(home, "capture", "calls.py"))
+        switchboard = str(Path(home, "capture", "patches.py"))
         failed = 0
         REDUCERS = {"sum", "mul", "stack", "aminmax", "amin", "amax", "isfinite", "linalg_vector_norm", "clone", "sub"}
 
@@ -359,15 +363,15 @@ def test_r50_running_out_of_device_memory_in_the_statistics_is_contained(tmp_pat
 def test_r50_tensors_of_a_failed_measurement_are_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import weakref
 
-    from sonde.capture.probes.activations import Activations
+    from sonde.capture.probes.activations import ActivationProbe
 
     outputs: list[weakref.ref[torch.Tensor]] = []
 
-    def full(self: Activations, leaf: Any, call: int, item: int, tensor: torch.Tensor) -> None:
+    def full(self: ActivationProbe, leaf: Any, call: int, item: int, tensor: torch.Tensor) -> None:
         outputs.append(weakref.ref(tensor))
         raise torch.OutOfMemoryError("injected")
 
-    monkeypatch.setattr(Activations, "take", full)
+    monkeypatch.setattr(ActivationProbe, "_measure_item", full)
     program = Program("mlp", lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1)), _regression(5, 6))
     model = program.build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -6,6 +6,7 @@ probes that are called at every step.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -61,17 +62,18 @@ def isolated(method: Callable[Concatenate[StepTracker, P], None]) -> Callable[Co
 
     @functools.wraps(method)
     def callback(self: StepTracker, *args: P.args, **kwargs: P.kwargs) -> None:
-        if self.is_paused or (self.isolation.disabled and self.isolation.is_disabled(name)):
+        if self.is_paused:
             return
-        self.timer.enter()
         try:
+            if self.isolation.disabled and self.isolation.is_disabled(name):
+                return
+            self.timer.enter()
             method(self, *args, **kwargs)
+            self.timer.leave()
         except NonFiniteError:
             raise  # the user asked for it
         except Exception as error:
             self.isolation.report(name, "", error)
-        finally:
-            self.timer.leave()
 
     skip_in_dynamo(callback, recursive=True)
     return cast("Callable[Concatenate[StepTracker, P], None]", callback)
@@ -184,6 +186,8 @@ class StepTracker(TrainingCallbacks):
         self.isolation.report(probe.name, "", error)
         if self.isolation.is_disabled(probe.name):
             self._plan_handlers()
+            with contextlib.suppress(Exception):
+                probe.on_detach()
 
     def _handle(self, incident: Incident) -> None:
         """Record an incident, then let the handlers act, with all sessions of this thread suspended and the time left out of the step."""
@@ -227,11 +231,17 @@ class StepTracker(TrainingCallbacks):
         self.timer.restart()
 
     def on_suspend(self) -> None:
-        self.step_profiler.give_up()  # what a tool runs now is not the step's own time
-        self._end_forwards()
+        try:
+            self.step_profiler.give_up()  # what a tool runs now is not the step's own time
+            self._end_forwards()
+        except Exception as error:
+            self.isolation.report("on_suspend", "", error)
 
     def on_resume(self, suspended_ns: int) -> None:
-        self.timer.exclude(suspended_ns)
+        try:
+            self.timer.exclude(suspended_ns)
+        except Exception as error:
+            self.isolation.report("on_resume", "", error)
 
     def log_deferred(self, name: str, value: torch.Tensor, step: int) -> None:
         """A number of the user's that is on a device."""

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.capture.replay_buffer import ReplayBuffer
+from sonde.nonfinite.build_origin import summarize
 from sonde.nonfinite.origin import TensorSummary
 from sonde.nonfinite.tracer import compile_disabled
 from sonde.replay import distributed
@@ -295,7 +296,8 @@ class _SpikeReplay:
                     yield "target", name, value
 
     def _summarize_inputs(self, rerun: Rerun) -> tuple[TensorSummary, ...]:
-        return summarize({name: tensor for kind, name, tensor in self._named_inputs(rerun) if kind == "input" and tensor.is_floating_point()})
+        inputs = [(name, tensor) for kind, name, tensor in self._named_inputs(rerun) if kind == "input"]
+        return summarize({name: tensor for name, tensor in inputs if tensor.is_floating_point()})
 
     def _norms_by_parameter(self, found: Sequence[tuple[Tensor, Tensor]]) -> tuple[tuple[str, float], ...]:
         norms = [(self.names[id(leaf)], _norm([gradient])) for leaf, gradient in found if id(leaf) in self.names]

@@ -101,6 +101,7 @@ class ActivationProbe(Probe):
         watched = self._state.model
         if watched is None or not self._state.is_first_forward:
             return
+        self.on_detach()  # hooks of a forward whose end was not seen
         self._plan = self._leaves_of(watched)
         self._hooked = {id(module)}  # where the model itself is a leaf, its output is measured at the end
         has_compiled_parts = watched.has_compiled_parts
@@ -116,8 +117,7 @@ class ActivationProbe(Probe):
 
     def on_forward_end(self, module: nn.Module, output: Any) -> None:
         plan, self._plan = self._plan, {}
-        while self._remove:
-            self._remove.pop()()
+        self.on_detach()
         leaf = plan.get(id(module))
         if leaf is not None and output is not None:
             self._measure(leaf, output)
