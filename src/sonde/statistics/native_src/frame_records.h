@@ -42,9 +42,8 @@ static uint32_t crc32_of(const unsigned char *data, Py_ssize_t num, uint32_t see
         memcpy(&low, data, 4);
         memcpy(&high, data + 4, 4);
         low ^= value;
-        value = 0;
-        for (int i = 0; i < 4; i++)
-            value ^= crc_tables[7 - i][low >> 8 * i & 255] ^ crc_tables[3 - i][high >> 8 * i & 255];
+        value = crc_tables[7][low & 255] ^ crc_tables[6][low >> 8 & 255] ^ crc_tables[5][low >> 16 & 255] ^ crc_tables[4][low >> 24] ^
+                crc_tables[3][high & 255] ^ crc_tables[2][high >> 8 & 255] ^ crc_tables[1][high >> 16 & 255] ^ crc_tables[0][high >> 24];
     }
     while (num--)
         value = crc_tables[0][(value ^ *data++) & 255] ^ value >> 8;
