@@ -43,21 +43,10 @@ def use_native(on: bool, *, use_dlpack: bool = True, level: int = _HIGHEST_LEVEL
         dlpack = getattr(Tensor, "__dlpack_c_exchange_api__", None) if use_dlpack else None
         dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
         extension.setup(Tensor, Parameter, dtypes, torch.strided, dlpack, level)
-        _setup_step_extension(Tensor, Parameter, dtypes, torch.strided, dlpack, level)
         ENABLED = True
         if sys.byteorder == "little":  # as in the log
             encode_frame = extension.encode_frame
     return ENABLED
-
-
-def _setup_step_extension(*args: object) -> None:
-    """`sonde.capture._kernel` reads tensors too. To be deleted together with it."""
-    try:
-        from importlib import import_module
-
-        import_module("sonde.capture._kernel").setup(*args)
-    except ImportError:
-        pass
 
 
 def _not_encoded(plan: FramePlan, step: int, time_ns: int, rows: npt.NDArray[np.float64]) -> bytes | None:
