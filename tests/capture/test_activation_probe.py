@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("torch")
 import torch
-from kernel_cases import as_numpy, assert_right, reference
 from torch import Tensor, nn
 
 import sonde
 from sonde.statistics import native
+from statistics_cases import as_numpy, assert_right, reference
 
 pytestmark = pytest.mark.torch
 

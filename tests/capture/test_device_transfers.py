@@ -206,7 +206,7 @@ def test_r08_a_move_that_fails_raises_what_it_would_raise(tmp_path):
 
 
 def test_an_error_of_ours_does_not_reach_the_training_and_is_said_where_it_is_strict(tmp_path, monkeypatch):
-    monkeypatch.setattr("sonde.capture.step_profiler.device_transfers.kernel.fingerprint", lambda tensor: 1 / 0)
+    monkeypatch.setattr("sonde.capture.step_profiler.device_transfers.content_hash", lambda tensor: 1 / 0)
     constant, seen = torch.zeros(8), []
     with pytest.raises(ZeroDivisionError):
         steps(tmp_path / "strict", lambda step: seen.append(constant.to("meta")))

@@ -195,7 +195,7 @@ def test_training_with_skipped_updates_looked_back_at_is_bit_identical(tmp_path)
 
 
 def test_a_loss_on_a_device_is_known_too_late_to_look_back_but_the_rule_sees_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("sonde.statistics.deferred_reads.CPU_IS_NEAR", False)
+    monkeypatch.setattr("sonde.statistics.deferred_reads.TREAT_CPU_AS_DEVICE", True)
     monkeypatch.setattr("sonde.statistics.native.ENABLED", False)
     assert not of(train(tmp_path / "run", odd=[60], steps=80), "spike")
     (finding,) = [one for one in sonde.judge(tmp_path / "run").findings if one.rule == "loss-spike"]

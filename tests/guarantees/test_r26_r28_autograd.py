@@ -217,7 +217,7 @@ FALLBACK = """
     from sonde.statistics import deferred_reads, native
     from guarantees.test_r26_r28_autograd import operations_per_step
     assert not native.ENABLED
-    deferred_reads.CPU_IS_NEAR = not FAR
+    deferred_reads.TREAT_CPU_AS_DEVICE = FAR
     print(json.dumps([operations_per_step(every, Path(str(every))) for every in (1, 1000)]))
 """
 

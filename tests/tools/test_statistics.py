@@ -156,7 +156,7 @@ QUANTISED = "ignore:.*quantiz.*"
     ("make", "why"),
     [
         (lambda: torch.empty(3, device="meta"), "meta tensors hold no values"),
-        (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "quantised tensors are not measured"),
+        (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "quantized tensors are not measured"),
         (lambda: torch.nn.parameter.UninitializedParameter(), "lazy parameters have no values"),
         (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), "nested and jagged"),
     ],

@@ -1,1 +1,1 @@
-"""Numbers of tensors: statistics, norms, finite checks and fingerprints, native on the CPU and by torch operations elsewhere."""
+"""Numbers of tensors: statistics, norms, finite checks, content hashes. A C extension reads CPU tensors, torch operations all others."""

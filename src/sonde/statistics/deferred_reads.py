@@ -1,5 +1,8 @@
-"""Numbers on a device: whoever reads one waits for all the work before it. So they are gathered, and brought over together when an observed
-step ends, in one transfer. (With a real device this is untested here: our tests declare the CPU to be far.)
+"""Reading numbers from a device without waiting for it at every step.
+
+Reading one number waits for all the work that was queued on the device before it. So numbers on a device are collected, and copied to the
+host together, in one transfer per device, when an observed step ends. The tests treat the CPU as such a device; this module has not run on
+real hardware yet.
 """
 
 from __future__ import annotations
@@ -9,47 +12,52 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-CPU_IS_NEAR = True  # it computes while it is asked: nothing is waited for
-MOST_WAITING = 64  # steps that go without an observed one: then what waits is fetched all the same, so that news is not too old
+TREAT_CPU_AS_DEVICE = False  # for tests: CPU tensors are then deferred too
+MAX_STEPS_WAITING = 64  # steps without an observed one; then the numbers are fetched all the same, so that they are not reported too late
 
-Use = Callable[[Sequence[float] | Exception], None]  # takes the numbers, or why they cannot be had
+Use = Callable[[Sequence[float] | Exception], None]  # receives the numbers, or the error if they cannot be read
 
 
 def on_device(tensor: Tensor) -> bool:
-    return not (tensor.is_cpu and CPU_IS_NEAR)
+    """Whether reading this tensor waits for a device."""
+    return not tensor.is_cpu or TREAT_CPU_AS_DEVICE
 
 
 class DeferredReads:
-    """What waits on devices, in the order in which it came."""
+    """Collects numbers on devices and the functions that use them, until they are fetched together."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Tensor, Use]] = []
         self._num_steps = 0
 
     def add(self, numbers: Tensor, use: Use) -> None:
+        """Call `use` with these numbers at the next `fetch`."""
         self.waiting.append((numbers, use))
 
     def is_overdue(self) -> bool:
-        """Asked once in a step that fetches nothing: has it been so many?"""
+        """Count a step without a fetch; return whether there were `MAX_STEPS_WAITING` of them in a row."""
         self._num_steps += 1
-        return self._num_steps >= MOST_WAITING
+        return self._num_steps >= MAX_STEPS_WAITING
 
     def fetch(self, more: Iterable[tuple[Tensor, Use]] = ()) -> None:
-        """Everything that waits, and `more`, in one transfer per device."""
-        wanted, self.waiting, self._num_steps = [*self.waiting, *more], [], 0
-        if wanted:
-            self.waiting = fetch_all(wanted)
+        """Read everything that waits, and `more`, in one transfer per device."""
+        requests, self.waiting, self._num_steps = [*self.waiting, *more], [], 0
+        if requests:
+            self.waiting = fetch_all(requests)
 
 
-def fetch_all(wanted: Sequence[tuple[Tensor, Use]]) -> list[tuple[Tensor, Use]]:
-    """Hands each its numbers. Answers with those that cannot be had now: a transfer would break a CUDA graph that is being captured."""
+def fetch_all(requests: Sequence[tuple[Tensor, Use]]) -> list[tuple[Tensor, Use]]:
+    """Read all these numbers, in one transfer per device, and pass them to their functions.
+
+    Returns the requests that cannot be read now: those of a device on which a CUDA graph is being captured, which a transfer would break.
+    """
     by_device: dict[torch.device, list[tuple[Tensor, Use]]] = {}
-    for numbers, use in wanted:
+    for numbers, use in requests:
         by_device.setdefault(numbers.device, []).append((numbers, use))
-    left: list[tuple[Tensor, Use]] = []
+    postponed: list[tuple[Tensor, Use]] = []
     for device, group in by_device.items():
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            left += group
+            postponed += group
             continue
         try:
             with torch.no_grad():
@@ -63,4 +71,4 @@ def fetch_all(wanted: Sequence[tuple[Tensor, Use]]) -> list[tuple[Tensor, Use]]:
         for numbers, use in group:
             use(values[start : start + numbers.numel()])
             start += numbers.numel()
-    return left
+    return postponed

@@ -11,9 +11,10 @@ from sonde.statistics.torch_ops import evenly_spaced, readable
 
 
 def exponents(tensor: Tensor) -> tuple[list[int], list[int]] | None:
-    """The power-of-two histogram: each floor(log2 |x|) among the non-zero finite elements, and how many have it; None where unsupported.
+    """Count the exponents floor(log2 |x|) of the non-zero finite elements. Waits for a tensor on a device.
 
-    float64 is clamped to the exponents of float32, -149 to 127. A tensor on a device is waited for.
+    Returns the exponents that occur, ascending, and their counts; None where the tensor is not supported. Exponents of float64 are clamped
+    to those of float32, -149 to 127.
     """
     pairs = exponent_pairs(tensor, 0)
     if pairs is None:
@@ -23,12 +24,14 @@ def exponents(tensor: Tensor) -> tuple[list[int], list[int]] | None:
 
 
 def exponent_pairs(tensor: Tensor, limit_elements: int) -> bytes | None:
-    """The same as float64 in memory: an exponent and its count, and so on. Of more than `limit_elements` (0: no limit) about so many are
-    counted, evenly spaced."""
+    """The same histogram as bytes: float64 pairs of an exponent and its count.
+
+    Of more than `limit_elements` (0: no limit) about that many are counted, evenly spaced.
+    """
     if native.ENABLED:
-        found = native.extension.exponents(tensor, limit_elements)
-        if found is not None:
-            return found
+        pairs = native.extension.exponents(tensor, limit_elements)
+        if pairs is not None:
+            return pairs
     try:
         plain = readable(tensor)
         if limit_elements and plain.layout is torch.strided and plain.numel() > limit_elements:
@@ -36,5 +39,4 @@ def exponent_pairs(tensor: Tensor, limit_elements: int) -> bytes | None:
         counts = torch_ops.exponents(plain) if plain.numel() else []
     except Exception:
         return None
-    pairs = [(i + torch_ops.LOWEST_EXPONENT, count) for i, count in enumerate(counts) if count]
-    return np.array(pairs, np.float64).tobytes()
+    return np.array([(i + torch_ops.LOWEST_EXPONENT, count) for i, count in enumerate(counts) if count], np.float64).tobytes()

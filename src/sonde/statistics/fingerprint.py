@@ -1,4 +1,4 @@
-"""A hash of a tensor's content, to tell batches and inputs apart."""
+"""Hashes of tensor contents, to recognize a batch or an input that comes again."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from torch import Tensor
 
 from sonde.statistics.torch_ops import evenly_spaced, readable
 
-WHOLE_BYTES = 1 << 20  # up to here a fingerprint is of the whole content
-NUM_SAMPLES = 16384  # above it, of so many elements
+MAX_BYTES_HASHED = 1 << 20  # of a larger tensor, only samples are hashed
+NUM_SAMPLES = 16384  # elements
 
-_IN_NUMPY = {torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8}
+_NUMPY_DTYPES = {torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8}
 
 
 def content_hash(tensor: Tensor) -> int | None:
-    """52 bits that tell contents apart (a float64 holds them exactly): equal for equal dtype, shape and elements, whatever the strides.
+    """Hash dtype, shape and elements of a tensor; the strides do not matter.
 
-    Up to `WHOLE_BYTES` every element counts, above it evenly spaced samples. None where unsupported, and for tensors on a device: they
-    would have to be waited for.
+    Returns 52 bits, which a float64 holds exactly. Up to `MAX_BYTES_HASHED` every element counts, above it evenly spaced samples.
+    None for a tensor that is not supported, or that is on a device, because hashing it would wait.
     """
     try:
         plain = readable(tensor)
@@ -27,10 +27,10 @@ def content_hash(tensor: Tensor) -> int | None:
             return None
         with torch.no_grad():
             digest = hashlib.blake2b(f"{plain.dtype}{tuple(plain.shape)}".encode(), digest_size=8)
-            if plain.nbytes <= WHOLE_BYTES and plain.dtype in _IN_NUMPY and plain.is_contiguous() and not plain.is_neg():
-                digest.update(plain.detach().numpy().data)  # the common case: no other torch operation
+            if plain.nbytes <= MAX_BYTES_HASHED and plain.dtype in _NUMPY_DTYPES and plain.is_contiguous() and not plain.is_neg():
+                digest.update(plain.detach().numpy().data)  # the common case, without another torch operation
                 return int.from_bytes(digest.digest(), "little") >> 12
-            content = evenly_spaced(plain, NUM_SAMPLES) if plain.nbytes > WHOLE_BYTES else plain
+            content = evenly_spaced(plain, NUM_SAMPLES) if plain.nbytes > MAX_BYTES_HASHED else plain
             content = content.contiguous().resolve_conj().resolve_neg().reshape(-1)
             digest.update(content.view(torch.uint8).numpy().data)
     except Exception:

@@ -1,4 +1,4 @@
-"""Numbers of whole lists of tensors: is everything finite, the sum of squares, norms, is anything not zero."""
+"""Reductions of lists of tensors to a few numbers: finite check, sum of squares, norms, any non-zero element."""
 
 from __future__ import annotations
 
@@ -15,28 +15,31 @@ from sonde.statistics.torch_ops import readable
 
 
 def check_finite(tensors: Sequence[Tensor | None]) -> tuple[float, int]:
-    """The sum of squares of all elements, and the index of the first tensor with a non-finite value (-1: none).
+    """Check every element of every tensor; runs over all gradients at every step.
 
-    Runs over every gradient at every step. Where a value is not finite, the sum is not either. All tensors of a device cost one transfer;
-    where nobody may wait for that, there is `norms`.
+    Returns the sum of squares of all elements, and the index of the first tensor with a non-finite value (-1: none). If a value is not
+    finite, neither is the sum. Tensors on a device cost one transfer per device; use `norms` where the caller must not wait.
+
+    The tensors that the extension does not handle are reduced by `torch_ops.norms`, which `norms` uses too. A batched version for devices
+    replaces the loop over tensors there; callers do not change.
     """
     if native.ENABLED:
-        total, first_bad, rest = native.extension.guard(tensors)
-        if rest is None:
+        total, first_bad, unhandled = native.extension.check_finite(tensors)
+        if unhandled is None:
             return total, first_bad
     else:
-        total, first_bad, rest = 0.0, -1, [i for i, tensor in enumerate(tensors) if tensor is not None]
+        total, first_bad, unhandled = 0.0, -1, [i for i, tensor in enumerate(tensors) if tensor is not None]
     plain: dict[int, Tensor] = {}
-    for i in rest:
+    for i in unhandled:
         try:
             tensor = tensors[i]
             if tensor is not None and tensor.numel():
                 plain[i] = readable(tensor)
-        except Exception:  # no numbers, nothing to guard
+        except Exception:  # a tensor without readable values cannot be checked
             continue
-    for i, norm in zip(plain, _norms(list(plain.values()))):
+    for i, norm in zip(plain, _read_norms(list(plain.values()))):
         square = norm * norm
-        if not math.isfinite(square):  # a bad value, or too large for this way of counting
+        if not math.isfinite(square):  # a non-finite value, or a square that overflows
             square, is_bad = _exact_square(plain[i])
             if is_bad:
                 first_bad = i if first_bad < 0 else min(i, first_bad)
@@ -45,51 +48,51 @@ def check_finite(tensors: Sequence[Tensor | None]) -> tuple[float, int]:
 
 
 def norms(tensors: Sequence[Tensor]) -> Tensor:
-    """The L2 norm of each tensor of one device, still there; not finite where an element is not."""
+    """The L2 norm of each tensor of one device, as one tensor on that device; a norm is not finite if an element is not."""
     with torch.no_grad():
         return torch.stack(torch_ops.norms([readable(tensor) for tensor in tensors]))
 
 
 def read_element(tensor: Tensor) -> float | None:
     """A one-element tensor as a float, without a torch operation; None where only torch can read it."""
-    return native.extension.number(tensor) if native.ENABLED else None
+    return native.extension.read_element(tensor) if native.ENABLED else None
 
 
 def any_nonzero(tensors: Sequence[Tensor | None], limit_elements: int = 4096) -> bool:
-    """Is any element not zero? Looks at the first `limit_elements` of each tensor and stops at the first that it finds."""
+    """Whether any of the first `limit_elements` of any tensor is not zero. Stops at the first that it finds."""
     if native.ENABLED:
-        found, rest = native.extension.any_nonzero(tensors, limit_elements)
-        if found or rest is None:
-            return found
+        is_found, unhandled = native.extension.any_nonzero(tensors, limit_elements)
+        if is_found or unhandled is None:
+            return is_found
     else:
-        rest = list(range(len(tensors)))
+        unhandled = list(range(len(tensors)))
     flags = []
-    for i in rest:
+    for i in unhandled:
         tensor = tensors[i]
         try:
             if tensor is not None and tensor.numel():
                 flags.append(torch_ops.nonzero(readable(tensor), limit_elements))
-        except Exception:  # no numbers: nothing that could be left over
+        except Exception:  # a tensor without readable values counts as zero
             continue
-    return any(value > 0 for value in _brought_over(flags))
+    return any(value > 0 for value in _read_all(flags))
 
 
-def _brought_over(numbers: Sequence[Tensor]) -> list[float]:
-    """Numbers from wherever they are, by one transfer per device."""
+def _read_all(numbers: Sequence[Tensor]) -> list[float]:
+    """One-element tensors as floats, in one transfer per device; NaN for those that cannot be read."""
     values = [math.nan] * len(numbers)
 
-    def use(i: int, found: Sequence[float] | Exception) -> None:
-        values[i] = math.nan if isinstance(found, Exception) else float(found[0])
+    def use(i: int, result: Sequence[float] | Exception) -> None:
+        values[i] = math.nan if isinstance(result, Exception) else float(result[0])
 
     deferred_reads.fetch_all([(number, partial(use, i)) for i, number in enumerate(numbers)])
     return values
 
 
-def _norms(tensors: Sequence[Tensor]) -> list[float]:
+def _read_norms(tensors: Sequence[Tensor]) -> list[float]:
     try:
-        return _brought_over(torch_ops.norms(tensors))
+        return _read_all(torch_ops.norms(tensors))
     except Exception:
-        return [math.nan] * len(tensors)  # then each is looked at alone
+        return [math.nan] * len(tensors)  # the caller then computes each of them exactly
 
 
 def _exact_square(plain: Tensor) -> tuple[float, bool]:

@@ -1,8 +1,8 @@
-"""Statistics of tensors in rows: planned once, written again at every observed step.
+"""A table of statistics, one row per tensor.
 
-The native extension measures each tensor that it can read (CPU, the four common floating types, any strides); torch operations measure
-the others and give the same numbers. Results of torch stay on their device until `StatisticsTable.synchronize`, which fetches all of them
-in one transfer. Nothing here raises because of a tensor, changes one, or keeps one alive.
+The native extension measures the tensors that it can read (on the CPU, float32, float64, bfloat16 or float16, any strides); torch
+operations measure the others and give the same numbers. Results of torch stay on their device until `StatisticsTable.synchronize` fetches
+all of them in one transfer. No tensor can cause an exception here; none is changed or kept alive.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from sonde.statistics.torch_ops import readable, reason
 
 
 class StatisticsTable:
-    """Rows of `STATISTICS`, planned once and written again at every observed step. The array is `values`.
+    """Rows of `STATISTICS` in the array `values`, allocated once and overwritten at every observed step.
 
-    A tensor that cannot be measured leaves a row of zeros, as a missing one does, and its reason in `unsupported`.
+    A missing tensor gives a row of zeros. So does one that cannot be measured; `unsupported` then holds the reason.
     """
 
     __slots__ = ("deferred", "unsupported", "values")
@@ -30,61 +30,78 @@ class StatisticsTable:
     def __init__(self, num_rows: int) -> None:
         self.values: npt.NDArray[np.float64] = np.zeros((num_rows, len(STATISTICS)), dtype=np.float64)
         self.unsupported: dict[int, str] = {}
-        self.deferred: dict[int, Tensor] = {}  # what torch has computed for a row, until `synchronize`
+        self.deferred: dict[int, Tensor] = {}  # results of torch by row, until `synchronize`
 
     def measure(self, first_row: int, tensors: Sequence[Tensor | None]) -> None:
-        """One row per tensor, from `first_row` on. Rows that torch computes are written by `synchronize`."""
+        """Measure each tensor into a row, from `first_row` on. Rows that torch computes are written by `synchronize`.
+
+        The tensors that the extension does not handle go to `measure_by_torch`, as do those of `ParameterSnapshot`. A batched version for
+        devices (`torch._foreach_*`, one concatenation) replaces the loop there; callers do not change.
+        """
         if self.deferred:
             self.forget(range(first_row, first_row + len(tensors)))
-        for i in (native.extension.measure(self.values, first_row, tensors) or ()) if native.ENABLED else range(len(tensors)):
-            self.measure_by_torch(first_row + i, tensors[i])
+        if native.ENABLED:
+            unhandled: Sequence[int] = native.extension.measure(self.values, first_row, tensors) or ()
+        else:
+            unhandled = range(len(tensors))
+        self.measure_by_torch(first_row, unhandled, tensors)
 
     def measure_one(self, row: int, tensor: Tensor) -> None:
+        """The same for one tensor."""
         if self.deferred:
             self.deferred.pop(row, None)
         if not (native.ENABLED and native.extension.measure_one(self.values, row, tensor)):
-            self.measure_by_torch(row, tensor)
+            self._measure_one_by_torch(row, tensor)
 
     def finite_check(self) -> tuple[float, int] | None:
-        """What `check_finite` would say of the tensors behind these rows, without reading them again; None where that is not known yet."""
-        return None if self.deferred or self.unsupported or not native.ENABLED else native.extension.guard_rows(self.values)
+        """The result of `check_finite` for the measured tensors, computed from these rows; None where not all rows are known."""
+        if self.deferred or self.unsupported or not native.ENABLED:
+            return None
+        return native.extension.check_finite_rows(self.values)
 
     def synchronize(self) -> None:
-        """Write what torch computed since the last call: one transfer per device, none where all was native."""
+        """Write the rows that torch computed since the last call, in one transfer per device."""
         if self.deferred:
             deferred_reads.fetch_all(self.pending())
 
     def pending(self) -> list[tuple[Tensor, deferred_reads.Use]]:
-        """The same for several tables in one transfer: what torch computed since the last call, and how it is written."""
+        """The results of torch since the last call, each with the function that writes it, to fetch those of several tables together."""
         pending, self.deferred = self.deferred, {}
         return [(result, partial(self._write, row)) for row, result in pending.items()]
 
     def _write(self, row: int, numbers: Sequence[float] | Exception) -> None:
         if isinstance(numbers, Exception):
-            self._give_up([row], numbers)
+            self._set_unsupported(row, numbers)
         else:
             self.values[row] = numbers
 
-    def measure_by_torch(self, row: int, tensor: Tensor | None, minus: Tensor | None = None) -> None:
+    def measure_by_torch(
+        self, first_row: int, indices: Iterable[int], tensors: Sequence[Tensor | None], minus: Sequence[Tensor | None] | None = None
+    ) -> None:
+        """Measure the tensors at these indices, or their differences to those of `minus`, into rows counted from `first_row`."""
+        for i in indices:
+            self._measure_one_by_torch(first_row + i, tensors[i], None if minus is None else minus[i])
+
+    def _measure_one_by_torch(self, row: int, tensor: Tensor | None, minus: Tensor | None = None) -> None:
         self.values[row] = 0.0
         if tensor is None:
             return
         try:
             plain = readable(tensor)
-            if native.ENABLED and minus is None and plain is not tensor and native.extension.measure_one(self.values, row, plain):
-                return  # a subclass with ordinary memory below it
+            if native.ENABLED and minus is None and native.extension.measure_one(self.values, row, plain):
+                return  # the tensor is of a subclass, but has ordinary memory
             result = torch_ops.statistics(plain, minus)
-        except Exception as error:  # whatever a stranger's tensor does, the training goes on
-            self._give_up([row], error)
+        except Exception as error:  # an error in a user's tensor class must not stop the training
+            self._set_unsupported(row, error)
             return
         if result is not None:
             self.deferred[row] = result
 
-    def _give_up(self, rows: Iterable[int], error: Exception) -> None:
-        for row in rows:
-            self.values[row] = 0.0
-            self.unsupported[row] = reason(error)
+    def _set_unsupported(self, row: int, error: Exception) -> None:
+        self.values[row] = 0.0
+        self.unsupported[row] = reason(error)
 
     def forget(self, rows: Iterable[int]) -> None:
+        """Drop the pending results of these rows."""
         for row in rows:
             self.deferred.pop(row, None)

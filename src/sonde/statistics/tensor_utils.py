@@ -1,4 +1,4 @@
-"""Finding tensors inside whatever a module takes or returns, and reading a single number without waiting for a device."""
+"""Finds the tensors in the arguments and results of modules; reads a single number without waiting for a device."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ MAX_LEAVES = 64
 
 
 def find_tensors(value: Any) -> list[tuple[str, torch.Tensor]]:
-    """`("0", tensor)`, `("hidden.1", tensor)` …: tensors by their place, to a bounded depth and number. Iterators are never consumed."""
-    if type(value) is torch.Tensor:  # most models
+    """Find the tensors in nested tuples, lists, mappings and dataclasses, to a bounded depth and number. Iterators are never consumed.
+
+    Returns pairs of path and tensor: `("0", tensor)`, `("hidden.1", tensor)`.
+    """
+    if type(value) is torch.Tensor:  # the output of most modules
         return [("0", value)]
     return list(_walk(value, "", 0, [MAX_LEAVES], set()))
 
 
-def _walk(value: Any, place: str, depth: int, left: list[int], seen: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
+def _walk(value: Any, path: str, depth: int, left: list[int], visited: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
     if left[0] <= 0 or depth > MAX_DEPTH:
         return
     if isinstance(value, torch.Tensor):
         left[0] -= 1
-        yield place or "0", value
+        yield path or "0", value
         return
-    if isinstance(value, (str, bytes, int, float, bool)) or value is None or id(value) in seen:
+    if isinstance(value, (str, bytes, int, float, bool)) or value is None or id(value) in visited:
         return
     items: Iterator[tuple[Any, Any]]
     if isinstance(value, Mapping):
@@ -40,25 +43,28 @@ def _walk(value: Any, place: str, depth: int, left: list[int], seen: set[int]) -
         items = ((field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value))
     else:
         return
-    seen.add(id(value))  # containers may hold themselves
+    visited.add(id(value))  # a container may contain itself
     for key, item in items:
-        yield from _walk(item, f"{place}.{key}" if place else str(key), depth + 1, left, seen)
+        yield from _walk(item, f"{path}.{key}" if path else str(key), depth + 1, left, visited)
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Memory that these tensors keep alive; a storage that several of them share counts once."""
-    found: dict[int, int] = {}
+    """Bytes of the storages of these tensors; a storage that several of them share counts once."""
+    num_bytes: dict[int, int] = {}
     for tensor in tensors:
         try:
             storage = tensor.untyped_storage()
-            found[storage._cdata] = storage.nbytes()
-        except Exception:  # sparse, a stranger's class: no storage of its own
+            num_bytes[storage._cdata] = storage.nbytes()
+        except Exception:  # sparse tensors and some subclasses have no storage
             continue
-    return sum(found.values())
+    return sum(num_bytes.values())
 
 
 def read_scalar(value: Any) -> float | None:
-    """A number or a one-element CPU tensor as a float, without a torch operation where possible; None where that would mean waiting."""
+    """A number or a one-element CPU tensor as a float, without a torch operation where possible.
+
+    Returns None for tensors of several elements, of a subclass, or on a device, where reading would wait.
+    """
     if isinstance(value, torch.Tensor):
         if value.numel() != 1 or on_device(value) or type(value) not in (torch.Tensor, torch.nn.Parameter):
             return None

@@ -1,8 +1,8 @@
-"""Statistics by torch operations: for tensors that the native kernel does not take, and for machines where it was not built.
+"""Statistics by torch operations, for tensors that the native extension does not handle and for machines where it was not built.
 
-Hardly anything here waits for a device: results stay tensors until the caller brings them over. All is computed in float64 (float32 on
-devices without it) from detached tensors, with dtype and device always named, so the user's defaults do not reach it. Nor does
-autocast, which leaves float64 alone.
+Only `exponents` waits for a device: the other results stay tensors on their device until the caller reads them. Everything is computed in
+float64 (float32 on devices without it) from detached tensors. Dtype and device are always explicit, so the user's defaults have no
+effect, and autocast does not touch float64.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import Parameter, is_lazy
 
-# Elements converted at a time, which bounds the memory that a large tensor costs. On a CPU a chunk stays in the second-level cache.
+# Elements converted at a time, which bounds the extra memory for a large tensor. On a CPU a chunk stays in the second-level cache.
 CHUNK_ON_CPU = 1 << 16
 CHUNK = 1 << 24
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -149, 127  # of float32, denormals included
@@ -31,18 +31,18 @@ _DTYPES = frozenset(
     if hasattr(torch, name)
 )
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
-# Private, so its absence must not hurt: without it a functorch tensor fails on its missing storage instead, in worse words.
+# Private, so it may be absent: a functorch tensor then fails on its missing storage instead, with a less clear message.
 _is_functorch: Callable[[Tensor], bool] = getattr(
     getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", lambda _: False
 )
 
 
 class Unsupported(Exception):
-    """This tensor has no numbers that Sonde can read; the text says why."""
+    """Raised for a tensor whose values Sonde cannot read; the message is the reason."""
 
 
 def reason(error: Exception) -> str:
-    """Why a tensor was not measured, in a line."""
+    """One line that says why a tensor was not measured."""
     if isinstance(error, Unsupported):
         return str(error)
     first_line = next(iter(str(error).splitlines()), "")
@@ -51,7 +51,7 @@ def reason(error: Exception) -> str:
 
 @torch.no_grad()
 def readable(tensor: Tensor) -> Tensor:
-    """The plain, detached tensor that holds the elements of this one; raises where there is none."""
+    """The plain detached tensor with the elements of this one, which may be of a subclass. Raises `Unsupported` where there is none."""
     if type(tensor) is not Tensor and type(tensor) is not Parameter:
         tensor = _unwrapped(tensor)
     if _is_functorch(tensor):
@@ -61,16 +61,16 @@ def readable(tensor: Tensor) -> Tensor:
     if tensor.is_nested or tensor.layout is getattr(torch, "jagged", None):
         raise Unsupported("nested and jagged tensors are not measured")
     if tensor.is_quantized:
-        raise Unsupported("quantised tensors are not measured")
+        raise Unsupported("quantized tensors are not measured")
     if tensor.dtype not in _DTYPES:
         raise Unsupported(f"tensors of {tensor.dtype} are not measured")
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
         raise Unsupported("nothing is measured while a CUDA graph is captured")
     if tensor.layout is torch.strided and tensor.numel() and not tensor._is_zerotensor():
         last = tensor.storage_offset() + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride()))
-        # FSDP frees the storage of parameters that are not in use; reading such a tensor ends the process.
+        # FSDP frees the storage of parameters that are not in use; reading such a tensor crashes the process.
         if (last + 1) * tensor.element_size() > tensor.untyped_storage().nbytes():
-            raise Unsupported("its memory is freed at this moment")
+            raise Unsupported("its storage is freed at this moment")
     return tensor.detach()
 
 
@@ -83,7 +83,7 @@ def _unwrapped(tensor: Tensor) -> Tensor:
     if kind.__name__ == "NestedTensor":
         raise Unsupported("nested and jagged tensors are not measured")
     if kind.__name__ == "DTensor":
-        return _plain(tensor.to_local())  # type: ignore[attr-defined]  # this rank's part: gathering would be a collective
+        return _plain(tensor.to_local())  # type: ignore[attr-defined]  # the local shard: gathering would be a collective
     return _plain(tensor)
 
 
@@ -92,13 +92,13 @@ def _plain(tensor: Tensor) -> Tensor:
     if kind is Tensor or kind is Parameter:
         return tensor
     if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
-        raise Unsupported(f"{kind.__name__} keeps its numbers where Sonde cannot read them")
+        raise Unsupported(f"{kind.__name__} implements __torch_dispatch__, so Sonde cannot read its values")
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.as_subclass(Tensor)
 
 
-class _Part(NamedTuple):
-    """Of the finite elements, as in the native kernel; every field is a tensor without dimensions."""
+class _Moments(NamedTuple):
+    """Moments of the finite elements of a chunk and counts of the others, as in the native extension; each a tensor without dimensions."""
 
     num: Tensor
     mean: Tensor
@@ -112,7 +112,7 @@ class _Part(NamedTuple):
 
 @torch.no_grad()
 def statistics(tensor: Tensor, minus: Tensor | None = None) -> Tensor | None:
-    """`STATISTICS` of a readable tensor, or of its difference to another, as one tensor on its device; None where it is empty."""
+    """`STATISTICS` of a readable tensor, or of its difference to `minus`, as one tensor on its device; None where it is empty."""
     if tensor.numel() == 0:
         return None
     values, num_implicit = values_of(tensor)
@@ -126,18 +126,18 @@ def statistics(tensor: Tensor, minus: Tensor | None = None) -> Tensor | None:
     chunks = _chunks(values, minus, wide)
     scale: Tensor | None = None
     if wide is torch.float32 or values.dtype in (torch.float64, torch.complex128):
-        # Their squares leave the range of the type that they are computed in.
+        # Squares may leave the range of the type that they are computed in.
         scale = torch.stack([*(x.nan_to_num(0.0, 0.0, 0.0).abs().amax() for x in chunks()), _number(0, values, wide)]).amax()
         scale = torch.where(scale == 0, 1.0, scale)
-    total: _Part | None = None
+    total: _Moments | None = None
     for x in chunks():
-        part = _describe(x, scale)
-        total = part if total is None else _join(total, part)
+        moments = _measure_chunk(x, scale)
+        total = moments if total is None else _merge(total, moments)
     if num_implicit or total is None:
         zero = _number(0, values, wide)
         implicit = _number(num_implicit, values, wide)
-        nothing = _Part(implicit, zero, zero, zero, zero, implicit, zero, zero)
-        total = nothing if total is None else _join(total, nothing)
+        zeros = _Moments(implicit, zero, zero, zero, zero, implicit, zero, zero)
+        total = zeros if total is None else _merge(total, zeros)
     safe = total.num.clamp(min=1)
     mean, std = total.mean, (total.m2 / safe).sqrt()
     l2 = ((total.m2 + total.num * total.mean * total.mean) * repeats).sqrt()
@@ -148,8 +148,8 @@ def statistics(tensor: Tensor, minus: Tensor | None = None) -> Tensor | None:
     return torch.stack([_number(tensor.numel(), values, wide), mean, std, low, high, l2, *counts])
 
 
-def _describe(x: Tensor, scale: Tensor | None) -> _Part:
-    # Chosen by the clock: isfinite() costs four of these operations, and the sum of truth values three of count_nonzero.
+def _measure_chunk(x: Tensor, scale: Tensor | None) -> _Moments:
+    # Chosen by measured time: isfinite() costs as much as four of these operations, the sum of booleans as much as three count_nonzero.
     y = x.nan_to_num(0.0, 0.0, 0.0)
     finite = y == x
     num, nan = torch.count_nonzero(finite).to(x.dtype), torch.count_nonzero(x != x).to(x.dtype)
@@ -158,27 +158,27 @@ def _describe(x: Tensor, scale: Tensor | None) -> _Part:
     safe = num.clamp(min=1)
     if scale is not None:
         y = y / scale
-    centre = y.sum() / safe
-    deviation = torch.where(finite, y - centre, 0.0)
-    off = deviation.sum()
-    m2 = ((deviation * deviation).sum() - off * off / safe).clamp(min=0)
+    center = y.sum() / safe
+    deviation = torch.where(finite, y - center, 0.0)
+    error = deviation.sum()
+    m2 = ((deviation * deviation).sum() - error * error / safe).clamp(min=0)
     zeros = x.numel() - torch.count_nonzero(x).to(x.dtype)
-    return _Part(num, centre + off / safe, m2, low, high, zeros, nan, x.numel() - num - nan)
+    return _Moments(num, center + error / safe, m2, low, high, zeros, nan, x.numel() - num - nan)
 
 
-def _join(a: _Part, b: _Part) -> _Part:
+def _merge(a: _Moments, b: _Moments) -> _Moments:
     num = a.num + b.num
     safe = num.clamp(min=1)
-    apart = b.mean - a.mean
-    mean = torch.where(a.num == 0, b.mean, a.mean + apart * (b.num / safe))
-    m2 = a.m2 + b.m2 + apart * apart * (a.num * b.num / safe)
+    delta = b.mean - a.mean
+    mean = torch.where(a.num == 0, b.mean, a.mean + delta * (b.num / safe))
+    m2 = a.m2 + b.m2 + delta * delta * (a.num * b.num / safe)
     low, high = torch.minimum(a.low, b.low), torch.maximum(a.high, b.high)
-    return _Part(num, mean, m2, low, high, a.zeros + b.zeros, a.nan + b.nan, a.inf + b.inf)
+    return _Moments(num, mean, m2, low, high, a.zeros + b.zeros, a.nan + b.nan, a.inf + b.inf)
 
 
 @torch.no_grad()
 def norms(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The L2 norm of each readable tensor; not finite where an element is not, or where it is too large to tell."""
+    """The L2 norm of each readable tensor; not finite if an element is not, or if the squares overflow."""
     return [_norm(values_of(tensor)[0]) for tensor in tensors]
 
 
@@ -198,7 +198,7 @@ def nonzero(tensor: Tensor, limit: int) -> Tensor:
 
 @torch.no_grad()
 def exponents(tensor: Tensor) -> list[int]:
-    """How many elements have floor(log2 |x|) = LOWEST_EXPONENT, and so on. SyncPoints for the device."""
+    """How many elements have which floor(log2 |x|), from `LOWEST_EXPONENT` on. Waits for the device."""
     values, repeats = _without_expansion(values_of(tensor)[0])
     if _wide(values.device) is not torch.float64:
         raise Unsupported(f"exponents are not counted on {values.device.type}")
@@ -207,19 +207,19 @@ def exponents(tensor: Tensor) -> list[int]:
     for x in _chunks(values, None, torch.float64)():
         exponent = ((x.contiguous().view(torch.int64) >> 52) & 0x7FF) - 1023
         exponent = exponent.clamp(LOWEST_EXPONENT, HIGHEST_EXPONENT) - LOWEST_EXPONENT
-        # Zeros and non-finite values go to one place more, so that no mask has to be read.
+        # Zeros and non-finite values go to an extra bin: selecting the others by a mask would wait for the device.
         total += torch.bincount(torch.where((x != 0) & x.isfinite(), exponent, size), minlength=size + 1)
     return [count * repeats for count in total[:size].tolist()]
 
 
 def values_of(tensor: Tensor) -> tuple[Tensor, int]:
-    """The stored elements, and how many zeros are not stored."""
+    """The stored elements of a tensor, which may be sparse, and the number of zeros that are not stored."""
     if tensor.layout is torch.strided:
         return tensor, 0
     if tensor.layout is torch.sparse_coo:
         values = tensor._values()
         if not tensor.is_coalesced():
-            # Equal indices stand for their sum. It is made in a copy: coalescing in place would change the user's tensor.
+            # Values at equal indices are summed, in a copy: coalescing in place would change the user's tensor.
             wide = torch.complex128 if values.is_complex() else _wide(values.device)
             copy = torch.sparse_coo_tensor(
                 tensor._indices(), values.to(wide), tensor.shape, device=values.device, dtype=wide, check_invariants=False
@@ -233,7 +233,7 @@ def values_of(tensor: Tensor) -> tuple[Tensor, int]:
 
 
 def _without_expansion(values: Tensor) -> tuple[Tensor, int]:
-    """One of each repeated element, and how often it counts."""
+    """An expanded tensor without its repetitions, and how often each element repeats."""
     repeats = 1
     for dim, (size, step) in enumerate(zip(values.shape, values.stride())):
         if step == 0 and size > 1:
@@ -256,7 +256,7 @@ def _chunks(values: Tensor, minus: Tensor | None, wide: torch.dtype) -> Callable
 
 
 def real_part(values: Tensor, wide: torch.dtype | None = None) -> Tensor:
-    """As real numbers in the widest type of the device; of complex numbers the absolute values."""
+    """The values in the widest floating type of the device; the absolute values of complex numbers."""
     wide = wide or _wide(values.device)
     if values.is_complex():
         return values.to(torch.complex128 if wide is torch.float64 else torch.complex64).abs()
@@ -272,7 +272,7 @@ def _number(value: float, like: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def unsupported_reason(tensor: Tensor) -> str | None:
-    """None where the tensor can be measured, else the reason in words."""
+    """Why the tensor cannot be measured; None where it can."""
     try:
         readable(tensor)
     except Exception as error:
@@ -281,5 +281,6 @@ def unsupported_reason(tensor: Tensor) -> str | None:
 
 
 def evenly_spaced(plain: Tensor, num: int) -> Tensor:
+    """A sample of `num` elements."""
     index = torch.arange(num, dtype=torch.int64, device=plain.device) * (plain.numel() // num)
     return plain[torch.unravel_index(index, plain.shape)]

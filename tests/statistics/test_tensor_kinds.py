@@ -1,4 +1,4 @@
-"""Tensors of every kind: a right answer or a reason in words, never an exception, and nothing of the user's is touched."""
+"""Every kind of tensor gives right statistics or a reason, never an exception, and is not changed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import weakref
 
 import pytest
 import torch
-from kernel_cases import check, each_way, measured  # noqa: F401
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -16,36 +15,37 @@ from sonde.statistics import exponent_histogram, reductions, torch_ops
 from sonde.statistics.fingerprint import content_hash
 from sonde.statistics.snapshot import ParameterSnapshot
 from sonde.statistics.table import StatisticsTable
+from statistics_cases import check, each_implementation, measured  # noqa: F401
 
-WHOLE = [torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64]
-EIGHT_BITS = [torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz]
+INTEGERS = [torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64]
+FLOAT8 = [torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz]
 
 
-@pytest.mark.parametrize("dtype", WHOLE, ids=str)
-def test_whole_numbers_are_measured_right(way, dtype):
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_integers_are_measured_right(implementation, dtype):
     check(torch.arange(100, dtype=torch.int64).to(dtype))
 
 
-def test_truth_values_are_measured_as_0_and_1(way):
+def test_booleans_are_measured_as_0_and_1(implementation):
     found = measured(torch.tensor([True, False, True, True]))
     assert (found["mean"], found["zeros"], found["max"]) == (0.75, 1, 1)
 
 
-@pytest.mark.parametrize("dtype", EIGHT_BITS, ids=str)
-def test_every_float8_is_measured_right(way, dtype):
+@pytest.mark.parametrize("dtype", FLOAT8, ids=str)
+def test_every_float8_is_measured_right(implementation, dtype):
     check(torch.arange(256, dtype=torch.int32).to(torch.uint8).view(dtype))
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
 @pytest.mark.parametrize("dtype", [torch.complex32, torch.complex64, torch.complex128], ids=str)
-def test_complex_numbers_are_measured_by_their_absolute_value(way, dtype):
+def test_complex_numbers_are_measured_by_their_absolute_value(implementation, dtype):
     x = torch.tensor([3 + 4j, 0, -5, complex("nan"), complex(0, float("inf"))], dtype=torch.complex64).to(dtype)
     found = measured(x)
     assert (found["max"], found["zeros"], found["nan"], found["inf"], found["num"]) == (5, 1, 1, 1, 5)
     assert found["l2"] == pytest.approx(50**0.5)
 
 
-def test_the_imaginary_part_of_a_conjugate_is_negated(way):
+def test_the_imaginary_part_of_a_conjugate_is_negated(implementation):
     for num in (1, 5):
         imaginary = torch.full((num,), 2 + 3j).conj().imag
         assert imaginary.is_neg()
@@ -53,7 +53,7 @@ def test_the_imaginary_part_of_a_conjugate_is_negated(way):
         assert reductions.check_finite([imaginary]) == (pytest.approx(9.0 * num), -1)
 
 
-def test_parameters_and_tensors_with_a_graph_are_measured(way):
+def test_parameters_and_tensors_with_a_graph_are_measured(implementation):
     weight = torch.nn.Parameter(torch.arange(6.0).reshape(2, 3))
     check(weight)
     out = (weight * 2).relu()
@@ -63,7 +63,7 @@ def test_parameters_and_tensors_with_a_graph_are_measured(way):
     assert out._version == version
 
 
-def test_sparse_rows_are_measured_as_what_they_stand_for(way):
+def test_sparse_tensors_are_measured_like_dense_ones(implementation):
     index = torch.tensor([[0, 2, 2, 0], [1, 1, 1, 0]])
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
         x = torch.sparse_coo_tensor(index, torch.tensor([1.0, 2.0, -5.0, 0.0], dtype=dtype), (4, 3), check_invariants=True)
@@ -73,7 +73,7 @@ def test_sparse_rows_are_measured_as_what_they_stand_for(way):
         check(x.coalesce())
 
 
-def test_a_hybrid_sparse_tensor_and_an_empty_one_are_measured_right(way):
+def test_a_hybrid_sparse_tensor_and_an_empty_one_are_measured_right(implementation):
     values = torch.arange(6.0).reshape(2, 3) - 7
     check(torch.sparse_coo_tensor(torch.tensor([[1, 1]]), values, (5, 3), check_invariants=True))
     check(torch.sparse_coo_tensor(torch.empty(1, 0, dtype=torch.int64), torch.empty(0, 3), (5, 3), check_invariants=True))
@@ -81,13 +81,13 @@ def test_a_hybrid_sparse_tensor_and_an_empty_one_are_measured_right(way):
 
 @pytest.mark.filterwarnings("ignore:Sparse")
 @pytest.mark.parametrize("how", ["to_sparse_csr", "to_sparse_csc"])
-def test_compressed_sparse_tensors_are_measured_right(way, how):
+def test_compressed_sparse_tensors_are_measured_right(implementation, how):
     dense = torch.tensor([[0.0, 2.0, 0.0], [-1.0, 0.0, 3.0]])
     check(getattr(dense, how)())
 
 
 class Named(torch.Tensor):
-    """A subclass as users write them: ordinary memory, its own word on functions."""
+    """A subclass with ordinary memory and its own __torch_function__."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -96,7 +96,7 @@ class Named(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs)
 
 
-def test_a_subclass_with_ordinary_memory_is_measured_without_asking_it(way):
+def test_a_subclass_with_ordinary_memory_is_measured_without_calling_its_torch_function(implementation):
     x = torch.arange(5.0).as_subclass(Named)
     assert measured(x)["mean"] == 2.0
 
@@ -108,10 +108,10 @@ class Wrapper(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        raise RuntimeError("this one only hurts")
+        raise RuntimeError("not implemented")
 
 
-def quantised() -> torch.Tensor:
+def quantized() -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)
@@ -131,7 +131,7 @@ def freed() -> torch.Tensor:
 
 
 UNSUPPORTED = {
-    "quantised": quantised,
+    "quantized": quantized,
     "nested": nested,
     "jagged": lambda: torch.nested.nested_tensor([torch.ones(2, 2), torch.ones(3, 2)], layout=torch.jagged),
     "meta": lambda: torch.empty(3, device="meta"),
@@ -144,58 +144,58 @@ UNSUPPORTED = {
 
 
 @pytest.mark.parametrize("kind", UNSUPPORTED)
-def test_what_has_no_readable_numbers_gives_a_reason_and_a_row_of_zeros(way, kind):
+def test_a_tensor_without_readable_values_gives_a_reason_and_a_row_of_zeros(implementation, kind):
     tensor = UNSUPPORTED[kind]()
-    why = torch_ops.unsupported_reason(tensor)
-    assert why
-    assert kind in why
+    reason = torch_ops.unsupported_reason(tensor)
+    assert reason
+    assert kind in reason
     rows = StatisticsTable(2)
     rows.values[:] = 5.0
     rows.measure(0, [tensor, torch.ones(2)])
     rows.synchronize()
     assert not rows.values[0].any()
-    assert rows.unsupported == {0: why}
+    assert rows.unsupported == {0: reason}
     assert rows.values[1, 0] == 2
     assert reductions.check_finite([tensor, torch.ones(2)]) == (pytest.approx(2.0), -1)
     assert reductions.any_nonzero([tensor]) is False
     assert exponent_histogram.exponents(tensor) is None
     assert content_hash(tensor) is None
-    kept = ParameterSnapshot(1000)
-    kept.keep([tensor], rows, 0)
-    kept.change([tensor], rows, 0)
+    snapshot = ParameterSnapshot(1000)
+    snapshot.take([tensor], rows, 0)
+    snapshot.diff([tensor], rows, 0)
     rows.synchronize()
     assert not rows.values[0].any()
-    assert kept.available
+    assert snapshot.available
 
 
-def test_inside_vmap_and_func_grad_there_is_a_reason(way):
+def test_tensors_inside_vmap_and_func_grad_give_a_reason(implementation):
     reasons = []
 
-    def see(x):
+    def measure(x):
         rows = StatisticsTable(1)
         rows.measure_one(0, x)
         rows.synchronize()
         reasons.append((torch_ops.unsupported_reason(x), rows.unsupported[0]))
         return x.sum()
 
-    torch.func.vmap(see)(torch.ones(3, 4))
-    torch.func.grad(see)(torch.ones(3))
+    torch.func.vmap(measure)(torch.ones(3, 4))
+    torch.func.grad(measure)(torch.ones(3))
     assert len(reasons) == 2
-    for why, recorded in reasons:
-        assert why == recorded
-        assert "torch.func" in why
+    for reason, recorded in reasons:
+        assert reason == recorded
+        assert "torch.func" in reason
 
 
-def test_what_can_be_measured_has_no_reason_against_it():
+def test_a_supported_tensor_has_no_reason():
     for tensor in (torch.ones(2), torch.ones(2, dtype=torch.bool), torch.eye(2).to_sparse(), torch.nn.Parameter(torch.ones(1))):
         assert torch_ops.unsupported_reason(tensor) is None
 
 
 @pytest.mark.parametrize("setting", ["half", "meta", "deterministic", "inference", "autocast", "no_grad", "flush_denormal"])
-def test_the_users_settings_do_not_reach_the_numbers(way, setting):
+def test_global_torch_settings_do_not_change_the_statistics(implementation, setting):
     tensors = [torch.full((5000,), 7.0), torch.arange(70_000), torch.eye(3).to_sparse(), torch.ones(3, dtype=torch.bfloat16)]
     rows = StatisticsTable(len(tensors))
-    kept = ParameterSnapshot(10**7)
+    snapshot = ParameterSnapshot(10**7)
     random_state = torch.get_rng_state()
     try:
         match setting:
@@ -218,14 +218,14 @@ def test_the_users_settings_do_not_reach_the_numbers(way, setting):
             fingerprints = [content_hash(tensor) for tensor in tensors]
             rows.synchronize()
             found = rows.values.copy()
-            kept.keep(tensors, rows, 0)
+            snapshot.take(tensors, rows, 0)
             rows.synchronize()
-        tensors[0] += 1  # the copies were made in whatever mode; they must still serve outside of it
-        kept.change(tensors, rows, 0)
+        tensors[0] += 1  # copies made in any mode must be usable outside of it
+        snapshot.diff(tensors, rows, 0)
         rows.synchronize()
         changed = rows.values.copy()
-        kept.keep(tensors, rows, 0)
-        assert kept.available, kept.why_not
+        snapshot.take(tensors, rows, 0)
+        assert snapshot.available, snapshot.reason
     finally:
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)
@@ -251,33 +251,33 @@ class Transfers(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_measuring_never_reads_a_number_back_before_the_step_settles(way):
+def test_measuring_reads_no_single_number_from_a_tensor(implementation):
     tensors = [torch.ones(3), torch.arange(5), torch.ones(2, dtype=torch.complex64), torch.eye(3).to_sparse()]
     rows = StatisticsTable(4)
-    with Transfers() as seen:
+    with Transfers() as transfers:
         rows.measure(0, tensors)
         rows.synchronize()
-    assert "aten::_local_scalar_dense" not in seen.names
-    assert "aten::item" not in seen.names
-    # A user's dispatch mode is a Python frame of theirs: by the native way it sees nothing at all of an ordinary tensor.
-    if way != "torch":
-        with Transfers() as seen:
+    assert "aten::_local_scalar_dense" not in transfers.names
+    assert "aten::item" not in transfers.names
+    # The native extension calls no torch operation on an ordinary tensor, so a user's dispatch mode is not called.
+    if implementation != "torch":
+        with Transfers() as transfers:
             rows.measure(0, [torch.ones(3).detach()] * 4)
             rows.synchronize()
-        assert set(seen.names) <= {"aten::ones", "aten::detach"}
+        assert set(transfers.names) <= {"aten::ones", "aten::detach"}
 
 
-def test_no_tensor_is_kept_alive(way):
+def test_no_tensor_is_kept_alive(implementation):
     rows = StatisticsTable(3)
-    kept = ParameterSnapshot(10**6)
+    snapshot = ParameterSnapshot(10**6)
     tensors = [torch.ones(3), torch.arange(5), torch.eye(3).to_sparse()]
     alive = [weakref.ref(tensor) for tensor in tensors]
     storages = [tensor.untyped_storage().data_ptr() for tensor in tensors[:2]]
     rows.measure(0, tensors)
     reductions.check_finite(tensors)
     reductions.any_nonzero(tensors)
-    kept.keep(tensors, rows, 0)
-    kept.change(tensors, rows, 0)
+    snapshot.take(tensors, rows, 0)
+    snapshot.diff(tensors, rows, 0)
     held = [t for t in gc.get_objects() if type(t) is torch.Tensor and t.layout is torch.strided and t.numel()]
     mine = {id(tensor) for tensor in tensors}
     assert not [t for t in held if id(t) not in mine and t.untyped_storage().data_ptr() in storages]
@@ -285,7 +285,7 @@ def test_no_tensor_is_kept_alive(way):
     assert [ref() for ref in alive] == [None, None, None]
 
 
-def test_an_error_inside_torch_is_contained(way, monkeypatch):
+def test_an_error_inside_torch_becomes_a_reason(implementation, monkeypatch):
     def no_memory(*args, **kwargs):
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
 
@@ -295,14 +295,14 @@ def test_an_error_inside_torch_is_contained(way, monkeypatch):
     rows.measure_one(0, torch.arange(3))
     rows.synchronize()
     assert rows.unsupported == {0: "OutOfMemoryError: CUDA out of memory."}
-    kept = ParameterSnapshot(1000)
-    kept.keep([torch.ones(3)], rows, 0)
-    assert not kept.available
-    assert "out of memory" in kept.why_not
+    snapshot = ParameterSnapshot(1000)
+    snapshot.take([torch.ones(3)], rows, 0)
+    assert not snapshot.available
+    assert "out of memory" in snapshot.reason
     assert reductions.check_finite([torch.arange(3)])[1] == -1
 
 
-def test_an_interrupt_is_not_contained(monkeypatch):
+def test_a_keyboard_interrupt_is_raised(monkeypatch):
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""R05, R12, R14, R15, R16, R17, R20 and R28 where numbers are made of tensors: right in every precision, for every kind of tensor."""
+"""Statistics are right in every precision and for every dtype, shape and layout (R05, R12, R14, R15, R16, R17, R20)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from sonde.statistics.table import StatisticsTable
 
 
 @pytest.fixture(params=["native", "torch"])
-def way(request):
+def implementation(request):
     before = native.ENABLED
     if native.use_native(request.param == "native") != (request.param == "native"):
-        pytest.skip("the native kernel is not built here")
+        pytest.skip("the native extension is not built here")
     yield request.param
     native.use_native(before)
 
@@ -33,7 +33,7 @@ def measured(tensor: torch.Tensor) -> dict[str, float]:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("factor", [1e-4, 1.0, 300.0])
-def test_r05_statistics_are_right_to_1e_5_in_low_precision_and_under_autocast(way, dtype, factor):
+def test_r05_statistics_are_right_to_1e_5_in_low_precision_and_under_autocast(implementation, dtype, factor):
     x = (torch.from_numpy(np.random.default_rng(0).standard_normal(30_000)) * factor + factor).to(dtype)
     exact = x.double().numpy()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -46,12 +46,13 @@ def test_r05_statistics_are_right_to_1e_5_in_low_precision_and_under_autocast(wa
     assert (total, first_bad) == (pytest.approx((exact**2).sum(), rel=1e-5, abs=0), -1)
 
 
-def test_r12_the_numbers_are_those_at_the_moment_of_measuring(way):
-    x = torch.randint(-5, 5, (100,), generator=torch.Generator().manual_seed(0)).to(torch.float32 if way == "native" else torch.int64)
+def test_r12_statistics_are_those_of_the_moment_of_measuring(implementation):
+    dtype = torch.float32 if implementation == "native" else torch.int64
+    x = torch.randint(-5, 5, (100,), generator=torch.Generator().manual_seed(0)).to(dtype)
     expected = x.double().numpy().copy()
     rows = StatisticsTable(1)
     rows.measure_one(0, x)
-    x.fill_(3)  # the in-place successor, before the step settles
+    x.fill_(3)  # an in-place operation before synchronize
     rows.synchronize()
     assert rows.values[0, 1] == pytest.approx(expected.mean())
 
@@ -59,13 +60,13 @@ def test_r12_the_numbers_are_those_at_the_moment_of_measuring(way):
 DTYPES = sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)}, key=str)
 
 
-def test_r14_there_are_dtypes_to_go_through():
+def test_r14_the_list_of_dtypes_is_not_empty():
     assert {torch.float8_e4m3fn, torch.qint8, torch.uint64, torch.complex32} <= set(DTYPES)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch's own, on making tensors of experimental dtypes
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_r14_every_dtype_gives_right_statistics_or_a_reason(way, dtype):
+def test_r14_every_dtype_gives_right_statistics_or_a_reason(implementation, dtype):
     try:
         x = torch.tensor([0, 1, 2, 0, 1], dtype=torch.int64).to(dtype)
     except (RuntimeError, NotImplementedError):
@@ -106,7 +107,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_r15_no_shape_is_an_error_and_no_empty_tensor_an_alarm(way, shape):
+def test_r15_every_shape_is_measured_and_an_empty_tensor_is_finite(implementation, shape):
     x = SHAPES[shape]
     found = measured(x)
     assert found["num"] == x.numel()
@@ -120,7 +121,7 @@ def test_r15_no_shape_is_an_error_and_no_empty_tensor_an_alarm(way, shape):
         assert content_hash(x) is not None
 
 
-def test_r16_one_bad_value_among_17_million_is_counted_and_hides_nothing(way):
+def test_r16_one_non_finite_value_among_17_million_is_counted_and_does_not_spoil_the_rest(implementation):
     x = torch.from_numpy(np.random.default_rng(1).standard_normal(17_000_001, dtype=np.float32)) * 0.01 + 1000
     x[12_345_678] = math.nan
     x[-1] = math.inf
@@ -136,7 +137,7 @@ def test_r16_one_bad_value_among_17_million_is_counted_and_hides_nothing(way):
     assert reductions.check_finite([x[:12_000_000]]) == (pytest.approx((x[:12_000_000].double() ** 2).sum().item(), rel=1e-5, abs=0), -1)
 
 
-def test_r17_gradients_of_a_sparse_embedding_have_the_right_norm_and_stay_as_they_are(way):
+def test_r17_gradients_of_a_sparse_embedding_have_the_right_norm_and_are_not_changed(implementation):
     table = torch.nn.Embedding(1000, 4, sparse=True)
     table(torch.tensor([3, 3, 3, 7])).sum().backward()
     grad = table.weight.grad
@@ -150,7 +151,7 @@ def test_r17_gradients_of_a_sparse_embedding_have_the_right_norm_and_stay_as_the
     assert grad._nnz() == 4
 
 
-def test_r20_a_missing_gradient_is_a_row_of_zeros(way):
+def test_r20_a_missing_gradient_is_a_row_of_zeros(implementation):
     rows = StatisticsTable(2)
     rows.values[:] = 9.0
     rows.measure(0, [None, torch.ones(2)])

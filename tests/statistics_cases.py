@@ -1,4 +1,4 @@
-"""What the kernel's tests share: every way through the kernel, and the answers by numpy in float64."""
+"""Shared by the tests of sonde.statistics: every implementation, and reference values by numpy in float64."""
 
 from __future__ import annotations
 
@@ -12,24 +12,34 @@ from sonde.events import STATISTICS
 from sonde.statistics import native
 from sonde.statistics.table import StatisticsTable
 
-WAYS = {
+FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+IMPLEMENTATIONS = {
     "native": {"on": True},
-    "native-by-methods": {"on": True, "by_table": False},
+    "native-without-dlpack": {"on": True, "use_dlpack": False},
     "native-avx2": {"on": True, "level": 1},
-    "native-plain": {"on": True, "level": 0},
+    "native-sse2": {"on": True, "level": 0},
     "torch": {"on": False},
 }
 
 
-@pytest.fixture(name="way", params=WAYS)
-def each_way(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each test that asks for it runs once by every way through the kernel."""
+@pytest.fixture(name="implementation", params=IMPLEMENTATIONS)
+def each_implementation(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A test with this fixture runs once with each implementation."""
     before = native.ENABLED
-    in_use = native.use_native(**WAYS[request.param])
-    if in_use != WAYS[request.param]["on"]:
-        pytest.skip("the native kernel is not built here")
+    is_enabled = native.use_native(**IMPLEMENTATIONS[request.param])
+    if is_enabled != IMPLEMENTATIONS[request.param]["on"]:
+        pytest.skip("the native extension is not built here")
     yield request.param
     native.use_native(before)
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape))
+
+
+def synchronized_rows(rows: StatisticsTable) -> list[dict[str, float]]:
+    rows.synchronize()
+    return [dict(zip(STATISTICS, row)) for row in rows.values.tolist()]
 
 
 def measured(tensor: torch.Tensor | None) -> dict[str, float]:
@@ -52,25 +62,25 @@ def as_numpy(tensor: torch.Tensor) -> np.ndarray:
 
 
 def reference(values: np.ndarray) -> dict[str, float]:
-    """By numpy, in long double where squares could leave float64."""
+    """The statistics by numpy, in long double, because squares may leave the range of float64."""
     finite = values[np.isfinite(values)].astype(np.longdouble).ravel()
-    answer = dict.fromkeys(STATISTICS, 0.0)
-    answer |= {"num": values.size, "nan": int(np.isnan(values).sum()), "inf": int(np.isinf(values).sum())}
-    answer["zeros"] = int((values == 0).sum())
+    expected = dict.fromkeys(STATISTICS, 0.0)
+    expected |= {"num": values.size, "nan": int(np.isnan(values).sum()), "inf": int(np.isinf(values).sum())}
+    expected["zeros"] = int((values == 0).sum())
     if finite.size:
         mean = finite.mean()
-        answer |= {"mean": float(mean), "std": float(np.sqrt(((finite - mean) ** 2).mean()))}
-        answer |= {"min": float(finite.min()), "max": float(finite.max()), "l2": float(np.sqrt((finite**2).sum()))}
-    return answer
+        expected |= {"mean": float(mean), "std": float(np.sqrt(((finite - mean) ** 2).mean()))}
+        expected |= {"min": float(finite.min()), "max": float(finite.max()), "l2": float(np.sqrt((finite**2).sum()))}
+    return expected
 
 
 def assert_right(found: dict[str, float], expected: dict[str, float]) -> None:
-    """Counts, minimum and maximum exactly; the rest to 1e-5. A mean that cancels out is compared beside what it is the mean of."""
+    """Counts, minimum and maximum are exact, the rest to 1e-5; for a mean that cancels out, relative to the deviation."""
     for name in ("num", "min", "max", "zeros", "nan", "inf"):
         assert found[name] == expected[name], (name, found, expected)
     magnitude = max(abs(expected["min"]), abs(expected["max"]))
     assert found["l2"] == pytest.approx(expected["l2"], rel=1e-5, abs=0), (found, expected)
-    # float64 itself leaves about this much where the true deviation is none
+    # float64 itself has a rounding error of about this size where the true deviation is zero
     assert found["std"] == pytest.approx(expected["std"], rel=1e-5, abs=1e-12 * magnitude), (found, expected)
     scale = 1e-5 * abs(expected["mean"]) + 1e-6 * expected["std"]
     assert abs(found["mean"] - expected["mean"]) <= scale + 1e-12 * magnitude, (found, expected)

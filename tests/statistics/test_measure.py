@@ -1,4 +1,4 @@
-"""The statistics of one tensor, by every way through the kernel, against numpy in float64."""
+"""The statistics of a tensor, by every implementation, against numpy in float64."""
 
 from __future__ import annotations
 
@@ -9,23 +9,18 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kernel_cases import as_numpy, assert_right, check, each_way, measured, reference  # noqa: F401
 
 from sonde.events import STATISTICS
 from sonde.statistics import native
 from sonde.statistics.table import StatisticsTable
+from statistics_cases import FLOATS, as_numpy, assert_right, check, each_implementation, measured, noise, reference  # noqa: F401
 
-FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 SIZES = [1, 2, 3, 7, 15, 16, 17, 31, 63, 64, 65, 127, 129, 4095, 4096, 4097, 8193, 70_001]
-
-
-def noise(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape))
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("num", SIZES)
-def test_every_size_and_floating_type_is_measured_right(way, num, dtype):
+def test_every_size_and_floating_dtype_is_measured_right(implementation, num, dtype):
     check((noise(num, seed=num) * 3 + 0.5).to(dtype))
 
 
@@ -53,14 +48,14 @@ def test_every_size_and_floating_type_is_measured_right(way, num, dtype):
     ],
 )
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_strides_do_not_change_the_answer(way, make, dtype):
+def test_strides_do_not_change_the_statistics(implementation, make, dtype):
     x = noise(64, 64).to(dtype)
     x[0, 0] = 0.0
     check(make(x))
 
 
 CONTENTS = {
-    "mean far above std": lambda n: 1000 + 0.01 * noise(n),
+    "mean much larger than std": lambda n: 1000 + 0.01 * noise(n),
     "huge": lambda n: 1e30 * noise(n),
     "tiny": lambda n: 1e-30 * noise(n),
     "denormal": lambda n: 1e-42 * noise(n),
@@ -80,16 +75,16 @@ CONTENTS = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("num", [64, 10_000])
 @pytest.mark.parametrize("content", CONTENTS)
-def test_difficult_numbers_are_measured_right(way, content, num, dtype):
+def test_extreme_values_are_measured_right(implementation, content, num, dtype):
     check(CONTENTS[content](num).to(dtype))
 
 
 @pytest.mark.parametrize("factor", [1e300, 1e-300, 1e160, 1e-160, 5e-324])
-def test_float64_squares_that_leave_float64_are_measured_right(way, factor):
+def test_float64_values_with_squares_beyond_float64_are_measured_right(implementation, factor):
     check(noise(5000) * factor)
 
 
-def test_a_constant_tensor_has_exactly_no_deviation(way):
+def test_a_constant_tensor_has_no_deviation(implementation):
     for value in (0.1, 1e30, 1e-30, -7.3):
         assert measured(torch.full((9999,), value))["std"] <= 1e-15 * abs(value)
         assert measured(torch.full((9999,), value))["mean"] == pytest.approx(np.float32(value), rel=1e-12)
@@ -98,13 +93,13 @@ def test_a_constant_tensor_has_exactly_no_deviation(way):
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", [0, 1, 63, 64, 4096, 9998, slice(0, 5000), slice(None)], ids=str)
-def test_statistics_are_over_the_finite_elements_and_the_others_are_counted(way, where, bad, dtype):
+def test_statistics_are_over_the_finite_elements_and_the_others_are_counted(implementation, where, bad, dtype):
     x = (2 + noise(9999)).to(dtype)
     x[where] = bad
     check(x)
 
 
-def test_all_kinds_of_bad_values_at_once_are_told_apart(way):
+def test_nan_and_infinite_values_are_counted_separately(implementation):
     x = noise(100).float()
     x[:3], x[3:5], x[5:9] = math.nan, math.inf, -math.inf
     assert measured(x)["nan"] == 3
@@ -112,25 +107,25 @@ def test_all_kinds_of_bad_values_at_once_are_told_apart(way):
     check(x)
 
 
-def test_a_signalling_nan_is_a_nan(way):
+def test_a_signalling_nan_is_a_nan(implementation):
     bits = torch.tensor([0x7F800001, 0x7FC00000, -1, 0x7F800000, 0x3F800000], dtype=torch.int32)
     found = measured(bits.view(torch.float32))
     assert (found["nan"], found["inf"], found["mean"]) == (3, 1, 1.0)
 
 
-def test_every_float16_and_bfloat16_is_read_right(way):
+def test_every_float16_and_bfloat16_is_read_right(implementation):
     for dtype in (torch.float16, torch.bfloat16):
         every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
         for chunk in (every, *every.split(1009)):
             check(chunk)
 
 
-@pytest.mark.parametrize("nothing", [None, torch.empty(0), torch.empty(3, 0, 5, dtype=torch.float64), torch.empty(0, dtype=torch.int64)])
-def test_nothing_is_a_row_of_zeros(way, nothing):
-    assert set(measured(nothing).values()) == {0.0}
+@pytest.mark.parametrize("empty", [None, torch.empty(0), torch.empty(3, 0, 5, dtype=torch.float64), torch.empty(0, dtype=torch.int64)])
+def test_a_missing_or_empty_tensor_gives_a_row_of_zeros(implementation, empty):
+    assert set(measured(empty).values()) == {0.0}
 
 
-def test_an_expanded_tensor_is_not_read_again_and_again(way):
+def test_each_element_of_an_expanded_tensor_is_read_once(implementation):
     found = measured(torch.tensor([1.0, -3.0, 0.0]).expand(10**6, 10**6, 3))
     assert found["num"] == 3e12
     assert found["zeros"] == 1e12
@@ -144,13 +139,13 @@ def test_an_expanded_tensor_is_not_read_again_and_again(way):
     repeat=st.sampled_from([1, 3, 50]),
     dtype=st.sampled_from(FLOATS),
 )
-def test_any_numbers_are_measured_right(way, values, repeat, dtype):
+def test_arbitrary_values_are_measured_right(implementation, values, repeat, dtype):
     check(torch.tensor(values * repeat, dtype=torch.float32).to(dtype))
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_view_is_measured_right(way, data):
+def test_arbitrary_views_are_measured_right(implementation, data):
     shape = data.draw(st.lists(st.integers(0, 5), min_size=0, max_size=5))
     stride = data.draw(st.lists(st.integers(0, 40), min_size=len(shape), max_size=len(shape)))
     offset = data.draw(st.integers(0, 20))
@@ -163,7 +158,7 @@ def test_native_and_torch_give_the_same_numbers():
     tensors = [make(5000).float() for make in CONTENTS.values()]
     for on in (True, False):
         if native.use_native(on) is not on:
-            pytest.skip("the native kernel is not built here")
+            pytest.skip("the native extension is not built here")
         rows[on] = StatisticsTable(len(tensors))
         rows[on].measure(0, tensors)
         rows[on].synchronize()
@@ -172,7 +167,7 @@ def test_native_and_torch_give_the_same_numbers():
         assert_right(dict(zip(STATISTICS, native_row.tolist())), dict(zip(STATISTICS, torch_row.tolist())))
 
 
-def test_rows_of_a_list_are_those_of_its_tensors(way):
+def test_each_tensor_of_a_list_gets_its_own_row(implementation):
     tensors = [noise(7).float(), None, torch.arange(5), noise(3, 3).half(), torch.empty(0), noise(100).bfloat16()]
     rows = StatisticsTable(8)
     rows.measure(1, tensors)
@@ -183,9 +178,9 @@ def test_rows_of_a_list_are_those_of_its_tensors(way):
     assert not rows.values[[0, 7]].any()
 
 
-def test_a_row_holds_what_was_measured_last(way):
+def test_a_row_holds_the_last_measurement(implementation):
     rows = StatisticsTable(1)
-    rows.measure_one(0, torch.arange(10))  # by torch: pending until settle
+    rows.measure_one(0, torch.arange(10))  # by torch: pending until synchronize
     rows.measure_one(0, torch.ones(3))
     rows.synchronize()
     assert rows.values[0, 0] == 3
@@ -195,7 +190,7 @@ def test_a_row_holds_what_was_measured_last(way):
     assert not rows.values.any()
 
 
-def test_settling_twice_changes_nothing(way):
+def test_synchronizing_twice_changes_nothing(implementation):
     rows = StatisticsTable(1)
     rows.measure_one(0, torch.arange(10))
     rows.synchronize()
