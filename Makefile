@@ -7,7 +7,7 @@ VENV := .venv
 READING := .venv-reading
 STAMP := $(VENV)/.sonde-stamp
 READING_STAMP := $(READING)/.sonde-stamp
-SOURCES := pyproject.toml constraints.txt $(wildcard src/sonde/capture/*.[ch] src/sonde/statistics/native_src/*)
+SOURCES := pyproject.toml constraints.txt $(wildcard src/sonde/statistics/native_src/*)
 PIP := -m pip install --quiet --disable-pip-version-check
 
 # Two cores are enough for all of it; torch's own threads would only get in each other's way.
