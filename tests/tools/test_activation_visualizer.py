@@ -237,7 +237,7 @@ def test_a_pattern_that_matches_nothing_warns_once(model, caplog):
 
 def test_a_layer_that_has_not_run_is_told_apart_from_one_that_is_unknown(model):
     visualizer = ActivationVisualizer()
-    with pytest.raises(SondeError, match="Nothing was kept yet"):
+    with pytest.raises(SondeError, match="No output is stored yet"):
         visualizer.get_activations("layer.0")
     visualizer.register_forward_hook(model, "layer.0")
     with pytest.raises(SondeError, match="Run the model first"):

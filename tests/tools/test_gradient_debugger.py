@@ -18,9 +18,9 @@ from torch import nn  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
 from sonde import GradientAnalyzer, GradientDebugger, GradientHealth, SondeError  # noqa: E402
-from sonde.tools.gradient_flow_frames import GradientFrame, LayerGradient  # noqa: E402
-from sonde.tools.gradient_health import clipping_advice  # noqa: E402
-from sonde.tools.gradient_noise_scale import Pair, noise_scale  # noqa: E402
+from sonde.tools.gradients.gradient_frames import GradientFrame, LayerGradient  # noqa: E402
+from sonde.tools.gradients.gradient_health import clipping_advice  # noqa: E402
+from sonde.tools.gradients.gradient_noise_scale import NormPair, estimate_noise_scale  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -396,7 +396,7 @@ def test_a_place_that_fails_is_named_once_and_the_training_goes_on(caplog, monke
         raise RuntimeError("no memory")
 
     model = nn.Linear(16, 4)
-    monkeypatch.setattr(module, "quick", fail)
+    monkeypatch.setattr(module, "fast_statistics", fail)
     with caplog.at_level(logging.WARNING, "sonde"):
         debugger = train(model, vectors, steps=3)
     assert sorted(record.message for record in caplog.records) == [
@@ -513,8 +513,8 @@ def test_spikes_ask_for_clipping_and_do_not_make_the_noise_scale():
 
 
 def test_a_gradient_that_is_all_noise_gives_no_number():
-    assert noise_scale([Pair(1, 8.0, 8, 0.5)] * 20, "samples").value is None
-    assert noise_scale([Pair(1, 1.0, 8, 1.5)] * 20, "samples").value is None
+    assert estimate_noise_scale([NormPair(1, 8.0, 8, 0.5)] * 20, "samples").value is None
+    assert estimate_noise_scale([NormPair(1, 1.0, 8, 1.5)] * 20, "samples").value is None
 
 
 # ---- reading it
@@ -560,8 +560,8 @@ def test_the_plot_is_written(tmp_path):
         (lambda: GradientDebugger(vanishing_threshold=-1), "vanishing_threshold"),
         (lambda: GradientDebugger(micro_batch_size=0), "micro_batch_size"),
         (lambda: GradientDebugger().register_hooks([1, 2]), "torch.nn.Module"),
-        (lambda: GradientDebugger().register_hooks(nn.ReLU()), "nothing to watch"),
-        (lambda: GradientDebugger().record_gradient_flow(3, [1.0]), "named by a text"),
+        (lambda: GradientDebugger().register_hooks(nn.ReLU()), "nothing to record"),
+        (lambda: GradientDebugger().record_gradient_flow(3, [1.0]), "layer name is a string"),
         (lambda: GradientDebugger().record_gradient_flow("a", "b"), "'a'"),
         (lambda: GradientDebugger().record_norm_at(0, 1.0), "batch_size"),
     ],

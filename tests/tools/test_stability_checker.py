@@ -12,7 +12,7 @@ from torch import nn  # noqa: E402
 
 import sonde  # noqa: E402
 from sonde.errors import SondeError  # noqa: E402
-from sonde.tools.number_formats import FORMATS, format_named  # noqa: E402
+from sonde.tools.tensors.number_formats import FORMATS, parse_format  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -39,13 +39,13 @@ def test_formats_end_where_they_end():
 
 @pytest.mark.parametrize("name", ["fp16", "float16", "half", "FP16", torch.float16, "torch.float16"])
 def test_a_format_goes_by_many_names(name):
-    assert format_named(name).name == "fp16"
+    assert parse_format(name).name == "fp16"
 
 
 @pytest.mark.parametrize("name", ["fp12", torch.int8, None, ""])
 def test_an_unknown_format_is_answered_with_those_there_are(name):
     with pytest.raises(SondeError, match="Use one of fp64, fp32"):
-        format_named(name)
+        parse_format(name)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_the_layer_that_breaks_is_named(checker):
 
 
 def test_a_loss_that_is_no_number_gets_a_letter(checker):
-    with pytest.raises(SondeError, match="must give one number"):
+    with pytest.raises(SondeError, match="must return one number"):
         checker.check_model(nn.Linear(2, 2), noise(3, 2), loss=lambda out: out)
 
 

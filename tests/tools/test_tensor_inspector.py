@@ -61,7 +61,7 @@ def test_the_oldest_inspection_is_forgotten_first_and_a_letter_says_so():
     inspector = sonde.TensorInspector(max_tracked_tensors=3)
     ids = [inspector.inspect_tensor([i], "x", step=i) for i in range(5)]
     assert [info.step for info in inspector.history("x")] == [2, 3, 4]
-    with pytest.raises(SondeError, match=r"'x#1' is forgotten.*\n.*max_tracked_tensors=6"):
+    with pytest.raises(SondeError, match=r"'x#1' is no longer stored.*\n.*max_tracked_tensors=6"):
         inspector.get_tensor_info(ids[0])
 
 
@@ -80,7 +80,7 @@ def test_an_impossible_limit_is_refused(wrong):
 
 
 def test_a_tensor_without_a_name_is_refused(inspector):
-    with pytest.raises(SondeError, match="under a name"):
+    with pytest.raises(SondeError, match="needs a name"):
         inspector.inspect_tensor([1], "")
 
 

@@ -13,8 +13,8 @@ from torch import nn  # noqa: E402
 from torch.nn import functional, init  # noqa: E402
 
 from sonde import SondeError, WeightAnalyzer  # noqa: E402
-from sonde.tools.weight_initialization import recognise  # noqa: E402
-from sonde.tools.weight_spectrum import Spectrum, spectrum  # noqa: E402
+from sonde.tools.weights.weight_initialization import recognize_initialization  # noqa: E402
+from sonde.tools.weights.weight_spectrum import WeightSpectrum, compute_spectrum  # noqa: E402
 
 pytestmark = pytest.mark.torch
 SIZES = [(16, 16), (64, 32), (10, 100), (300, 300), (64, 3, 3, 3), (1024, 512)]
@@ -46,7 +46,7 @@ def test_a_recipe_is_recognised_at_every_size(name, size):
     weight = torch.empty(size)
     for _ in range(5):
         RECIPES[name](weight)
-        assert name in recognise(weight).recipes
+        assert name in recognize_initialization(weight).recipes
 
 
 @pytest.mark.parametrize("size", [(64, 32), (300, 300), (1024, 512)], ids=str)
@@ -60,7 +60,7 @@ def test_a_recipe_is_not_taken_for_one_of_another_scale_or_shape(name, size):
         "Kaiming": 2 / fan_in,
         "torch": 1 / (3 * fan_in),
     }
-    for found in recognise(weight).recipes:
+    for found in recognize_initialization(weight).recipes:
         assert found.split()[0] not in scales or found.endswith(("fan-out", "5/3")) or found == name
         assert ("uniform" in found) == (name != "Xavier normal" and name != "Kaiming normal") or found == "torch default"
 
@@ -70,7 +70,7 @@ def test_a_recipe_is_not_taken_for_one_of_another_scale_or_shape(name, size):
 def test_an_orthogonal_weight_is_recognised_with_its_gain(size, gain):
     weight = torch.empty(size)
     init.orthogonal_(weight, gain)
-    found = recognise(weight)
+    found = recognize_initialization(weight)
     assert found.shape == "orthogonal"
     assert found.recipes == (f"orthogonal, gain {1 if gain == 1 else 1.41}",)
 
@@ -78,24 +78,24 @@ def test_an_orthogonal_weight_is_recognised_with_its_gain(size, gain):
 def test_an_orthogonal_weight_is_recognised_in_bfloat16():
     weight = torch.empty(64, 64)
     init.orthogonal_(weight)
-    assert recognise(weight.bfloat16()).shape == "orthogonal"
+    assert recognize_initialization(weight.bfloat16()).shape == "orthogonal"
 
 
 def test_a_truncated_normal_is_told_from_a_normal_one():
     weight = torch.empty(400, 400)
-    assert recognise(init.trunc_normal_(weight, std=0.5, a=-1, b=1)).shape == "truncated normal"
-    assert recognise(init.normal_(weight, std=0.02)).name == "normal with std 0.02"
+    assert recognize_initialization(init.trunc_normal_(weight, std=0.5, a=-1, b=1)).shape == "truncated normal"
+    assert recognize_initialization(init.normal_(weight, std=0.02)).name == "normal with std 0.02"
 
 
 def test_zeros_constants_and_the_identity_are_what_they_are():
-    assert recognise(torch.zeros(20, 20)).recipes == ("zeros",)
-    assert recognise(torch.full((20, 20), 0.5)).recipes == ("constant 0.5",)
-    assert recognise(torch.eye(20)).recipes == ("identity",)
+    assert recognize_initialization(torch.zeros(20, 20)).recipes == ("zeros",)
+    assert recognize_initialization(torch.full((20, 20), 0.5)).recipes == ("constant 0.5",)
+    assert recognize_initialization(torch.eye(20)).recipes == ("identity",)
 
 
 def test_trained_weights_are_given_no_recipe():
     weight = torch.randn(200, 200) * torch.linspace(0.1, 3, 200)
-    assert recognise(weight).recipes == ()
+    assert recognize_initialization(weight).recipes == ()
 
 
 def test_recurrent_layers_embeddings_and_attention_are_known_by_their_own_defaults():
@@ -137,7 +137,7 @@ class Functional(nn.Module):
 def test_without_data_and_without_sequential_the_activation_could_not_be_told():
     found = analyze(Functional(torch.relu)).layers["first.weight"].initialisation
     assert found.fit == "could not tell"
-    assert "give data" in found.reason
+    assert "pass data" in found.reason
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_with_data_a_function_between_two_layers_is_recognised_by_its_values(fun
 def test_the_spectrum_agrees_with_float64(shape, dtype):
     weight = torch.randn(shape).to(dtype)
     values = np.linalg.svd(weight.double().numpy().reshape(shape[0], -1), compute_uv=False)
-    found = spectrum(weight)
+    found = compute_spectrum(weight)
     shares = values / values.sum()
     assert found.largest == pytest.approx(values[0], rel=1e-5)
     assert found.smallest == pytest.approx(values[-1], rel=1e-5)
@@ -175,7 +175,7 @@ def test_the_spectrum_agrees_with_float64(shape, dtype):
 
 def test_a_large_matrix_is_sampled_and_says_so():
     weight = torch.randn(700, 3000)
-    found = spectrum(weight)
+    found = compute_spectrum(weight)
     assert found.sampled == "512 x 512 of 700 x 3000"
     assert found.largest == pytest.approx(torch.linalg.matrix_norm(weight.double(), 2).item(), rel=2e-3)
     assert found.stable_rank == pytest.approx((weight.norm() / found.largest).item() ** 2, rel=1e-4)
@@ -187,11 +187,11 @@ def test_a_large_matrix_is_sampled_and_says_so():
 @pytest.mark.parametrize("size", [64, 800])
 def test_rank_collapse_is_found_in_small_and_in_sampled_matrices(size):
     collapsed = torch.randn(size, 3) @ torch.randn(3, size)
-    found = spectrum(collapsed)
-    assert isinstance(found, Spectrum)
+    found = compute_spectrum(collapsed)
+    assert isinstance(found, WeightSpectrum)
     assert found.numerical_rank == 3
     assert found.is_collapsed
-    assert not spectrum(torch.randn(size, size)).is_collapsed
+    assert not compute_spectrum(torch.randn(size, size)).is_collapsed
 
 
 def test_rank_collapse_is_named_in_the_report():
@@ -207,17 +207,17 @@ def test_rank_collapse_is_named_in_the_report():
     ("weight", "why"),
     [
         (torch.full((9, 9), math.nan), "NaN"),
-        (torch.ones(5), "no matrix"),
-        (torch.ones(0, 5), "no matrix"),
+        (torch.ones(5), "not a matrix"),
+        (torch.ones(0, 5), "not a matrix"),
         (torch.ones(9, 9).int(), "int32"),
     ],
 )
 def test_where_there_is_no_spectrum_it_says_why(weight, why):
-    assert why in spectrum(weight)
+    assert why in compute_spectrum(weight)
 
 
 def test_a_zero_matrix_has_rank_zero_and_is_not_called_collapsed():
-    found = spectrum(torch.zeros(20, 20))
+    found = compute_spectrum(torch.zeros(20, 20))
     assert (found.largest, found.numerical_rank, found.effective_rank) == (0, 0, 0)
     assert not found.is_collapsed
 
@@ -338,7 +338,7 @@ def test_the_model_is_left_as_it_was():
 def test_data_that_do_not_fit_the_model_get_a_letter_and_leave_no_hook():
     model = relu_net()
     model.train()
-    with pytest.raises(SondeError, match="could not be run with the data"):
+    with pytest.raises(SondeError, match="could not be run with this data"):
         analyze(model, torch.randn(4, 7))
     assert model.training
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
@@ -377,7 +377,7 @@ def test_the_summary_names_what_is_wrong_and_the_notebook_view_escapes():
     report = analyze(model)
     assert "<b>x" in report.summary()
     assert "<b>x" not in report._repr_html_()
-    assert "give data" in report.summary()
+    assert "pass data" in report.summary()
 
 
 def test_the_histogram_is_written_for_a_model_of_any_kind(tmp_path):
@@ -391,7 +391,7 @@ def test_the_histogram_is_written_for_a_model_of_any_kind(tmp_path):
     ("wrong", "said"),
     [
         (lambda: WeightAnalyzer().analyze_model(torch.ones(3)), "TensorInspector"),
-        (lambda: WeightAnalyzer().plot_weight_histogram(nn.ReLU(), "w.png"), "nothing to draw"),
+        (lambda: WeightAnalyzer().plot_weight_histogram(nn.ReLU(), "w.png"), "nothing to plot"),
         (lambda: WeightAnalyzer().plot_weight_histogram(nn.Linear(2, 2), "w.png", bins=0), "bins"),
     ],
 )

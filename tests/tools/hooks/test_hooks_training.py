@@ -421,7 +421,7 @@ def test_accumulated_steps_and_several_optimizers_are_counted_by_the_first() -> 
                 BY_NAME["mlp"].loss(model).backward()
             first.step()
             second.step()
-        with pytest.raises(SondeError, match="steps are counted by the attached optimizer"):
+        with pytest.raises(SondeError, match="the attached optimizer counts the steps"):
             hooks.step()
     assert hooks.current_step == 5
     assert fired == [0, 2, 4]
@@ -442,7 +442,7 @@ def test_without_an_optimizer_step_counts_and_gradients_come_from_the_model() ->
 
 def test_hooks_are_attached_to_one_model_at_a_time() -> None:
     hooks = Hooks()
-    with hooks.attach(nn.Linear(1, 1)), pytest.raises(SondeError, match="attached to a model already"):
+    with hooks.attach(nn.Linear(1, 1)), pytest.raises(SondeError, match="already attached to a model"):
         hooks.attach(nn.Linear(1, 1))
     hooks.attach(nn.Linear(1, 1)).detach()
 
@@ -623,7 +623,7 @@ def test_a_site_that_fails_is_taken_off_and_said(monkeypatch: pytest.MonkeyPatch
     hooks = Hooks()
     hooks.register_hook(HookBuilder("x").trigger("every_forward").layer_patterns("2").action("inspect_tensor").build())
     with hooks.attach(model):
-        monkeypatch.setattr(hooks, "passed", broken)
+        monkeypatch.setattr(hooks, "on_tensor", broken)
         for _ in range(3):
             model(torch.ones(1, 6))
     assert said(caplog) == ["the output of 2 is not observed any more: RuntimeError: a strange output"]

@@ -219,7 +219,7 @@ def test_a_plot_of_a_plugin_is_drawn_by_name(visualizer, plugins):
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"), [("broken", "ZeroDivisionError: radius of nothing"), ("wrong", "gave a str"), ("absent", "sonde_rings_of_yesterday")]
+    ("kind", "said"), [("broken", "ZeroDivisionError: radius of nothing"), ("wrong", "returned a str"), ("absent", "sonde_rings_of_yesterday")]
 )
 def test_a_broken_plugin_is_reported_and_costs_one_picture(visualizer, plugins, caplog, kind, said):
     assert visualizer.plot(kind, "x", radius=1) is None

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from sonde.errors import SondeError
-from sonde.tools.layer_patterns import Patterns, matching, require_name
+from sonde.tools.layer_patterns import LayerPatterns, require_name, select_names
 
 NAMES = [
     "encoder", "encoder.layer.0", "encoder.layer.0.attention", "encoder.layer.0.attention.query", "encoder.layer.1.attention",
@@ -31,21 +31,21 @@ NAMES = [
     ],
 )
 def test_a_pattern_selects(pattern, expected):
-    assert [name for name in NAMES if Patterns(pattern).matches(name)] == expected
+    assert [name for name in NAMES if LayerPatterns(pattern).matches(name)] == expected
 
 
 def test_several_patterns_select_each_name_once_and_in_its_order():
-    assert matching(["head", "enc*der", "h*"], NAMES) == ["encoder", "head"]
+    assert select_names(["head", "enc*der", "h*"], NAMES) == ["encoder", "head"]
 
 
 @pytest.mark.parametrize("pattern", ["re:layer[", "(encoder", "re:", "", [], [3]])
 def test_a_pattern_that_cannot_be_read_is_refused_when_it_is_built(pattern):
     with pytest.raises(SondeError):
-        Patterns(pattern)
+        LayerPatterns(pattern)
 
 
 def test_a_pattern_that_matches_nothing_warns_once_and_names_the_nearest(caplog):
-    patterns = Patterns(["head", "heat*"])
+    patterns = LayerPatterns(["head", "heat*"])
     with caplog.at_level(logging.WARNING, "sonde"):
         assert patterns.select(NAMES) == ["head"]
         assert patterns.select(NAMES) == ["head"]
@@ -64,7 +64,7 @@ def test_a_wrong_name_is_answered_with_the_nearest_names():
 def test_a_name_like_no_other_is_answered_with_the_names_there_are():
     with pytest.raises(SondeError, match=r"There are: encoder, .* and 5 more"):
         require_name("zzz", NAMES)
-    with pytest.raises(SondeError, match="There is none at all"):
+    with pytest.raises(SondeError, match="There are none"):
         require_name("zzz", [], "parameter")
 
 

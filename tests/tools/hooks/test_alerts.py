@@ -1,4 +1,4 @@
-"""Alerts: one scale, said once and then counted, to the log, to functions and to real web servers, of which some hang."""
+"""AlertDispatcher: one scale, said once and then counted, to the log, to functions and to real web servers, of which some hang."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from guarantees.harness import python
 from sonde import AlertSeverity, SondeError
 from sonde.events import Severity
 from sonde.tools.hooks import webhook as webhook_module
-from sonde.tools.hooks.alerts import LEVELS, MAX_KINDS, Alert, Alerts
+from sonde.tools.hooks.alerts import LEVELS, MAX_KINDS, Alert, AlertDispatcher
 from sonde.tools.hooks.webhook import MAX_WAITING, Webhook
 
 pytestmark = pytest.mark.torch
@@ -48,33 +48,33 @@ def test_alerts_and_findings_have_one_scale_and_each_level_has_its_place_in_the_
 @pytest.mark.parametrize("severity", AlertSeverity)
 def test_an_alert_is_logged_with_its_level_place_and_numbers(severity: AlertSeverity, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "sonde")
-    Alerts().give(Alert(severity, "too large", "mine", "encoder.0", 7, {"l2": 12.345, "nan": float("nan")}))
+    AlertDispatcher().emit(Alert(severity, "too large", "mine", "encoder.0", 7, {"l2": 12.345, "nan": float("nan")}))
     (record,) = caplog.records
     assert record.levelno == LEVELS[severity]
     assert record.getMessage() == "sonde: mine: too large at encoder.0 in step 7 (l2 12.3, nan NaN)"
 
 
 def test_what_a_terminal_could_obey_is_written_out(caplog: pytest.LogCaptureFixture) -> None:
-    Alerts().give(alert("\x1b[31mred", where="a\nb"))
+    AlertDispatcher().emit(alert("\x1b[31mred", where="a\nb"))
     assert said(caplog) == ["sonde: mine: \\x1b[31mred at a\\x0ab in step 3"]
 
 
 def test_a_repeated_alert_is_counted_and_said_again_at_ten_and_at_a_hundred(caplog: pytest.LogCaptureFixture) -> None:
-    alerts = Alerts()
+    alerts = AlertDispatcher()
     heard: list[int] = []
     alerts.send_to(lambda each: heard.append(each.count), at_least=AlertSeverity.INFO)
     for step in range(250):
-        alerts.give(alert(step=step))
+        alerts.emit(alert(step=step))
     assert heard == [1, 10, 100]
     assert "in step 99, 100 times since step 0" in said(caplog)[-1]
     assert [(each.count, each.step, each.last_step) for each in alerts.history] == [(250, 0, 249)]
 
 
 def test_what_was_only_counted_is_said_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
-    alerts = Alerts()
+    alerts = AlertDispatcher()
     for step in range(4):
-        alerts.give(alert(step=step))
-    alerts.give(alert("another"))
+        alerts.emit(alert(step=step))
+    alerts.emit(alert("another"))
     alerts.close()
     alerts.close()
     assert [text.partition("mine: ")[2] for text in said(caplog)] == [
@@ -83,49 +83,49 @@ def test_what_was_only_counted_is_said_when_it_ends(caplog: pytest.LogCaptureFix
 
 
 def test_alerts_of_another_layer_or_message_are_others() -> None:
-    alerts = Alerts()
+    alerts = AlertDispatcher()
     for each in (alert(), alert(where="tail"), alert("other"), alert()):
-        alerts.give(each)
+        alerts.emit(each)
     assert [(each.message, each.where, each.count) for each in alerts.history] == [
         ("loss is nan", "head", 2), ("loss is nan", "tail", 1), ("other", "head", 1),
     ]  # fmt: skip
 
 
 def test_only_so_many_different_alerts_are_remembered() -> None:
-    alerts = Alerts()
+    alerts = AlertDispatcher()
     for step in range(MAX_KINDS + 10):
-        alerts.give(alert(f"number {step}"))
-        alerts.give(alert(f"number {step}"))
+        alerts.emit(alert(f"number {step}"))
+        alerts.emit(alert(f"number {step}"))
     assert len(alerts.history) == MAX_KINDS
     assert alerts.history[0].message == "number 10"
-    assert len(alerts._unsaid) == MAX_KINDS
+    assert len(alerts._undelivered) == MAX_KINDS
 
 
 def test_a_listener_hears_what_is_bad_enough_for_it() -> None:
-    alerts = Alerts()
+    alerts = AlertDispatcher()
     heard: list[str] = []
     alerts.send_to(lambda each: heard.append(each.message), at_least=AlertSeverity.ERROR)
     for severity in AlertSeverity:
-        alerts.give(Alert(severity, severity.value, "mine", "", 0))
+        alerts.emit(Alert(severity, severity.value, "mine", "", 0))
     assert heard == ["error", "critical"]
 
 
 def test_a_listener_that_fails_is_said_once_and_keeps_nobody_else_from_hearing(caplog: pytest.LogCaptureFixture) -> None:
-    alerts = Alerts()
+    alerts = AlertDispatcher()
     heard: list[str] = []
     alerts.send_to(lambda each: {}["missing"], at_least=AlertSeverity.INFO)
     alerts.send_to(lambda each: heard.append(each.message), at_least=AlertSeverity.INFO)
-    alerts.give(alert("one"))
-    alerts.give(alert("two"))
+    alerts.emit(alert("one"))
+    alerts.emit(alert("two"))
     assert heard == ["one", "two"]
     assert [text for text in said(caplog) if "listener" in text] == [
-        "sonde: a listener for alerts failed (KeyError: 'missing'). Training goes on."
+        "sonde: a receiver of alerts failed (KeyError: 'missing'). Training continues."
     ]
 
 
 def test_alerts_from_many_threads_are_counted_exactly() -> None:
-    alerts = Alerts()
-    threads = [threading.Thread(target=lambda: [alerts.give(alert()) for _ in range(200)]) for _ in range(8)]
+    alerts = AlertDispatcher()
+    threads = [threading.Thread(target=lambda: [alerts.emit(alert()) for _ in range(200)]) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -181,9 +181,9 @@ def silent_host() -> Iterator[str]:
 def test_a_webhook_gets_the_alert_as_strict_json() -> None:
     got: queue.Queue[Any] = queue.Queue()
     with serving(handler(got)) as url:
-        alerts = Alerts()
+        alerts = AlertDispatcher()
         alerts.send_to(url, at_least=AlertSeverity.WARNING)
-        alerts.give(alert(l2=float("inf"), nan=3.0))
+        alerts.emit(alert(l2=float("inf"), nan=3.0))
         path, kind, body = got.get(timeout=PATIENCE_S)
         alerts.close()
 
@@ -286,7 +286,7 @@ def test_r46_hosts_that_hang_are_waited_for_together_when_the_program_ends(
     silent_host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(webhook_module, "LAST_WAIT_S", 0.2)
-    monkeypatch.setattr(webhook_module, "_leaving", [])
+    monkeypatch.setattr(webhook_module, "_exit_times", [])
     waits: list[float] = []
     really = Webhook.wait
 
@@ -298,7 +298,7 @@ def test_r46_hosts_that_hang_are_waited_for_together_when_the_program_ends(
     webhooks = [Webhook(silent_host, timeout_s=PATIENCE_S) for _ in range(5)]
     for webhook in webhooks:
         webhook.send({"last": "words"})
-        webhook_module._wait_for(weakref.ref(webhook))
+        webhook_module._wait_at_exit(weakref.ref(webhook))
     assert waits[0] <= 0.2
     assert sum(waits) < 0.25  # the first had all of it
 
@@ -308,7 +308,7 @@ def test_r46_hosts_that_hang_are_waited_for_together_when_the_program_ends(
 )
 def test_only_web_addresses_are_taken(url: Any) -> None:
     with pytest.raises(SondeError):
-        Alerts().send_to(url, at_least=AlertSeverity.INFO)
+        AlertDispatcher().send_to(url, at_least=AlertSeverity.INFO)
 
 
 def test_a_timeout_of_nothing_is_refused() -> None:

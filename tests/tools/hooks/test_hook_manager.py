@@ -79,12 +79,12 @@ def test_a_flat_tensor_with_its_shape_keeps_that_shape() -> None:
     ("call", "says"),
     [
         (lambda hooks: hooks.execute_hooks("a", "text"), "is not a tensor"),
-        (lambda hooks: hooks.execute_hooks("a", [1.0], shape=(2, 3)), r"given 1 numbers, but shape=\(2, 3\) has 6"),
-        (lambda hooks: hooks.execute_hooks(7, [1.0]), "a layer is named by a text"),
+        (lambda hooks: hooks.execute_hooks("a", [1.0], shape=(2, 3)), r"has 1 elements, but shape=\(2, 3\) has 6"),
+        (lambda hooks: hooks.execute_hooks(7, [1.0]), "a layer name is a string"),
         (lambda hooks: hooks.execute_hooks("a", [1.0], metadata={"loss": "high"}), "loss must be a number"),
         (lambda hooks: hooks.log(loss=[1, 2]), "loss must be a number"),
         (lambda hooks: hooks.log(loss=torch.ones(3)), "loss must be a number"),
-        (lambda hooks: hooks.register_hook(inspect()), r"needs a Hook, as HookBuilder\(name\)….build\(\) makes it, not HookBuilder"),
+        (lambda hooks: hooks.register_hook(inspect()), r"needs a hook from HookBuilder\(name\)….build\(\), not HookBuilder"),
         (lambda hooks: hooks.remove_hook("look-2"), "(?s)no hook is named 'look-2'.*look-1"),
         (lambda hooks: setattr(hooks, "on_pause", 3), "on_pause must be a function"),
         (lambda hooks: hooks.send_alerts_to(3), "alerts go to a function or to a web address"),
@@ -170,8 +170,8 @@ def test_a_tensor_is_measured_only_if_the_rest_does_not_settle_it(monkeypatch: p
     measured: list[Any] = []
     from sonde.tools.hooks import hook_events
 
-    quick = hook_events.quick
-    monkeypatch.setattr(hook_events, "quick", lambda tensor: measured.append(1) or quick(tensor))
+    original = hook_events.fast_statistics
+    monkeypatch.setattr(hook_events, "fast_statistics", lambda tensor: measured.append(1) or original(tensor))
     hooks = hooks_with(HookBuilder("x").when("step > 100 and l2 > 0").action("inspect_tensor"), inspect("y").when("l2 > 0 and step > 50"))
     hooks.execute_hooks("a", [1.0], metadata={"step": 5})
     assert measured == []
@@ -289,7 +289,7 @@ def test_pausing_without_a_console_is_said_once_and_training_goes_on(caplog: pyt
         (result,) = hooks.execute_hooks("a", [math.nan])
         assert result.error == ""
     (text,) = said(caplog)
-    assert "would pause at a in step 0 (nan (nan 1)), but there is no console here" in text
+    assert "would pause at a in step 0 (nan (nan 1)), but there is no console" in text
 
 
 def test_stopping_waits_for_a_safe_point_and_happens_once() -> None:
@@ -350,10 +350,10 @@ def test_a_snapshot_is_read_back_as_it_was_without_pickle(tensor: Any, dtype: st
 def test_snapshots_are_bounded_in_number_and_size_and_this_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     hooks = hooks_with(HookBuilder("keep").trigger("every_forward").snapshot_to(tmp_path, max_files=2, max_mb=0.001))
     (large,) = hooks.execute_hooks("a", torch.ones(1000))
-    assert large.value == "it has 0.004 MB, and 0.001 are allowed: see max_mb of snapshot_to"
+    assert large.value == "it has 0.004 MB, more than the limit of 0.001 MB: see max_mb of snapshot_to"
     values = [hooks.execute_hooks("a", torch.ones(10))[0].value for _ in range(3)]
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["keep_a_step000000_forward-2.npz", "keep_a_step000000_forward.npz"]
-    assert "2 snapshots are kept already" in values[2]
+    assert "2 snapshots were written already" in values[2]
     assert len(said(caplog)) == 1
     assert "max_mb" in str(*hooks.status().values())
 
@@ -369,7 +369,7 @@ def test_a_layer_s_name_never_leads_out_of_the_directory(tmp_path: Path) -> None
 
 def test_a_directory_that_cannot_be_made_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(SondeError, match="snapshots cannot be kept in"):
+    with pytest.raises(SondeError, match="snapshots cannot be written to"):
         hooks_with(HookBuilder("keep").trigger("every_forward").snapshot_to(tmp_path / "file" / "x"))
 
 
