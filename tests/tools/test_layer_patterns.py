@@ -1,4 +1,4 @@
-"""Globs, regular expressions, and letters about names that do not exist."""
+"""Globs, regular expressions, and errors about names that do not exist."""
 
 import logging
 
@@ -30,7 +30,7 @@ NAMES = [
         ("^(encoder|head)$", ["encoder", "head"]),
     ],
 )
-def test_a_pattern_selects(pattern, expected):
+def test_a_pattern_selects_the_expected_names(pattern, expected):
     assert [name for name in NAMES if LayerPatterns(pattern).matches(name)] == expected
 
 
@@ -39,7 +39,7 @@ def test_several_patterns_select_each_name_once_and_in_its_order():
 
 
 @pytest.mark.parametrize("pattern", ["re:layer[", "(encoder", "re:", "", [], [3]])
-def test_a_pattern_that_cannot_be_read_is_refused_when_it_is_built(pattern):
+def test_an_invalid_pattern_is_refused_at_construction(pattern):
     with pytest.raises(SondeError):
         LayerPatterns(pattern)
 
@@ -61,12 +61,12 @@ def test_a_wrong_name_is_answered_with_the_nearest_names():
     assert second.startswith("Nearest: encoder.layer.0.attention, ")
 
 
-def test_a_name_like_no_other_is_answered_with_the_names_there_are():
+def test_an_unknown_name_without_a_near_one_is_answered_with_all_names():
     with pytest.raises(SondeError, match=r"There are: encoder, .* and 5 more"):
         require_name("zzz", NAMES)
     with pytest.raises(SondeError, match="There are none"):
         require_name("zzz", [], "parameter")
 
 
-def test_a_right_name_is_given_back():
+def test_a_known_name_is_returned():
     assert require_name("head", NAMES) == "head"

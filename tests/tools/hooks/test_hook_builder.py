@@ -1,4 +1,4 @@
-"""HookBuilder: a hook is a value, and everything that cannot be meant is refused when it is said or built."""
+"""HookBuilder: builds immutable hooks, and refuses invalid arguments and combinations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sonde.tools.hooks import HookSpec
 pytestmark = pytest.mark.torch
 
 
-def test_the_words_of_the_mission_make_a_hook() -> None:
+def test_all_settings_of_the_builder_are_in_the_hook() -> None:
     hook = (
         HookBuilder("watch attention")
         .trigger(HookTrigger.EVERY_FORWARD)
@@ -38,21 +38,21 @@ def test_a_hook_cannot_be_changed() -> None:
         hook.name = "y"  # type: ignore[misc]
 
 
-def test_a_builder_can_be_used_on_after_it_built() -> None:
+def test_a_builder_can_be_used_again_after_build() -> None:
     builder = HookBuilder("x").trigger(HookTrigger.EVERY_FORWARD).action(HookAction.INSPECT_TENSOR)
     first = builder.build()
     second = builder.max_executions(3).build()
     assert (first.max_executions, second.max_executions) == (None, 3)
 
 
-def test_names_of_triggers_and_actions_may_be_texts() -> None:
+def test_triggers_and_actions_may_be_strings() -> None:
     hook = HookBuilder("x").trigger("on_anomaly").action("STOP_TRAINING").alert("critical").build()
     assert hook.trigger is HookTrigger.ON_ANOMALY
     assert hook.actions == (HookAction.STOP_TRAINING, HookAction.ALERT)
     assert hook.severity is AlertSeverity.CRITICAL
 
 
-def test_the_words_that_need_more_bring_their_action_and_trigger() -> None:
+def test_methods_with_arguments_set_their_action_and_trigger() -> None:
     hook = HookBuilder("x").every_n_steps(10).callback(print).snapshot_to("there").alert(AlertSeverity.ERROR, "look").build()
     assert (hook.trigger, hook.every) == (HookTrigger.EVERY_N_STEPS, 10)
     assert hook.actions == (HookAction.CUSTOM_CALLBACK, HookAction.SAVE_SNAPSHOT, HookAction.ALERT)
@@ -70,7 +70,7 @@ def begun() -> HookBuilder:
 
 
 @pytest.mark.parametrize(
-    ("build", "says"),
+    ("build", "message"),
     [
         (lambda: HookBuilder(""), "a hook needs a name"),
         (lambda: HookBuilder(3), "a hook needs a name"),
@@ -100,8 +100,8 @@ def begun() -> HookBuilder:
         (lambda: begun().trigger("every_forward").action("track_gradients").build(), "where there are none.*EVERY_BACKWARD"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_what_to_write(build: Callable[[], object], says: str) -> None:
-    with pytest.raises(SondeError, match=f"(?s){says}"):
+def test_an_invalid_hook_is_refused_with_the_call_to_write(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(SondeError, match=f"(?s){message}"):
         build()
 
 
@@ -124,12 +124,12 @@ def test_what_cannot_be_meant_is_refused_with_what_to_write(build: Callable[[], 
         (begun().when("backward and zero_share > 0.9").action("alert"), True, True, False),
     ],
 )
-def test_when_a_hook_listens_follows_from_its_words(hook: HookBuilder, forward: bool, backward: bool, per_step: bool) -> None:
+def test_trigger_condition_and_actions_decide_the_passes(hook: HookBuilder, forward: bool, backward: bool, per_step: bool) -> None:
     built = hook.build()
     assert (built.on_forward, built.on_backward, built.is_per_step) == (forward, backward, per_step)
 
 
-def test_the_public_names_are_there() -> None:
+def test_the_public_names_exist() -> None:
     for name in ("HookBuilder", "HookTrigger", "HookAction", "AlertSeverity", "Hooks", "TrainingStopped"):
         assert getattr(sonde, name) is not None
     assert isinstance(HookBuilder("x").when("nan").action("alert").build(), HookSpec)
