@@ -117,6 +117,7 @@ class GradientFlowAnimator:
 
     @property
     def frames(self) -> tuple[GradientFrame, ...]:
+        """The stored frames, oldest first."""
         return tuple(self._frames)
 
     # -- summary -----------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ class SafeHook(InertCopy):
     __slots__ = ("_call", "_name", "is_disabled")
 
     def __init__(self, name: str, call: Callable[..., object]) -> None:
-        """`name` says in the warning what is observed, for instance "the output of encoder.0"."""
+        """`name` is the subject of the warning, for instance "the output of encoder.0"."""
         self._name, self._call = name, call
         self.is_disabled = False
 

@@ -39,7 +39,7 @@ NEAR_OVERFLOW = 1.0  # powers of two: doubled values would overflow
 FLUSHED_SHARE = 0.01  # of the non-zero numbers; even a normal distribution has a few near zero that do not matter
 DENORMAL_SHARE = 0.10  # of the non-zero numbers; the tails of a softmax are a few percent
 MIN_SPREAD_BITS = 2.0  # a standard deviation of four steps of the format: most variation is rounding
-MAX_LOSS_SCALE_LOG2 = 24  # GradScaler starts at 2^16 and rarely goes further than this
+MAX_LOSS_SCALE_LOG2 = 24  # GradScaler starts at 2^16 and rarely exceeds this
 SPARE_LOG2 = 3  # powers of two left free for other batches
 MAX_ROWS = 40
 
@@ -184,12 +184,13 @@ class StabilityChecker:
             for exponent, count in zip(one.measured.exponents, one.measured.counts):
                 counts[exponent] = counts.get(exponent, 0) + count
         ranges = {name: (float(FORMATS[name].denormal_log2), float(FORMATS[name].normal_log2), FORMATS[name].max_log2) for name in TARGETS}
-        picture = magnitude_plot(rows, ranges, name="magnitudes")
+        plot = magnitude_plot(rows, ranges, name="magnitudes")
         if path is not None:
-            picture.save(path)
-        return picture
+            plot.save(path)
+        return plot
 
     def clear(self) -> None:
+        """Drops all measurements."""
         self.checked.clear()
 
     def summary(self) -> str:

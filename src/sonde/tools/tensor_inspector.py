@@ -179,12 +179,13 @@ class TensorInspector:
         return [info for info in self._infos.values() if info.name == name]
 
     def names(self) -> list[str]:
+        """The names of all stored inspections."""
         return list(dict.fromkeys(info.name for info in self._infos.values()))
 
     def compare(self, a: Any, b: Any) -> TensorComparison:
         """Compares two tensors. Each is an id, a `TensorInfo`, or a tensor, array or list.
 
-        Tensors that are alive and unchanged are compared by value, others by their statistics; `basis` and `note` of the result say which.
+        Tensors that are alive and unchanged are compared by value, others by their statistics; see `basis` and `note` of the result.
         """
         first, second = self._find_info(a), self._find_info(b)
         values = [info.value if info is not None else argument for info, argument in ((first, a), (second, b))]
@@ -203,10 +204,10 @@ class TensorInspector:
         levels = {level: [info.stats.percentiles.get(level, math.nan) for info in infos] for level in (5, 25, 50, 75, 95)}
         levels |= {0: [info.stats.min for info in infos], 100: [info.stats.max for info in infos]}
         num_bad = [info.stats.num_nan + info.stats.num_inf for info in infos]
-        picture = percentiles(steps, levels, name=name, num_bad=num_bad, x_label="step" if by_step else "inspection")
+        plot = percentiles(steps, levels, name=name, num_bad=num_bad, x_label="step" if by_step else "inspection")
         if path is not None:
-            picture.save(path)
-        return picture
+            plot.save(path)
+        return plot
 
     def memory(self) -> InspectedMemory:
         """The memory of all inspected tensors that are alive now."""

@@ -71,6 +71,7 @@ class WeightReport:
         return [name for name, layer in self.layers.items() if isinstance(layer.spectrum, WeightSpectrum) and layer.spectrum.is_collapsed]
 
     def summary(self) -> str:
+        """The report as text: a table of parameters, dead neurons, rank collapse and notes."""
         rows, left_out = self._rows()
         parts = [self._headline(), "", text_table(_HEAD, rows)]
         lines = [line for line in (left_out, *self._lines()) if line]

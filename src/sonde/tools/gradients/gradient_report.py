@@ -78,9 +78,11 @@ class GradientReport:
         return self.steps_counted_by
 
     def vanishing_layers(self) -> list[str]:
+        """Layers with the verdict "vanishing"."""
         return self._with_verdict("vanishing")
 
     def exploding_layers(self) -> list[str]:
+        """Layers with the verdict "exploding"."""
         return self._with_verdict("exploding")
 
     def dead_layers(self) -> list[str]:
@@ -92,6 +94,7 @@ class GradientReport:
 
     @property
     def total_norms(self) -> list[float]:
+        """The norm of all gradients per step."""
         return [frame.total_norm for frame in self.frames]
 
     def plot(self, path: str | Path | None = None) -> Plot:
@@ -105,6 +108,7 @@ class GradientReport:
         return plot
 
     def summary(self) -> str:
+        """The report as text: a table of layers, clipping advice, noise scale and recommendations."""
         if self.overall_health is None:
             return f"gradients: {UNKNOWN}. {self.recommendations[0]}"
         rows, left_out = self._rows()

@@ -68,7 +68,7 @@ class AlertDispatcher:
         self._known: OrderedDict[tuple[str, str, str], Alert] = OrderedDict()
         self._undelivered: set[tuple[str, str, str]] = set()  # raised again since the last delivery
         self._sinks: list[_Sink] = []
-        self._failed: set[int] = set()  # ids of sinks whose failure was logged
+        self._failed: set[int] = set()  # ids of sinks with a logged failure
         self._lock = threading.Lock()
 
     @property
@@ -79,6 +79,7 @@ class AlertDispatcher:
 
     @property
     def webhooks(self) -> list[Webhook]:
+        """The receivers that are web addresses."""
         return [sink.webhook for sink in self._sinks if sink.webhook is not None]
 
     def send_to(self, target: Callable[[Alert], object] | str, *, at_least: AlertSeverity, timeout_s: float = TIMEOUT_S) -> None:

@@ -117,7 +117,7 @@ class HookBuilder:
         if HookAction.SAVE_SNAPSHOT in self._actions and self._directory is None:
             raise self._incomplete("saves snapshots, but has no directory", 'Add the directory: .snapshot_to("snapshots").')
         if HookAction.TRACK_GRADIENTS in self._actions and trigger is HookTrigger.EVERY_FORWARD:
-            raise self._incomplete("tracks gradients in the forward pass, where there are none", "Use HookTrigger.EVERY_BACKWARD.")
+            raise self._incomplete("tracks gradients in the forward pass, which has none", "Use HookTrigger.EVERY_BACKWARD.")
         return HookSpec(
             name=self._name,
             trigger=trigger,

@@ -110,7 +110,7 @@ def compare_values(first: Any, second: Any) -> TensorComparison:
         square_b += float(np.vdot(y, y).real)
     compared = a.size > num_bad
     norm = math.sqrt(square_a) * math.sqrt(square_b)
-    where = tuple(int(i) for i in np.unravel_index(first_at, shape)) if first_at >= 0 else None
+    first_index = tuple(int(i) for i in np.unravel_index(first_at, shape)) if first_at >= 0 else None
     return TensorComparison(
         basis="values",
         max_abs_difference=most if compared else math.nan,
@@ -120,13 +120,13 @@ def compare_values(first: Any, second: Any) -> TensorComparison:
         num_different=num_different,
         num_pairs=int(a.size),
         num_bad_pairs=num_bad,
-        first_difference=where,
+        first_difference=first_index,
         first_values=(a[first_at].item(), b[first_at].item()) if first_at >= 0 else None,
     )
 
 
 def compare_statistics(first: TensorStats, second: TensorStats, why: str) -> TensorComparison:
-    """Compares the histograms that were stored at the inspections. `why` says why the values are not available."""
+    """Compares the histograms that were stored at the inspections. `why` is the reason why the values are not available."""
     distance = math.nan
     if first.histogram is not None and second.histogram is not None:
         distance = _histogram_distance(first.histogram, second.histogram)

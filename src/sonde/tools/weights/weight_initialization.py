@@ -46,6 +46,7 @@ class WeightInitialization:
 
     @property
     def name(self) -> str:
+        """The recipes as text, or shape and standard deviation if no recipe matches."""
         if self.recipes:
             return " or ".join(self.recipes)
         return self.shape if self.shape == "could not tell" else f"{self.shape} with std {number(self.std)}, which no known recipe gives"
