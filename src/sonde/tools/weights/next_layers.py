@@ -23,7 +23,7 @@ from sonde.tools.safe_hook import SafeHook
 
 LAYERS = (nn.Linear, nn.modules.conv._ConvNd, nn.Bilinear)
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, getattr(nn, "RMSNorm", nn.LayerNorm), nn.LocalResponseNorm)
-SHAPE_ONLY = (nn.Dropout, nn.modules.dropout._DropoutNd, nn.Flatten, nn.Unflatten, nn.modules.pooling._MaxPoolNd, nn.Identity)
+PASS_THROUGH = (nn.Dropout, nn.modules.dropout._DropoutNd, nn.Flatten, nn.Unflatten, nn.modules.pooling._MaxPoolNd, nn.Identity)
 ACTIVATIONS = tuple(
     getattr(nn, name)
     for name in (
@@ -56,7 +56,7 @@ def next_layers_by_order(model: nn.Module) -> dict[str, str]:
         children = [(f"{path}.{name}" if path else name, child) for name, child in module.named_children()]
         for at, (name, child) in enumerate(children):
             if isinstance(child, LAYERS):
-                kind = next((_kind(after) for _, after in children[at + 1 :] if not isinstance(after, SHAPE_ONLY)), None)
+                kind = next((_kind(after) for _, after in children[at + 1 :] if not isinstance(after, PASS_THROUGH)), None)
                 if kind is not None:
                     found[name] = kind
     return found
@@ -140,7 +140,7 @@ class _ForwardObserver:
         if isinstance(module, ACTIVATIONS):
             if type(module).__name__ in ZEROING:
                 self._count(source, tensor)
-        elif isinstance(module, (*NORMS, *SHAPE_ONLY)) and tensor.shape == source.shape:
+        elif isinstance(module, (*NORMS, *PASS_THROUGH)) and tensor.shape == source.shape:
             # These modules leave the units of the layer as they are, so the next module also follows the layer.
             self._store(_LayerOutput(source.layer, source.channels, weakref.ref(tensor), _sample(tensor), tensor.shape))
 
