@@ -97,7 +97,7 @@ def begun() -> HookBuilder:
         (lambda: begun().trigger("every_n_steps").action("alert").build(), r"n is missing.*\.every_n_steps\(100\)"),
         (lambda: begun().trigger("every_forward").action("custom_callback").build(), r"but no function.*\.callback\("),
         (lambda: begun().trigger("every_forward").action("save_snapshot").build(), r"but has no directory.*\.snapshot_to\("),
-        (lambda: begun().trigger("every_forward").action("track_gradients").build(), "where there are none.*EVERY_BACKWARD"),
+        (lambda: begun().trigger("every_forward").action("track_gradients").build(), "which has none.*EVERY_BACKWARD"),
     ],
 )
 def test_an_invalid_hook_is_refused_with_the_call_to_write(build: Callable[[], object], message: str) -> None:
