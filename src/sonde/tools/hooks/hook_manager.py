@@ -207,6 +207,8 @@ class Hooks:
         if due:
             self._run(due, HookEvent(layer, tensor, self._known(step, is_forward), step=step, is_forward=is_forward, item=item))
 
+    wants, passed = is_due, on_tensor  # the names of version 0.1
+
     # -- execution ---------------------------------------------------------------------------------
 
     @property
