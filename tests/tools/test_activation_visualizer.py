@@ -1,4 +1,4 @@
-"""ActivationVisualizer: what a layer put out at that moment, bounded, measured, drawn; and the training left alone."""
+"""ActivationVisualizer: bounded copies of outputs, their statistics and plots; training is not affected."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_snippet_of_the_description_runs_as_written(model, tmp_path, monkeyp
     assert {path.name for path in tmp_path.iterdir()} == {"x.png", "y.png"}
 
 
-def test_what_is_kept_is_the_value_at_the_hook_and_not_what_a_successor_made_of_it(model):
+def test_the_copy_has_the_value_at_the_hook_before_later_in_place_changes(model):
     visualizer = ActivationVisualizer()
     visualizer.register_forward_hook(model, ["layer.0.ff.0", "layer.0.ff.1"])
     model(torch.randn(2, 5, 16))
@@ -85,7 +85,7 @@ def test_a_pattern_hooks_every_layer_that_it_matches(model):
     assert visualizer.register_forward_hook(model, r"re:^layer\.[12]\.ff$") == ["layer.1.ff", "layer.2.ff"]
 
 
-def test_outputs_that_are_tuples_and_dicts_are_kept_by_their_places(model):
+def test_outputs_that_are_tuples_and_dicts_are_stored_by_index(model):
     visualizer = ActivationVisualizer()
     visualizer.register_forward_hook(model, ["layer.0.attention", "Model"])
     out = model(torch.randn(2, 5, 16))
@@ -94,7 +94,7 @@ def test_outputs_that_are_tuples_and_dicts_are_kept_by_their_places(model):
     assert visualizer.get_activations("layer.0.attention:1").shape == (2, 5, 5)
 
 
-def test_a_copy_is_bounded_and_its_numbers_are_still_those_of_the_whole():
+def test_a_copy_is_bounded_and_its_statistics_are_those_of_the_whole():
     torch.manual_seed(0)
     layer = nn.Identity()
     visualizer = ActivationVisualizer(max_elements=1000)
@@ -102,9 +102,9 @@ def test_a_copy_is_bounded_and_its_numbers_are_still_those_of_the_whole():
     x = torch.randn(300, 7, 90)
     x[200, 3, 50] = 1e4
     layer(x)
-    kept = visualizer.get_activations("Identity")
-    assert kept.numel() <= 1000
-    assert kept.ndim == 3
+    stored = visualizer.get_activations("Identity")
+    assert stored.numel() <= 1000
+    assert stored.ndim == 3
     assert visualizer.is_sampled("Identity")
     stats = visualizer.statistics("Identity")
     exact = x.double()
@@ -115,14 +115,14 @@ def test_a_copy_is_bounded_and_its_numbers_are_still_those_of_the_whole():
     assert stats.l2_norm == pytest.approx(exact.norm().item(), rel=1e-5)
 
 
-def test_an_outlier_of_a_sample_is_placed_in_the_whole():
+def test_an_outlier_of_a_sample_has_its_index_in_the_whole():
     layer = nn.Identity()
     visualizer = ActivationVisualizer(max_elements=500)
     visualizer.register_forward_hook(layer, "Identity")
     x = torch.linspace(-1, 1, 2000).reshape(50, 40)
     layer(x)
-    kept = visualizer.get_activations("Identity")
-    strides = [-(-whole // part) for whole, part in zip(x.shape, kept.shape)]
+    stored = visualizer.get_activations("Identity")
+    strides = [-(-whole // part) for whole, part in zip(x.shape, stored.shape)]
     x[strides[0] * 3, strides[1] * 4] = 1e6
     layer(x)
     (outlier,) = visualizer.outliers("Identity")
@@ -130,7 +130,7 @@ def test_an_outlier_of_a_sample_is_placed_in_the_whole():
 
 
 @pytest.mark.needs_bfloat16("linear")
-def test_statistics_agree_with_float64_and_bfloat16_is_fine():
+def test_statistics_agree_with_float64_also_for_bfloat16():
     torch.manual_seed(0)
     layer = nn.Linear(64, 64).to(torch.bfloat16)
     visualizer = ActivationVisualizer()
@@ -143,7 +143,7 @@ def test_statistics_agree_with_float64_and_bfloat16_is_fine():
     assert stats.dtype == "bfloat16"
 
 
-def test_bad_numbers_are_counted_and_drawn(tmp_path):
+def test_non_finite_values_are_counted_and_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     layer = nn.Identity()
     visualizer = ActivationVisualizer()
@@ -174,10 +174,10 @@ def test_training_is_bit_identical_and_outputs_are_the_same_objects(model):
     assert torch.equal(bare_state, watched_state)
 
 
-def test_remove_leaves_nothing_behind_and_what_was_kept_can_be_freed(model):
+def test_remove_leaves_no_hook_and_stored_outputs_can_be_freed(model):
     with ActivationVisualizer() as visualizer:
         visualizer.register_forward_hook(model, "layer.*")
-        visualizer.register_forward_hook(model, "layer.0.ff")  # once more: still one hook
+        visualizer.register_forward_hook(model, "layer.0.ff")  # a second call: still one hook
         assert len(model.layer[0].ff._forward_hooks) == 1
         model(torch.randn(1, 2, 16))
     assert not any(module._forward_hooks for module in model.modules())
@@ -191,15 +191,15 @@ def test_neither_the_output_nor_its_graph_nor_the_model_is_kept_alive():
     visualizer = ActivationVisualizer()
     visualizer.register_forward_hook(model, "Linear")
     out = model(torch.ones(2, 4))
-    seen, weight = weakref.ref(out), weakref.ref(model.weight)
+    captured, weight = weakref.ref(out), weakref.ref(model.weight)
     del out, model
     gc.collect()
-    assert seen() is None
+    assert captured() is None
     assert weight() is None
     assert not visualizer.get_activations("Linear").requires_grad
 
 
-def test_what_was_kept_in_inference_mode_can_be_used_outside(model):
+def test_an_output_stored_in_inference_mode_can_be_used_outside(model):
     visualizer = ActivationVisualizer()
     visualizer.register_forward_hook(model, "layer.0")
     with torch.inference_mode():
@@ -215,7 +215,7 @@ def test_a_copy_and_a_pickle_of_a_hooked_model_are_not_hooked(model):
     assert visualizer.names() == []
 
 
-def test_a_compiled_model_still_compiles_whole():
+def test_a_compiled_model_still_compiles_as_one_graph():
     torch._dynamo.reset()
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     visualizer = ActivationVisualizer()
@@ -235,9 +235,9 @@ def test_a_pattern_that_matches_nothing_warns_once(model, caplog):
     assert len(caplog.records) == 1
 
 
-def test_a_layer_that_has_not_run_is_told_apart_from_one_that_is_unknown(model):
+def test_a_layer_that_has_not_run_has_another_error_than_an_unknown_one(model):
     visualizer = ActivationVisualizer()
-    with pytest.raises(SondeError, match="Nothing was kept yet"):
+    with pytest.raises(SondeError, match="No output is stored yet"):
         visualizer.get_activations("layer.0")
     visualizer.register_forward_hook(model, "layer.0")
     with pytest.raises(SondeError, match="Run the model first"):
@@ -247,7 +247,7 @@ def test_a_layer_that_has_not_run_is_told_apart_from_one_that_is_unknown(model):
         visualizer.get_activations("layer.9")
 
 
-def test_an_output_that_cannot_be_read_retires_that_place_alone(caplog):
+def test_an_output_that_cannot_be_read_disables_only_its_hook(caplog):
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).to("meta")
     visualizer = ActivationVisualizer()
     visualizer.register_forward_hook(model, "0")
@@ -260,7 +260,7 @@ def test_an_output_that_cannot_be_read_retires_that_place_alone(caplog):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         (lambda v: ActivationVisualizer(max_elements=0), "max_elements"),
         (lambda v: v.register_forward_hook("model", "a"), "torch.nn.Module"),
@@ -268,6 +268,6 @@ def test_an_output_that_cannot_be_read_retires_that_place_alone(caplog):
         (lambda v: v.plot_heatmap([[1.0]], "x.doc"), "doc"),
     ],
 )
-def test_what_cannot_be_meant_gets_a_letter(wrong, said):
-    with pytest.raises(SondeError, match=said):
+def test_a_wrong_argument_raises_a_clear_error(wrong, message):
+    with pytest.raises(SondeError, match=message):
         wrong(ActivationVisualizer())

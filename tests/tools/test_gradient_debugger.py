@@ -1,4 +1,4 @@
-"""GradientDebugger on real models: which layers vanish, explode or are dead, how steps are told, clipping advice, noise scale."""
+"""GradientDebugger on real models: vanishing, exploding and dead layers, how steps are counted, clipping advice, noise scale."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from torch import nn  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
 from sonde import GradientAnalyzer, GradientDebugger, GradientHealth, SondeError  # noqa: E402
-from sonde.tools.gradient_flow_frames import GradientFrame, LayerGradient  # noqa: E402
-from sonde.tools.gradient_health import clipping_advice  # noqa: E402
-from sonde.tools.gradient_noise_scale import Pair, noise_scale  # noqa: E402
+from sonde.tools.gradients.gradient_frames import GradientFrame, LayerGradient  # noqa: E402
+from sonde.tools.gradients.gradient_health import clipping_advice  # noqa: E402
+from sonde.tools.gradients.gradient_noise_scale import NormPair, estimate_noise_scale  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -47,7 +47,7 @@ class Residual(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Tied embeddings, a loose parameter, a bias (of the keys) that has no gradient but rounding."""
+    """Tied embeddings, a parameter outside of any layer, and a bias (of the keys) with a gradient of rounding errors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,11 +93,11 @@ def sequences():
     return torch.randn(8, 50, 8), torch.randint(2, (8,))
 
 
-def train(model, data, *, steps=12, debugger=None, given=False, lr=0.01, micro_batches=1, optimizer=None):
-    """An ordinary loop; returns the debugger, its hooks taken off."""
+def train(model, data, *, steps=12, debugger=None, with_optimizer=False, lr=0.01, micro_batches=1, optimizer=None):
+    """Runs a training loop; returns the debugger with its hooks removed."""
     debugger = debugger or GradientDebugger()
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=lr)
-    with debugger.register_hooks(model, optimizer if given else None):
+    with debugger.register_hooks(model, optimizer if with_optimizer else None):
         for _ in range(steps):
             optimizer.zero_grad()
             for _ in range(micro_batches):
@@ -116,10 +116,10 @@ def _seeded():
     torch.manual_seed(0)
 
 
-# ---- sick and healthy models
+# ---- broken and healthy models
 
 
-def test_a_deep_sigmoid_mlp_vanishes_from_its_first_layers_on():
+def test_the_first_layers_of_a_deep_sigmoid_mlp_vanish():
     report = train(mlp(nn.Sigmoid), vectors).analyze()
     vanishing = report.vanishing_layers()
     assert vanishing[:4] == ["0", "2", "4", "6"]
@@ -196,7 +196,7 @@ def test_a_residual_branch_that_starts_at_zero_is_not_dead_once_it_has_moved():
     assert report.dead_layers() == []
 
 
-def test_small_gradients_everywhere_are_no_vanishing_gradient():
+def test_small_gradients_in_all_layers_are_not_vanishing():
     model = mlp(nn.SELU)
     debugger = GradientDebugger().register_hooks(model)
     for _ in range(5):
@@ -215,7 +215,7 @@ def test_one_noisy_step_is_no_verdict():
     assert debugger.analyze().overall_health is GradientHealth.HEALTHY
 
 
-# ---- the numbers
+# ---- statistics
 
 
 def test_norms_and_means_of_a_layer_agree_with_float64():
@@ -250,7 +250,7 @@ def test_the_trend_of_a_layer_follows_its_norms(factor, expected):
     assert debugger.analyze().layers["a"].trend == expected
 
 
-def test_a_trend_over_a_few_steps_could_not_be_told():
+def test_a_few_steps_have_no_trend():
     debugger = GradientDebugger()
     for step in range(4):
         debugger.record_gradient_flow("a", [10.0**step])
@@ -281,13 +281,13 @@ def test_several_backwards_are_one_step_whichever_way_the_step_ends(optimizer, s
     assert report.total_norms == pytest.approx(totals, rel=1e-5)  # of the sum, before clipping
 
 
-def test_an_optimizer_that_is_given_tells_the_steps():
-    debugger = train(Residual(), images, steps=4, given=True, micro_batches=3)
+def test_an_optimizer_counts_the_steps():
+    debugger = train(Residual(), images, steps=4, with_optimizer=True, micro_batches=3)
     assert debugger.analyze().num_steps == 4
     assert "optimizer step" in debugger.analyze().steps_told_by
 
 
-def test_step_tells_the_steps_where_neither_parameter_nor_gradient_shows_them():
+def test_step_ends_steps_that_neither_parameter_nor_gradient_show():
     weight = nn.Linear(3, 1)
     debugger = GradientDebugger().register_hooks(weight)
     for _ in range(4):
@@ -297,7 +297,7 @@ def test_step_tells_the_steps_where_neither_parameter_nor_gradient_shows_them():
     assert debugger.analyze().num_steps == 4
 
 
-def test_the_step_that_is_open_counts_and_stays_open():
+def test_the_report_includes_the_current_step_without_ending_it():
     model = nn.Linear(16, 4)
     debugger = GradientDebugger().register_hooks(model)
     x, y = vectors()
@@ -310,13 +310,13 @@ def test_the_step_that_is_open_counts_and_stays_open():
 
 
 def test_the_history_is_bounded():
-    debugger = train(nn.Linear(16, 4), vectors, steps=30, debugger=GradientDebugger(max_gradient_history=7), given=True)
+    debugger = train(nn.Linear(16, 4), vectors, steps=30, debugger=GradientDebugger(max_gradient_history=7), with_optimizer=True)
     report = debugger.analyze()
     assert report.num_steps == 7
     assert [frame.step for frame in report.frames] == list(range(23, 30))
 
 
-def test_gradients_recorded_by_hand_make_steps_by_themselves():
+def test_a_gradient_recorded_again_begins_a_new_step():
     debugger = GradientAnalyzer()
     for value in (1.0, 2.0, 3.0):
         debugger.record_gradient_flow("encoder", torch.full((4,), value, requires_grad=True))
@@ -335,7 +335,7 @@ def test_a_layer_recorded_by_hand_vanishes_below_the_threshold():
     assert (report.vanishing_layers(), report.exploding_layers(), report.dead_layers()) == (["tiny"], ["huge"], ["zero"])
 
 
-# ---- the training is left alone
+# ---- training is not affected
 
 
 @pytest.mark.parametrize(("make", "data"), [(Residual, images), (Transformer, tokens), (lambda: Recurrent(1.0), sequences)])
@@ -359,7 +359,7 @@ def test_the_training_is_bit_identical_with_and_without_hooks(make, data):
     assert torch.equal(bare_state, watched_state)
 
 
-def test_remove_leaves_no_hook_behind_and_registering_twice_watches_once():
+def test_remove_leaves_no_hook_and_registering_twice_hooks_once():
     model = Residual()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     debugger = GradientDebugger().register_hooks(model, optimizer).register_hooks(model)
@@ -370,7 +370,7 @@ def test_remove_leaves_no_hook_behind_and_registering_twice_watches_once():
     assert not optimizer._optimizer_step_post_hooks
 
 
-def test_a_copy_and_a_pickle_of_a_watched_model_are_not_watched():
+def test_a_copy_and_a_pickle_of_a_hooked_model_are_not_hooked():
     model = nn.Linear(16, 4)
     debugger = GradientDebugger().register_hooks(model)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -381,22 +381,22 @@ def test_a_copy_and_a_pickle_of_a_watched_model_are_not_watched():
 
 def test_the_model_is_not_kept_alive():
     model = nn.Linear(16, 4)
-    seen = weakref.ref(model.weight)
+    captured = weakref.ref(model.weight)
     debugger = train(model, vectors, steps=2)
     del model
     gc.collect()
-    assert seen() is None
+    assert captured() is None
     assert debugger.analyze().num_steps == 2
 
 
-def test_a_place_that_fails_is_named_once_and_the_training_goes_on(caplog, monkeypatch):
+def test_a_hook_that_fails_is_logged_once_and_the_training_continues(caplog, monkeypatch):
     import sonde.tools.gradient_debugger as module
 
     def fail(_):
         raise RuntimeError("no memory")
 
     model = nn.Linear(16, 4)
-    monkeypatch.setattr(module, "quick", fail)
+    monkeypatch.setattr(module, "fast_statistics", fail)
     with caplog.at_level(logging.WARNING, "sonde"):
         debugger = train(model, vectors, steps=3)
     assert sorted(record.message for record in caplog.records) == [
@@ -406,7 +406,7 @@ def test_a_place_that_fails_is_named_once_and_the_training_goes_on(caplog, monke
     assert debugger.analyze().num_steps == 0
 
 
-def test_a_compiled_model_is_watched_under_its_own_names():
+def test_a_compiled_model_is_recorded_under_its_own_names():
     torch._dynamo.reset()
     model = mlp(nn.Tanh, depth=2)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
@@ -446,12 +446,12 @@ def test_spikes_are_clipped_at_the_upper_end_of_the_usual_norms():
     assert "2 of 50 steps" in advice.reason
 
 
-def test_a_nonfinite_step_asks_for_clipping_at_what_the_others_show():
+def test_a_nonfinite_step_needs_clipping_at_the_norm_of_the_others():
     advice = clipping_advice(frames(*[2.0] * 20, math.nan))
     assert (advice.needed, advice.max_norm) == (True, 2.0)
 
 
-def test_a_few_steps_do_not_tell_whether_to_clip():
+def test_a_few_steps_do_not_decide_whether_to_clip():
     assert str(clipping_advice(frames(1.0, 1.1))).startswith("could not tell: 2 steps recorded")
     assert clipping_advice([]).needed is None
 
@@ -485,14 +485,14 @@ def test_the_noise_scale_is_found_from_norms_at_two_batch_sizes():
     assert debugger.analyze().noise_scale.value == pytest.approx(9.0, rel=0.1)
 
 
-def test_without_two_batch_sizes_the_noise_scale_could_not_be_told_and_says_what_it_needs():
+def test_without_two_batch_sizes_the_noise_scale_is_unknown_with_a_reason():
     found = train(nn.Linear(16, 4), vectors).analyze().noise_scale
     assert found.value is None
     assert "accumulation" in str(found)
     assert "could not tell" in str(found)
 
 
-def test_spikes_ask_for_clipping_and_do_not_make_the_noise_scale():
+def test_spikes_need_clipping_and_do_not_change_the_noise_scale():
     random = np.random.default_rng(0)
     debugger = GradientDebugger(max_gradient_history=2000)
     weight = nn.Parameter(torch.zeros(20))
@@ -512,12 +512,12 @@ def test_spikes_ask_for_clipping_and_do_not_make_the_noise_scale():
     assert "no action" not in " ".join(report.recommendations)
 
 
-def test_a_gradient_that_is_all_noise_gives_no_number():
-    assert noise_scale([Pair(1, 8.0, 8, 0.5)] * 20, "samples").value is None
-    assert noise_scale([Pair(1, 1.0, 8, 1.5)] * 20, "samples").value is None
+def test_a_gradient_that_is_all_noise_has_no_noise_scale():
+    assert estimate_noise_scale([NormPair(1, 8.0, 8, 0.5)] * 20, "samples").value is None
+    assert estimate_noise_scale([NormPair(1, 1.0, 8, 1.5)] * 20, "samples").value is None
 
 
-# ---- reading it
+# ---- report
 
 
 def test_nothing_recorded_is_not_called_healthy():
@@ -554,18 +554,18 @@ def test_the_plot_is_written(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         (lambda: GradientDebugger(max_gradient_history=0), "max_gradient_history"),
         (lambda: GradientDebugger(vanishing_threshold=-1), "vanishing_threshold"),
         (lambda: GradientDebugger(micro_batch_size=0), "micro_batch_size"),
         (lambda: GradientDebugger().register_hooks([1, 2]), "torch.nn.Module"),
-        (lambda: GradientDebugger().register_hooks(nn.ReLU()), "nothing to watch"),
-        (lambda: GradientDebugger().record_gradient_flow(3, [1.0]), "named by a text"),
+        (lambda: GradientDebugger().register_hooks(nn.ReLU()), "nothing to record"),
+        (lambda: GradientDebugger().record_gradient_flow(3, [1.0]), "layer name is a string"),
         (lambda: GradientDebugger().record_gradient_flow("a", "b"), "'a'"),
         (lambda: GradientDebugger().record_norm_at(0, 1.0), "batch_size"),
     ],
 )
-def test_what_cannot_be_meant_gets_a_letter(wrong, said):
-    with pytest.raises(SondeError, match=said):
+def test_a_wrong_argument_raises_a_clear_error(wrong, message):
+    with pytest.raises(SondeError, match=message):
         wrong()

@@ -1,4 +1,4 @@
-"""ModelDiagnostics on real models: depth and receptive field against what autograd itself shows, health against real runs."""
+"""ModelDiagnostics on real models: depth and receptive field compared with autograd, health scores of real runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _seeded() -> None:
 # ---- architecture
 
 
-def test_parameters_are_counted_once_and_by_whether_they_learn():
+def test_parameters_are_counted_once_and_trainable_ones_separately():
     model = zoo.Tied()
     model.mix.requires_grad_(False)
     info = ModelDiagnostics().inspect(model)
@@ -50,13 +50,13 @@ def test_parameters_are_counted_once_and_by_whether_they_learn():
         ("transformer", torch.zeros(2, 5, dtype=torch.long), 10),  # embedding, twice (in, out, up, down), head
         ("attention", torch.zeros(2, 3, 6), 3),
         ("shared", torch.zeros(2, 6), 4),  # one block, called three times
-        ("dict output", torch.zeros(2, 6), 1),  # two branches side by side
+        ("dict output", torch.zeros(2, 6), 1),  # two parallel branches
         ("parametrized", torch.zeros(2, 6), 2),
         ("dataclass output", torch.zeros(2, 6), 2),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_depth_is_the_longest_way_through_layers_with_weights(name, inputs, depth):
+def test_depth_is_the_longest_path_through_layers_with_weights(name, inputs, depth):
     info = ModelDiagnostics().inspect(zoo.BY_NAME[name].build(), inputs)
     assert (info.depth, info.depth_known_by) == (depth, "a forward pass")
 
@@ -65,11 +65,11 @@ def test_without_inputs_depth_is_the_order_or_an_upper_bound():
     assert ModelDiagnostics().inspect(zoo.mlp()).depth_known_by == "the order of modules"
     branches = ModelDiagnostics().inspect(zoo.Halves())
     assert branches.depth == 2
-    assert "most it can be" in branches.depth_known_by
+    assert "upper bound" in branches.depth_known_by
 
 
 class Skip(nn.Module):
-    """A narrow and a wide way that are added."""
+    """The sum of a narrow and a wide branch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,31 +91,31 @@ STACKS = {
 
 
 @pytest.mark.parametrize("name", STACKS)
-def test_the_receptive_field_is_what_one_unit_really_depends_on(name):
+def test_the_receptive_field_agrees_with_the_gradient_of_one_unit(name):
     model = STACKS[name].double()
     info = ModelDiagnostics().inspect(model, torch.zeros(1, 2, 96, dtype=torch.float64))
     x = torch.randn(1, 2, 96, dtype=torch.float64, requires_grad=True)
     output = model.eval()(x)
     widest = 0
-    for place in range(output.shape[-1] // 2 - 3, output.shape[-1] // 2 + 4):  # of strided ones, neighbours see differently much
+    for place in range(output.shape[-1] // 2 - 3, output.shape[-1] // 2 + 4):  # neighboring units may use different inputs
         (gradient,) = torch.autograd.grad(output[0, 0, place], x, retain_graph=True)
-        seen = gradient.abs().sum((0, 1)).nonzero().flatten()
-        widest = max(widest, int(seen[-1] - seen[0]) + 1)
+        used = gradient.abs().sum((0, 1)).nonzero().flatten()
+        widest = max(widest, int(used[-1] - used[0]) + 1)
     assert info.receptive_field == (widest,)
 
 
-def test_a_rectangular_kernel_sees_a_rectangle():
+def test_a_rectangular_kernel_has_a_rectangular_field():
     info = ModelDiagnostics().inspect(nn.Sequential(nn.Conv2d(1, 1, (3, 5), stride=(1, 2)), nn.Conv2d(1, 1, 3)))
     assert info.receptive_field == (5, 9)
     assert info.receptive_stride == (1.0, 2.0)
 
 
-def test_convolutions_in_an_unknown_order_are_told_and_a_model_without_any_says_nothing():
+def test_an_unknown_order_of_convolutions_has_a_note_and_a_model_without_convolutions_has_none():
     assert "inspect(model, inputs)" in ModelDiagnostics().inspect(zoo.Residual()).receptive_note
     assert ModelDiagnostics().inspect(zoo.mlp()).receptive_note == ""
 
 
-def test_inspecting_leaves_the_model_as_it_was():
+def test_inspect_does_not_change_the_model():
     model = zoo.conv()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     random = torch.get_rng_state()
@@ -126,13 +126,13 @@ def test_inspecting_leaves_the_model_as_it_was():
     assert all(module.training and not module._forward_hooks for module in model.modules())
 
 
-def test_a_frozen_model_is_followed_too():
+def test_a_frozen_model_is_traced_too():
     model = zoo.mlp().requires_grad_(False)
     info = ModelDiagnostics().inspect(model, torch.zeros(2, 6))
     assert (info.depth, info.trainable_parameters, info.depth_known_by) == (3, 0, "a forward pass")
 
 
-def test_wrong_things_are_refused_with_a_letter():
+def test_wrong_arguments_raise_a_clear_error():
     tool = ModelDiagnostics()
     with pytest.raises(SondeError, match=r"torch\.nn\.Module"):
         tool.inspect("resnet")
@@ -158,7 +158,7 @@ def train(session_model: nn.Module, steps: int, lr: float) -> None:
         optimizer.step()
 
 
-def test_a_session_holds_one_that_reads_its_own_run(tmp_path):
+def test_the_diagnostics_of_a_session_read_its_own_run(tmp_path):
     model = zoo.mlp()
     with sonde.watch(model, to=tmp_path / "run", strict=True) as session:
         tool = session.model_diagnostics
@@ -185,7 +185,7 @@ def test_validation_that_the_user_logs_is_found_in_the_run(tmp_path):
     assert report.dynamics.overfitting.is_overfitting is False
 
 
-def test_metrics_take_tensors_and_the_picture_is_drawn(tmp_path):
+def test_metrics_accept_tensors_and_the_plot_is_written(tmp_path):
     tool = ModelDiagnostics()
     tool.record_architecture(ModelArchitectureInfo(total_parameters=100, trainable_parameters=50))
     for step in range(60):
@@ -201,7 +201,7 @@ PAIRS = ["lr_divergence/autoencoder.py", "missing_optimizer_step/cnn.py"]
 
 
 @pytest.mark.parametrize("program", PAIRS)
-def test_a_sick_program_scores_lower_than_the_same_program_mended(program, tmp_path):
+def test_a_broken_program_scores_lower_than_the_same_program_fixed(program, tmp_path):
     scores = []
     for health in ("sick", "fixed"):
         directory = tmp_path / health

@@ -1,4 +1,4 @@
-"""Margins in powers of two, issues by kind, and healthy models that have none."""
+"""StabilityChecker: margins in powers of two, issues by kind, and healthy models without issues."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn  # noqa: E402
 
 import sonde  # noqa: E402
 from sonde.errors import SondeError  # noqa: E402
-from sonde.tools.number_formats import FORMATS, format_named  # noqa: E402
+from sonde.tools.tensors.number_formats import FORMATS, parse_format  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -30,7 +30,7 @@ def kinds(issues) -> set[str]:
     return {issue.kind for issue in issues}
 
 
-def test_formats_end_where_they_end():
+def test_formats_have_the_limits_of_torch():
     fp16, e4m3 = FORMATS["fp16"], FORMATS["fp8_e4m3"]
     assert (fp16.max, fp16.normal_log2, fp16.denormal_log2, fp16.mantissa_bits) == (65504.0, -14, -24, 10)
     assert (e4m3.max, e4m3.normal_log2, e4m3.denormal_log2, e4m3.mantissa_bits) == (448.0, -6, -9, 3)
@@ -38,34 +38,34 @@ def test_formats_end_where_they_end():
 
 
 @pytest.mark.parametrize("name", ["fp16", "float16", "half", "FP16", torch.float16, "torch.float16"])
-def test_a_format_goes_by_many_names(name):
-    assert format_named(name).name == "fp16"
+def test_a_format_has_several_names(name):
+    assert parse_format(name).name == "fp16"
 
 
 @pytest.mark.parametrize("name", ["fp12", torch.int8, None, ""])
-def test_an_unknown_format_is_answered_with_those_there_are(name):
+def test_an_unknown_format_is_answered_with_all_formats(name):
     with pytest.raises(SondeError, match="Use one of fp64, fp32"):
-        format_named(name)
+        parse_format(name)
 
 
 @pytest.mark.parametrize(
     ("dtype", "largest"), [("fp16", 65504.0), ("bf16", 3.3895e38), ("fp8_e4m3", 448.0), ("fp8_e5m2", 57344.0), ("fp32", 3.4028e38)]
 )
-def test_the_margin_to_overflow_is_the_logarithm_of_the_room(checker, dtype, largest):
+def test_the_margin_to_overflow_is_the_logarithm_of_the_ratio(checker, dtype, largest):
     checked = checker.check_tensor(torch.tensor([1.0, -100.0]))
     assert checked.margins(dtype).overflow_log2 == pytest.approx(math.log2(largest / 100), rel=1e-4)
 
 
-def test_the_margin_to_underflow_is_that_of_all_but_one_per_cent(checker):
+def test_the_margin_to_underflow_ignores_the_smallest_percent(checker):
     numbers = torch.full((1000,), 2.0**-20)
-    numbers[:5] = 2.0**-60  # half a per cent, which nobody misses
+    numbers[:5] = 2.0**-60  # half a percent, which does not count
     margins = checker.check_tensor(numbers).margins("fp16")
     assert margins.underflow_log2 == 4
     assert margins.flushed_share == 0.005
     assert margins.denormal_share == 0.995
 
 
-def test_shares_agree_with_what_torch_makes_of_the_numbers(checker):
+def test_shares_agree_with_a_conversion_by_torch(checker):
     numbers = noise(100_000) * 2.0**-22
     margins = checker.check_tensor(numbers).margins("fp16")
     moved = numbers.to(torch.float16)
@@ -119,7 +119,7 @@ def test_healthy_tensors_have_no_issue_in_their_own_dtype(checker, case):
 
 
 class Tiny(nn.Module):
-    """Embedding, attention, dropout, normalisation, in-place activation and a shared head: what a transformer has."""
+    """Embedding, attention, dropout, normalization, in-place activation and a shared head, as in a transformer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ def test_healthy_models_have_no_issue_in_their_own_dtype(checker, name, dtype):
     torch.manual_seed(0)
     model = make()
     batch = inputs()
-    model(batch)  # lazy layers are made
+    model(batch)  # initializes lazy layers
     model = model.to(dtype)
     batch = batch.to(dtype) if batch.is_floating_point() else batch
     assert checker.check_model(model, batch, loss=loss) == []
@@ -167,7 +167,7 @@ def test_healthy_models_have_no_issue_in_their_own_dtype(checker, name, dtype):
     assert any(one.what == "gradient" for one in checker.checked)
 
 
-def test_a_model_is_as_it_was_after_a_check(checker):
+def test_a_check_does_not_change_the_model(checker):
     torch.manual_seed(0)
     model = Tiny().train()
     model.head.weight.grad = torch.ones_like(model.head.weight)
@@ -188,7 +188,7 @@ def test_hooks_are_removed_also_where_the_model_fails(checker):
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_the_layer_that_breaks_is_named(checker):
+def test_the_layer_that_overflows_is_named(checker):
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     with torch.no_grad():
         model[2].weight[1, 1] = math.inf
@@ -197,12 +197,12 @@ def test_the_layer_that_breaks_is_named(checker):
     assert kinds(issues) & {"inf", "nan"}
 
 
-def test_a_loss_that_is_no_number_gets_a_letter(checker):
-    with pytest.raises(SondeError, match="must give one number"):
+def test_a_loss_that_is_not_a_number_raises_a_clear_error(checker):
+    with pytest.raises(SondeError, match="must return one number"):
         checker.check_model(nn.Linear(2, 2), noise(3, 2), loss=lambda out: out)
 
 
-def test_what_is_not_a_model_gets_a_letter(checker):
+def test_an_argument_that_is_not_a_model_raises_a_clear_error(checker):
     with pytest.raises(SondeError, match="not a Tensor"):
         checker.check_model(noise(3), noise(3))
 
@@ -219,7 +219,7 @@ def test_float32_numbers_that_float16_cannot_hold_are_safe_in_bfloat16(checker):
     assert "bf16 would be safe" in str(checker.would_be_safe("bf16"))
 
 
-def test_gradients_that_are_too_small_get_a_loss_scale_that_lifts_them(checker):
+def test_gradients_that_are_too_small_get_a_loss_scale_that_makes_them_safe(checker):
     gradient = noise(1000) * 1e-7
     checker.check_tensor(noise(1000), "hidden", what="output")
     checker.check_tensor(gradient, "hidden", what="gradient of output")
@@ -236,7 +236,7 @@ def test_outputs_that_are_too_small_get_no_loss_scale(checker):
     assert checker.would_be_safe("fp16").loss_scale_log2 is None
 
 
-def test_nothing_checked_is_not_safe_but_a_letter(checker):
+def test_without_a_checked_tensor_safety_raises_a_clear_error(checker):
     with pytest.raises(SondeError, match="Nothing was checked yet"):
         checker.would_be_safe("fp16")
 
@@ -249,7 +249,7 @@ def test_the_summary_lists_every_tensor_with_its_margins(checker):
     assert "<table" in checker._repr_html_()
 
 
-def test_the_picture_shows_every_tensor_and_is_readable_at_five_hundred(checker, tmp_path):
+def test_the_plot_shows_every_tensor_and_is_readable_at_five_hundred(checker, tmp_path):
     pytest.importorskip("matplotlib")
     for number in range(500):
         checker.check_tensor(noise(100) * 2.0 ** (number % 40 - 20), f"encoder.layers.{number // 10}.part{number % 10}", what="output")
@@ -258,7 +258,7 @@ def test_the_picture_shows_every_tensor_and_is_readable_at_five_hundred(checker,
     assert (tmp_path / "m.png").stat().st_size < 400_000
 
 
-def test_a_picture_of_nothing_is_drawn(checker, tmp_path):
+def test_a_plot_without_tensors_is_drawn(checker, tmp_path):
     pytest.importorskip("matplotlib")
     checker.check_tensor(torch.zeros(3))
     checker.plot(tmp_path / "m.png")

@@ -1,4 +1,4 @@
-"""TensorInspector: what it remembers, how it compares, what it counts, and that it keeps no tensor."""
+"""TensorInspector: stored inspections, comparison, memory and leaks; it keeps no tensor alive."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape)).float()
 
 
-def test_an_inspection_is_found_by_its_id_with_its_place_and_numbers(inspector):
+def test_an_inspection_is_found_by_its_id_with_layer_and_statistics(inspector):
     model = nn.Linear(4, 3)
     output = model(noise(5, 4))
     tensor_id = inspector.inspect_tensor(output, "logits", layer="head", operation="linear", step=7)
@@ -57,11 +57,11 @@ def test_an_inspected_tensor_is_not_kept_alive(inspector):
     assert not info.is_alive
 
 
-def test_the_oldest_inspection_is_forgotten_first_and_a_letter_says_so():
+def test_the_oldest_inspection_is_dropped_first_and_the_error_says_so():
     inspector = sonde.TensorInspector(max_tracked_tensors=3)
     ids = [inspector.inspect_tensor([i], "x", step=i) for i in range(5)]
     assert [info.step for info in inspector.history("x")] == [2, 3, 4]
-    with pytest.raises(SondeError, match=r"'x#1' is forgotten.*\n.*max_tracked_tensors=6"):
+    with pytest.raises(SondeError, match=r"'x#1' is no longer stored.*\n.*max_tracked_tensors=6"):
         inspector.get_tensor_info(ids[0])
 
 
@@ -80,7 +80,7 @@ def test_an_impossible_limit_is_refused(wrong):
 
 
 def test_a_tensor_without_a_name_is_refused(inspector):
-    with pytest.raises(SondeError, match="under a name"):
+    with pytest.raises(SondeError, match="needs a name"):
         inspector.inspect_tensor([1], "")
 
 
@@ -103,7 +103,7 @@ def test_two_tensors_are_compared_by_value(inspector):
     assert "[3, 5]" in str(found)
 
 
-def test_equal_tensors_are_equal_also_where_they_are_nan(inspector):
+def test_equal_tensors_with_nan_are_equal(inspector):
     x = noise(10)
     x[3] = math.nan
     found = inspector.compare(x, x.clone())
@@ -112,7 +112,7 @@ def test_equal_tensors_are_equal_also_where_they_are_nan(inspector):
     assert found.first_difference is None
 
 
-def test_a_bad_number_against_a_good_one_is_a_difference(inspector):
+def test_a_nonfinite_value_differs_from_a_finite_one(inspector):
     found = inspector.compare([1.0, math.inf, 2.0], [1.0, 5.0, 2.0])
     assert (found.num_different, found.first_difference, found.max_abs_difference) == (1, (1,), 0.0)
 
@@ -126,7 +126,7 @@ def test_every_dtype_is_compared(inspector, dtype):
     assert found.max_abs_difference == (1.0 if dtype == "bool" else 2.0)
 
 
-def test_whole_numbers_too_large_for_float64_are_told_apart(inspector):
+def test_integers_too_large_for_float64_are_distinguished(inspector):
     assert inspector.compare(torch.tensor([2**60]), torch.tensor([2**60 + 1])).num_different == 1
 
 
@@ -154,7 +154,7 @@ def test_ids_of_living_unchanged_tensors_are_compared_by_value(inspector):
     assert inspector.compare(first, second).max_abs_difference == pytest.approx((a - b).abs().max().item())
 
 
-def test_ids_of_tensors_that_are_gone_are_compared_by_statistics_and_it_is_said(inspector):
+def test_ids_of_freed_tensors_are_compared_by_statistics_with_a_note(inspector):
     first = inspector.inspect_tensor(noise(1000), "x")
     second = inspector.inspect_tensor(noise(1000) + 2, "x")
     found = inspector.compare(first, second)
@@ -169,7 +169,7 @@ CHANGES = {"op": lambda x: x.add_(1), "data": lambda x: x.data.add_(1), "memory"
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_tensor_that_was_changed_in_place_is_not_taken_for_what_it_was(inspector, change):
+def test_a_tensor_that_was_changed_in_place_is_not_compared_by_value(inspector, change):
     tensor = noise(100)
     first = inspector.inspect_tensor(tensor, "x")
     CHANGES[change](tensor)
@@ -192,7 +192,7 @@ def test_memory_counts_a_shared_storage_once(inspector):
     assert inspector.history("view0")[0].storage_bytes == 4000
 
 
-def test_a_leak_of_inspected_tensors_names_its_holder(inspector):
+def test_a_leak_of_inspected_tensors_names_its_owner(inspector):
     def train():
         model = nn.Linear(4, 1)
         history = []
@@ -209,7 +209,7 @@ def test_a_leak_of_inspected_tensors_names_its_holder(inspector):
     assert leak.num_tensors == 18
 
 
-def test_tensors_that_are_let_go_are_no_leak(inspector):
+def test_freed_tensors_are_not_a_leak(inspector):
     model = nn.Linear(4, 1)
     for _ in range(20):
         loss = model(noise(8, 4)).pow(2).mean()
@@ -219,16 +219,16 @@ def test_tensors_that_are_let_go_are_no_leak(inspector):
 
 
 def test_the_holders_of_an_inspected_tensor_are_named(inspector):
-    kept = [noise(3)]
-    tensor_id = inspector.inspect_tensor(kept[0], "x")
+    stored = [noise(3)]
+    tensor_id = inspector.inspect_tensor(stored[0], "x")
     (first, *_) = (str(chain) for chain in inspector.holders(tensor_id))
-    assert first.endswith("local 'kept' -> list[0] -> x")
-    kept.clear()
+    assert first.endswith("local 'stored' -> list[0] -> x")
+    stored.clear()
     gc.collect()
     assert inspector.holders(tensor_id) == []
 
 
-def test_what_is_exported_is_strict_json(inspector):
+def test_the_export_is_strict_json(inspector):
     info = inspector.get_tensor_info(inspector.inspect_tensor([1.0, math.nan, math.inf], "x"))
     document = json.loads(info.to_json(), parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
     assert document["stats"]["num_nan"] == 1
@@ -236,20 +236,20 @@ def test_what_is_exported_is_strict_json(inspector):
     assert json.loads(all_bad.to_json())["stats"]["mean"] == "NaN"
 
 
-def test_what_cannot_be_measured_says_so(inspector):
+def test_a_tensor_that_cannot_be_measured_has_a_reason(inspector):
     info = inspector.get_tensor_info(inspector.inspect_tensor(torch.empty(3, device="meta"), "x"))
     assert "meta tensors hold no values" in str(info)
     with pytest.raises(SondeError, match="meta tensors hold no values"):
         inspector.compare(torch.empty(3, device="meta"), [1, 2, 3])
 
 
-def test_a_name_that_a_terminal_would_obey_is_written_out(inspector):
+def test_control_characters_in_a_name_are_escaped(inspector):
     info = inspector.get_tensor_info(inspector.inspect_tensor([1.0], "\x1b[31mred<i>"))
     assert "\x1b" not in str(info)
     assert "<i>" not in info._repr_html_()
 
 
-def test_the_picture_of_a_history_shows_every_step_and_marks_bad_ones(inspector, tmp_path):
+def test_the_plot_of_a_history_shows_every_step_and_marks_nonfinite_ones(inspector, tmp_path):
     pytest.importorskip("matplotlib")
     for step in range(8):
         inspector.inspect_tensor(noise(100) * math.exp(step) if step != 5 else [math.nan], "hidden", step=10 * step)

@@ -1,4 +1,4 @@
-"""Pictures in a terminal, from tensors, for whatever standard output can show."""
+"""TerminalVisualizer: plots of tensors as text, in the characters that standard output can encode."""
 
 import io
 import sys
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.torch
 
 
 class Terminal(io.TextIOWrapper):
-    """Standard output with an encoding of our choice, that is a terminal or not."""
+    """Standard output with a chosen encoding, as a terminal or not."""
 
     def __init__(self, encoding, tty=False):
         super().__init__(io.BytesIO(), encoding=encoding)
@@ -48,12 +48,12 @@ def test_every_kind_of_tensor_is_drawn(dtype):
     assert "6 values" in TerminalVisualizer().ascii_histogram(torch.tensor([0, 1, 1, 0, 1, 1]).to(dtype), 4)
 
 
-def test_a_tensor_without_values_is_a_letter():
+def test_a_tensor_without_values_raises_a_clear_error():
     with pytest.raises(SondeError, match="meta tensor"):
         TerminalVisualizer().ascii_histogram(torch.empty(3, device="meta"))
 
 
-def test_a_terminal_that_knows_no_braille_gets_ascii(on):
+def test_a_terminal_without_braille_gets_ascii(on):
     drawings = TerminalVisualizer(60, 12)
     on("ascii")
     assert drawings.ascii_line_plot(range(9), range(9), "up").isascii()
@@ -68,7 +68,7 @@ def test_a_latin_terminal_gets_ascii(on):
     TerminalVisualizer().ascii_line_plot(range(9), range(9), "up").encode("latin-1")
 
 
-def test_colours_are_for_terminals_that_want_them(on, monkeypatch):
+def test_colors_are_used_only_in_terminals_that_support_them(on, monkeypatch):
     bad = [1.0, float("nan")]
     on("utf-8", tty=True)
     assert "\x1b[31m" in TerminalVisualizer().ascii_histogram(bad)
@@ -83,7 +83,7 @@ def test_colours_are_for_terminals_that_want_them(on, monkeypatch):
     assert "\x1b" not in TerminalVisualizer().ascii_histogram(bad)
 
 
-def test_a_table_of_the_layers_of_a_model():
+def test_the_layers_of_a_model_are_drawn_as_a_table():
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     rows = {name: {"mean": p.mean().item(), "std": p.std().item()} for name, p in model.named_parameters()}
     lines = TerminalVisualizer(60).layer_table(rows).split("\n")
@@ -91,6 +91,6 @@ def test_a_table_of_the_layers_of_a_model():
 
 
 @pytest.mark.parametrize("size", [{"width": 3}, {"width": -80}, {"height": 0}, {"width": 80.5}, {"height": True}])
-def test_a_size_without_room_is_refused(size):
+def test_a_size_that_is_too_small_is_refused(size):
     with pytest.raises(SondeError, match=next(iter(size))):
         TerminalVisualizer(**size)

@@ -1,4 +1,4 @@
-"""WeightAnalyzer: recipes recognised at several sizes, fit to the activation, spectrum against float64, dead units by both evidences."""
+"""WeightAnalyzer: recognized recipes, fit to the activation, spectrum compared with float64, dead units by weights and activations."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import nn  # noqa: E402
 from torch.nn import functional, init  # noqa: E402
 
 from sonde import SondeError, WeightAnalyzer  # noqa: E402
-from sonde.tools.weight_initialization import recognise  # noqa: E402
-from sonde.tools.weight_spectrum import Spectrum, spectrum  # noqa: E402
+from sonde.tools.weights.weight_initialization import recognize_initialization  # noqa: E402
+from sonde.tools.weights.weight_spectrum import WeightSpectrum, compute_spectrum  # noqa: E402
 
 pytestmark = pytest.mark.torch
 SIZES = [(16, 16), (64, 32), (10, 100), (300, 300), (64, 3, 3, 3), (1024, 512)]
@@ -29,7 +29,7 @@ def analyze(model, data=None):
     return WeightAnalyzer().analyze_model(model, data)
 
 
-# ---- initialisation
+# ---- initialization
 
 RECIPES = {
     "Xavier uniform": init.xavier_uniform_,
@@ -42,16 +42,16 @@ RECIPES = {
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_is_recognised_at_every_size(name, size):
+def test_a_recipe_is_recognized_at_every_size(name, size):
     weight = torch.empty(size)
     for _ in range(5):
         RECIPES[name](weight)
-        assert name in recognise(weight).recipes
+        assert name in recognize_initialization(weight).recipes
 
 
 @pytest.mark.parametrize("size", [(64, 32), (300, 300), (1024, 512)], ids=str)
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_is_not_taken_for_one_of_another_scale_or_shape(name, size):
+def test_a_recipe_is_not_confused_with_one_of_another_scale_or_shape(name, size):
     weight = torch.empty(size)
     RECIPES[name](weight)
     fan_in, fan_out = size[1], size[0]
@@ -60,47 +60,47 @@ def test_a_recipe_is_not_taken_for_one_of_another_scale_or_shape(name, size):
         "Kaiming": 2 / fan_in,
         "torch": 1 / (3 * fan_in),
     }
-    for found in recognise(weight).recipes:
+    for found in recognize_initialization(weight).recipes:
         assert found.split()[0] not in scales or found.endswith(("fan-out", "5/3")) or found == name
         assert ("uniform" in found) == (name != "Xavier normal" and name != "Kaiming normal") or found == "torch default"
 
 
 @pytest.mark.parametrize("size", [*SIZES, (500, 20)], ids=str)
 @pytest.mark.parametrize("gain", [1.0, math.sqrt(2)])
-def test_an_orthogonal_weight_is_recognised_with_its_gain(size, gain):
+def test_an_orthogonal_weight_is_recognized_with_its_gain(size, gain):
     weight = torch.empty(size)
     init.orthogonal_(weight, gain)
-    found = recognise(weight)
+    found = recognize_initialization(weight)
     assert found.shape == "orthogonal"
     assert found.recipes == (f"orthogonal, gain {1 if gain == 1 else 1.41}",)
 
 
-def test_an_orthogonal_weight_is_recognised_in_bfloat16():
+def test_an_orthogonal_weight_is_recognized_in_bfloat16():
     weight = torch.empty(64, 64)
     init.orthogonal_(weight)
-    assert recognise(weight.bfloat16()).shape == "orthogonal"
+    assert recognize_initialization(weight.bfloat16()).shape == "orthogonal"
 
 
-def test_a_truncated_normal_is_told_from_a_normal_one():
+def test_a_truncated_normal_is_distinguished_from_a_normal_one():
     weight = torch.empty(400, 400)
-    assert recognise(init.trunc_normal_(weight, std=0.5, a=-1, b=1)).shape == "truncated normal"
-    assert recognise(init.normal_(weight, std=0.02)).name == "normal with std 0.02"
+    assert recognize_initialization(init.trunc_normal_(weight, std=0.5, a=-1, b=1)).shape == "truncated normal"
+    assert recognize_initialization(init.normal_(weight, std=0.02)).name == "normal with std 0.02"
 
 
-def test_zeros_constants_and_the_identity_are_what_they_are():
-    assert recognise(torch.zeros(20, 20)).recipes == ("zeros",)
-    assert recognise(torch.full((20, 20), 0.5)).recipes == ("constant 0.5",)
-    assert recognise(torch.eye(20)).recipes == ("identity",)
+def test_zeros_constants_and_the_identity_are_recognized():
+    assert recognize_initialization(torch.zeros(20, 20)).recipes == ("zeros",)
+    assert recognize_initialization(torch.full((20, 20), 0.5)).recipes == ("constant 0.5",)
+    assert recognize_initialization(torch.eye(20)).recipes == ("identity",)
 
 
-def test_trained_weights_are_given_no_recipe():
+def test_trained_weights_have_no_recipe():
     weight = torch.randn(200, 200) * torch.linspace(0.1, 3, 200)
-    assert recognise(weight).recipes == ()
+    assert recognize_initialization(weight).recipes == ()
 
 
-def test_recurrent_layers_embeddings_and_attention_are_known_by_their_own_defaults():
+def test_defaults_of_recurrent_layers_embeddings_and_attention_are_recognized():
     model = nn.ModuleDict({"e": nn.Embedding(100, 32), "r": nn.LSTM(16, 32), "a": nn.MultiheadAttention(32, 4)})
-    names = {name: layer.initialisation.name for name, layer in analyze(model).layers.items()}
+    names = {name: layer.initialization.name for name, layer in analyze(model).layers.items()}
     assert names["e.weight"] == names["r.weight_ih_l0"] == names["r.weight_hh_l0"] == "torch default"
     assert "Xavier uniform" in names["a.in_proj_weight"]
 
@@ -118,10 +118,10 @@ def test_recurrent_layers_embeddings_and_attention_are_known_by_their_own_defaul
         (lambda w: init.normal_(w, std=1.0), nn.Hardsigmoid(), "could not tell"),
     ],
 )
-def test_an_initialisation_is_judged_by_the_activation_that_follows(prepare, activation, fit):
+def test_the_fit_of_an_initialization_depends_on_the_next_activation(prepare, activation, fit):
     model = nn.Sequential(nn.Linear(128, 128), nn.Dropout(0.1), activation, nn.Linear(128, 2))
     prepare(model[0].weight)
-    assert analyze(model).layers["0.weight"].initialisation.fit == fit
+    assert analyze(model).layers["0.weight"].initialization.fit == fit
 
 
 class Functional(nn.Module):
@@ -134,14 +134,14 @@ class Functional(nn.Module):
         return self.second(self.function(self.first(x)))
 
 
-def test_without_data_and_without_sequential_the_activation_could_not_be_told():
+def test_without_data_and_without_sequential_the_activation_is_unknown():
     found = analyze(Functional(torch.relu)).layers["first.weight"].initialisation
     assert found.fit == "could not tell"
-    assert "give data" in found.reason
+    assert "pass data" in found.reason
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
         (torch.relu, "before ReLU"),
         (functional.gelu, "before GELU"),
@@ -150,9 +150,9 @@ def test_without_data_and_without_sequential_the_activation_could_not_be_told():
         (lambda x: x.sin() ** 3, "not known"),
     ],
 )
-def test_with_data_a_function_between_two_layers_is_recognised_by_its_values(function, said):
+def test_with_data_a_function_between_two_layers_is_recognized_by_its_values(function, message):
     found = analyze(Functional(function), torch.randn(8, 32)).layers["first.weight"].initialisation
-    assert said in found.reason
+    assert message in found.reason
 
 
 # ---- spectrum
@@ -163,7 +163,7 @@ def test_with_data_a_function_between_two_layers_is_recognised_by_its_values(fun
 def test_the_spectrum_agrees_with_float64(shape, dtype):
     weight = torch.randn(shape).to(dtype)
     values = np.linalg.svd(weight.double().numpy().reshape(shape[0], -1), compute_uv=False)
-    found = spectrum(weight)
+    found = compute_spectrum(weight)
     shares = values / values.sum()
     assert found.largest == pytest.approx(values[0], rel=1e-5)
     assert found.smallest == pytest.approx(values[-1], rel=1e-5)
@@ -173,9 +173,9 @@ def test_the_spectrum_agrees_with_float64(shape, dtype):
     assert found.sampled == ""
 
 
-def test_a_large_matrix_is_sampled_and_says_so():
+def test_a_large_matrix_is_sampled_and_marked_as_sampled():
     weight = torch.randn(700, 3000)
-    found = spectrum(weight)
+    found = compute_spectrum(weight)
     assert found.sampled == "512 x 512 of 700 x 3000"
     assert found.largest == pytest.approx(torch.linalg.matrix_norm(weight.double(), 2).item(), rel=2e-3)
     assert found.stable_rank == pytest.approx((weight.norm() / found.largest).item() ** 2, rel=1e-4)
@@ -187,11 +187,11 @@ def test_a_large_matrix_is_sampled_and_says_so():
 @pytest.mark.parametrize("size", [64, 800])
 def test_rank_collapse_is_found_in_small_and_in_sampled_matrices(size):
     collapsed = torch.randn(size, 3) @ torch.randn(3, size)
-    found = spectrum(collapsed)
-    assert isinstance(found, Spectrum)
+    found = compute_spectrum(collapsed)
+    assert isinstance(found, WeightSpectrum)
     assert found.numerical_rank == 3
     assert found.is_collapsed
-    assert not spectrum(torch.randn(size, size)).is_collapsed
+    assert not compute_spectrum(torch.randn(size, size)).is_collapsed
 
 
 def test_rank_collapse_is_named_in_the_report():
@@ -207,22 +207,22 @@ def test_rank_collapse_is_named_in_the_report():
     ("weight", "why"),
     [
         (torch.full((9, 9), math.nan), "NaN"),
-        (torch.ones(5), "no matrix"),
-        (torch.ones(0, 5), "no matrix"),
+        (torch.ones(5), "not a matrix"),
+        (torch.ones(0, 5), "not a matrix"),
         (torch.ones(9, 9).int(), "int32"),
     ],
 )
-def test_where_there_is_no_spectrum_it_says_why(weight, why):
-    assert why in spectrum(weight)
+def test_a_weight_without_a_spectrum_has_a_reason(weight, why):
+    assert why in compute_spectrum(weight)
 
 
-def test_a_zero_matrix_has_rank_zero_and_is_not_called_collapsed():
-    found = spectrum(torch.zeros(20, 20))
+def test_a_zero_matrix_has_rank_zero_and_is_not_collapsed():
+    found = compute_spectrum(torch.zeros(20, 20))
     assert (found.largest, found.numerical_rank, found.effective_rank) == (0, 0, 0)
     assert not found.is_collapsed
 
 
-def test_the_users_random_numbers_are_not_touched():
+def test_the_random_state_of_the_user_does_not_change():
     state = torch.get_rng_state()
     model = nn.Sequential(nn.Linear(32, 700), nn.Dropout(0.5), nn.Linear(700, 700))
     torch.set_rng_state(state)
@@ -270,7 +270,7 @@ def test_a_layer_that_starts_at_zero_as_a_whole_has_no_dead_neurons():
     assert analyze(model).dead_neurons() == []
 
 
-def test_a_large_negative_bias_before_relu_is_dead_by_both_evidences_and_each_is_labelled():
+def test_a_large_negative_bias_before_relu_is_dead_by_weights_and_by_activations():
     model = relu_net()
     with torch.no_grad():
         model[2].bias[:4] = -100
@@ -279,7 +279,7 @@ def test_a_large_negative_bias_before_relu_is_dead_by_both_evidences_and_each_is
     assert {neuron.evidence for neuron in report.dead_neurons()} == {"weights", "activations"}
 
 
-def test_data_that_make_a_unit_fire_overrule_the_argument_from_its_bias():
+def test_a_positive_output_overrules_the_argument_from_the_bias():
     model = relu_net()
     with torch.no_grad():
         model[0].bias[0] = -100
@@ -287,7 +287,7 @@ def test_data_that_make_a_unit_fire_overrule_the_argument_from_its_bias():
     assert analyze(model, 1000 * torch.randn(200, 20)).dead_neurons() == []
 
 
-def test_a_bias_below_zero_says_nothing_where_no_relu_follows():
+def test_a_bias_below_zero_is_no_evidence_without_a_relu():
     model = nn.Sequential(nn.Linear(20, 32), nn.Tanh(), nn.Linear(32, 3))
     with torch.no_grad():
         model[0].bias[0] = -100
@@ -301,14 +301,14 @@ def test_a_dead_channel_of_a_convolution_is_found_behind_batch_norm():
     assert units(analyze(model, torch.randn(4, 3, 10, 10)), "activations") == {("0", 6)}
 
 
-def test_a_functional_relu_is_seen_too():
+def test_a_functional_relu_is_found_too():
     model = Functional(torch.relu)
     with torch.no_grad():
         model.first.bias[2] = -100
     assert ("first", 2) in units(analyze(model, torch.randn(100, 32)), "activations")
 
 
-def test_units_over_several_batches_are_dead_only_if_no_batch_wakes_them():
+def test_a_unit_is_dead_only_if_no_batch_activates_it():
     model = nn.Sequential(nn.Linear(1, 2, bias=False), nn.ReLU())
     with torch.no_grad():
         model[0].weight.copy_(torch.tensor([[1.0], [-1.0]]))
@@ -317,14 +317,14 @@ def test_units_over_several_batches_are_dead_only_if_no_batch_wakes_them():
     assert analyze(model, [ones, -ones]).dead_neurons() == []
 
 
-def test_too_few_samples_call_no_unit_dead_and_say_so():
+def test_too_few_samples_report_no_dead_unit_with_a_note():
     model = nn.Sequential(nn.Linear(20, 64), nn.ReLU())
     report = analyze(model, torch.randn(2, 20))
     assert report.dead_neurons() == []
     assert "only 2 values per unit" in report.summary()
 
 
-def test_the_model_is_left_as_it_was():
+def test_the_model_does_not_change():
     model = nn.Sequential(nn.Linear(20, 16), nn.BatchNorm1d(16), nn.Dropout(0.5), nn.ReLU(), nn.Linear(16, 2))
     model[2].eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -335,16 +335,16 @@ def test_the_model_is_left_as_it_was():
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_data_that_do_not_fit_the_model_get_a_letter_and_leave_no_hook():
+def test_data_that_do_not_fit_the_model_raise_a_clear_error_and_leave_no_hook():
     model = relu_net()
     model.train()
-    with pytest.raises(SondeError, match="could not be run with the data"):
+    with pytest.raises(SondeError, match="could not be run with this data"):
         analyze(model, torch.randn(4, 7))
     assert model.training
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-# ---- numbers and reading
+# ---- statistics and report
 
 
 def test_mean_and_std_are_over_all_weights_and_agree_with_float64():
@@ -361,7 +361,7 @@ def test_a_tied_weight_is_counted_once():
     assert list(analyze(model).layers) == ["embedding.weight"]
 
 
-def test_weights_that_are_not_finite_or_not_there_are_said_to_be_so():
+def test_nonfinite_and_lazy_weights_are_reported():
     model = nn.Sequential(nn.Linear(8, 8), nn.LazyLinear(4))
     with torch.no_grad():
         model[0].weight[0, 0] = math.nan
@@ -371,13 +371,13 @@ def test_weights_that_are_not_finite_or_not_there_are_said_to_be_so():
     assert "lazy" in report.layers["1.weight"].stats.unsupported
 
 
-def test_the_summary_names_what_is_wrong_and_the_notebook_view_escapes():
+def test_the_summary_names_the_issues_and_the_notebook_view_escapes():
     model = nn.Sequential()
     model.add_module("<b>x", nn.Linear(64, 64))
     report = analyze(model)
     assert "<b>x" in report.summary()
     assert "<b>x" not in report._repr_html_()
-    assert "give data" in report.summary()
+    assert "pass data" in report.summary()
 
 
 def test_the_histogram_is_written_for_a_model_of_any_kind(tmp_path):
@@ -388,13 +388,13 @@ def test_the_histogram_is_written_for_a_model_of_any_kind(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         (lambda: WeightAnalyzer().analyze_model(torch.ones(3)), "TensorInspector"),
-        (lambda: WeightAnalyzer().plot_weight_histogram(nn.ReLU(), "w.png"), "nothing to draw"),
+        (lambda: WeightAnalyzer().plot_weight_histogram(nn.ReLU(), "w.png"), "nothing to plot"),
         (lambda: WeightAnalyzer().plot_weight_histogram(nn.Linear(2, 2), "w.png", bins=0), "bins"),
     ],
 )
-def test_what_cannot_be_meant_gets_a_letter(wrong, said):
-    with pytest.raises(SondeError, match=said):
+def test_a_wrong_argument_raises_a_clear_error(wrong, message):
+    with pytest.raises(SondeError, match=message):
         wrong()

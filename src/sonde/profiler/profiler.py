@@ -17,7 +17,7 @@ from sonde.errors import SondeError
 from sonde.profiler import LayerCost, ProfileReport, Section, Span, Spread
 from sonde.profiler.run_model import Loss, measure_alone
 from sonde.rules.words import listing
-from sonde.tools.next_layers import batches
+from sonde.tools.forward_pass import forward_arguments
 
 KEPT = 1000  # durations of a section, for its spread; all are counted
 MAX_SPANS = 5000  # of sections, for a trace
@@ -158,7 +158,7 @@ class Profiler:
         for what, value, least in (("warmup", warmup, 0), ("repeats", repeats, 1)):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise SondeError(f"{what} must be a whole number, {least} or more, not {value!r}.")
-        given = list(batches(inputs))
+        given = list(forward_arguments(inputs))
         if len(given) != 1:
             raise SondeError(f"profile takes one batch, not a list of {len(given)}: all steps must do the same to be compared.")
         (args, kwargs), = given  # fmt: skip

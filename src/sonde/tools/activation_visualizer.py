@@ -1,4 +1,4 @@
-"""What layers put out: kept as it was when it passed, to be looked at, measured and drawn."""
+"""ActivationVisualizer: copies of layer outputs, with statistics and plots."""
 
 from __future__ import annotations
 
@@ -15,73 +15,76 @@ from torch import Tensor, nn
 from sonde.errors import SondeError
 from sonde.rules.words import number
 from sonde.statistics.tensor_utils import find_tensors
-from sonde.tools.hooks.module_hooks import Layers
-from sonde.tools.layer_patterns import Patterns, require_name
-from sonde.tools.safe_hook import Contained
-from sonde.tools.tensor_statistics import Outlier, Quick, TensorStats, describe, quick
+from sonde.tools.hooks.module_hooks import ModelLayers
+from sonde.tools.layer_patterns import LayerPatterns, require_name
+from sonde.tools.safe_hook import SafeHook
+from sonde.tools.tensors.fast_statistics import FastStatistics, fast_statistics
+from sonde.tools.tensors.tensor_statistics import Outlier, TensorStats, describe
 from sonde.views import plots
 from sonde.views.plots import Plot
 from sonde.views.table import html_table, text_table
 
-MAX_ELEMENTS = 1 << 20  # numbers kept of one activation; of a larger one every second, third … in each dimension
+MAX_ELEMENTS = 1 << 20  # stored elements of one activation; of a larger one every second, third … per dimension
 _PATTERN_SIGNS = frozenset("*?[^$\\(|+{")
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    values: Tensor  # a copy, on the host
-    strides: tuple[int, ...]  # every so many in each dimension; all 1 where the whole is kept
-    shape: tuple[int, ...]  # of the whole
+class _StoredActivation:
+    """A copy of the last output of a layer, or a sample of it."""
+
+    values: Tensor  # on the CPU
+    strides: tuple[int, ...]  # distance of the stored elements per dimension; all 1 if nothing was left out
+    shape: tuple[int, ...]  # of the whole output
     device: str
-    measured: Quick  # of the whole
+    measured: FastStatistics  # of the whole output
 
 
 class ActivationVisualizer:
-    """Hooks that keep the last output of chosen layers, as it was at that moment: what later changes it in place does not change the copy.
+    """Stores a copy of the last output of selected layers; later in-place changes do not affect it.
 
-    A copy has at most `max_elements` numbers, on the host; of a larger activation an even sample is kept, while mean, deviation,
-    extremes, norms and counts are of the whole. A layer that puts out several tensors keeps the first under its name and the
-    others under `name:place`, for instance `lstm:1.0`.
+    A copy is on the CPU and has at most `max_elements` elements. Of a larger output an even sample is stored, while mean, deviation,
+    extremes, norms and counts are of the whole output. If a layer returns several tensors, the first is stored under its name and the
+    others under `name:index`, for instance `lstm:1.0`.
     """
 
     def __init__(self, max_elements: int = MAX_ELEMENTS) -> None:
         if isinstance(max_elements, bool) or not isinstance(max_elements, int) or max_elements < 1:
-            raise SondeError(f"max_elements must be a whole number from 1 on, not {max_elements!r}.")
+            raise SondeError(f"max_elements must be a whole number, 1 or more, not {max_elements!r}.")
         self.max_elements = max_elements
-        self._kept: dict[str, _Kept] = {}
+        self._stored: dict[str, _StoredActivation] = {}
         self._handles: list[Any] = []
         self._hooked: dict[str, None] = {}
 
-    # -- watching ----------------------------------------------------------------------------------
+    # -- hooks -------------------------------------------------------------------------------------
 
     def register_forward_hook(self, model: nn.Module, layer: str | Sequence[str]) -> list[str]:
-        """Keep what these layers put out from now on; `layer` is a name or a pattern ("encoder.*.attention"). Returns their names."""
+        """Stores the outputs of these layers from now on. `layer` is a name or a pattern ("encoder.*.attention"). Returns their names."""
         if not isinstance(model, nn.Module):
             raise SondeError(f"register_forward_hook takes a torch.nn.Module, not a {type(model).__name__}.")
-        modules = Layers(model).modules
+        modules = ModelLayers(model).modules
         names: dict[str, None] = {}
         for each in [layer] if isinstance(layer, str) else layer:
             if isinstance(each, str) and each not in modules and (_PATTERN_SIGNS & set(each) or each.startswith("re:")):
-                names |= dict.fromkeys(Patterns(each).select(modules))
+                names |= dict.fromkeys(LayerPatterns(each).select(modules))
             else:
                 names.setdefault(require_name(each, modules))
         for name in names:
             if name not in self._hooked:
                 self._hooked[name] = None
-                hook = Contained(f"the output of {name}", partial(self._keep, name))
+                hook = SafeHook(f"the output of {name}", partial(self._on_output, name))
                 self._handles.append(modules[name].register_forward_hook(hook))
         return list(names)
 
     def remove(self) -> None:
-        """Take every hook off. What was kept stays until `clear()`."""
+        """Removes all hooks. Stored outputs stay until `clear()`."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         self._hooked.clear()
 
     def clear(self) -> None:
-        """Free what was kept."""
-        self._kept.clear()
+        """Frees all stored outputs."""
+        self._stored.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -89,14 +92,14 @@ class ActivationVisualizer:
     def __exit__(self, *_: object) -> None:
         self.remove()
 
-    def _keep(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
-        # Out of inference mode, or the copy could not be used in autograd later.
+    def _on_output(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        # A copy made in inference mode could not be used in autograd later.
         with torch.inference_mode(False), torch.no_grad():
-            for at, (place, tensor) in enumerate(find_tensors(output)):
-                self._kept[f"{name}:{place}" if at else name] = self._copy(tensor)
+            for at, (index, tensor) in enumerate(find_tensors(output)):
+                self._stored[f"{name}:{index}" if at else name] = self._copy(tensor)
 
-    def _copy(self, tensor: Tensor) -> _Kept:
-        measured = quick(tensor)
+    def _copy(self, tensor: Tensor) -> _StoredActivation:
+        measured = fast_statistics(tensor)
         if measured.unsupported:
             raise TypeError(measured.unsupported)
         whole = tensor.detach()
@@ -104,98 +107,98 @@ class ActivationVisualizer:
             whole = whole.to_dense()
         strides = _strides(whole.shape, self.max_elements)
         part = whole[tuple(slice(None, None, stride) for stride in strides)]
-        return _Kept(part.to("cpu", copy=True), strides, tuple(tensor.shape), str(tensor.device), measured)
+        return _StoredActivation(part.to("cpu", copy=True), strides, tuple(tensor.shape), str(tensor.device), measured)
 
-    # -- asking ------------------------------------------------------------------------------------
+    # -- stored outputs ----------------------------------------------------------------------------
 
     def names(self) -> list[str]:
-        """Everything that was kept."""
-        return list(self._kept)
+        """The names of all stored outputs."""
+        return list(self._stored)
 
     def get_activations(self, name: str) -> Tensor:
-        """The last output of a layer: a copy on the host, without a graph; a sample where it is larger than `max_elements`."""
+        """The last output of a layer as a detached copy on the CPU; a sample if it has more than `max_elements` elements."""
         return self._get(name).values
 
     def is_sampled(self, name: str) -> bool:
-        """Whether only a sample of this activation was kept."""
+        """True if only a sample of this output is stored."""
         return any(stride > 1 for stride in self._get(name).strides)
 
     def statistics(self, name: str, *, bins: int = 64) -> TensorStats:
-        """Everything about the last output. Percentiles, histogram and outliers are of the sample where only that was kept."""
-        kept = self._get(name)
-        found, whole = describe(kept.values, bins=bins), kept.measured
-        num_bytes = whole.num * kept.values.element_size()
+        """Full statistics of the last output. Percentiles, histogram and outliers are of the sample if only a sample is stored."""
+        stored = self._get(name)
+        found, whole = describe(stored.values, bins=bins), stored.measured
+        num_bytes = whole.num * stored.values.element_size()
         return replace(
-            found, shape=kept.shape, device=kept.device, num_elements=whole.num, num_bytes=num_bytes, mean=whole.mean, std=whole.std,
+            found, shape=stored.shape, device=stored.device, num_elements=whole.num, num_bytes=num_bytes, mean=whole.mean, std=whole.std,
             min=whole.min, max=whole.max, l1_norm=whole.l1, l2_norm=whole.l2, num_zeros=whole.zeros, num_nan=whole.nan, num_inf=whole.inf,
-            outliers=_in_whole(found.outliers, kept.strides),
+            outliers=_indices_in_whole(found.outliers, stored.strides),
         )  # fmt: skip
 
     def outliers(self, name: str) -> tuple[Outlier, ...]:
-        """The numbers of the last output that are farthest out, with their places; of the sample where only that was kept."""
+        """The largest outliers of the last output with their indices; of the sample if only a sample is stored."""
         return self.statistics(name).outliers
 
     def summary(self) -> str:
-        """One line for each activation that was kept."""
-        return text_table(_HEAD, self._rows()) if self._kept else "no activation was kept yet: run the model after register_forward_hook"
+        """A table with one line per stored output."""
+        return text_table(_HEAD, self._rows()) if self._stored else "no output is stored yet: run the model after register_forward_hook"
 
     def _repr_html_(self) -> str:
-        return html_table(_HEAD, self._rows(), title=f"activations of {len(self._kept)} layers")
+        return html_table(_HEAD, self._rows(), title=f"activations of {len(self._stored)} layers")
 
     def _rows(self) -> list[list[object]]:
         rows: list[list[object]] = []
-        for name, kept in self._kept.items():
-            found = kept.measured
+        for name, stored in self._stored.items():
+            found = stored.measured
             zeros = f"{found.zero_share:.0%}"
             bad = f"{found.nan} NaN, {found.inf} Inf" if found.nan or found.inf else ""
-            shape = "x".join(map(str, kept.shape))
+            shape = "x".join(map(str, stored.shape))
             rows.append([name, shape, *(number(x) for x in (found.mean, found.std, found.min, found.max)), zeros, bad])
         return rows
 
-    def _get(self, name: str) -> _Kept:
-        if name in self._hooked and name not in self._kept:
+    def _get(self, name: str) -> _StoredActivation:
+        if name in self._hooked and name not in self._stored:
             raise SondeError(
-                f"{name} has not put out a tensor since it was hooked. Run the model first.\n"
-                "Inside of torch.compile nothing is kept: run the model as it was before compiling."
+                f"{name} has not returned a tensor since the hook was registered. Run the model first.\n"
+                "Inside torch.compile no output is stored: run the model that was passed to torch.compile."
             )
-        if not self._kept:
-            raise SondeError('Nothing was kept yet. Call register_forward_hook(model, "layer name") and run the model.')
-        return self._kept[require_name(name, self._kept)]
+        if not self._stored:
+            raise SondeError('No output is stored yet. Call register_forward_hook(model, "layer name") and run the model.')
+        return self._stored[require_name(name, self._stored)]
 
-    # -- drawing -----------------------------------------------------------------------------------
+    # -- plots -------------------------------------------------------------------------------------
 
     def plot_heatmap(self, activations: Any, path: str | Path, *, units: int | None = None, name: str = "") -> Path:
-        """Units by positions. `activations` is a tensor, array or list, or the name of a layer that was kept."""
+        """Writes a heat map of units by positions. `activations` is a tensor, array or list, or the name of a stored layer."""
         return self.heatmap(activations, units=units, name=name).save(path)
 
     def plot_distribution(self, activations: Any, path: str | Path, *, bins: int = 64, name: str = "") -> Path:
-        """A histogram. `activations` is a tensor, array or list, or the name of a layer that was kept."""
+        """Writes a histogram. `activations` is a tensor, array or list, or the name of a stored layer."""
         return self.distribution(activations, bins=bins, name=name).save(path)
 
     def heatmap(self, activations: Any, *, units: int | None = None, name: str = "") -> Plot:
-        """The picture of `plot_heatmap`, to look at or to change."""
+        """The figure of `plot_heatmap` as a `Plot`, to show or to change."""
         values, title = self._values(activations, name)
         matrix = plots.units_by_positions(values, units)
         return plots.heatmap(matrix, name=title, x_label="position", y_label="unit", label="activation")
 
     def distribution(self, activations: Any, *, bins: int = 64, name: str = "") -> Plot:
-        """The picture of `plot_distribution`, to look at or to change."""
+        """The figure of `plot_distribution` as a `Plot`, to show or to change."""
         values, title = self._values(activations, name)
         return plots.distribution(values, name=title, bins=bins)
 
     def _values(self, activations: Any, name: str) -> tuple[Any, str]:
         if not isinstance(activations, str):
             return activations, name or "activations"
-        kept = self._get(activations)
-        sampled = f", a sample of {'x'.join(map(str, kept.shape))}" if self.is_sampled(activations) else ""
-        return kept.values, name or f"{activations}{sampled}"
+        stored = self._get(activations)
+        sampled = f", a sample of {'x'.join(map(str, stored.shape))}" if self.is_sampled(activations) else ""
+        return stored.values, name or f"{activations}{sampled}"
 
 
 _HEAD = ("layer", "shape", "mean", "std", "min", "max", "zeros", "not finite")
 
 
 def _strides(shape: Sequence[int], limit: int) -> tuple[int, ...]:
-    """How far apart the numbers that are kept are in each dimension, so that at most `limit` remain: the longest is thinned first."""
+    """The stride per dimension that leaves at most `limit` elements; the longest dimension is thinned first."""
     strides = [1] * len(shape)
     left = list(shape)
     while left and math.prod(left) > limit:
@@ -205,5 +208,5 @@ def _strides(shape: Sequence[int], limit: int) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def _in_whole(outliers: Sequence[Outlier], strides: Sequence[int]) -> tuple[Outlier, ...]:
+def _indices_in_whole(outliers: Sequence[Outlier], strides: Sequence[int]) -> tuple[Outlier, ...]:
     return tuple(Outlier(tuple(i * stride for i, stride in zip(each.index, strides)), each.value) for each in outliers)

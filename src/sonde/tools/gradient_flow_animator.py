@@ -1,4 +1,4 @@
-"""Gradients layer by layer and step by step, as frames: to export, to draw, to play, to judge."""
+"""GradientFlowAnimator: gradients per layer and step as frames, with exports, an animation and a summary."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from torch import nn
 from sonde.errors import SondeError
 from sonde.report import strict
 from sonde.rules.words import number
-from sonde.tools.gradient_flow_frames import GradientFrame, LayerGradient, Size, frame_of
-from sonde.tools.gradient_health import GradientHealth, clipping_advice, health_of, issue_share, recommendations
-from sonde.tools.tensor_statistics import quick
+from sonde.tools.gradients.gradient_frames import GradientFrame, GradientSize, LayerGradient, build_frame
+from sonde.tools.gradients.gradient_health import GradientHealth, classify_health, clipping_advice, issue_share, recommendations
+from sonde.tools.tensors.fast_statistics import fast_statistics
 from sonde.views import flow_animation, flow_gif, flow_page
 from sonde.views.file import write_new
 from sonde.views.plots.plot import make_folder
 
 __all__ = ["FlowSummary", "GradientFlowAnimator", "GradientFrame", "GradientHealth", "LayerGradient"]
 
-VANISHING = 1e-7  # mean absolute value: float32 weights near 1 do not feel less than this
+VANISHING = 1e-7  # mean absolute value: a smaller update does not change float32 weights near 1
 EXPLODING = 1e3  # largest absolute value
 CSV_HEADER = ("step", "layer", "mean_abs_grad", "max_abs_grad", "grad_norm", "is_vanishing", "is_exploding")
 _log = logging.getLogger("sonde")
@@ -36,7 +36,9 @@ _log = logging.getLogger("sonde")
 
 @dataclass(frozen=True, slots=True)
 class FlowSummary:
-    total_steps: int  # last step + 1; 0 where nothing was recorded
+    """Result of `GradientFlowAnimator.summary_report`."""
+
+    total_steps: int  # last step + 1; 0 if nothing was recorded
     layers_with_vanishing_grads: tuple[str, ...]
     layers_with_exploding_grads: tuple[str, ...]
     overall_health: GradientHealth
@@ -44,49 +46,49 @@ class FlowSummary:
 
 
 class GradientFlowAnimator:
-    """Records per-layer gradient statistics step by step and turns them into frames.
+    """Records gradient statistics per layer and step as frames.
 
-    `max_frames` 0 keeps every frame; otherwise the oldest is dropped first. Only numbers are kept, never a gradient.
+    With `max_frames` above 0 the oldest frames are dropped. Only statistics are stored, no gradient.
     """
 
     def __init__(self, max_frames: int = 0, vanishing_threshold: float = VANISHING, exploding_threshold: float = EXPLODING) -> None:
-        self.max_frames = _whole(max_frames, "max_frames", "0 keeps every frame")
+        self.max_frames = _whole(max_frames, "max_frames", "0 stores every frame")
         self._frames: deque[GradientFrame] = deque(maxlen=self.max_frames or None)
         self.vanishing_threshold = _threshold(vanishing_threshold, "vanishing_threshold")
         self.exploding_threshold = _threshold(exploding_threshold, "exploding_threshold")
         self._warned: set[str] = set()
 
     def with_vanishing_threshold(self, threshold: float) -> Self:
-        """Frames recorded from now on call a layer vanishing where its mean absolute gradient is below this."""
+        """Sets the threshold for frames recorded from now on: a layer vanishes if its mean absolute gradient is below it."""
         self.vanishing_threshold = _threshold(threshold, "vanishing_threshold")
         return self
 
     def with_exploding_threshold(self, threshold: float) -> Self:
-        """Frames recorded from now on call a layer exploding where its largest absolute gradient is above this."""
+        """Sets the threshold for frames recorded from now on: a layer explodes if its largest absolute gradient is above it."""
         self.exploding_threshold = _threshold(threshold, "exploding_threshold")
         return self
 
     # -- recording ---------------------------------------------------------------------------------
 
     def record_step(self, step: int, gradients: Mapping[str, Any]) -> None:
-        """One frame: each layer's gradient as a tensor, array or list of any shape. A layer given as None is missing in this frame."""
+        """Records one frame from the gradient of each layer: a tensor, array or list of any shape. A layer with None is left out."""
         if not isinstance(gradients, Mapping):
             raise SondeError(
-                f"gradients must map layer names to gradients, not be a {type(gradients).__name__}.\n"
+                f"gradients must be a mapping from layer names to gradients, not a {type(gradients).__name__}.\n"
                 'For instance record_step(0, {"encoder": encoder.weight.grad}), or record_model(0, model).'
             )
         sizes = {}
         for name, gradient in gradients.items():
             if not isinstance(name, str):
-                raise SondeError(f"A layer is named by a text, not by {name!r} of type {type(name).__name__}.")
+                raise SondeError(f"A layer name is a string, not {name!r} of type {type(name).__name__}.")
             if gradient is not None:
-                sizes[name] = size_of(name, gradient)
+                sizes[name] = measure_gradient(name, gradient)
         self.record_sizes(step, sizes)
 
     def record_model(self, step: int, model: nn.Module) -> None:
-        """One frame from the gradients that a model's parameters hold now, by parameter name; those without a gradient are missing.
+        """Records one frame from the current `.grad` of each parameter, by parameter name; parameters without one are left out.
 
-        A gradient that cannot be read (on the meta device, say) is missing, too, and named once in a warning.
+        A gradient that cannot be read (on the meta device, for instance) is left out too; a warning names it once.
         """
         if not isinstance(model, nn.Module):
             raise SondeError(f"record_model takes a torch.nn.Module, not a {type(model).__name__}. For plain gradients use record_step.")
@@ -94,18 +96,18 @@ class GradientFlowAnimator:
         for name, parameter in model.named_parameters():
             if parameter.grad is None:
                 continue
-            found = quick(parameter.grad)
+            found = fast_statistics(parameter.grad)
             if not found.unsupported:
-                sizes[name] = Size.of(found)
+                sizes[name] = GradientSize.from_statistics(found)
             elif name not in self._warned:
                 self._warned.add(name)
                 _log.warning("the gradient of %s is not recorded: %s", name, found.unsupported)
         self.record_sizes(step, sizes)
 
-    def record_sizes(self, step: int, sizes: Mapping[str, Size]) -> None:
-        """One frame from gradients that were measured already."""
+    def record_sizes(self, step: int, sizes: Mapping[str, GradientSize]) -> None:
+        """Records one frame from gradients that are already measured."""
         self._frames.append(
-            frame_of(
+            build_frame(
                 _whole(step, "step", "steps count up from 0"),
                 sizes,
                 vanishing_threshold=self.vanishing_threshold,
@@ -115,44 +117,45 @@ class GradientFlowAnimator:
 
     @property
     def frames(self) -> tuple[GradientFrame, ...]:
+        """The stored frames, oldest first."""
         return tuple(self._frames)
 
-    # -- judging -----------------------------------------------------------------------------------
+    # -- summary -----------------------------------------------------------------------------------
 
     def summary_report(self) -> FlowSummary:
-        """What the kept frames say: which layers vanish or explode, how healthy that is, and what to do."""
+        """Summarizes the stored frames: vanishing and exploding layers, health class and recommendations."""
         frames = self.frames
         layers = [layer for frame in frames for layer in frame.layers]
         vanishing = tuple(sorted({layer.name for layer in layers if layer.is_vanishing}))
         exploding = tuple(sorted({layer.name for layer in layers if layer.is_exploding}))
-        health = health_of(exploded=bool(exploding), vanished=bool(vanishing), issue_share=issue_share(frames))
+        health = classify_health(exploded=bool(exploding), vanished=bool(vanishing), issue_share=issue_share(frames))
         advice = recommendations(vanishing, exploding, health, clipping_advice(frames))
         if not layers:
-            advice = ("No gradient was recorded, so nothing could be judged: call record_step or record_model after backward().",)
+            advice = ("No gradient was recorded: call record_step or record_model after backward().",)
         return FlowSummary(frames[-1].step + 1 if frames else 0, vanishing, exploding, health, advice)
 
-    # -- out ---------------------------------------------------------------------------------------
+    # -- export ------------------------------------------------------------------------------------
 
     def to_ascii_animation(self) -> str:
-        """One row per layer, one column per frame."""
+        """The frames as text: one row per layer, one column per frame."""
         return flow_animation.ascii_animation(self.frames)
 
     def play(self, fps: float = 10.0) -> None:
-        """Play the frames in the terminal. Where the output is no terminal, the whole animation is printed once."""
+        """Plays the frames in the terminal. If standard output is not a terminal, the whole animation is printed once."""
         flow_animation.play(self.frames, fps)
 
     def export_json(self, path: str | Path) -> Path:
-        """Strict JSON: thresholds and frames; what is not finite is the string "NaN" or "Infinity"."""
+        """Writes thresholds and frames as strict JSON; non-finite values are the strings "NaN" and "Infinity". Returns the path."""
         document = {
             "vanishing_threshold": self.vanishing_threshold,
             "exploding_threshold": self.exploding_threshold,
             "max_frames": self.max_frames,
             "frames": [asdict(frame) for frame in self._frames],
         }
-        return _written(path, json.dumps(strict(document), indent=1, allow_nan=False) + "\n")
+        return _write(path, json.dumps(strict(document), indent=1, allow_nan=False) + "\n")
 
     def export_csv(self, path: str | Path) -> Path:
-        """One row per frame and layer, in RFC 4180's quoting."""
+        """Writes one row per frame and layer, quoted as in RFC 4180. Returns the path."""
         text = io.StringIO()
         rows = csv.writer(text, lineterminator="\n")
         rows.writerow(CSV_HEADER)
@@ -160,48 +163,49 @@ class GradientFlowAnimator:
             for layer in frame.layers:
                 numbers = (layer.mean_abs_grad, layer.max_abs_grad, layer.grad_norm)
                 rows.writerow([frame.step, layer.name, *map(_scientific, numbers), int(layer.is_vanishing), int(layer.is_exploding)])
-        return _written(path, text.getvalue())
+        return _write(path, text.getvalue())
 
     def export_gif(self, path: str | Path, fps: float = 8.0) -> Path:
-        """An animation of the norms, layer by layer. Needs Pillow, which comes with `pip install "sonde[plot]"`."""
-        return _written(path, flow_gif.gif(self.frames, fps))
+        """Writes an animation of the norms per layer and returns the path. Needs Pillow: `pip install "sonde[plot]"`."""
+        return _write(path, flow_gif.gif(self.frames, fps))
 
     def export_html(self, path: str | Path) -> Path:
-        """One self-contained page with a scrubber; nothing is loaded from anywhere."""
-        return _written(path, flow_page.page(self.frames))
+        """Writes one self-contained HTML page with a slider over the steps. Returns the path."""
+        return _write(path, flow_page.page(self.frames))
 
 
-def size_of(name: str, gradient: Any) -> Size:
+def measure_gradient(name: str, gradient: Any) -> GradientSize:
+    """Measures a tensor, array or list; `name` is the layer in the error message."""
     try:
-        found = quick(gradient)
+        found = fast_statistics(gradient)
     except SondeError as error:
         raise SondeError(f"The gradient of {name!r} cannot be recorded. {error}") from None
     if found.unsupported:
-        raise SondeError(f"The gradient of {name!r} cannot be recorded: {found.unsupported}. Leave it out, or give None.")
-    return Size.of(found)
+        raise SondeError(f"The gradient of {name!r} cannot be recorded: {found.unsupported}. Leave it out, or pass None.")
+    return GradientSize.from_statistics(found)
 
 
-def _whole(given: Any, what: str, hint: str) -> int:
+def _whole(value: Any, what: str, hint: str) -> int:
     try:
-        whole = operator.index(given)
+        whole = operator.index(value)
     except TypeError:
         whole = -1
-    if whole < 0 or isinstance(given, bool):
-        raise SondeError(f"{what} must be a whole number, 0 or more, not {given!r}: {hint}.")
+    if whole < 0 or isinstance(value, bool):
+        raise SondeError(f"{what} must be a whole number, 0 or more, not {value!r}: {hint}.")
     return whole
 
 
-def _threshold(given: Any, what: str) -> float:
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or not given >= 0:
-        raise SondeError(f"{what} must be a number, 0 or more, not {given!r}. For instance {what}=1e-7.")
-    return float(given)
+def _threshold(value: Any, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+        raise SondeError(f"{what} must be a number, 0 or more, not {value!r}. For instance {what}=1e-7.")
+    return float(value)
 
 
 def _scientific(value: float) -> str:
     return f"{value:.8e}" if math.isfinite(value) else number(value)
 
 
-def _written(path: str | Path, content: str | bytes) -> Path:
+def _write(path: str | Path, content: str | bytes) -> Path:
     target = Path(path)
     make_folder(target.parent)
     write_new(target, content, replace=True)

@@ -1,4 +1,4 @@
-"""Layers and parameters by name: globs, regular expressions, and the nearest names where there is none such."""
+"""Selects layers and parameters by name: globs, regular expressions, and the nearest names in errors."""
 
 from __future__ import annotations
 
@@ -17,80 +17,79 @@ _REGEX_SIGNS = frozenset("^$\\(|+{")  # in no module's name and no glob
 _log = logging.getLogger("sonde")
 
 
-class Patterns:
-    """Patterns on dotted names, compiled once.
+class LayerPatterns:
+    """Patterns for dotted module names, compiled once.
 
     | pattern | is | matches |
     |---|---|---|
     | `encoder.0` | a name | `encoder.0` alone |
     | `attention.*` | a glob | `attention`, `attention.query` and, after any dot, `layer.3.attention.query` |
-    | `encoder.*.query` | a glob | `encoder.layer.0.query`: a star also stands for dots |
-    | `re:^layer\\.[0-3]\\.` | a regular expression | wherever it is found in the name |
+    | `encoder.*.query` | a glob | `encoder.layer.0.query`: a star also matches dots |
+    | `re:^layer\\.[0-3]\\.` | a regular expression | names that contain a match |
 
-    A pattern with `^ $ \\ ( | + {` in it is read as a regular expression also without `re:`, since no glob has these.
+    A pattern with one of `^ $ \\ ( | + {` is a regular expression also without `re:`, since no glob contains these.
     """
 
     def __init__(self, patterns: str | Sequence[str]) -> None:
-        given = [patterns] if isinstance(patterns, str) else list(patterns)
-        if not given:
-            raise SondeError('There is no pattern to look for. Give a name or a pattern, for instance "encoder.*".')
-        self.patterns = tuple(given)
-        self._compiled = [_compiled(pattern) for pattern in given]
+        self.patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+        if not self.patterns:
+            raise SondeError('The list of patterns is empty. Pass a name or a pattern, for instance "encoder.*".')
+        self._compiled = [_compile(pattern) for pattern in self.patterns]
         self._warned: set[str] = set()
 
     def matches(self, name: str) -> bool:
         return any(pattern.search(name) for pattern in self._compiled)
 
     def select(self, names: Iterable[str]) -> list[str]:
-        """The names that match, in their order. A pattern that matches none of them warns, once."""
-        everything = list(names)
+        """The matching names in their order. A pattern without a match is logged as a warning, once."""
+        all_names = list(names)
         for pattern, compiled in zip(self.patterns, self._compiled):
-            if pattern not in self._warned and not any(compiled.search(name) for name in everything):
+            if pattern not in self._warned and not any(compiled.search(name) for name in all_names):
                 self._warned.add(pattern)
-                _log.warning("the pattern %r matches nothing. %s", pattern, _nearest(pattern, everything))
-        return [name for name in everything if self.matches(name)]
+                _log.warning("the pattern %r matches nothing. %s", pattern, _nearest(pattern, all_names))
+        return [name for name in all_names if self.matches(name)]
 
     def __repr__(self) -> str:
-        return f"Patterns({', '.join(map(repr, self.patterns))})"
+        return f"LayerPatterns({', '.join(map(repr, self.patterns))})"
 
 
-def matching(patterns: str | Sequence[str], names: Iterable[str]) -> list[str]:
-    """The names that match any of the patterns, in their order."""
-    return Patterns(patterns).select(names)
+def select_names(patterns: str | Sequence[str], names: Iterable[str]) -> list[str]:
+    """The names that match any pattern, in their order."""
+    return LayerPatterns(patterns).select(names)
 
 
 def require_name(name: str, names: Collection[str], what: str = "layer") -> str:
-    """The name itself; a letter with the nearest names where it is not among `names`."""
+    """Returns `name` if it is in `names`; otherwise raises a `SondeError` with the nearest names. `what` is the noun in the message."""
     if not isinstance(name, str):
-        raise SondeError(f"A {what} is named by a text, not by {name!r} of type {type(name).__name__}.")
+        raise SondeError(f"A {what} name is a string, not {name!r} of type {type(name).__name__}.")
     if name not in names:
         raise SondeError(f"no {what} is named {name!r}.\n{_nearest(name, list(names))}")
     return name
 
 
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compile(pattern: str) -> re.Pattern[str]:
     if not isinstance(pattern, str) or not pattern.removeprefix(REGEX):
-        raise SondeError(f'A pattern is a text such as "encoder.*" or "re:^layer\\.[0-3]\\.", not {pattern!r}.')
+        raise SondeError(f'A pattern is a string such as "encoder.*" or "re:^layer\\.[0-3]\\.", not {pattern!r}.')
     if pattern.startswith(REGEX) or _REGEX_SIGNS & set(pattern):
         text = pattern.removeprefix(REGEX)
         try:
             return re.compile(text)
         except re.error as error:
             raise SondeError(
-                f"The regular expression {text!r} cannot be read: {error}.\n"
+                f"The regular expression {text!r} is not valid: {error}.\n"
                 'For names with wildcards a glob is enough, for instance "encoder.*.attention".'
             ) from None
     if not _GLOB_SIGNS & set(pattern):
         return re.compile(rf"\A{re.escape(pattern)}\Z")
     stems = [pattern]
     if pattern.endswith(".*") and len(pattern) > 2:
-        stems.append(pattern.removesuffix(".*"))  # what is below a module, and the module itself
+        stems.append(pattern.removesuffix(".*"))  # the submodules of a module, and the module itself
     globs = [glob for stem in stems for glob in (stem, f"*.{stem}")]
     return re.compile(rf"\A(?:{'|'.join(map(fnmatch.translate, globs))})")
 
 
 def _nearest(name: str, names: Sequence[str]) -> str:
     if not names:
-        return "There is none at all."
+        return "There are none."
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     return f"Nearest: {', '.join(near)}" if near else f"There are: {listing(names)}"

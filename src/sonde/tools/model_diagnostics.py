@@ -1,4 +1,4 @@
-"""ModelDiagnostics: what a model is, how its training goes, and how healthy that is."""
+"""ModelDiagnostics: architecture, training dynamics and a health score of a model."""
 
 from __future__ import annotations
 
@@ -18,57 +18,59 @@ from sonde.tools.model_architecture import inspect_architecture
 
 
 class ModelDiagnostics:
-    """Takes steps by hand, or reads them from a run; `analyze()` says what they mean. Memory is bounded, however many steps there are.
+    """Collects training steps from calls or from a run log, and analyzes them in bounded memory.
 
-    `run` is where a run is, asked each time that something is analysed: a session gives its own, so that nothing is recorded twice.
+    `run` is a function that returns the run to read; it is called at every analysis. A session passes its own run.
     """
 
     def __init__(self, run: Callable[[], Run | Path | str | None] | None = None) -> None:
         self._run = run
         self._architecture: ModelArchitectureInfo | None = None
-        self._fold = Dynamics()
+        self._dynamics = Dynamics()
 
     @classmethod
     def from_run(cls, run: Run | Path | str) -> Self:
-        """Of a run on disk, finished or not."""
-        source = run if isinstance(run, Run) else Run(run)  # a wrong path is told here, not later
+        """Diagnostics of a run on disk, finished or not."""
+        source = run if isinstance(run, Run) else Run(run)  # a wrong path raises here, not later
         return cls(lambda: source)
 
     def inspect(self, model: nn.Module, inputs: Any = None) -> ModelArchitectureInfo:
-        """Parameters, layers, depth and receptive field of a model. With `inputs` (a batch) one forward pass is followed, in eval mode;
-        the model, its buffers and the random state are then as before."""
+        """Reads parameters, layers, depth and receptive field of a model. With `inputs` (a batch) one forward pass runs in eval mode;
+        the model, its buffers and the random state are unchanged afterwards."""
         return self.record_architecture(inspect_architecture(model, inputs))
 
     def record_architecture(self, architecture: ModelArchitectureInfo) -> ModelArchitectureInfo:
-        """What you know of the model yourself."""
+        """Sets the architecture from your own values."""
         if not isinstance(architecture, ModelArchitectureInfo):
             raise SondeError(
                 f"record_architecture takes a ModelArchitectureInfo, not a {type(architecture).__name__}.\n"
-                "For a model there is inspect(model)."
+                "For a model, call inspect(model)."
             )
         self._architecture = architecture
         return architecture
 
     def record_performance(self, metrics: ModelPerformanceMetrics) -> None:
-        """One step of the training."""
+        """Records one training step."""
         if not isinstance(metrics, ModelPerformanceMetrics):
             raise SondeError(
                 f"record_performance takes ModelPerformanceMetrics, not a {type(metrics).__name__}:\n"
                 "    diagnostics.record_performance(ModelPerformanceMetrics(training_step=step, loss=loss.item()))"
             )
-        self._fold.see(metrics)
+        self._dynamics.see(metrics)
 
     def analyze(self, *, ahead: int | None = None) -> DiagnosticsReport:
-        """What all of it means. `ahead`: how many steps after the last one the loss is forecast; without it, half of what was seen.
+        """Builds the report. `ahead` is the number of steps for the loss forecast; by default half of the recorded steps.
 
-        Where steps were recorded by hand they count, and not those of the run; the findings are always the run's.
+        Steps from `record_performance` take precedence over those of the run; findings always come from the run.
         """
         if ahead is not None and (isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 1):
-            raise SondeError(f"ahead is a number of steps from 1 on, not {ahead!r}.")
+            raise SondeError(f"ahead is a number of steps, 1 or more, not {ahead!r}.")
         source = self._run() if self._run is not None else None
         if source is None:
-            return diagnose(self._fold, self._architecture, None, ahead=ahead)
-        fold, architecture, findings = read_run(source)
-        return diagnose(fold if not self._fold.loss.num else self._fold, self._architecture or architecture, findings, ahead=ahead)
+            return diagnose(self._dynamics, self._architecture, None, ahead=ahead)
+        dynamics, architecture, findings = read_run(source)
+        if self._dynamics.loss.num:
+            dynamics = self._dynamics
+        return diagnose(dynamics, self._architecture or architecture, findings, ahead=ahead)
 
     report = analyze

@@ -20,6 +20,7 @@ from sonde.config import DebugConfig, load_config
 from sonde.errors import NonFiniteError, SondeError
 from sonde.profiler.utilization import switches
 from sonde.session import DebugSession
+from sonde.tools.forward_pass import eval_mode_restored, forward_arguments
 from sonde.tools.loop_debugger import measurements
 from sonde.tools.loop_debugger.debug_info import DebugInfo
 from sonde.tools.loop_debugger.find_nan import MOST, Generators, search
@@ -27,7 +28,6 @@ from sonde.tools.loop_debugger.loop_report import DebugReport, panels_of, report
 from sonde.tools.loop_debugger.operation_history import Book
 from sonde.tools.loop_debugger.options import Asked
 from sonde.tools.loop_debugger.training_log import TrainingLog
-from sonde.tools.next_layers import batches, untouched
 
 PICTURE = "debug_plots.png"
 MOST_WARNINGS = 5  # of one kind on the log: the report counts all of them
@@ -174,7 +174,7 @@ class PyTorchDebugger:
 
     def debug_model_inference(self, model: nn.Module, x: Any) -> dict[str, Any]:
         """The output in eval mode without gradients, and what it took. The model's training mode is then as before."""
-        with self._operation("inference", _name(model), 0, 0) as opened, untouched(model):
+        with self._operation("inference", _name(model), 0, 0) as opened, eval_mode_restored(model):
             opened.begins()
             output = _call(model, x)
             opened.ended()
@@ -343,7 +343,7 @@ class _Open:
 def _call(model: nn.Module, x: Any) -> Any:
     if isinstance(x, list):
         return model(x)
-    ((args, kwargs),) = batches(x)
+    ((args, kwargs),) = forward_arguments(x)
     return model(*args, **kwargs)
 
 

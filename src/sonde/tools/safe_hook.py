@@ -1,4 +1,4 @@
-"""A hook on somebody else's model: it never raises into the training, never changes what flows, and is not copied with the model."""
+"""A torch hook for models that belong to the user: it never raises, never changes a value and is not copied with the model."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from sonde.capture.inert_copy import InertCopy
 _log = logging.getLogger("sonde")
 
 
-class Contained(InertCopy):
-    """Calls `call` with what torch gives; always returns None. A call that raises is the last one at this place, and one line says so."""
+class SafeHook(InertCopy):
+    """Calls a function with the arguments of a torch hook, always returns None, and disables itself after the first exception."""
 
-    __slots__ = ("_call", "_place", "retired")
+    __slots__ = ("_call", "_name", "is_disabled")
 
-    def __init__(self, place: str, call: Callable[..., object]) -> None:
-        self._place, self._call = place, call
-        self.retired = False
+    def __init__(self, name: str, call: Callable[..., object]) -> None:
+        """`name` is the subject of the warning, for instance "the output of encoder.0"."""
+        self._name, self._call = name, call
+        self.is_disabled = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or self.retired:
+        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or self.is_disabled:
             return
         try:
             self._call(*args, **kwargs)
         except Exception as error:
-            self.retired = True
-            _log.warning("%s is not observed any more: %s: %s", self._place, type(error).__name__, error)
+            self.is_disabled = True
+            _log.warning("%s is not observed any more: %s: %s", self._name, type(error).__name__, error)

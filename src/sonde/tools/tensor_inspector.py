@@ -1,6 +1,6 @@
-"""Tensors looked at by name: what was in them, how they changed, how much memory they keep, and who keeps them alive.
+"""TensorInspector: statistics of tensors by name, comparison, memory, owners and leaks.
 
-Numbers are kept, never a tensor: a weak reference tells later whether it is still there, and unchanged.
+It stores statistics and a weak reference, so no tensor is kept alive.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from sonde.rules.words import number
 from sonde.statistics.fingerprint import content_hash
 from sonde.statistics.tensor_utils import storage_bytes
 from sonde.tools.layer_patterns import require_name
-from sonde.tools.tensor_comparison import Comparison, compare_statistics, compare_values
-from sonde.tools.tensor_statistics import TensorStats, as_tensor, describe
+from sonde.tools.tensors.fast_statistics import as_tensor
+from sonde.tools.tensors.tensor_comparison import TensorComparison, compare_statistics, compare_values
+from sonde.tools.tensors.tensor_statistics import TensorStats, describe
 from sonde.views.numbers import counted, percent
 from sonde.views.plots import Plot
 from sonde.views.plots.percentiles import percentiles
@@ -40,15 +41,15 @@ MAX_TRACKED = 1000
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor as it was when it was inspected."""
+    """Statistics of a tensor at the time of an inspection."""
 
-    id: str  # "loss#3": the third inspection of this inspector
+    id: str  # "loss#3": the name and the number of the inspection
     name: str
     layer: str | None
     operation: str | None
     step: int | None
     stats: TensorStats
-    storage_bytes: int  # memory that it keeps alive; more than stats.num_bytes where it is a view of something larger
+    storage_bytes: int  # size of its storage; more than stats.num_bytes if it is a view of a larger tensor
     _ref: Callable[[], Any] = field(repr=False, compare=False)
     _version: int | None = field(repr=False, compare=False)
     _fingerprint: int | None = field(repr=False, compare=False)
@@ -59,7 +60,7 @@ class TensorInfo:
 
     @property
     def value(self) -> Any:
-        """The tensor itself, if it is still alive and as it was; else None."""
+        """The tensor itself if it is alive and unchanged, else None."""
         value = self._ref()
         if value is None:
             return None
@@ -68,13 +69,13 @@ class TensorInfo:
         return value if same else None
 
     def to_json(self) -> str:
-        """Strict JSON: "NaN", "Infinity" and "-Infinity" are strings."""
+        """The statistics as strict JSON; "NaN", "Infinity" and "-Infinity" are strings."""
         stats = {name: getattr(self.stats, name) for name in TensorStats.__dataclass_fields__}
         histogram = self.stats.histogram
         stats["histogram"] = histogram and {"counts": histogram.counts.tolist(), "edges": histogram.edges.tolist()}
         stats["outliers"] = [{"index": one.index, "value": one.value} for one in self.stats.outliers]
-        place = {name: getattr(self, name) for name in ("id", "name", "layer", "operation", "step", "storage_bytes")}
-        return json.dumps(strict({**place, "stats": stats}), indent=1, allow_nan=False)
+        fields = {name: getattr(self, name) for name in ("id", "name", "layer", "operation", "step", "storage_bytes")}
+        return json.dumps(strict({**fields, "stats": stats}), indent=1, allow_nan=False)
 
     def _title(self) -> str:
         stats = self.stats
@@ -97,13 +98,13 @@ class TensorInfo:
         if stats.percentiles:
             shown = ", ".join(f"{percent_}: {number(value)}" for percent_, value in stats.percentiles.items())
             rows.append(("percentiles", shown))
-        farthest = ", ".join(f"{number(one.value)} at {list(one.index)}" for one in stats.outliers[:3])
-        rows.append(("outliers", f"{stats.num_outliers:,}" + (f": {farthest}" if farthest else "")))
+        largest_outliers = ", ".join(f"{number(one.value)} at {list(one.index)}" for one in stats.outliers[:3])
+        rows.append(("outliers", f"{stats.num_outliers:,}" + (f": {largest_outliers}" if largest_outliers else "")))
         if stats.histogram is not None:
             counts = stats.histogram.counts.tolist()
             rows.append(("histogram", sparkline(counts, 48) + (" (log)" if is_log(counts) else "")))
-        kept = f", keeps {size(self.storage_bytes)} of storage" if self.storage_bytes > stats.num_bytes else ""
-        return [*rows, ("memory", size(stats.num_bytes) + kept)]
+        storage = f", holds {size(self.storage_bytes)} of storage" if self.storage_bytes > stats.num_bytes else ""
+        return [*rows, ("memory", size(stats.num_bytes) + storage)]
 
     def __str__(self) -> str:
         table = text_table(("", ""), self._rows()).strip("\n")
@@ -114,8 +115,8 @@ class TensorInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """Of the inspected tensors that are alive. A storage that several of them share counts once: in the total, and once per name."""
+class InspectedMemory:
+    """Memory of the inspected tensors that are alive. A shared storage counts once in the total and once per name."""
 
     num_alive: int
     num_bytes: int
@@ -128,11 +129,11 @@ class Memory:
 
 
 class TensorInspector:
-    """Looks into tensors, arrays and lists, and remembers what it saw of the last `max_tracked_tensors`. Tensors are not kept alive."""
+    """Measures tensors, arrays and lists; stores the statistics of the last `max_tracked_tensors` inspections, but no tensor."""
 
     def __init__(self, max_tracked_tensors: int = MAX_TRACKED) -> None:
         if isinstance(max_tracked_tensors, bool) or not isinstance(max_tracked_tensors, int) or max_tracked_tensors < 1:
-            raise SondeError(f"max_tracked_tensors must be a whole number from 1 on, not {max_tracked_tensors!r}.")
+            raise SondeError(f"max_tracked_tensors must be a whole number, 1 or more, not {max_tracked_tensors!r}.")
         self.max_tracked_tensors = max_tracked_tensors
         self._infos: OrderedDict[str, TensorInfo] = OrderedDict()
         self._num_inspected = 0
@@ -140,9 +141,9 @@ class TensorInspector:
     def inspect_tensor(
         self, tensor: Any, name: str, layer: str | None = None, operation: str | None = None, *, step: int | None = None, bins: int = 64
     ) -> str:
-        """Look into a tensor now; returns the id by which `get_tensor_info` and `compare` know it."""
+        """Measures a tensor now. Returns an id for `get_tensor_info`, `compare` and `holders`."""
         if not isinstance(name, str) or not name:
-            raise SondeError(f'A tensor is inspected under a name, for instance "loss", not {name!r}.')
+            raise SondeError(f'inspect_tensor needs a name such as "loss", not {name!r}.')
         stats = describe(tensor, bins=bins)
         plain = as_tensor(tensor)
         self._num_inspected += 1
@@ -164,51 +165,52 @@ class TensorInspector:
         return info.id
 
     def get_tensor_info(self, tensor_id: str) -> TensorInfo:
-        """What was seen at one inspection."""
-        if tensor_id not in self._infos and self._is_forgotten(tensor_id):
+        """The result of one inspection."""
+        if tensor_id not in self._infos and self._was_dropped(tensor_id):
             raise SondeError(
-                f"{tensor_id!r} is forgotten: the last {self.max_tracked_tensors:,} inspections are kept.\n"
-                f"Keep more with TensorInspector(max_tracked_tensors={2 * self.max_tracked_tensors})."
+                f"{tensor_id!r} is no longer stored: only the last {self.max_tracked_tensors:,} inspections are.\n"
+                f"Store more with TensorInspector(max_tracked_tensors={2 * self.max_tracked_tensors})."
             )
         return self._infos[require_name(tensor_id, self._infos, "inspected tensor")]
 
     def history(self, name: str) -> list[TensorInfo]:
-        """All inspections under one name that are still remembered, the oldest first."""
+        """All stored inspections under one name, oldest first."""
         require_name(name, self.names(), "inspected tensor")
         return [info for info in self._infos.values() if info.name == name]
 
     def names(self) -> list[str]:
+        """The names of all stored inspections."""
         return list(dict.fromkeys(info.name for info in self._infos.values()))
 
-    def compare(self, a: Any, b: Any) -> Comparison:
-        """How two tensors differ. Each is an id, or a tensor, array or list.
+    def compare(self, a: Any, b: Any) -> TensorComparison:
+        """Compares two tensors. Each is an id, a `TensorInfo`, or a tensor, array or list.
 
-        Ids whose tensors are alive and unchanged are compared by value; otherwise their statistics are, and the answer says so.
+        Tensors that are alive and unchanged are compared by value, others by their statistics; see `basis` and `note` of the result.
         """
-        first, second = self._known(a), self._known(b)
-        values = [info.value if info is not None else given for info, given in ((first, a), (second, b))]
+        first, second = self._find_info(a), self._find_info(b)
+        values = [info.value if info is not None else argument for info, argument in ((first, a), (second, b))]
         gone = [info for info, value in zip((first, second), values) if info is not None and value is None]
         if not gone:
             return compare_values(*values)
-        said = " and ".join(f"{info.id} {'was changed since' if info.is_alive else 'is gone'}" for info in gone)
+        reasons = " and ".join(f"{info.id} {'was changed since' if info.is_alive else 'is gone'}" for info in gone)
         stats = [info.stats if info is not None else describe(value) for info, value in zip((first, second), values)]
-        return compare_statistics(stats[0], stats[1], f"{said}.")
+        return compare_statistics(stats[0], stats[1], f"{reasons}.")
 
     def plot(self, name: str, path: str | Path | None = None) -> Plot:
-        """How the distribution of one tensor changed over its inspections, by percentiles; by step where every inspection named one."""
-        times = self.history(name)
-        by_step = all(info.step is not None for info in times)
-        steps = [info.step if by_step else at for at, info in enumerate(times)]
-        levels = {level: [info.stats.percentiles.get(level, math.nan) for info in times] for level in (5, 25, 50, 75, 95)}
-        levels |= {0: [info.stats.min for info in times], 100: [info.stats.max for info in times]}
-        num_bad = [info.stats.num_nan + info.stats.num_inf for info in times]
-        picture = percentiles(steps, levels, name=name, num_bad=num_bad, x_label="step" if by_step else "inspection")
+        """Plots percentiles of one tensor over its inspections, by step if every inspection has one; writes it if there is a path."""
+        infos = self.history(name)
+        by_step = all(info.step is not None for info in infos)
+        steps = [info.step if by_step else at for at, info in enumerate(infos)]
+        levels = {level: [info.stats.percentiles.get(level, math.nan) for info in infos] for level in (5, 25, 50, 75, 95)}
+        levels |= {0: [info.stats.min for info in infos], 100: [info.stats.max for info in infos]}
+        num_bad = [info.stats.num_nan + info.stats.num_inf for info in infos]
+        plot = percentiles(steps, levels, name=name, num_bad=num_bad, x_label="step" if by_step else "inspection")
         if path is not None:
-            picture.save(path)
-        return picture
+            plot.save(path)
+        return plot
 
-    def memory(self) -> Memory:
-        """How much memory the inspected tensors keep that are alive now."""
+    def memory(self) -> InspectedMemory:
+        """The memory of all inspected tensors that are alive now."""
         alive: dict[int, Tensor] = {}
         by_name: dict[str, list[Tensor]] = {}
         for info in self._infos.values():
@@ -217,40 +219,41 @@ class TensorInspector:
                 tensor = as_tensor(value)
                 alive[id(value)] = tensor
                 by_name.setdefault(info.name, []).append(tensor)
-        return Memory(len(alive), storage_bytes(alive.values()), {name: storage_bytes(tensors) for name, tensors in by_name.items()})
+        bytes_by_name = {name: storage_bytes(tensors) for name, tensors in by_name.items()}
+        return InspectedMemory(len(alive), storage_bytes(alive.values()), bytes_by_name)
 
     def holders(self, tensor: Any, *, max_chains: int = 3) -> list[ReferenceChain]:
-        """Who keeps a tensor alive, shortest chain first: `train() local 'history' -> list[412] -> loss`. Takes an id or a tensor."""
-        info = self._known(tensor)
+        """The reference chains that keep a tensor (or an id) alive, shortest first: `train() local 'history' -> list[412] -> loss`."""
+        info = self._find_info(tensor)
         value = info._ref() if info is not None else tensor
         if not isinstance(value, Tensor):
-            return []  # gone, or an array: numpy's are not watched
+            return []  # freed, or a numpy array, which has no chain
         return find_owners(value, name=info.name if info is not None else "", max_chains=max_chains)
 
     def leaks(self) -> list[Leak]:
-        """Inspected tensors that pile up: under one name, those of most earlier inspections are still alive. Each names its holder.
+        """Finds names under which the tensors of most earlier inspections are still alive, with the owner of these tensors.
 
-        Needs some ten inspections under a name. `sonde.leaks.leak_detector.LeakDetector` watches all tensors, not only those inspected.
+        Needs about ten inspections under a name. `sonde.leaks.leak_detector.LeakDetector` checks all tensors, not only inspected ones.
         """
         found: list[Leak] = []
         for name in self.names():
-            times = self.history(name)
-            first: dict[int, TrackedTensor] = {}  # a parameter is the same tensor every time
-            for at, info in enumerate(times):
+            infos = self.history(name)
+            first: dict[int, TrackedTensor] = {}  # a parameter is the same tensor at every inspection
+            for at, info in enumerate(infos):
                 tensor = info._ref()
                 if isinstance(tensor, Tensor):
                     first.setdefault(id(tensor), TrackedTensor(weakref.ref(tensor), at))
                 del tensor
-            old = [one for one in first.values() if one.first_step < len(times) - MIN_AGE]
-            found += to_leaks(find_accumulations(old, len(times), name=name))
+            old = [one for one in first.values() if one.first_step < len(infos) - MIN_AGE]
+            found += to_leaks(find_accumulations(old, len(infos), name=name))
         return sorted(found, key=lambda leak: leak.num_bytes, reverse=True)
 
-    def _known(self, given: Any) -> TensorInfo | None:
-        if isinstance(given, TensorInfo):
-            return given
-        return self.get_tensor_info(given) if isinstance(given, str) else None
+    def _find_info(self, value: Any) -> TensorInfo | None:
+        if isinstance(value, TensorInfo):
+            return value
+        return self.get_tensor_info(value) if isinstance(value, str) else None
 
-    def _is_forgotten(self, tensor_id: Any) -> bool:
+    def _was_dropped(self, tensor_id: Any) -> bool:
         count = str(tensor_id).rpartition("#")[2]
         oldest = next(iter(self._infos), "").rpartition("#")[2]
         return bool(oldest) and count.isdecimal() and 0 < int(count) < int(oldest)
@@ -259,16 +262,16 @@ class TensorInspector:
 def _weak(value: Any) -> Callable[[], Any]:
     try:
         return weakref.ref(value)
-    except TypeError:  # lists and numbers: nothing to come back to
-        return _nothing
+    except TypeError:  # lists and numbers have no weak references
+        return _no_reference
 
 
-def _nothing() -> None:
+def _no_reference() -> None:
     return None
 
 
 def _version(tensor: Tensor) -> int | None:
     try:
         return tensor._version
-    except Exception:  # inference tensors do not count; their content is compared
+    except Exception:  # inference tensors have no version counter; their content is compared
         return None

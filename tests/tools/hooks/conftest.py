@@ -1,4 +1,4 @@
-"""Alerts leave by threads of their own: none of them outlives its test."""
+"""Waits for the threads that send alerts, so that none is alive after its test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_thread_outlives_its_test() -> Iterator[None]:
-    """Tests that come later in this process count threads."""
+    """Later tests in this process count threads."""
     before = set(threading.enumerate())
     yield
     for thread in set(threading.enumerate()) - before:

@@ -1,4 +1,4 @@
-"""HookBuilder: a hook is a value, and everything that cannot be meant is refused when it is said or built."""
+"""HookBuilder: builds immutable hooks, and refuses invalid arguments and combinations."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ pytest.importorskip("torch")
 
 import sonde
 from sonde import AlertSeverity, HookAction, HookBuilder, HookTrigger, SondeError
-from sonde.tools.hooks import Hook
+from sonde.tools.hooks import HookSpec
 
 pytestmark = pytest.mark.torch
 
 
-def test_the_words_of_the_mission_make_a_hook() -> None:
+def test_all_settings_of_the_builder_are_in_the_hook() -> None:
     hook = (
         HookBuilder("watch attention")
         .trigger(HookTrigger.EVERY_FORWARD)
@@ -38,21 +38,21 @@ def test_a_hook_cannot_be_changed() -> None:
         hook.name = "y"  # type: ignore[misc]
 
 
-def test_a_builder_can_be_used_on_after_it_built() -> None:
+def test_a_builder_can_be_used_again_after_build() -> None:
     builder = HookBuilder("x").trigger(HookTrigger.EVERY_FORWARD).action(HookAction.INSPECT_TENSOR)
     first = builder.build()
     second = builder.max_executions(3).build()
     assert (first.max_executions, second.max_executions) == (None, 3)
 
 
-def test_names_of_triggers_and_actions_may_be_texts() -> None:
+def test_triggers_and_actions_may_be_strings() -> None:
     hook = HookBuilder("x").trigger("on_anomaly").action("STOP_TRAINING").alert("critical").build()
     assert hook.trigger is HookTrigger.ON_ANOMALY
     assert hook.actions == (HookAction.STOP_TRAINING, HookAction.ALERT)
     assert hook.severity is AlertSeverity.CRITICAL
 
 
-def test_the_words_that_need_more_bring_their_action_and_trigger() -> None:
+def test_methods_with_arguments_set_their_action_and_trigger() -> None:
     hook = HookBuilder("x").every_n_steps(10).callback(print).snapshot_to("there").alert(AlertSeverity.ERROR, "look").build()
     assert (hook.trigger, hook.every) == (HookTrigger.EVERY_N_STEPS, 10)
     assert hook.actions == (HookAction.CUSTOM_CALLBACK, HookAction.SAVE_SNAPSHOT, HookAction.ALERT)
@@ -70,7 +70,7 @@ def begun() -> HookBuilder:
 
 
 @pytest.mark.parametrize(
-    ("build", "says"),
+    ("build", "message"),
     [
         (lambda: HookBuilder(""), "a hook needs a name"),
         (lambda: HookBuilder(3), "a hook needs a name"),
@@ -78,13 +78,13 @@ def begun() -> HookBuilder:
         (lambda: begun().trigger(HookAction.ALERT), "no trigger"),
         (lambda: begun().action(None), "no action None.*INSPECT_TENSOR"),
         (lambda: begun().alert("loud"), "no severity 'loud'.*CRITICAL"),
-        (lambda: begun().alert("info", 3), "the message of an alert is a text"),
-        (lambda: begun().layer_patterns([]), "no pattern"),
-        (lambda: begun().layer_patterns(["re:(["]), r"regular expression '\(\[' cannot be read"),
-        (lambda: begun().layer_patterns([3]), "A pattern is a text"),
-        (lambda: begun().max_executions(0), "max_executions of hook 'mine' is a whole number from 1 on"),
-        (lambda: begun().max_executions(True), "whole number from 1 on"),
-        (lambda: begun().every_n_steps(-1), "every_n_steps of hook 'mine' is a whole number from 1 on"),
+        (lambda: begun().alert("info", 3), "the message of an alert is a string"),
+        (lambda: begun().layer_patterns([]), "list of patterns is empty"),
+        (lambda: begun().layer_patterns(["re:(["]), r"regular expression '\(\[' is not valid"),
+        (lambda: begun().layer_patterns([3]), "A pattern is a string"),
+        (lambda: begun().max_executions(0), "max_executions of hook 'mine' is a whole number, 1 or more"),
+        (lambda: begun().max_executions(True), "whole number, 1 or more"),
+        (lambda: begun().every_n_steps(-1), "every_n_steps of hook 'mine' is a whole number, 1 or more"),
         (lambda: begun().every_n_steps(2.5), "whole number"),
         (lambda: begun().when("gradnorm > 3"), "Nearest: grad_norm"),
         (lambda: begun().callback("print"), "must be a function of one event"),
@@ -94,14 +94,14 @@ def begun() -> HookBuilder:
         (lambda: begun().action("alert").build(), r"'mine' has no trigger.*\.trigger\("),
         (lambda: begun().trigger("every_forward").build(), r"'mine' has no action.*\.action\("),
         (lambda: begun().trigger("on_condition").action("alert").build(), r"fires on a condition, but has none.*\.when\("),
-        (lambda: begun().trigger("every_n_steps").action("alert").build(), r"n is not said.*\.every_n_steps\(100\)"),
-        (lambda: begun().trigger("every_forward").action("custom_callback").build(), r"calls back, but nobody.*\.callback\("),
-        (lambda: begun().trigger("every_forward").action("save_snapshot").build(), r"but not where.*\.snapshot_to\("),
-        (lambda: begun().trigger("every_forward").action("track_gradients").build(), "where there are none.*EVERY_BACKWARD"),
+        (lambda: begun().trigger("every_n_steps").action("alert").build(), r"n is missing.*\.every_n_steps\(100\)"),
+        (lambda: begun().trigger("every_forward").action("custom_callback").build(), r"but no function.*\.callback\("),
+        (lambda: begun().trigger("every_forward").action("save_snapshot").build(), r"but has no directory.*\.snapshot_to\("),
+        (lambda: begun().trigger("every_forward").action("track_gradients").build(), "which has none.*EVERY_BACKWARD"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_what_to_write(build: Callable[[], object], says: str) -> None:
-    with pytest.raises(SondeError, match=f"(?s){says}"):
+def test_an_invalid_hook_is_refused_with_the_call_to_write(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(SondeError, match=f"(?s){message}"):
         build()
 
 
@@ -124,12 +124,12 @@ def test_what_cannot_be_meant_is_refused_with_what_to_write(build: Callable[[], 
         (begun().when("backward and zero_share > 0.9").action("alert"), True, True, False),
     ],
 )
-def test_when_a_hook_listens_follows_from_its_words(hook: HookBuilder, forward: bool, backward: bool, per_step: bool) -> None:
+def test_trigger_condition_and_actions_decide_the_passes(hook: HookBuilder, forward: bool, backward: bool, per_step: bool) -> None:
     built = hook.build()
     assert (built.on_forward, built.on_backward, built.is_per_step) == (forward, backward, per_step)
 
 
-def test_the_public_names_are_there() -> None:
+def test_the_public_names_exist() -> None:
     for name in ("HookBuilder", "HookTrigger", "HookAction", "AlertSeverity", "Hooks", "TrainingStopped"):
         assert getattr(sonde, name) is not None
-    assert isinstance(HookBuilder("x").when("nan").action("alert").build(), Hook)
+    assert isinstance(HookBuilder("x").when("nan").action("alert").build(), HookSpec)

@@ -1,4 +1,4 @@
-"""Hooks on real models: the training stays what it is, bit by bit; what is put on is taken off; stopping leaves whole steps."""
+"""Hooks on real models: training is bit-identical, all torch hooks are removed, and stopping never interrupts an update."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from zoo import BY_NAME, PROGRAMS, Program
 pytestmark = pytest.mark.torch
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "sonde"]
 
 
 def everything(folder: Path) -> list[HookBuilder]:
-    """Every trigger and every action that lets a training go on, on every layer."""
+    """Every trigger and every action except stopping, on every layer."""
     return [
         HookBuilder("inspect").trigger("every_forward").action("inspect_tensor"),
         HookBuilder("containers too").trigger("every_forward").action("inspect_tensor").layer_patterns("*"),
         HookBuilder("track").trigger("every_backward").action("track_gradients").layer_patterns("*"),
         HookBuilder("keep").every_n_steps(2).snapshot_to(folder, max_files=5),
         HookBuilder("call").trigger("every_backward").callback(lambda event: event.stats),
-        HookBuilder("alert").when("nan or grad_norm >= 0").alert("info", "seen"),
+        HookBuilder("alert").when("nan or grad_norm >= 0").alert("info", "output"),
         HookBuilder("anomaly").trigger("on_anomaly").alert("info"),
         HookBuilder("pause").every_n_steps(3).action("pause_training"),
         HookBuilder("broken").trigger("every_forward").callback(lambda event: 1 / 0),
@@ -80,7 +80,7 @@ def test_training_with_hooks_is_bit_identical(program: Program, optimizer: str, 
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=str)
-def test_every_torch_hook_is_taken_off_again(program: Program, tmp_path: Path) -> None:
+def test_every_torch_hook_is_removed(program: Program, tmp_path: Path) -> None:
     model = program.build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     before = hook_counts(model, optimizer)
@@ -96,7 +96,7 @@ def test_every_torch_hook_is_taken_off_again(program: Program, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_two_sets_of_hooks_on_one_model_leave_in_any_order(order: tuple[int, int], tmp_path: Path) -> None:
+def test_two_sets_of_hooks_on_one_model_can_be_removed_in_any_order(order: tuple[int, int], tmp_path: Path) -> None:
     program = BY_NAME["mlp"]
     model = program.build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -111,7 +111,7 @@ def test_two_sets_of_hooks_on_one_model_leave_in_any_order(order: tuple[int, int
     assert hook_counts(model, optimizer) == before
 
 
-def test_torch_hooks_are_only_on_layers_that_some_hook_selects() -> None:
+def test_torch_hooks_are_only_on_selected_layers() -> None:
     model = BY_NAME["transformer"].build()
     hooks = Hooks()
     hook_id = hooks.register_hook(
@@ -128,7 +128,7 @@ def test_torch_hooks_are_only_on_layers_that_some_hook_selects() -> None:
     hooks.detach()
 
 
-def test_a_hook_that_is_done_leaves_the_model_at_the_end_of_the_step() -> None:
+def test_a_hook_that_is_done_is_removed_at_the_end_of_the_step() -> None:
     program = BY_NAME["mlp"]
     model = program.build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -150,13 +150,13 @@ def test_a_pattern_that_matches_nothing_warns_once_with_the_nearest_names(caplog
     hooks.register_hook(HookBuilder("x").trigger("every_forward").action("inspect_tensor").layer_patterns("body.layer.0.linear1").build())
     hooks.attach(model)
     hooks.register_hook(HookBuilder("y").trigger("every_forward").action("inspect_tensor").layer_patterns("head").build())
-    (text,) = said(caplog)
+    (text,) = messages(caplog)
     assert "'body.layer.0.linear1' matches nothing" in text
     assert "body.layers.0.linear1" in text
     hooks.detach()
 
 
-def test_the_model_is_not_kept_alive_and_outputs_neither(tmp_path: Path) -> None:
+def test_neither_the_model_nor_its_outputs_are_kept_alive(tmp_path: Path) -> None:
     model = BY_NAME["mlp"].build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     made: list[Hooks] = []
@@ -184,10 +184,10 @@ def test_a_copy_of_a_hooked_model_is_not_hooked(tmp_path: Path) -> None:
     made[0].detach()
 
 
-# -- what is seen ----------------------------------------------------------------------------------
+# -- what is measured ------------------------------------------------------------------------------
 
 
-def test_outputs_and_gradients_are_measured_as_they_are() -> None:
+def test_outputs_and_gradients_are_measured_at_the_time_of_the_hook() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(inplace=True), nn.Linear(3, 1))
     hooks = Hooks()
@@ -216,7 +216,7 @@ def test_a_shared_module_fires_at_each_call_under_one_name() -> None:
     assert [result.layer for result in hooks.results] == ["block"] * 3
 
 
-def test_every_tensor_of_a_structured_output_is_seen_with_its_place() -> None:
+def test_every_tensor_of_a_structured_output_is_measured_with_its_index() -> None:
     model = BY_NAME["dict output"].build()
     hooks = Hooks()
     for trigger in ("every_forward", "every_backward"):
@@ -229,7 +229,7 @@ def test_every_tensor_of_a_structured_output_is_seen_with_its_place() -> None:
 
 
 @pytest.mark.parametrize("name", ["checkpointed", "checkpointed reentrant"])
-def test_recomputation_is_no_second_forward_and_gradients_are_seen_once(name: str) -> None:
+def test_recomputation_is_not_a_second_forward_and_gradients_are_measured_once(name: str) -> None:
     program = BY_NAME[name]
     model = program.build()
     hooks = Hooks()
@@ -240,7 +240,7 @@ def test_recomputation_is_no_second_forward_and_gradients_are_seen_once(name: st
     assert [result.is_forward for result in hooks.results] == [True, False]
 
 
-def test_a_model_that_is_one_layer_goes_by_the_name_of_its_class() -> None:
+def test_a_model_that_is_one_layer_has_the_name_of_its_class() -> None:
     model = nn.Linear(2, 1)
     hooks = Hooks()
     hooks.register_hook(HookBuilder("x").trigger("every_forward").action("inspect_tensor").build())
@@ -249,7 +249,7 @@ def test_a_model_that_is_one_layer_goes_by_the_name_of_its_class() -> None:
     assert [result.layer for result in hooks.results] == ["Linear"]
 
 
-def test_evaluation_without_gradients_is_a_forward_and_no_backward() -> None:
+def test_evaluation_without_gradients_is_a_forward_without_a_backward() -> None:
     model = BY_NAME["mlp"].build()
     hooks = Hooks()
     hooks.register_hook(HookBuilder("x").trigger("on_anomaly").alert("error").build())
@@ -295,7 +295,7 @@ def test_the_first_layer_with_a_real_nan_is_alerted_first(caplog: pytest.LogCapt
     assert digest(model.state_dict()) == weights[5]  # the NaN never reached the parameters
     assert all(p.isfinite().all() for p in model.parameters())
     assert hooks.alerts[0].where == "scale"
-    assert said(caplog)[0].startswith("sonde: nan: NaN or Inf in the output at scale in step 5 (inf ")
+    assert messages(caplog)[0].startswith("sonde: nan: NaN or Inf in the output at scale in step 5 (inf ")
 
 
 @pytest.mark.parametrize("patterns", [None, "2.*"])
@@ -320,13 +320,13 @@ def test_a_gradient_of_a_parameter_that_overflows_is_an_anomaly_before_it_is_use
 # -- steps and stopping ----------------------------------------------------------------------------
 
 
-def test_the_norm_of_all_gradients_decides_before_the_update_is_made() -> None:
+def test_the_norm_of_all_gradients_is_checked_before_the_update() -> None:
     torch.manual_seed(0)
     model = BY_NAME["mlp"].build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    seen: list[float] = []
+    norms: list[float] = []
     hooks = Hooks()
-    hooks.register_hook(HookBuilder("see").when("grad_norm >= 0").callback(lambda event: seen.append(event.values["grad_norm"])).build())
+    hooks.register_hook(HookBuilder("norm").when("grad_norm >= 0").callback(lambda event: norms.append(event.values["grad_norm"])).build())
     hooks.register_hook(HookBuilder("steep").when("grad_norm > 1e3 and step > 2 and lr < 1").action("stop_training").build())
     before = ""
     with pytest.raises(TrainingStopped, match=r"grad_norm \d.*lr 0\.01") as raised, hooks.attach(model, optimizer):  # noqa: PT012
@@ -336,12 +336,12 @@ def test_the_norm_of_all_gradients_decides_before_the_update_is_made() -> None:
             norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
             before = digest(model.state_dict())
             optimizer.step()
-            assert seen[-1] == pytest.approx(norm.item(), rel=1e-5)
+            assert norms[-1] == pytest.approx(norm.item(), rel=1e-5)
     assert (raised.value.step, raised.value.num_updates, raised.value.layer) == (4, 4, "")
     assert digest(model.state_dict()) == before
 
 
-def test_a_told_loss_can_stop_and_the_loop_may_go_on_after_it() -> None:
+def test_a_logged_loss_can_stop_and_the_loop_may_continue_after_it() -> None:
     program = BY_NAME["mlp"]
     model = program.build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -363,7 +363,7 @@ def test_a_told_loss_can_stop_and_the_loop_may_go_on_after_it() -> None:
 
 
 def test_lbfgs_is_stopped_after_its_whole_step() -> None:
-    """The closure runs in the middle of an update: asked for there, the end comes when the update is done."""
+    """The closure runs in the middle of an update: a stop requested there is raised after the update."""
     torch.manual_seed(0)
     x = torch.randn(20, 6)
 
@@ -421,7 +421,7 @@ def test_accumulated_steps_and_several_optimizers_are_counted_by_the_first() -> 
                 BY_NAME["mlp"].loss(model).backward()
             first.step()
             second.step()
-        with pytest.raises(SondeError, match="steps are counted by the attached optimizer"):
+        with pytest.raises(SondeError, match="the attached optimizer counts the steps"):
             hooks.step()
     assert hooks.current_step == 5
     assert fired == [0, 2, 4]
@@ -433,7 +433,7 @@ def test_without_an_optimizer_step_counts_and_gradients_come_from_the_model() ->
     hooks = Hooks()
     hooks.register_hook(HookBuilder("x").when("grad_norm > 0").callback(lambda event: norms.append(event.values["grad_norm"])).build())
     with hooks.attach(model):
-        hooks.step()  # no gradient yet: cannot be decided
+        hooks.step()  # no gradient yet: the condition cannot be evaluated
         model(torch.tensor([[3.0, 4.0]])).sum().backward()
         hooks.step()
     assert norms == [5.0]
@@ -442,12 +442,12 @@ def test_without_an_optimizer_step_counts_and_gradients_come_from_the_model() ->
 
 def test_hooks_are_attached_to_one_model_at_a_time() -> None:
     hooks = Hooks()
-    with hooks.attach(nn.Linear(1, 1)), pytest.raises(SondeError, match="attached to a model already"):
+    with hooks.attach(nn.Linear(1, 1)), pytest.raises(SondeError, match="already attached to a model"):
         hooks.attach(nn.Linear(1, 1))
     hooks.attach(nn.Linear(1, 1)).detach()
 
 
-def test_an_exception_of_the_user_takes_the_hooks_off() -> None:
+def test_an_exception_of_the_user_removes_the_hooks() -> None:
     model = BY_NAME["mlp"].build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = hook_counts(model, optimizer)
@@ -458,7 +458,7 @@ def test_an_exception_of_the_user_takes_the_hooks_off() -> None:
     assert hook_counts(model, optimizer) == before
 
 
-def test_a_stop_that_nobody_catches_ends_the_program_with_a_letter(tmp_path: Path) -> None:
+def test_an_uncaught_stop_ends_the_program_with_a_message(tmp_path: Path) -> None:
     code = """
         import torch, sonde
         model = torch.nn.Linear(2, 1)
@@ -478,7 +478,7 @@ def test_a_stop_that_nobody_catches_ends_the_program_with_a_letter(tmp_path: Pat
     assert len(result.stdout.split()) < 10
 
 
-# -- the rest of torch -----------------------------------------------------------------------------
+# -- threads, torch.compile, transforms ------------------------------------------------------------
 
 
 def test_a_callback_that_calls_the_model_does_not_recurse() -> None:
@@ -564,7 +564,7 @@ def test_compiled_code_is_compiled_as_often_as_without_hooks(
             losses.append(loss.item())
         for hooks in made:
             assert hooks.current_step == (3 if when == "running" else 5)
-            if when != "before":  # what was put on before compiling is part of what was compiled, and leaving compiles once more
+            if when != "before":  # hooks registered before compiling are part of the graph, and their removal recompiles
                 hooks.detach()
         compiled(torch.randn(5, 3))
         return counter.frame_count, counter.op_count, losses
@@ -574,11 +574,11 @@ def test_compiled_code_is_compiled_as_often_as_without_hooks(
     assert play(True) == bare
     assert bare[0] == 1
     if when != "before":
-        assert "the whole model: inside torch.compile the outputs of layers are not measured" in said(caplog)[0]
+        assert "the whole model: inside torch.compile the outputs of layers are not measured" in messages(caplog)[0]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_tracing_and_functional_transforms_are_left_alone(tmp_path: Path) -> None:
+def test_tracing_and_functional_transforms_are_not_affected(tmp_path: Path) -> None:
     model = BY_NAME["mlp"].build()
     plain = str(torch.jit.trace(model, torch.ones(1, 6)).graph)
     weights = dict(model.named_parameters())
@@ -601,7 +601,7 @@ class Ragged(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layout", [torch.jagged, torch.strided], ids=str)
-def test_a_tensor_that_cannot_be_measured_says_so_and_is_no_fault(layout: torch.layout, tmp_path: Path) -> None:
+def test_a_tensor_that_cannot_be_measured_has_a_reason_and_is_not_a_failure(layout: torch.layout, tmp_path: Path) -> None:
     model = Ragged()
     model.layout = layout
     hooks = Hooks()
@@ -615,7 +615,7 @@ def test_a_tensor_that_cannot_be_measured_says_so_and_is_no_fault(layout: torch.
     assert [(status.executions, status.faults) for status in hooks.status().values()] == [(5, 0), (0, 0)]
 
 
-def test_a_site_that_fails_is_taken_off_and_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_layer_hook_that_fails_is_disabled_and_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("a strange output")
 
@@ -623,13 +623,13 @@ def test_a_site_that_fails_is_taken_off_and_said(monkeypatch: pytest.MonkeyPatch
     hooks = Hooks()
     hooks.register_hook(HookBuilder("x").trigger("every_forward").layer_patterns("2").action("inspect_tensor").build())
     with hooks.attach(model):
-        monkeypatch.setattr(hooks, "passed", broken)
+        monkeypatch.setattr(hooks, "on_tensor", broken)
         for _ in range(3):
             model(torch.ones(1, 6))
-    assert said(caplog) == ["the output of 2 is not observed any more: RuntimeError: a strange output"]
+    assert messages(caplog) == ["the output of 2 is not observed any more: RuntimeError: a strange output"]
 
 
-def test_no_layer_is_touched_by_hooks_of_the_step(caplog: pytest.LogCaptureFixture) -> None:
+def test_per_step_hooks_register_nothing_on_layers(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "sonde")
     program = BY_NAME["mlp"]
     model = program.build()
@@ -641,4 +641,4 @@ def test_no_layer_is_touched_by_hooks_of_the_step(caplog: pytest.LogCaptureFixtu
         for _ in range(4):
             one_step(program, model, optimizer)
     assert [alert.count for alert in hooks.alerts] == [2]
-    assert said(caplog) == ["sonde: tick: tick in step 0", "sonde: tick: tick in step 2, 2 times since step 0"]
+    assert messages(caplog) == ["sonde: tick: tick in step 0", "sonde: tick: tick in step 2, 2 times since step 0"]

@@ -1,4 +1,4 @@
-"""What hooks do, and the bounded things that they do it with."""
+"""Registered hooks with their counters, and the actions that they run."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from typing import Any
 import torch
 
 from sonde.capture.error_isolation import MAX_FAILURES
-from sonde.tools.hooks.alerts import Alert, Alerts, in_words
-from sonde.tools.hooks.hook import Hook, HookAction, HookTrigger
+from sonde.tools.hooks.alerts import Alert, AlertDispatcher, format_evidence
 from sonde.tools.hooks.hook_events import HookEvent, TrainingStopped
+from sonde.tools.hooks.hook_spec import HookAction, HookSpec, HookTrigger
 from sonde.tools.hooks.tensor_snapshots import save_snapshot
 from sonde.views.numbers import counted
 
-MAX_NORMS = 1000  # gradients that are remembered per layer
-MAX_LAYERS = 10_000  # whose gradients are remembered
+MAX_NORMS = 1000  # stored gradient norms per layer
+MAX_LAYERS = 10_000  # layers with stored gradient norms
 
 _log = logging.getLogger("sonde")
 
 
 @dataclass(frozen=True, slots=True)
 class HookStatus:
-    """How a registered hook is doing."""
+    """State and counters of a registered hook."""
 
     id: str
     name: str
-    state: str  # active | done (max_executions) | retired (it kept failing)
+    state: str  # active | done (max_executions reached) | retired (too many failures)
     executions: int
-    layers: tuple[str, ...]  # on which it stands while attached
+    layers: tuple[str, ...]  # layers that it is attached to
     faults: int
     last_error: str
-    unknown: tuple[str, ...]  # names of its condition that had no value whenever it was asked
+    unknown: tuple[str, ...]  # names in its condition that never had a value
 
     def __str__(self) -> str:
         notes = [f"fired {counted(self.executions, 'time')}"]
@@ -49,12 +49,12 @@ class HookStatus:
 
 
 @dataclass(slots=True)
-class Registered:
-    """A hook at work: what it has done so far."""
+class RegisteredHook:
+    """A hook with its id and counters."""
 
     id: str
-    hook: Hook
-    layers: tuple[str, ...] = ()  # on which it stands
+    hook: HookSpec
+    layers: tuple[str, ...] = ()  # layers that it is attached to
     executions: int = 0
     faults: int = 0
     last_error: str = ""
@@ -80,8 +80,8 @@ class Registered:
     def is_due(self, step: int) -> bool:
         return step % self.hook.every == 0 and self.state == "active"
 
-    def holds(self, event: HookEvent) -> bool:
-        """Whether the trigger and the condition agree. Where that cannot be told, it does not fire, and `status` says so."""
+    def applies_to(self, event: HookEvent) -> bool:
+        """True if the trigger and the condition apply. An undecidable condition counts as false and appears in `status`."""
         if self.hook.trigger is HookTrigger.ON_ANOMALY and not event.is_anomaly:
             return False
         condition = self.hook.condition
@@ -95,14 +95,14 @@ class Registered:
         return answer
 
     def claim(self) -> bool:
-        """One execution of those that are left; threads share them."""
+        """Counts one execution. Returns False if none is left; threads share the counter."""
         with self._lock:
             if self.state != "active":
                 return False
             self.executions += 1
             return True
 
-    def failed(self, error: Exception, event: HookEvent) -> None:
+    def record_failure(self, error: Exception, event: HookEvent) -> None:
         with self._lock:
             self.faults += 1
             self.last_error = f"{type(error).__name__}: {error}"[:500]
@@ -110,23 +110,23 @@ class Registered:
         if is_first:
             place = f" at {event.layer}" if event.layer else ""
             _log.warning(
-                "sonde: the hook %r failed%s in step %d (%s). Training goes on; after %d failures the hook is taken out.",
+                "sonde: the hook %r failed%s in step %d (%s). Training continues; after %d failures the hook is disabled.",
                 self.hook.name, place, event.step, self.last_error, MAX_FAILURES,
             )  # fmt: skip
 
 
-class Desk:
-    """What actions work with: alerts, gradient norms, the way to a person, and a request to stop."""
+class ActionContext:
+    """Runs actions and holds their state: alerts, gradient norms, the pause callback and a request to stop."""
 
     def __init__(self) -> None:
-        self.alerts = Alerts()
+        self.alerts = AlertDispatcher()
         self.gradients: dict[str, deque[tuple[int, float]]] = {}
         self.on_pause: Callable[[HookEvent], object] | None = None
-        self.stop: TrainingStopped | None = None  # asked for, and not raised yet
-        self._said_no_console = False
+        self.stop: TrainingStopped | None = None  # requested, not raised yet
+        self._has_warned_no_console = False
 
-    def perform(self, action: HookAction, registered: Registered, event: HookEvent) -> Any:
-        """Do it. What it returns becomes the `value` of the result."""
+    def run_action(self, action: HookAction, registered: RegisteredHook, event: HookEvent) -> Any:
+        """Runs one action. The return value becomes `HookResult.value`."""
         hook = registered.hook
         match action:
             case HookAction.INSPECT_TENSOR:
@@ -137,17 +137,17 @@ class Desk:
                 return self._save(registered, event)
             case HookAction.ALERT:
                 alert = Alert(hook.severity, _reason(hook, event), hook.name, event.layer, event.step, _evidence(hook, event))
-                return self.alerts.give(alert)
+                return self.alerts.emit(alert)
             case HookAction.PAUSE_TRAINING:
                 return self._pause(hook, event)
             case HookAction.STOP_TRAINING:
-                return self.ask_to_stop(_told(hook, event), hook, event)
+                return self.request_stop(_reason_with_evidence(hook, event), hook, event)
             case HookAction.CUSTOM_CALLBACK:
-                assert hook.callback is not None  # by the builder
+                assert hook.callback is not None  # checked by HookBuilder
                 return hook.callback(event)
 
-    def ask_to_stop(self, reason: str, hook: Hook, event: HookEvent) -> str:
-        """Whoever asks first is named."""
+    def request_stop(self, reason: str, hook: HookSpec, event: HookEvent) -> str:
+        """Requests `TrainingStopped` at the next safe point; the first request is the one that is raised."""
         if self.stop is None:
             place = f" at {event.layer}" if event.layer else ""
             message = f"the hook {hook.name!r} stopped the training in step {event.step}{place}: {reason}."
@@ -162,11 +162,11 @@ class Desk:
             norms.append((event.step, event.grad_norm))
         return event.grad_norm
 
-    def _save(self, registered: Registered, event: HookEvent) -> Any:
+    def _save(self, registered: RegisteredHook, event: HookEvent) -> Any:
         hook = registered.hook
-        assert hook.directory is not None  # by the builder
+        assert hook.directory is not None  # checked by HookBuilder
         if registered.num_files >= hook.max_files:
-            return f"{hook.max_files} snapshots are kept already: see max_files of snapshot_to"
+            return f"{hook.max_files} snapshots were written already: see max_files of snapshot_to"
         saved = save_snapshot(event, hook.directory, hook.name, hook.max_bytes)
         if isinstance(saved, str):
             if not registered.last_error:
@@ -176,21 +176,21 @@ class Desk:
             registered.num_files += 1
         return saved
 
-    def _pause(self, hook: Hook, event: HookEvent) -> Any:
+    def _pause(self, hook: HookSpec, event: HookEvent) -> Any:
         if self.on_pause is not None:
             return self.on_pause(event)
-        if not self._said_no_console:
-            self._said_no_console = True
+        if not self._has_warned_no_console:
+            self._has_warned_no_console = True
             _log.warning(
-                "sonde: the hook %r would pause at %s in step %d (%s), but there is no console here. Training goes on. "
-                "To be called instead, set hooks.on_pause to a function of one event.",
-                hook.name, event.layer or "the end of the step", event.step, _told(hook, event),
+                "sonde: the hook %r would pause at %s in step %d (%s), but there is no console. Training continues. "
+                "To handle pauses, set hooks.on_pause to a function of one event.",
+                hook.name, event.layer or "the end of the step", event.step, _reason_with_evidence(hook, event),
             )  # fmt: skip
         return None
 
 
-def kept(value: Any) -> Any:
-    """A result as it may be remembered: numbers, texts and Sonde's own values; of anything else its kind, so that no tensor stays alive."""
+def stored_value(value: Any) -> Any:
+    """The value for the history: numbers, strings and Sonde's own types; a description of others, so that no tensor stays alive."""
     if value is None or isinstance(value, (bool, int, float, str)) or type(value).__module__.startswith(("sonde.", "pathlib")):
         return value
     if isinstance(value, torch.Tensor):
@@ -198,8 +198,8 @@ def kept(value: Any) -> Any:
     return type(value).__name__
 
 
-def _reason(hook: Hook, event: HookEvent) -> str:
-    """Why it fired, in the user's words where there are some."""
+def _reason(hook: HookSpec, event: HookEvent) -> str:
+    """Why the hook fired: the user's message, or the trigger or condition."""
     if hook.message:
         return hook.message
     if hook.trigger is HookTrigger.ON_ANOMALY:
@@ -207,16 +207,16 @@ def _reason(hook: Hook, event: HookEvent) -> str:
     return str(hook.condition) if hook.condition is not None else hook.name
 
 
-def _evidence(hook: Hook, event: HookEvent) -> dict[str, float | str]:
+def _evidence(hook: HookSpec, event: HookEvent) -> dict[str, float | str]:
     names = set(hook.condition.names) if hook.condition is not None else set()
     if hook.trigger is HookTrigger.ON_ANOMALY:
         names |= {"nan", "inf", "num"}
     if "finite" in names:
         names |= {"nan", "inf"}
-    names -= {"step", "forward", "backward", "finite"}  # said anyway
+    names -= {"step", "forward", "backward", "finite"}  # already part of the message
     return {name: event.values[name] for name in sorted(names) if name in event.values}
 
 
-def _told(hook: Hook, event: HookEvent) -> str:
-    numbers = in_words(_evidence(hook, event))
+def _reason_with_evidence(hook: HookSpec, event: HookEvent) -> str:
+    numbers = format_evidence(_evidence(hook, event))
     return f"{_reason(hook, event)} ({numbers})" if numbers else _reason(hook, event)

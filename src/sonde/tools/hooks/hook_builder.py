@@ -1,4 +1,4 @@
-"""HookBuilder: a hook in one sentence. Each word is checked when it is said, and whether the words fit together in `build()`."""
+"""HookBuilder: builds a `HookSpec` from chained calls. Each call checks its argument; `build()` checks the combination."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any, Self, TypeVar
 
 from sonde.conditions import Condition, parse_condition
 from sonde.errors import SondeError
-from sonde.tools.hooks.hook import AlertSeverity, Hook, HookAction, HookTrigger
-from sonde.tools.layer_patterns import Patterns
+from sonde.tools.hooks.hook_spec import AlertSeverity, HookAction, HookSpec, HookTrigger
+from sonde.tools.layer_patterns import LayerPatterns
 
-MAX_FILES = 100  # snapshots of one hook, unless said otherwise
+MAX_FILES = 100  # default number of snapshots of one hook
 MAX_MB = 64.0  # of one snapshot
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
 class HookBuilder:
-    """`HookBuilder("nan").trigger(HookTrigger.ON_ANOMALY).alert(AlertSeverity.ERROR, "a NaN was born").build()`"""
+    """Builds a hook: `HookBuilder("nan").trigger(HookTrigger.ON_ANOMALY).alert(AlertSeverity.ERROR, "NaN in a layer").build()`."""
 
     def __init__(self, name: str) -> None:
         if not isinstance(name, str) or not name.strip():
-            raise SondeError(f'a hook needs a name by which it is reported, such as HookBuilder("nan-in-attention"), not {name!r}.')
+            raise SondeError(f'a hook needs a name for its reports, such as HookBuilder("nan-in-attention"), not {name!r}.')
         self._name = name
         self._trigger: HookTrigger | None = None
-        self._actions: dict[HookAction, None] = {}  # in the order in which they were said
-        self._patterns: Patterns | None = None
+        self._actions: dict[HookAction, None] = {}  # in the order of the calls
+        self._patterns: LayerPatterns | None = None
         self._condition: Condition | None = None
         self._every: int | None = None
         self._max_executions: int | None = None
@@ -36,59 +36,59 @@ class HookBuilder:
         self._directory: Path | None = None
         self._max_files, self._max_mb = MAX_FILES, MAX_MB
 
-    # -- when --------------------------------------------------------------------------------------
+    # -- trigger -----------------------------------------------------------------------------------
 
     def trigger(self, trigger: HookTrigger | str) -> Self:
-        """When it fires."""
-        self._trigger = chosen(trigger, HookTrigger, "trigger")
+        """Sets when the hook fires."""
+        self._trigger = parse_choice(trigger, HookTrigger, "trigger")
         return self
 
     def every_n_steps(self, n: int) -> Self:
-        """It fires in the steps 0, n, 2n …; with another trigger, only where both agree."""
+        """Fires in the steps 0, n, 2n …; with another trigger, only if both apply."""
         self._every = self._at_least_one(n, "every_n_steps")
         return self
 
     def when(self, condition: str) -> Self:
-        """It fires where the condition holds, for instance "grad_norm > 10 and step > 100"; with a trigger, only where both agree."""
+        """Fires if the condition is true, for instance "grad_norm > 10 and step > 100"; with a trigger, only if both apply."""
         self._condition = parse_condition(condition)
         return self
 
     def max_executions(self, num: int) -> Self:
-        """After so many times it is done, and costs nothing any more."""
+        """Ends the hook after `num` executions; it then has no cost."""
         self._max_executions = self._at_least_one(num, "max_executions")
         return self
 
-    # -- where -------------------------------------------------------------------------------------
+    # -- layers ------------------------------------------------------------------------------------
 
     def layer_patterns(self, patterns: str | Sequence[str]) -> Self:
-        """Layers by name: globs ("encoder.*.attention") or regular expressions ("re:^layer\\.[0-3]\\."). Without it: every layer."""
-        self._patterns = Patterns(patterns)
+        """Selects layers by globs ("encoder.*.attention") or regular expressions ("re:^layer\\.[0-3]\\."); by default all layers."""
+        self._patterns = LayerPatterns(patterns)
         return self
 
-    # -- what --------------------------------------------------------------------------------------
+    # -- actions -----------------------------------------------------------------------------------
 
     def action(self, action: HookAction | str) -> Self:
-        """What it does. Several actions are done in the order in which they were given."""
-        self._actions[chosen(action, HookAction, "action")] = None
+        """Adds an action. Several actions run in the order of the calls."""
+        self._actions[parse_choice(action, HookAction, "action")] = None
         return self
 
     def alert(self, severity: AlertSeverity | str, message: str = "") -> Self:
-        """It tells somebody: the log, and whatever `Hooks.send_alerts_to` names."""
-        self._severity = chosen(severity, AlertSeverity, "severity")
+        """Adds an alert, delivered to the log and to the receivers of `Hooks.send_alerts_to`."""
+        self._severity = parse_choice(severity, AlertSeverity, "severity")
         if not isinstance(message, str):
-            raise SondeError(f"the message of an alert is a text, not {type(message).__name__} (hook {self._name!r}).")
+            raise SondeError(f"the message of an alert is a string, not {type(message).__name__} (hook {self._name!r}).")
         self._message = message
         return self.action(HookAction.ALERT)
 
     def callback(self, function: Callable[..., Any]) -> Self:
-        """It calls `function(event)` with a `HookEvent`: the layer, the step, the statistics and the tensor."""
+        """Adds a call of `function(event)` with a `HookEvent`: layer, step, statistics and tensor."""
         if not callable(function):
             raise SondeError(f"the callback of hook {self._name!r} must be a function of one event, not {function!r}.")
         self._callback = function
         return self.action(HookAction.CUSTOM_CALLBACK)
 
     def snapshot_to(self, directory: str | Path, *, max_files: int = MAX_FILES, max_mb: float = MAX_MB) -> Self:
-        """It writes the tensor as a .npz file into this directory: at most so many files, none larger than so many megabytes."""
+        """Adds a snapshot of the tensor as an .npz file in `directory`: at most `max_files` files of at most `max_mb` megabytes each."""
         if not isinstance(directory, (str, Path)) or not str(directory):
             raise SondeError(f'snapshot_to needs a directory, such as .snapshot_to("snapshots"), not {directory!r}.')
         if isinstance(max_mb, bool) or not isinstance(max_mb, (int, float)) or not max_mb > 0:
@@ -97,28 +97,28 @@ class HookBuilder:
         self._max_files, self._max_mb = self._at_least_one(max_files, "max_files"), float(max_mb)
         return self.action(HookAction.SAVE_SNAPSHOT)
 
-    # -- all of it ---------------------------------------------------------------------------------
+    # -- build -------------------------------------------------------------------------------------
 
-    def build(self) -> Hook:
-        """The hook, or a `SondeError` that says which word is missing."""
+    def build(self) -> HookSpec:
+        """Returns the hook. Raises a `SondeError` that names the missing part."""
         trigger = self._trigger
         if trigger is None:
             if self._condition is None and self._every is None:
-                raise self._incomplete("has no trigger", f"Say when it fires: .trigger(…) with HookTrigger.{_names(HookTrigger)}.")
+                raise self._incomplete("has no trigger", f"Add when it fires: .trigger(…) with HookTrigger.{_names(HookTrigger)}.")
             trigger = HookTrigger.ON_CONDITION if self._condition is not None else HookTrigger.EVERY_N_STEPS
         if trigger is HookTrigger.ON_CONDITION and self._condition is None:
             raise self._incomplete("fires on a condition, but has none", 'Add one: .when("grad_norm > 10 and step > 100").')
         if trigger is HookTrigger.EVERY_N_STEPS and self._every is None:
-            raise self._incomplete("fires every n steps, but n is not said", "Add it: .every_n_steps(100).")
+            raise self._incomplete("fires every n steps, but n is missing", "Add it: .every_n_steps(100).")
         if not self._actions:
-            raise self._incomplete("has no action", f"Say what it does: .action(…) with HookAction.{_names(HookAction)}.")
+            raise self._incomplete("has no action", f"Add what it does: .action(…) with HookAction.{_names(HookAction)}.")
         if HookAction.CUSTOM_CALLBACK in self._actions and self._callback is None:
-            raise self._incomplete("calls back, but nobody", "Add the function: .callback(lambda event: ...).")
+            raise self._incomplete("has the action CUSTOM_CALLBACK, but no function", "Add the function: .callback(lambda event: ...).")
         if HookAction.SAVE_SNAPSHOT in self._actions and self._directory is None:
-            raise self._incomplete("saves snapshots, but not where", 'Add the directory: .snapshot_to("snapshots").')
+            raise self._incomplete("saves snapshots, but has no directory", 'Add the directory: .snapshot_to("snapshots").')
         if HookAction.TRACK_GRADIENTS in self._actions and trigger is HookTrigger.EVERY_FORWARD:
-            raise self._incomplete("tracks gradients in the forward pass, where there are none", "Use HookTrigger.EVERY_BACKWARD.")
-        return Hook(
+            raise self._incomplete("tracks gradients in the forward pass, which has none", "Use HookTrigger.EVERY_BACKWARD.")
+        return HookSpec(
             name=self._name,
             trigger=trigger,
             actions=tuple(self._actions),
@@ -139,16 +139,16 @@ class HookBuilder:
 
     def _at_least_one(self, num: int, what: str) -> int:
         if isinstance(num, bool) or not isinstance(num, int) or num < 1:
-            raise SondeError(f"{what} of hook {self._name!r} is a whole number from 1 on, such as .{what}(100), not {num!r}.")
+            raise SondeError(f"{what} of hook {self._name!r} is a whole number, 1 or more, such as .{what}(100), not {num!r}.")
         return num
 
 
-def chosen(given: object, choices: type[Choice], what: str) -> Choice:
-    """A member, or its name or value as a text."""
+def parse_choice(value: object, choices: type[Choice], what: str) -> Choice:
+    """The member of an enum, from the member itself or its value as a string; `what` is the noun in the error."""
     for member in choices:
-        if given is member or (isinstance(given, str) and given.lower() == member.value):
+        if value is member or (isinstance(value, str) and value.lower() == member.value):
             return member
-    raise SondeError(f"there is no {what} {given!r}. Use one of {choices.__name__}.{_names(choices)}.")
+    raise SondeError(f"there is no {what} {value!r}. Use one of {choices.__name__}.{_names(choices)}.")
 
 
 def _names(choices: type[StrEnum]) -> str:

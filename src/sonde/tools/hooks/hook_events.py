@@ -1,4 +1,4 @@
-"""What happened, what came of it, and the one exception that Sonde raises into a training on purpose."""
+"""HookEvent (the input of a hook), HookResult (its output), and TrainingStopped, which a hook raises into the training."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from torch import Tensor
 from sonde.conditions import Condition
 from sonde.errors import SondeError
 from sonde.statistics import reductions
-from sonde.tools.fast_statistics import Quick, quick
-from sonde.tools.hooks.hook import HookAction
-from sonde.tools.tensor_statistics import shape_of
+from sonde.tools.hooks.hook_spec import HookAction
+from sonde.tools.tensors.fast_statistics import FastStatistics, fast_statistics
+from sonde.tools.tensors.tensor_statistics import shape_of
 
 
 class TrainingStopped(SondeError):
-    """A hook asked for the training to end, and this is a point where every parameter is as a whole number of updates left it."""
+    """Raised when a hook stops the training, always between two optimizer updates."""
 
     exit_code = 1
 
     def __init__(self, message: str, *, hook: str = "", layer: str = "", step: int = 0) -> None:
         super().__init__(message)
         self.hook, self.layer, self.step = hook, layer, step
-        self.num_updates = 0  # so many were made when it was raised
+        self.num_updates = 0  # completed updates when it was raised
 
 
 class HookEvent:
-    """A tensor that passed a layer, or (with `layer` empty and no tensor) a step: what callbacks get. Valid during the call.
+    """An output or gradient of a layer, or a step (`layer` is empty and `tensor` None). The argument of callbacks, valid during the call.
 
-    `tensor` is the live one, detached: look at it, copy what you need, do not change or keep it.
+    `tensor` is detached but shares memory with the live tensor: copy what you need, and do not change or store it.
     """
 
     __slots__ = ("_known", "_stats", "_values", "is_forward", "item", "layer", "metadata", "shape", "step", "tensor")
@@ -53,24 +53,24 @@ class HookEvent:
         self.shape: tuple[int, ...] = shape if shape is not None else shape_of(tensor) if tensor is not None else ()
         self.metadata: Mapping[str, Any] = metadata or {}
         self._known = known
-        self._stats: Quick | None = None
+        self._stats: FastStatistics | None = None
         self._values: dict[str, float] | None = None
 
     @property
-    def stats(self) -> Quick | None:
-        """Statistics of the tensor, measured when somebody asks first; None where there is no tensor."""
+    def stats(self) -> FastStatistics | None:
+        """Statistics of the tensor, measured at the first access; None without a tensor."""
         if self._stats is None and self.tensor is not None:
-            self._stats = quick(self.tensor)
+            self._stats = fast_statistics(self.tensor)
         return self._stats
 
     @property
     def is_anomaly(self) -> bool:
-        """Whether an element is NaN or infinite: one fast read, and no statistics where all is well."""
+        """True if an element is NaN or infinite. Faster than `stats`."""
         return self.tensor is not None and reductions.check_finite([self.tensor])[1] >= 0
 
     @property
     def grad_norm(self) -> float:
-        """The L2 norm of the tensor as it is: NaN or infinite where an element is."""
+        """The L2 norm of all elements: NaN or infinite if an element is."""
         found = self.stats
         if found is None or found.unsupported or found.nan:
             return math.nan
@@ -78,7 +78,7 @@ class HookEvent:
 
     @property
     def values(self) -> Mapping[str, float]:
-        """Everything that a condition may ask about, by its names."""
+        """All values that a condition may use, by name."""
         if self._values is None:
             self._values = dict(self._known)
             found = self.stats
@@ -90,14 +90,14 @@ class HookEvent:
         return self._values
 
     def decide(self, condition: Condition) -> bool | None:
-        """The answer to a condition; the tensor is measured only if the rest does not settle it."""
+        """The result of a condition; None if a value is missing. The tensor is measured only if the other values do not decide."""
         answer = condition.decide(self._known)
         return condition.decide(self.values) if answer is None and self.tensor is not None else answer
 
     def __repr__(self) -> str:
-        what = "step" if self.tensor is None else "output" if self.is_forward else "gradient"
+        kind = "step" if self.tensor is None else "output" if self.is_forward else "gradient"
         place = f" of {self.layer}" if self.layer else ""
-        return f"<HookEvent: {what}{place} in step {self.step}, shape {self.shape}>"
+        return f"<HookEvent: {kind}{place} in step {self.step}, shape {self.shape}>"
 
 
 _STATISTICS = ("mean", "std", "min", "max", "mean_abs", "max_abs", "l1", "l2", "zeros", "zero_share", "num", "nan", "inf")
@@ -105,15 +105,15 @@ _STATISTICS = ("mean", "std", "min", "max", "mean_abs", "max_abs", "l1", "l2", "
 
 @dataclass(frozen=True, slots=True)
 class HookResult:
-    """What one action of one hook did."""
+    """The result of one action of one hook."""
 
-    hook: str  # its id
+    hook: str  # id of the hook
     action: HookAction
     layer: str
     step: int
     is_forward: bool
-    item: str = ""  # which tensor, where a layer puts out several
+    item: str = ""  # index of the tensor if a layer returns several
     shape: tuple[int, ...] = ()
-    stats: Quick | None = None
-    value: Any = field(default=None)  # an Alert, the path of a snapshot, a gradient norm, what a callback returned
-    error: str = ""  # why it failed, if it did
+    stats: FastStatistics | None = None
+    value: Any = field(default=None)  # an Alert, the path of a snapshot, a gradient norm, or the return value of a callback
+    error: str = ""  # the exception, if it failed

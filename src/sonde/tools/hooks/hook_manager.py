@@ -1,4 +1,4 @@
-"""Hooks: registers hooks, puts them on a model, runs them, and keeps what came of it, within bounds."""
+"""Hooks: registers hooks, attaches them to a model, runs them, and stores a bounded history of results."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from sonde.conditions import STEP_NAMES
 from sonde.errors import SondeError
 from sonde.statistics import reductions
 from sonde.statistics.tensor_utils import read_scalar
-from sonde.tools.fast_statistics import as_tensor
 from sonde.tools.hooks.alerts import Alert
-from sonde.tools.hooks.attachment import Attachment, checked
-from sonde.tools.hooks.hook import AlertSeverity, Hook, HookTrigger
-from sonde.tools.hooks.hook_actions import Desk, HookStatus, Registered, kept
-from sonde.tools.hooks.hook_builder import chosen
+from sonde.tools.hooks.attachment import Attachment, check_model_and_optimizers
+from sonde.tools.hooks.hook_actions import ActionContext, HookStatus, RegisteredHook, stored_value
+from sonde.tools.hooks.hook_builder import parse_choice
 from sonde.tools.hooks.hook_events import HookEvent, HookResult, TrainingStopped
+from sonde.tools.hooks.hook_spec import AlertSeverity, HookSpec, HookTrigger
 from sonde.tools.hooks.module_hooks import in_backward
 from sonde.tools.hooks.tensor_snapshots import make_directory
 from sonde.tools.hooks.webhook import TIMEOUT_S, Webhook
 from sonde.tools.layer_patterns import require_name
+from sonde.tools.tensors.fast_statistics import as_tensor
 
 MAX_RESULTS = 1000
 
@@ -36,116 +36,116 @@ _log = logging.getLogger("sonde")
 
 
 class Hooks:
-    """`hooks.register_hook(hook)`, then `with hooks.attach(model, optimizer):` around the loop, or `hooks.execute_hooks(…)` by hand.
+    """Runs hooks on a model: `register_hook(hook)`, then `with hooks.attach(model, optimizer):` around the loop, or `execute_hooks(…)`.
 
-    A hook that raises never reaches the training: it is logged once, taken out after a few failures, and `status()` shows it.
+    An exception in a hook never reaches the training: it is logged once, and after a few failures the hook is disabled (see `status()`).
     """
 
     def __init__(self, *, max_results: int = MAX_RESULTS) -> None:
         if isinstance(max_results, bool) or not isinstance(max_results, int) or max_results < 1:
-            raise SondeError(f"max_results is a whole number from 1 on, such as {MAX_RESULTS}, not {max_results!r}.")
-        self._desk = Desk()
-        self._hooks: dict[str, Registered] = {}
-        self._names: frozenset[str] = frozenset()  # what conditions ask about
+            raise SondeError(f"max_results is a whole number, 1 or more, such as {MAX_RESULTS}, not {max_results!r}.")
+        self._context = ActionContext()
+        self._hooks: dict[str, RegisteredHook] = {}
+        self._names: frozenset[str] = frozenset()  # names used in conditions
         self._results: deque[HookResult] = deque(maxlen=max_results)
         self._num_registered = 0
         self._attachment: Attachment | None = None
-        self._plan: dict[tuple[str, bool], list[Registered]] = {}  # who stands on which layer, forward or backward
-        self._num_active = 0  # when last planned
-        self._told: dict[str, float] = {}
+        self._plan: dict[tuple[str, bool], list[RegisteredHook]] = {}  # hooks by layer and pass (True: forward)
+        self._num_active = 0  # at the last update of the plan
+        self._logged: dict[str, float] = {}  # values from `log`
         self._step = 0
-        self._is_updating = False  # an optimizer's step is under way: no point to stop at
+        self._is_updating = False  # an optimizer step is running, so training cannot stop here
         self._thread = threading.local()
 
-    # -- what there is -----------------------------------------------------------------------------
+    # -- registration and results ------------------------------------------------------------------
 
-    def register_hook(self, hook: Hook) -> str:
-        """From now on it fires. The id is for `remove_hook` and appears in results."""
-        if not isinstance(hook, Hook):
-            raise SondeError(f"register_hook needs a Hook, as HookBuilder(name)….build() makes it, not {type(hook).__name__}.")
+    def register_hook(self, hook: HookSpec) -> str:
+        """Activates a hook. Returns its id, which `remove_hook` takes and results contain."""
+        if not isinstance(hook, HookSpec):
+            raise SondeError(f"register_hook needs a hook from HookBuilder(name)….build(), not {type(hook).__name__}.")
         if hook.directory is not None:
             make_directory(hook.directory)
         self._num_registered += 1
-        registered = Registered(f"{hook.name}-{self._num_registered}", hook)
+        registered = RegisteredHook(f"{hook.name}-{self._num_registered}", hook)
         self._hooks[registered.id] = registered
-        self._changed()
+        self._update_plan()
         return registered.id
 
     def remove_hook(self, hook_id: str) -> None:
-        """It fires no more; torch hooks that only it needed are removed."""
+        """Removes a hook, and the torch hooks that only it needed."""
         self._hooks.pop(require_name(hook_id, self._hooks, "hook"))
-        self._changed()
+        self._update_plan()
 
     def status(self) -> dict[str, HookStatus]:
-        """Every registered hook by its id. `print(*hooks.status().values(), sep="\\n")` is for reading."""
+        """State and counters of every registered hook by id; `print(*hooks.status().values(), sep="\\n")` prints them."""
         return {each.id: each.status for each in self._hooks.values()}
 
     @property
     def results(self) -> list[HookResult]:
-        """What hooks did, oldest first: the last of them, without any tensor."""
+        """The latest results, oldest first, without tensors."""
         return list(self._results)
 
     @property
     def alerts(self) -> list[Alert]:
-        """Every alert once, with how often it was raised."""
-        return self._desk.alerts.history
+        """Every alert once, with the number of times it was raised."""
+        return self._context.alerts.history
 
     @property
     def webhooks(self) -> list[Webhook]:
-        """How sending went: `num_sent`, `num_failed`, `num_dropped`."""
-        return self._desk.alerts.webhooks
+        """The web addresses of `send_alerts_to`, with `num_sent`, `num_failed` and `num_dropped`."""
+        return self._context.alerts.webhooks
 
     @property
     def gradients(self) -> dict[str, list[tuple[int, float]]]:
-        """What TRACK_GRADIENTS kept: by layer, the step and the norm of the gradient, oldest first."""
-        return {layer: list(norms) for layer, norms in self._desk.gradients.items()}
+        """Results of TRACK_GRADIENTS: by layer, pairs of step and gradient norm, oldest first."""
+        return {layer: list(norms) for layer, norms in self._context.gradients.items()}
 
     @property
     def current_step(self) -> int:
-        """The step under way, from 0."""
+        """The current step, from 0."""
         return self._step
 
     @property
     def stop_requested(self) -> TrainingStopped | None:
-        """What will be raised at the next safe point, if anything."""
-        return self._desk.stop
+        """The exception that the next safe point raises, or None."""
+        return self._context.stop
 
     @property
     def on_pause(self) -> Callable[[HookEvent], object] | None:
-        """Who is called when a hook pauses the training. It returns when the training may go on."""
-        return self._desk.on_pause
+        """The function that is called when a hook pauses the training. Training continues when it returns."""
+        return self._context.on_pause
 
     @on_pause.setter
     def on_pause(self, function: Callable[[HookEvent], object] | None) -> None:
         if function is not None and not callable(function):
             raise SondeError(f"on_pause must be a function of one event, or None, not {function!r}.")
-        self._desk.on_pause = function
+        self._context.on_pause = function
 
     def send_alerts_to(
         self, target: Callable[[Alert], object] | str, *, at_least: AlertSeverity = AlertSeverity.INFO, timeout_s: float = TIMEOUT_S
     ) -> None:
-        """Besides the log: to a function, or as JSON to a web address, from a thread that the training never waits for."""
-        self._desk.alerts.send_to(target, at_least=chosen(at_least, AlertSeverity, "severity"), timeout_s=timeout_s)
+        """Delivers alerts to a function, or as JSON to a web address from a background thread, in addition to the log."""
+        self._context.alerts.send_to(target, at_least=parse_choice(at_least, AlertSeverity, "severity"), timeout_s=timeout_s)
 
-    # -- on a model --------------------------------------------------------------------------------
+    # -- attached to a model -----------------------------------------------------------------------
 
     def attach(self, model: nn.Module, optimizer: Any = None) -> Self:
-        """Put torch hooks on the layers that some hook selects. The first optimizer's steps are the steps; without one, call `step()`."""
-        optimizers = checked(model, optimizer)
+        """Registers torch hooks on the selected layers. The first optimizer counts the steps; without one, call `step()`."""
+        optimizers = check_model_and_optimizers(model, optimizer)
         if self._attachment is not None:
-            raise SondeError("these hooks are attached to a model already. Call detach() first, or make another Hooks().")
+            raise SondeError("these hooks are already attached to a model. Call detach() first, or create another Hooks().")
         self._attachment = Attachment(model, optimizers, self)
-        self._attachment.connect(self._before_update, self._after_update)
-        self._changed()
+        self._attachment.connect(self._on_optimizer_step_start, self._on_optimizer_step_end)
+        self._update_plan()
         return self
 
     def detach(self) -> None:
-        """Remove every torch hook. Results, alerts and counts stay; detaching twice is fine."""
+        """Removes all torch hooks. Results, alerts and counters stay; a second call does nothing."""
         attachment, self._attachment = self._attachment, None
         if attachment is not None:
             attachment.remove()
-        self._plan, self._desk.stop, self._is_updating = {}, None, False
-        self._desk.alerts.close()
+        self._plan, self._context.stop, self._is_updating = {}, None, False
+        self._context.alerts.close()
 
     def __enter__(self) -> Self:
         return self
@@ -154,18 +154,18 @@ class Hooks:
         self.detach()
 
     def log(self, **values: Any) -> None:
-        """Tell numbers that conditions may ask about: `hooks.log(loss=loss, epoch=epoch)`, best before the optimizer's step."""
+        """Sets values for conditions: `hooks.log(loss=loss, epoch=epoch)`, best before the optimizer step."""
         for name, value in values.items():
             if name in STEP_NAMES:
-                self._told[name] = _number(name, value)
+                self._logged[name] = _number(name, value)
 
     def step(self) -> None:
-        """One step is over, in a loop without an optimizer. Raises `TrainingStopped` where a hook asked for it."""
+        """Ends a step in a loop without an optimizer. Raises `TrainingStopped` if a hook requested it."""
         if self._attachment is not None and self._attachment.has_optimizer:
-            raise SondeError("steps are counted by the attached optimizer. Leave step() out, or attach the model without its optimizer.")
-        self._ask_per_step()
+            raise SondeError("the attached optimizer counts the steps. Remove step(), or attach the model without its optimizer.")
+        self._run_per_step_hooks()
         self._end_step()
-        self._stop_if_asked()
+        self._raise_requested_stop()
 
     def execute_hooks(
         self,
@@ -175,59 +175,61 @@ class Hooks:
         is_forward: bool = True,
         metadata: Mapping[str, Any] | None = None,
     ) -> list[HookResult]:
-        """Run the hooks that concern this layer on a tensor, array or list, as if the layer had put it out (or got it as a gradient).
+        """Runs the hooks of this layer on a tensor, array or list, as if it were an output of the layer (or its gradient).
 
-        Numbers in `metadata` named step, epoch, loss, lr or grad_norm are what conditions see.
+        Values in `metadata` named step, epoch, loss, lr or grad_norm are used by conditions. Returns the results.
         """
         if not isinstance(layer_name, str):
-            raise SondeError(f"a layer is named by a text, not by {layer_name!r}.")
-        given = as_tensor(tensor)
+            raise SondeError(f"a layer name is a string, not {layer_name!r}.")
+        values = as_tensor(tensor)
         wanted = None if shape is None else tuple(int(size) for size in shape)
-        if wanted is not None and math.prod(wanted) != given.numel():
-            raise SondeError(f"{layer_name!r} was given {given.numel()} numbers, but shape={wanted} has {math.prod(wanted)}.")
+        if wanted is not None and math.prod(wanted) != values.numel():
+            raise SondeError(f"the tensor of {layer_name!r} has {values.numel()} elements, but shape={wanted} has {math.prod(wanted)}.")
         known = {name: _number(name, value) for name, value in (metadata or {}).items() if name in STEP_NAMES}
         step = int(known.get("step", self._step))
-        concerned = [each for each in self._hooks.values() if _concerns(each.hook, layer_name, is_forward) and each.is_due(step)]
+        due = [each for each in self._hooks.values() if _matches(each.hook, layer_name, is_forward) and each.is_due(step)]
         event = HookEvent(
-            layer_name, given, self._known(step, is_forward) | known, step=step, is_forward=is_forward, shape=wanted, metadata=metadata
+            layer_name, values, self._known(step, is_forward) | known, step=step, is_forward=is_forward, shape=wanted, metadata=metadata
         )
-        return self._run(concerned, event)
+        return self._run(due, event)
 
-    # -- what taps tell ----------------------------------------------------------------------------
+    # -- HookSubscriber ----------------------------------------------------------------------------
 
-    def wants(self, layer: str, *, is_forward: bool) -> bool:
-        """Whether a hook on this layer is due in this step. Nothing is, inside of a callback."""
+    def is_due(self, layer: str, *, is_forward: bool) -> bool:
+        """True if a hook on this layer is due in this step. Always False inside of a callback."""
         return not self._is_busy and any(each.is_due(self._step) for each in self._plan.get((layer, is_forward), ()))
 
-    def passed(self, layer: str, item: str, tensor: torch.Tensor, *, is_forward: bool, step: int) -> None:
-        """A tensor went by."""
+    def on_tensor(self, layer: str, item: str, tensor: torch.Tensor, *, is_forward: bool, step: int) -> None:
+        """Runs the due hooks on an output or gradient of a layer."""
         due = [each for each in self._plan.get((layer, is_forward), ()) if each.is_due(step)]
         if any(each.hook.trigger is HookTrigger.ON_ANOMALY for each in due) and reductions.check_finite([tensor])[1] < 0:
-            due = [each for each in due if each.hook.trigger is not HookTrigger.ON_ANOMALY]  # nearly always: one fast read, no more
+            due = [each for each in due if each.hook.trigger is not HookTrigger.ON_ANOMALY]  # the usual case: one fast read
         if due:
             self._run(due, HookEvent(layer, tensor, self._known(step, is_forward), step=step, is_forward=is_forward, item=item))
 
-    # -- inside ------------------------------------------------------------------------------------
+    wants, passed = is_due, on_tensor  # the names of version 0.1
+
+    # -- execution ---------------------------------------------------------------------------------
 
     @property
     def _is_busy(self) -> bool:
         return getattr(self._thread, "is_busy", False)
 
-    def _changed(self, *, by_itself: bool = False) -> None:
-        """Hooks came, went or finished: what they need is put on, what nobody needs is taken off."""
+    def _update_plan(self, *, is_training: bool = False) -> None:
+        """Registers the torch hooks that active hooks need and removes the others."""
         active = [each for each in self._hooks.values() if each.state == "active"]
         self._num_active = len(active)
         self._names = frozenset().union(*(each.hook.condition.names for each in active if each.hook.condition is not None))
         for each in self._hooks.values():
             each.layers = ()
         if self._attachment is not None:
-            plan = self._attachment.plan(active, self._stop_if_asked, careful=by_itself)
+            plan = self._attachment.update(active, self._raise_requested_stop, keep_uncalled=is_training)
             both = [(layer, is_forward) for layer in plan for is_forward in (True, False)]
-            self._plan = {key: [each for each in plan[key[0]] if _listens(each.hook, key[1])] for key in both}
+            self._plan = {key: [each for each in plan[key[0]] if _runs_in_pass(each.hook, key[1])] for key in both}
 
     def _known(self, step: int, is_forward: bool) -> dict[str, float]:
-        known = {**self._told, "step": float(step), "forward": float(is_forward), "backward": float(not is_forward)}
-        known.pop("grad_norm", None)  # the one that was told is of the whole model
+        known = {**self._logged, "step": float(step), "forward": float(is_forward), "backward": float(not is_forward)}
+        known.pop("grad_norm", None)  # a logged value is of the whole model, not of this layer
         return self._with_learning_rate(known)
 
     def _with_learning_rate(self, known: dict[str, float]) -> dict[str, float]:
@@ -237,92 +239,92 @@ class Hooks:
                 known["lr"] = rate
         return known
 
-    def _run(self, due: Sequence[Registered], event: HookEvent) -> list[HookResult]:
-        if not due or self._is_busy:  # a callback may call the model
+    def _run(self, due: Sequence[RegisteredHook], event: HookEvent) -> list[HookResult]:
+        if not due or self._is_busy:  # a callback may run the model
             return []
         results: list[HookResult] = []
         self._thread.is_busy = True
         try:
             with torch.no_grad():
                 for each in due:
-                    self._one(each, event, results)
+                    self._run_one(each, event, results)
         finally:
             self._thread.is_busy = False
-        self._results.extend(replace(result, value=kept(result.value)) for result in results)
+        self._results.extend(replace(result, value=stored_value(result.value)) for result in results)
         return results
 
-    def _one(self, registered: Registered, event: HookEvent, results: list[HookResult]) -> None:
+    def _run_one(self, registered: RegisteredHook, event: HookEvent, results: list[HookResult]) -> None:
         action = registered.hook.actions[0]
         value, error = None, ""
         try:
-            if not registered.holds(event) or not registered.claim():
+            if not registered.applies_to(event) or not registered.claim():
                 return
             for action in registered.hook.actions:
-                value = self._desk.perform(action, registered, event)
+                value = self._context.run_action(action, registered, event)
                 results.append(_result(registered, action, event, value))
-        except TrainingStopped as stop:  # a callback may ask for the end in this way
-            value = self._desk.ask_to_stop(str(stop).rstrip("."), registered.hook, event)
+        except TrainingStopped as stop:  # a callback may raise it to stop the training
+            value = self._context.request_stop(str(stop).rstrip("."), registered.hook, event)
             results.append(_result(registered, action, event, value))
         except Exception as failure:
-            registered.failed(failure, event)
+            registered.record_failure(failure, event)
             error = registered.last_error
             results.append(_result(registered, action, event, None, error))
 
     # -- steps -------------------------------------------------------------------------------------
 
-    def _before_update(self, optimizer: int) -> None:
-        """An optimizer is about to step: hooks that speak of the whole step are asked, and it is a safe point to stop."""
-        self._ask_per_step(optimizer)
-        self._stop_if_asked()
+    def _on_optimizer_step_start(self, optimizer: int) -> None:
+        """Runs the hooks of the whole step; then it is safe to stop."""
+        self._run_per_step_hooks(optimizer)
+        self._raise_requested_stop()
         self._is_updating = True
 
-    def _after_update(self, optimizer: int) -> None:
+    def _on_optimizer_step_end(self, optimizer: int) -> None:
         self._is_updating = False
         if optimizer == 0:
             self._end_step()
-        self._stop_if_asked()
+        self._raise_requested_stop()
 
-    def _ask_per_step(self, optimizer: int = 0) -> None:
+    def _run_per_step_hooks(self, optimizer: int = 0) -> None:
         try:
             on_anomaly = [each for each in self._hooks.values() if each.hook.trigger is HookTrigger.ON_ANOMALY and each.is_due(self._step)]
             if on_anomaly and self._attachment is not None:
-                for name, gradient in self._attachment.bad_gradients(optimizer):
-                    concerned = [each for each in on_anomaly if _concerns(each.hook, name, is_forward=False)]
-                    self._run(concerned, HookEvent(name, gradient, self._known(self._step, False), step=self._step, is_forward=False))
+                for name, gradient in self._attachment.nonfinite_gradients(optimizer):
+                    matching = [each for each in on_anomaly if _matches(each.hook, name, is_forward=False)]
+                    self._run(matching, HookEvent(name, gradient, self._known(self._step, False), step=self._step, is_forward=False))
             due = [each for each in self._hooks.values() if each.hook.is_per_step and each.is_due(self._step)]
             if due and optimizer == 0:
-                known = self._with_learning_rate({**self._told, "step": float(self._step)})
-                asked = any(each.hook.condition is not None and "grad_norm" in each.hook.condition.names for each in due)
-                norm = self._attachment.gradient_norm() if self._attachment is not None and asked else None
+                known = self._with_learning_rate({**self._logged, "step": float(self._step)})
+                needs_norm = any(each.hook.condition is not None and "grad_norm" in each.hook.condition.names for each in due)
+                norm = self._attachment.gradient_norm() if self._attachment is not None and needs_norm else None
                 known |= {"grad_norm": norm} if norm is not None else {}
                 self._run(due, HookEvent("", None, known, step=self._step))
         except Exception as error:
-            _log.warning("sonde: hooks could not be asked in step %d (%s: %s).", self._step, type(error).__name__, error)
+            _log.warning("sonde: hooks could not be evaluated in step %d (%s: %s).", self._step, type(error).__name__, error)
 
     def _end_step(self) -> None:
         self._step += 1
         try:
             if sum(each.state == "active" for each in self._hooks.values()) != self._num_active:
-                self._changed(by_itself=True)
+                self._update_plan(is_training=True)
         except Exception as error:
-            _log.warning("sonde: finished hooks could not be taken off (%s: %s).", type(error).__name__, error)
+            _log.warning("sonde: finished hooks could not be removed (%s: %s).", type(error).__name__, error)
 
-    def _stop_if_asked(self) -> None:
-        """The safe points: before an update, after it, at the model's next call. Never within an update or a backward pass."""
-        stop = self._desk.stop
+    def _raise_requested_stop(self) -> None:
+        """Raises a requested stop at the safe points: before an update, after it, and at the model's next call outside of backward."""
+        stop = self._context.stop
         if stop is None or self._is_updating or in_backward():
             return
-        self._desk.stop = None
+        self._context.stop = None
         stop.num_updates = self._step
         raise stop
 
 
-def _listens(hook: Hook, is_forward: bool) -> bool:
+def _runs_in_pass(hook: HookSpec, is_forward: bool) -> bool:
     return hook.on_forward if is_forward else hook.on_backward
 
 
-def _concerns(hook: Hook, layer: str, is_forward: bool) -> bool:
-    return _listens(hook, is_forward) and (hook.patterns is None or hook.patterns.matches(layer))
+def _matches(hook: HookSpec, layer: str, is_forward: bool) -> bool:
+    return _runs_in_pass(hook, is_forward) and (hook.patterns is None or hook.patterns.matches(layer))
 
 
 def _number(name: str, value: Any) -> float:
@@ -333,8 +335,8 @@ def _number(name: str, value: Any) -> float:
         raise SondeError(f"{name} must be a number or a tensor with one element, not {value!r:.100}.") from None
 
 
-def _result(registered: Registered, action: Any, event: HookEvent, value: Any, error: str = "") -> HookResult:
-    stats = event._stats  # what was measured anyway: nobody measures for a result alone
+def _result(registered: RegisteredHook, action: Any, event: HookEvent, value: Any, error: str = "") -> HookResult:
+    stats = event._stats  # only if it was measured: a result does not trigger a measurement
     return HookResult(
         registered.id, action, event.layer, event.step, event.is_forward, event.item, event.shape, stats, value, error
     )

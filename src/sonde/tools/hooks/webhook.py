@@ -1,4 +1,4 @@
-"""Sending alerts to a web address without the training noticing: a bounded queue, a daemon thread, a timeout, a count of what failed."""
+"""Sends alerts to a web address from a daemon thread, with a bounded queue and a timeout, so that training never waits."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from urllib.parse import urlsplit
 from sonde.errors import SondeError
 from sonde.report import strict
 
-MAX_WAITING = 100  # alerts: a hundred unread ones say what a thousand would
-TIMEOUT_S = 5.0  # to connect, and for each answer
-IDLE_S = 5.0  # after which the thread goes home; the next alert starts another
-LAST_WAIT_S = 1.5  # at the end of the program: the alert that says why it ended should still leave
+MAX_WAITING = 100  # alerts in the queue; more are dropped and counted
+TIMEOUT_S = 5.0  # to connect, and for each response
+IDLE_S = 5.0  # after which the thread ends; the next alert starts another
+LAST_WAIT_S = 1.5  # at the end of the program, so that the last alert is still sent
 
 _log = logging.getLogger("sonde")
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Another host than the one that the user named is never told anything."""
+    """Refuses redirects: alerts go only to the host that the user named."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
 
 
 class Webhook:
-    """POSTs JSON to one address. `send` returns at once, whatever the other side does."""
+    """POSTs JSON documents to one address. `send` never blocks."""
 
     def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
         parts = _split(url)
@@ -46,12 +46,12 @@ class Webhook:
         if not timeout_s > 0:
             raise SondeError(f"timeout_s is a number of seconds, more than 0, not {timeout_s!r}.")
         self._url, self._timeout_s = url, timeout_s
-        self.host = parts  # what may be said aloud: an address often carries a secret in its path
+        self.host = parts  # safe to log: the path of an address often contains a secret
         self.num_sent = self.num_failed = self.num_dropped = 0
         self.last_error = ""
-        self._start_over()
+        self._reset()
 
-    def _start_over(self) -> None:
+    def _reset(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._waiting: queue.Queue[bytes] = queue.Queue(MAX_WAITING)
@@ -59,10 +59,10 @@ class Webhook:
         self._is_registered = self._gave_up = False
 
     def send(self, document: Mapping[str, Any]) -> None:
-        """Queue one document. Where the queue is full, it is dropped and counted."""
+        """Queues one document. If the queue is full, the document is dropped and counted."""
         body = json.dumps(strict(document), allow_nan=False).encode()
         if self._pid != os.getpid():
-            self._start_over()  # a forked child has neither the thread nor a lock that it can trust
+            self._reset()  # a forked child has no thread, and its lock may be held
         with self._lock:
             try:
                 self._waiting.put_nowait(body)
@@ -70,27 +70,27 @@ class Webhook:
                 self.num_dropped += 1
                 return
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="sonde-webhook", daemon=True)
+                self._thread = threading.Thread(target=self._send_queued, name="sonde-webhook", daemon=True)
                 self._thread.start()
             self._gave_up = False
             if not self._is_registered:
                 self._is_registered = True
-                atexit.register(_wait_for, weakref.ref(self))
+                atexit.register(_wait_at_exit, weakref.ref(self))
 
     def wait(self, seconds: float) -> bool:
-        """Give what is queued so much time to leave, once; True where all of it did, or failed."""
+        """Waits up to `seconds` for the queue to empty, once. Returns True if all documents were sent or failed."""
         thread = self._thread
         if thread is None or self._pid != os.getpid():
             return True
         if self._gave_up:
             return False
         with contextlib.suppress(queue.Full):
-            self._waiting.put_nowait(b"")  # the thread need not wait for more
+            self._waiting.put_nowait(b"")  # ends the thread without the idle time
         thread.join(seconds)
         self._gave_up = thread.is_alive()
         return not self._gave_up
 
-    def _work(self) -> None:
+    def _send_queued(self) -> None:
         opener = urllib.request.build_opener(_NoRedirect)
         while True:
             try:
@@ -101,7 +101,7 @@ class Webhook:
                 self._post(opener, body)
                 continue
             with self._lock:
-                if self._waiting.empty():  # asked under the lock: what is sent from now on starts another thread
+                if self._waiting.empty():  # checked under the lock: a later `send` starts another thread
                     self._thread = None
                     return
 
@@ -118,13 +118,13 @@ class Webhook:
             self.last_error = f"answered {code}" if code else f"{type(error).__name__}: {getattr(error, 'reason', error)}"
             if self.num_failed == 1:
                 _log.warning(
-                    "sonde: an alert could not be sent to %s (%s). Training goes on; further failures are only counted.",
+                    "sonde: an alert could not be sent to %s (%s). Training continues; further failures are only counted.",
                     self.host, self.last_error,
                 )  # fmt: skip
 
 
 def _split(url: object) -> str | None:
-    """Scheme, host and port of a web address; None where it is no such thing."""
+    """Scheme, host and port of a web address; None if it is not one."""
     if not isinstance(url, str) or not url.isprintable() or " " in url:
         return None
     try:
@@ -136,11 +136,11 @@ def _split(url: object) -> str | None:
         return None
 
 
-_leaving: list[float] = []  # when the program began to leave: all webhooks wait together, not one after the other
+_exit_times: list[float] = []  # the first is the start of the exit: all webhooks share one waiting time
 
 
-def _wait_for(ref: weakref.ref[Webhook]) -> None:
+def _wait_at_exit(ref: weakref.ref[Webhook]) -> None:
     webhook = ref()
     if webhook is not None:
-        _leaving.append(time.monotonic())
-        webhook.wait(max(0.0, _leaving[0] + LAST_WAIT_S - time.monotonic()))
+        _exit_times.append(time.monotonic())
+        webhook.wait(max(0.0, _exit_times[0] + LAST_WAIT_S - time.monotonic()))

@@ -1,4 +1,4 @@
-"""Hooks by hand: execute_hooks, results, actions, faults, bounds."""
+"""Hooks without a model: execute_hooks, results, actions, failures and limits."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def hooks_with(*builders: HookBuilder, **options: Any) -> Hooks:
     return hooks
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "sonde"]
 
 
 # -- running ---------------------------------------------------------------------------------------
 
 
-def test_the_mission_s_snippet_runs_as_written() -> None:
+def test_the_documented_snippet_runs_as_written() -> None:
     hook = (
         HookBuilder("attention")
         .trigger(HookTrigger.EVERY_FORWARD)
@@ -65,7 +65,7 @@ def test_the_mission_s_snippet_runs_as_written() -> None:
 
 
 @pytest.mark.parametrize("value", [[1.0, -2.0, math.nan], np.array([1.0, -2.0, math.nan]), torch.tensor([1.0, -2.0, math.nan])])
-def test_lists_arrays_and_tensors_are_taken(value: Any) -> None:
+def test_lists_arrays_and_tensors_are_accepted(value: Any) -> None:
     (result,) = hooks_with(inspect()).execute_hooks("a", value)
     assert (result.stats.l1, result.stats.nan, result.shape) == (3.0, 1, (3,))
 
@@ -76,15 +76,15 @@ def test_a_flat_tensor_with_its_shape_keeps_that_shape() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("call", "message"),
     [
         (lambda hooks: hooks.execute_hooks("a", "text"), "is not a tensor"),
-        (lambda hooks: hooks.execute_hooks("a", [1.0], shape=(2, 3)), r"given 1 numbers, but shape=\(2, 3\) has 6"),
-        (lambda hooks: hooks.execute_hooks(7, [1.0]), "a layer is named by a text"),
+        (lambda hooks: hooks.execute_hooks("a", [1.0], shape=(2, 3)), r"has 1 elements, but shape=\(2, 3\) has 6"),
+        (lambda hooks: hooks.execute_hooks(7, [1.0]), "a layer name is a string"),
         (lambda hooks: hooks.execute_hooks("a", [1.0], metadata={"loss": "high"}), "loss must be a number"),
         (lambda hooks: hooks.log(loss=[1, 2]), "loss must be a number"),
         (lambda hooks: hooks.log(loss=torch.ones(3)), "loss must be a number"),
-        (lambda hooks: hooks.register_hook(inspect()), r"needs a Hook, as HookBuilder\(name\)….build\(\) makes it, not HookBuilder"),
+        (lambda hooks: hooks.register_hook(inspect()), r"needs a hook from HookBuilder\(name\)….build\(\), not HookBuilder"),
         (lambda hooks: hooks.remove_hook("look-2"), "(?s)no hook is named 'look-2'.*look-1"),
         (lambda hooks: setattr(hooks, "on_pause", 3), "on_pause must be a function"),
         (lambda hooks: hooks.send_alerts_to(3), "alerts go to a function or to a web address"),
@@ -94,8 +94,8 @@ def test_a_flat_tensor_with_its_shape_keeps_that_shape() -> None:
         (lambda hooks: Hooks(max_results=0), "max_results is a whole number"),
     ],
 )
-def test_a_mistake_gets_a_letter(call: Callable[[Hooks], object], says: str) -> None:
-    with pytest.raises(SondeError, match=says):
+def test_a_wrong_argument_raises_a_clear_error(call: Callable[[Hooks], object], message: str) -> None:
+    with pytest.raises(SondeError, match=message):
         call(hooks_with(inspect()))
 
 
@@ -117,21 +117,21 @@ def test_threads_share_the_executions() -> None:
     assert len(fired) == 100
 
 
-def test_a_removed_hook_fires_no_more() -> None:
+def test_a_removed_hook_does_not_fire() -> None:
     hooks = Hooks()
     first, second = hooks.register_hook(inspect("a").build()), hooks.register_hook(inspect("b").build())
     hooks.remove_hook(first)
     assert [result.hook for result in hooks.execute_hooks("x", [1.0])] == [second]
 
 
-def test_results_are_the_last_ones() -> None:
+def test_only_the_latest_results_are_stored() -> None:
     hooks = hooks_with(inspect(), max_results=10)
     for step in range(25):
         hooks.execute_hooks("a", [1.0], metadata={"step": step})
     assert [result.step for result in hooks.results] == list(range(15, 25))
 
 
-def test_triggers_and_conditions_choose() -> None:
+def test_triggers_and_conditions_decide_which_hooks_fire() -> None:
     hooks = hooks_with(
         HookBuilder("forward").trigger("every_forward").action("inspect_tensor"),
         HookBuilder("backward").trigger("every_backward").action("inspect_tensor"),
@@ -155,7 +155,7 @@ def test_triggers_and_conditions_choose() -> None:
     assert fired(-math.inf, is_forward=False, step=2) == {"backward", "bad", "steep"}
 
 
-def test_a_condition_that_could_never_be_decided_is_shown() -> None:
+def test_a_condition_that_could_never_be_evaluated_is_in_the_status() -> None:
     hooks = hooks_with(HookBuilder("x").trigger("every_forward").when("loss > 2 and epoch > 1").action("inspect_tensor"))
     assert hooks.execute_hooks("a", [1.0]) == []
     (status,) = hooks.status().values()
@@ -166,12 +166,12 @@ def test_a_condition_that_could_never_be_decided_is_shown() -> None:
     assert "could not be decided" not in str(*hooks.status().values())
 
 
-def test_a_tensor_is_measured_only_if_the_rest_does_not_settle_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensor_is_measured_only_if_other_values_do_not_decide_the_condition(monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[Any] = []
     from sonde.tools.hooks import hook_events
 
-    quick = hook_events.quick
-    monkeypatch.setattr(hook_events, "quick", lambda tensor: measured.append(1) or quick(tensor))
+    original = hook_events.fast_statistics
+    monkeypatch.setattr(hook_events, "fast_statistics", lambda tensor: measured.append(1) or original(tensor))
     hooks = hooks_with(HookBuilder("x").when("step > 100 and l2 > 0").action("inspect_tensor"), inspect("y").when("l2 > 0 and step > 50"))
     hooks.execute_hooks("a", [1.0], metadata={"step": 5})
     assert measured == []
@@ -188,7 +188,7 @@ def test_a_tensor_is_measured_only_if_the_rest_does_not_settle_it(monkeypatch: p
     ],
     ids=lambda tensor: f"{tensor.dtype} {tensor.layout} {tensor.device}",
 )  # fmt: skip
-def test_any_tensor_gives_numbers_or_a_reason(tensor: Any) -> None:
+def test_every_tensor_has_statistics_or_a_reason(tensor: Any) -> None:
     hooks = hooks_with(inspect(), HookBuilder("bad").trigger("on_anomaly").action("alert"), inspect("large").when("l2 > 100"))
     (result,) = hooks.execute_hooks("a", tensor)
     assert result.stats is not None
@@ -199,7 +199,7 @@ def test_any_tensor_gives_numbers_or_a_reason(tensor: Any) -> None:
 # -- actions ---------------------------------------------------------------------------------------
 
 
-def test_gradient_norms_are_kept_by_layer_and_non_finite_ones_stay_what_they_are() -> None:
+def test_gradient_norms_are_stored_by_layer_and_non_finite_ones_unchanged() -> None:
     hooks = hooks_with(HookBuilder("x").trigger("every_backward").action("track_gradients"))
     for step, values in enumerate(([3.0, 4.0], [math.inf, 1.0], [math.nan, math.inf])):
         hooks.execute_hooks("a", values, is_forward=False, metadata={"step": step})
@@ -209,18 +209,18 @@ def test_gradient_norms_are_kept_by_layer_and_non_finite_ones_stay_what_they_are
     assert math.isnan(hooks.gradients["a"][2][1])
 
 
-def test_an_alert_says_its_numbers_and_the_result_carries_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_alert_contains_its_values_and_is_in_the_result(caplog: pytest.LogCaptureFixture) -> None:
     hooks = hooks_with(HookBuilder("steep").when("grad_norm > 10").alert(AlertSeverity.ERROR, "steep here").layer_patterns("a"))
     heard: list[str] = []
     hooks.send_alerts_to(lambda alert: heard.append(str(alert)))
     (result,) = hooks.execute_hooks("a", [30.0, 40.0], is_forward=False, metadata={"step": 4})
     assert heard == ["steep here at a in step 4 (grad_norm 50)"]
-    assert said(caplog) == ["sonde: steep: steep here at a in step 4 (grad_norm 50)"]
+    assert messages(caplog) == ["sonde: steep: steep here at a in step 4 (grad_norm 50)"]
     assert result.value == hooks.alerts[0]
 
 
 @pytest.mark.parametrize(
-    ("builder", "is_forward", "says"),
+    ("builder", "is_forward", "message"),
     [
         (HookBuilder("x").trigger("on_anomaly"), True, "NaN or Inf in the output at a in step 0 (inf 0, nan 1, num 2)"),
         (HookBuilder("x").trigger("on_anomaly"), False, "NaN or Inf in the gradient at a in step 0 (inf 0, nan 1, num 2)"),
@@ -228,38 +228,38 @@ def test_an_alert_says_its_numbers_and_the_result_carries_it(caplog: pytest.LogC
         (HookBuilder("my name").trigger("every_forward"), True, "my name at a in step 0"),
     ],
 )
-def test_an_alert_without_words_says_why_it_fired(builder: HookBuilder, is_forward: bool, says: str) -> None:
+def test_an_alert_without_a_message_contains_the_condition(builder: HookBuilder, is_forward: bool, message: str) -> None:
     hooks = hooks_with(builder.action("alert"))
     hooks.execute_hooks("a", [math.nan, 1.0], is_forward=is_forward)
-    assert [str(alert) for alert in hooks.alerts] == [says]
+    assert [str(alert) for alert in hooks.alerts] == [message]
 
 
-def test_a_callback_sees_the_tensor_and_its_answer_is_in_the_result() -> None:
-    seen: list[tuple[Any, ...]] = []
+def test_a_callback_gets_the_tensor_and_its_return_value_is_in_the_result() -> None:
+    captured: list[tuple[Any, ...]] = []
 
     def look(event: HookEvent) -> float:
         assert event.tensor is not None
         assert not torch.is_grad_enabled()
         assert not event.tensor.requires_grad
-        seen.append((event.layer, event.step, event.is_forward, event.shape, event.metadata["batch"], event.values["max"]))
+        captured.append((event.layer, event.step, event.is_forward, event.shape, event.metadata["batch"], event.values["max"]))
         return float(event.tensor.sum())
 
     hooks = hooks_with(HookBuilder("x").trigger("every_forward").callback(look))
     (result,) = hooks.execute_hooks("a", torch.ones(2, 3, requires_grad=True), metadata={"batch": "7", "step": 2})
     assert result.value == 6.0
-    assert seen == [("a", 2, True, (2, 3), "7", 1.0)]
+    assert captured == [("a", 2, True, (2, 3), "7", 1.0)]
     assert torch.is_grad_enabled()
 
 
-def test_what_is_remembered_keeps_no_tensor_alive() -> None:
+def test_stored_results_keep_no_tensor_alive() -> None:
     hooks = hooks_with(
-        HookBuilder("x").trigger("every_forward").callback(lambda event: event.tensor).action("inspect_tensor").alert("info", "seen")
+        HookBuilder("x").trigger("every_forward").callback(lambda event: event.tensor).action("inspect_tensor").alert("info", "output")
     )
     memory = np.ones(3)
     alive = weakref.ref(memory)
     results = hooks.execute_hooks("a", torch.from_numpy(memory))
     del memory
-    assert alive() is not None  # by what the callback returned, and the caller holds
+    assert alive() is not None  # the caller holds the return value of the callback
     del results
     assert alive() is None
     assert hooks.results[0].value == "Tensor of shape (3,)"
@@ -275,7 +275,7 @@ def test_a_callback_that_executes_hooks_does_not_fire_itself() -> None:
     assert inner == [[]]
 
 
-def test_pausing_calls_whoever_is_there() -> None:
+def test_pausing_calls_on_pause() -> None:
     hooks = hooks_with(HookBuilder("x").when("nan").action("pause_training"))
     paused: list[str] = []
     hooks.on_pause = lambda event: paused.append(repr(event))
@@ -283,13 +283,13 @@ def test_pausing_calls_whoever_is_there() -> None:
     assert paused == ["<HookEvent: output of a in step 0, shape (1,)>"]
 
 
-def test_pausing_without_a_console_is_said_once_and_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_pausing_without_a_console_is_logged_once_and_training_continues(caplog: pytest.LogCaptureFixture) -> None:
     hooks = hooks_with(HookBuilder("x").when("nan").action("pause_training"))
     for _ in range(3):
         (result,) = hooks.execute_hooks("a", [math.nan])
         assert result.error == ""
-    (text,) = said(caplog)
-    assert "would pause at a in step 0 (nan (nan 1)), but there is no console here" in text
+    (text,) = messages(caplog)
+    assert "would pause at a in step 0 (nan (nan 1)), but there is no console" in text
 
 
 def test_stopping_waits_for_a_safe_point_and_happens_once() -> None:
@@ -305,14 +305,14 @@ def test_stopping_waits_for_a_safe_point_and_happens_once() -> None:
     hooks.step()
 
 
-def test_a_callback_may_ask_for_the_end_by_raising_it() -> None:
+def test_a_callback_may_raise_training_stopped() -> None:
     def decide(event: HookEvent) -> None:
-        raise TrainingStopped("I have seen enough.")
+        raise TrainingStopped("I have enough steps.")
 
     hooks = hooks_with(HookBuilder("mine").trigger("every_forward").callback(decide))
     (result,) = hooks.execute_hooks("a", [1.0])
     assert result.error == ""
-    with pytest.raises(TrainingStopped, match=r"'mine' stopped the training in step 0 at a: I have seen enough\.$"):
+    with pytest.raises(TrainingStopped, match=r"'mine' stopped the training in step 0 at a: I have enough steps\.$"):
         hooks.step()
 
 
@@ -333,7 +333,7 @@ def test_a_callback_may_ask_for_the_end_by_raising_it() -> None:
     ],
     ids=str,
 )
-def test_a_snapshot_is_read_back_as_it_was_without_pickle(tensor: Any, dtype: str, tmp_path: Path) -> None:
+def test_a_snapshot_is_read_back_unchanged_without_pickle(tensor: Any, dtype: str, tmp_path: Path) -> None:
     hooks = hooks_with(HookBuilder("keep").trigger("every_forward").snapshot_to(tmp_path / "deep" / "down"))
     (result,) = hooks.execute_hooks("encoder/0", tensor, metadata={"step": 12, "loss": math.nan})
     assert result.value == tmp_path / "deep" / "down" / "keep_encoder-0_step000012_forward.npz"
@@ -347,18 +347,18 @@ def test_a_snapshot_is_read_back_as_it_was_without_pickle(tensor: Any, dtype: st
     assert about["metadata"]["loss"] == "NaN"
 
 
-def test_snapshots_are_bounded_in_number_and_size_and_this_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_snapshots_are_bounded_in_number_and_size_with_a_message(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     hooks = hooks_with(HookBuilder("keep").trigger("every_forward").snapshot_to(tmp_path, max_files=2, max_mb=0.001))
     (large,) = hooks.execute_hooks("a", torch.ones(1000))
-    assert large.value == "it has 0.004 MB, and 0.001 are allowed: see max_mb of snapshot_to"
+    assert large.value == "it has 0.004 MB, more than the limit of 0.001 MB: see max_mb of snapshot_to"
     values = [hooks.execute_hooks("a", torch.ones(10))[0].value for _ in range(3)]
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["keep_a_step000000_forward-2.npz", "keep_a_step000000_forward.npz"]
-    assert "2 snapshots are kept already" in values[2]
-    assert len(said(caplog)) == 1
+    assert "2 snapshots were written already" in values[2]
+    assert len(messages(caplog)) == 1
     assert "max_mb" in str(*hooks.status().values())
 
 
-def test_a_layer_s_name_never_leads_out_of_the_directory(tmp_path: Path) -> None:
+def test_a_layer_name_never_leads_out_of_the_directory(tmp_path: Path) -> None:
     hooks = hooks_with(HookBuilder("../up").trigger("every_forward").snapshot_to(tmp_path / "in"))
     for name in ("../../etc/passwd", "..", "", "a\x00b", "n" * 500, "\ud800"):
         (result,) = hooks.execute_hooks(name, [1.0])
@@ -367,25 +367,25 @@ def test_a_layer_s_name_never_leads_out_of_the_directory(tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_a_directory_that_cannot_be_made_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_refused_at_registration(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(SondeError, match="snapshots cannot be kept in"):
+    with pytest.raises(SondeError, match="snapshots cannot be written to"):
         hooks_with(HookBuilder("keep").trigger("every_forward").snapshot_to(tmp_path / "file" / "x"))
 
 
-def test_a_disk_that_fails_later_is_a_contained_fault(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_that_fails_later_does_not_reach_the_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     hooks = hooks_with(HookBuilder("keep").trigger("every_forward").snapshot_to(tmp_path / "gone"))
     (tmp_path / "gone").rmdir()
     (result,) = hooks.execute_hooks("a", [1.0])
     assert "cannot be written" in result.error
-    assert len(said(caplog)) == 1
+    assert len(messages(caplog)) == 1
 
 
 # -- faults ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [ValueError, MemoryError, RecursionError, torch.OutOfMemoryError])
-def test_a_hook_that_raises_is_said_once_and_retired_after_three_failures(kind: type[Exception], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hook_that_raises_is_logged_once_and_retired_after_three(kind: type[Exception], caplog: pytest.LogCaptureFixture) -> None:
     calls: list[int] = []
 
     def broken(event: HookEvent) -> None:
@@ -399,13 +399,13 @@ def test_a_hook_that_raises_is_said_once_and_retired_after_three_failures(kind: 
     bad, good = hooks.status().values()
     assert (bad.state, bad.faults, good.state) == ("retired", 3, "active")
     assert bad.last_error == f"{kind.__name__}: my mistake"
-    (text,) = said(caplog)
+    (text,) = messages(caplog)
     assert "the hook 'bad' failed at a in step 0" in text
     assert str(bad) == f"bad-1: retired, fired 3 times; 3 failures, the last: {kind.__name__}: my mistake"
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-def test_what_is_meant_for_the_user_passes_and_leaves_the_hooks_usable(kind: type[BaseException]) -> None:
+def test_keyboard_interrupt_and_system_exit_pass_and_leave_the_hooks_usable(kind: type[BaseException]) -> None:
     def interrupted(event: HookEvent) -> None:
         raise kind
 
@@ -415,16 +415,16 @@ def test_what_is_meant_for_the_user_passes_and_leaves_the_hooks_usable(kind: typ
     assert len(hooks.execute_hooks("a", [1.0])) == 1
 
 
-def test_a_failing_on_pause_is_contained() -> None:
+def test_a_failing_on_pause_does_not_reach_the_training() -> None:
     hooks = hooks_with(HookBuilder("x").trigger("every_forward").action("pause_training"))
     hooks.on_pause = lambda event: 1 / 0
     (result,) = hooks.execute_hooks("a", [1.0])
     assert result.error.startswith("ZeroDivisionError")
 
 
-def test_nothing_is_logged_where_all_is_well(caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_logged_without_an_issue(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "sonde")
     hooks = hooks_with(inspect())
     hooks.execute_hooks("a", [1.0])
     hooks.detach()
-    assert said(caplog) == []
+    assert messages(caplog) == []

@@ -1,4 +1,4 @@
-"""Alerts: one scale, said once and then counted, to the log, to functions and to real web servers, of which some hang."""
+"""Alerts are delivered to the log, to functions and to real web servers (some of which hang), and repeated ones are counted."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from guarantees.harness import python
 from sonde import AlertSeverity, SondeError
 from sonde.events import Severity
 from sonde.tools.hooks import webhook as webhook_module
-from sonde.tools.hooks.alerts import LEVELS, MAX_KINDS, Alert, Alerts
+from sonde.tools.hooks.alerts import LEVELS, MAX_KINDS, Alert, AlertDispatcher
 from sonde.tools.hooks.webhook import MAX_WAITING, Webhook
 
 pytestmark = pytest.mark.torch
 
-PATIENCE_S = 30.0  # for a thread of our own to do what it must; never reached where all is well
+PATIENCE_S = 30.0  # for one of our threads; not reached in a passing test
 
 
 def alert(message: str = "loss is nan", *, step: int = 3, where: str = "head", **evidence: float) -> Alert:
     return Alert(AlertSeverity.ERROR, message, "mine", where, step, evidence)
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "sonde"]
 
 
-# -- saying ----------------------------------------------------------------------------------------
+# -- log and functions -----------------------------------------------------------------------------
 
 
-def test_alerts_and_findings_have_one_scale_and_each_level_has_its_place_in_the_log() -> None:
+def test_alerts_and_findings_share_one_scale_and_each_severity_has_a_log_level() -> None:
     assert AlertSeverity is Severity
     assert [LEVELS[severity] for severity in AlertSeverity] == [logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL]
 
@@ -48,84 +48,84 @@ def test_alerts_and_findings_have_one_scale_and_each_level_has_its_place_in_the_
 @pytest.mark.parametrize("severity", AlertSeverity)
 def test_an_alert_is_logged_with_its_level_place_and_numbers(severity: AlertSeverity, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "sonde")
-    Alerts().give(Alert(severity, "too large", "mine", "encoder.0", 7, {"l2": 12.345, "nan": float("nan")}))
+    AlertDispatcher().emit(Alert(severity, "too large", "mine", "encoder.0", 7, {"l2": 12.345, "nan": float("nan")}))
     (record,) = caplog.records
     assert record.levelno == LEVELS[severity]
     assert record.getMessage() == "sonde: mine: too large at encoder.0 in step 7 (l2 12.3, nan NaN)"
 
 
-def test_what_a_terminal_could_obey_is_written_out(caplog: pytest.LogCaptureFixture) -> None:
-    Alerts().give(alert("\x1b[31mred", where="a\nb"))
-    assert said(caplog) == ["sonde: mine: \\x1b[31mred at a\\x0ab in step 3"]
+def test_control_characters_are_escaped_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    AlertDispatcher().emit(alert("\x1b[31mred", where="a\nb"))
+    assert messages(caplog) == ["sonde: mine: \\x1b[31mred at a\\x0ab in step 3"]
 
 
-def test_a_repeated_alert_is_counted_and_said_again_at_ten_and_at_a_hundred(caplog: pytest.LogCaptureFixture) -> None:
-    alerts = Alerts()
+def test_a_repeated_alert_is_counted_and_logged_again_at_ten_and_at_a_hundred(caplog: pytest.LogCaptureFixture) -> None:
+    alerts = AlertDispatcher()
     heard: list[int] = []
     alerts.send_to(lambda each: heard.append(each.count), at_least=AlertSeverity.INFO)
     for step in range(250):
-        alerts.give(alert(step=step))
+        alerts.emit(alert(step=step))
     assert heard == [1, 10, 100]
-    assert "in step 99, 100 times since step 0" in said(caplog)[-1]
+    assert "in step 99, 100 times since step 0" in messages(caplog)[-1]
     assert [(each.count, each.step, each.last_step) for each in alerts.history] == [(250, 0, 249)]
 
 
-def test_what_was_only_counted_is_said_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
-    alerts = Alerts()
+def test_alerts_that_were_only_counted_are_delivered_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    alerts = AlertDispatcher()
     for step in range(4):
-        alerts.give(alert(step=step))
-    alerts.give(alert("another"))
+        alerts.emit(alert(step=step))
+    alerts.emit(alert("another"))
     alerts.close()
     alerts.close()
-    assert [text.partition("mine: ")[2] for text in said(caplog)] == [
+    assert [text.partition("mine: ")[2] for text in messages(caplog)] == [
         "loss is nan at head in step 0", "another at head in step 3", "loss is nan at head in step 3, 4 times since step 0",
     ]  # fmt: skip
 
 
-def test_alerts_of_another_layer_or_message_are_others() -> None:
-    alerts = Alerts()
+def test_alerts_of_another_layer_or_message_are_separate() -> None:
+    alerts = AlertDispatcher()
     for each in (alert(), alert(where="tail"), alert("other"), alert()):
-        alerts.give(each)
+        alerts.emit(each)
     assert [(each.message, each.where, each.count) for each in alerts.history] == [
         ("loss is nan", "head", 2), ("loss is nan", "tail", 1), ("other", "head", 1),
     ]  # fmt: skip
 
 
-def test_only_so_many_different_alerts_are_remembered() -> None:
-    alerts = Alerts()
+def test_the_number_of_stored_alerts_is_bounded() -> None:
+    alerts = AlertDispatcher()
     for step in range(MAX_KINDS + 10):
-        alerts.give(alert(f"number {step}"))
-        alerts.give(alert(f"number {step}"))
+        alerts.emit(alert(f"number {step}"))
+        alerts.emit(alert(f"number {step}"))
     assert len(alerts.history) == MAX_KINDS
     assert alerts.history[0].message == "number 10"
-    assert len(alerts._unsaid) == MAX_KINDS
+    assert len(alerts._undelivered) == MAX_KINDS
 
 
-def test_a_listener_hears_what_is_bad_enough_for_it() -> None:
-    alerts = Alerts()
+def test_a_receiver_gets_alerts_from_its_severity_on() -> None:
+    alerts = AlertDispatcher()
     heard: list[str] = []
     alerts.send_to(lambda each: heard.append(each.message), at_least=AlertSeverity.ERROR)
     for severity in AlertSeverity:
-        alerts.give(Alert(severity, severity.value, "mine", "", 0))
+        alerts.emit(Alert(severity, severity.value, "mine", "", 0))
     assert heard == ["error", "critical"]
 
 
-def test_a_listener_that_fails_is_said_once_and_keeps_nobody_else_from_hearing(caplog: pytest.LogCaptureFixture) -> None:
-    alerts = Alerts()
+def test_a_receiver_that_fails_is_logged_once_and_does_not_block_others(caplog: pytest.LogCaptureFixture) -> None:
+    alerts = AlertDispatcher()
     heard: list[str] = []
     alerts.send_to(lambda each: {}["missing"], at_least=AlertSeverity.INFO)
     alerts.send_to(lambda each: heard.append(each.message), at_least=AlertSeverity.INFO)
-    alerts.give(alert("one"))
-    alerts.give(alert("two"))
+    alerts.emit(alert("one"))
+    alerts.emit(alert("two"))
     assert heard == ["one", "two"]
-    assert [text for text in said(caplog) if "listener" in text] == [
-        "sonde: a listener for alerts failed (KeyError: 'missing'). Training goes on."
+    assert [text for text in messages(caplog) if "receiver" in text] == [
+        "sonde: a receiver of alerts failed (KeyError: 'missing'). Training continues."
     ]
 
 
 def test_alerts_from_many_threads_are_counted_exactly() -> None:
-    alerts = Alerts()
-    threads = [threading.Thread(target=lambda: [alerts.give(alert()) for _ in range(200)]) for _ in range(8)]
+    alerts = AlertDispatcher()
+    threads = [threading.Thread(target=lambda: [alerts.emit(alert()) for _ in range(200)]) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -133,7 +133,7 @@ def test_alerts_from_many_threads_are_counted_exactly() -> None:
     assert [each.count for each in alerts.history] == [1600]
 
 
-# -- sending ---------------------------------------------------------------------------------------
+# -- web addresses ---------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -172,7 +172,7 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def silent_host() -> Iterator[str]:
-    """Takes connections, and never answers."""
+    """Accepts connections and never responds."""
     listening = socket.create_server(("127.0.0.1", 0))
     yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
     listening.close()
@@ -181,9 +181,9 @@ def silent_host() -> Iterator[str]:
 def test_a_webhook_gets_the_alert_as_strict_json() -> None:
     got: queue.Queue[Any] = queue.Queue()
     with serving(handler(got)) as url:
-        alerts = Alerts()
+        alerts = AlertDispatcher()
         alerts.send_to(url, at_least=AlertSeverity.WARNING)
-        alerts.give(alert(l2=float("inf"), nan=3.0))
+        alerts.emit(alert(l2=float("inf"), nan=3.0))
         path, kind, body = got.get(timeout=PATIENCE_S)
         alerts.close()
 
@@ -198,7 +198,7 @@ def test_a_webhook_gets_the_alert_as_strict_json() -> None:
     assert (alerts.webhooks[0].num_sent, alerts.webhooks[0].num_failed) == (1, 0)
 
 
-def test_a_refusal_is_counted_and_said_once_without_the_secret_in_the_address(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refusal_is_counted_and_logged_once_without_the_secret_in_the_address(caplog: pytest.LogCaptureFixture) -> None:
     got: queue.Queue[Any] = queue.Queue()
     with serving(handler(got, status=500)) as url:
         webhook = Webhook(url)
@@ -206,7 +206,7 @@ def test_a_refusal_is_counted_and_said_once_without_the_secret_in_the_address(ca
             webhook.send({"number": number})
         assert webhook.wait(PATIENCE_S)
     assert (webhook.num_sent, webhook.num_failed, webhook.last_error) == (0, 3, "answered 500")
-    (text,) = said(caplog)
+    (text,) = messages(caplog)
     assert "could not be sent to http://127.0.0.1:" in text
     assert "secret" not in text
 
@@ -222,7 +222,7 @@ def test_a_redirect_is_not_followed() -> None:
     assert elsewhere.empty()
 
 
-def test_a_host_that_is_not_there_is_counted() -> None:
+def test_an_unreachable_host_is_counted() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     webhook = Webhook(f"http://127.0.0.1:{port}/")
@@ -232,7 +232,7 @@ def test_a_host_that_is_not_there_is_counted() -> None:
     assert "refused" in webhook.last_error
 
 
-def test_a_host_that_hangs_holds_nobody_up_and_what_does_not_fit_is_counted(silent_host: str) -> None:
+def test_a_host_that_hangs_does_not_block_send_and_dropped_alerts_are_counted(silent_host: str) -> None:
     webhook = Webhook(silent_host, timeout_s=PATIENCE_S)
     num = MAX_WAITING + 50
     for number in range(num):  # returns at once: the thread is still waiting for the first answer
@@ -242,7 +242,7 @@ def test_a_host_that_hangs_holds_nobody_up_and_what_does_not_fit_is_counted(sile
     assert webhook.wait(0.01) is False
 
 
-def test_a_host_that_hangs_is_given_up_after_the_timeout(silent_host: str) -> None:
+def test_a_request_to_a_host_that_hangs_ends_after_the_timeout(silent_host: str) -> None:
     webhook = Webhook(silent_host, timeout_s=0.05)
     webhook.send({"a": 1})
     assert webhook.wait(PATIENCE_S)
@@ -250,7 +250,7 @@ def test_a_host_that_hangs_is_given_up_after_the_timeout(silent_host: str) -> No
     assert "timed out" in webhook.last_error
 
 
-def test_the_thread_goes_home_when_idle_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_ends_when_idle_and_the_next_alert_starts_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webhook_module, "IDLE_S", 0.01)
     got: queue.Queue[Any] = queue.Queue()
     with serving(handler(got)) as url:
@@ -266,7 +266,7 @@ def test_the_thread_goes_home_when_idle_and_comes_back(monkeypatch: pytest.Monke
 
 
 def test_the_last_alert_of_a_program_is_still_sent(tmp_path: Any) -> None:
-    """The alert that says why a training ended comes right before its end."""
+    """The alert about the end of a training is raised right before the program ends."""
     got: queue.Queue[Any] = queue.Queue()
     with serving(handler(got)) as url:
         code = """
@@ -282,11 +282,11 @@ def test_the_last_alert_of_a_program_is_still_sent(tmp_path: Any) -> None:
         assert json.loads(got.get(timeout=PATIENCE_S)[2]) == {"last": "words"}
 
 
-def test_r46_hosts_that_hang_are_waited_for_together_when_the_program_ends(
+def test_r46_all_hosts_that_hang_share_one_waiting_time_at_exit(
     silent_host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(webhook_module, "LAST_WAIT_S", 0.2)
-    monkeypatch.setattr(webhook_module, "_leaving", [])
+    monkeypatch.setattr(webhook_module, "_exit_times", [])
     waits: list[float] = []
     really = Webhook.wait
 
@@ -298,19 +298,19 @@ def test_r46_hosts_that_hang_are_waited_for_together_when_the_program_ends(
     webhooks = [Webhook(silent_host, timeout_s=PATIENCE_S) for _ in range(5)]
     for webhook in webhooks:
         webhook.send({"last": "words"})
-        webhook_module._wait_for(weakref.ref(webhook))
+        webhook_module._wait_at_exit(weakref.ref(webhook))
     assert waits[0] <= 0.2
-    assert sum(waits) < 0.25  # the first had all of it
+    assert sum(waits) < 0.25  # the first one used all of the waiting time
 
 
 @pytest.mark.parametrize(
     "url", ["", "ftp://host/x", "file:///etc/passwd", "http://", "https:///path", "host/path", "http://a b/", "http://h:99999999/", 7, "http://[bad"]
 )
-def test_only_web_addresses_are_taken(url: Any) -> None:
+def test_only_web_addresses_are_accepted(url: Any) -> None:
     with pytest.raises(SondeError):
-        Alerts().send_to(url, at_least=AlertSeverity.INFO)
+        AlertDispatcher().send_to(url, at_least=AlertSeverity.INFO)
 
 
-def test_a_timeout_of_nothing_is_refused() -> None:
+def test_a_timeout_of_zero_is_refused() -> None:
     with pytest.raises(SondeError, match="timeout_s is a number of seconds"):
         Webhook("http://localhost/", timeout_s=0)

@@ -1,4 +1,4 @@
-"""Gradients of one step as plain numbers: what each layer's gradient measures, and all layers side by side in a frame."""
+"""Gradient sizes of one step: `LayerGradient` per layer, and a `GradientFrame` with all layers of the step."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from sonde.tools.tensor_statistics import Quick
+from sonde.tools.tensors.fast_statistics import FastStatistics
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
-    """How large a gradient is. Sizes of the parameters of one layer join to the size of the layer."""
+class GradientSize:
+    """Norms and counts of one gradient. `combine_sizes` adds up the parameters of a layer."""
 
     num: int
-    l1: float  # like `l2` and `max_abs` over the finite elements
+    l1: float  # l1, l2 and max_abs are over the finite elements
     l2: float
     max_abs: float
     zeros: int
@@ -22,8 +22,8 @@ class Size:
     inf: int
 
     @classmethod
-    def of(cls, found: Quick) -> Size:
-        return cls(found.num, found.l1, found.l2, found.max_abs if found.num_finite else 0.0, found.zeros, found.nan, found.inf)
+    def from_statistics(cls, stats: FastStatistics) -> GradientSize:
+        return cls(stats.num, stats.l1, stats.l2, stats.max_abs if stats.num_finite else 0.0, stats.zeros, stats.nan, stats.inf)
 
     @property
     def is_finite(self) -> bool:
@@ -31,26 +31,26 @@ class Size:
 
     @property
     def is_zero(self) -> bool:
-        """There are numbers, and all of them are zero to the last bit."""
+        """All elements are exactly zero, and there is at least one."""
         return self.num > 0 and self.zeros == self.num
 
-    def of_all(self, over_finite: float) -> float:
-        """A number over all elements: what torch would give for a tensor that holds NaN or Inf."""
+    def with_nonfinite(self, over_finite: float) -> float:
+        """The value over all elements, as torch computes it: NaN or Infinity if the gradient contains them."""
         return math.nan if self.nan else math.inf if self.inf else over_finite
 
     @property
     def norm(self) -> float:
-        return self.of_all(self.l2)
+        return self.with_nonfinite(self.l2)
 
     @property
     def mean_abs(self) -> float:
-        return self.of_all(self.l1 / self.num if self.num else 0.0)
+        return self.with_nonfinite(self.l1 / self.num if self.num else 0.0)
 
 
-def joined(sizes: Iterable[Size]) -> Size:
-    """The size of several gradients taken as one."""
+def combine_sizes(sizes: Iterable[GradientSize]) -> GradientSize:
+    """The size of several gradients taken as one vector."""
     parts = list(sizes)
-    return Size(
+    return GradientSize(
         num=sum(part.num for part in parts),
         l1=math.fsum(part.l1 for part in parts),
         l2=math.hypot(*(part.l2 for part in parts)),
@@ -63,7 +63,7 @@ def joined(sizes: Iterable[Size]) -> Size:
 
 @dataclass(frozen=True, slots=True)
 class LayerGradient:
-    """One layer in one frame. NaN and infinities in the gradient are in its numbers, too."""
+    """The gradient of one layer in one step. If the gradient contains NaN or Inf, so do these values."""
 
     name: str
     mean_abs_grad: float
@@ -71,7 +71,7 @@ class LayerGradient:
     grad_norm: float  # L2
     is_vanishing: bool
     is_exploding: bool
-    flow_intensity: float  # norm over the largest finite norm of the frame, from 0 to 1; 1 where it is not finite
+    flow_intensity: float  # norm over the largest finite norm of the frame, from 0 to 1; 1 if it is not finite
 
     @property
     def has_issue(self) -> bool:
@@ -80,7 +80,7 @@ class LayerGradient:
 
 @dataclass(frozen=True, slots=True)
 class GradientFrame:
-    """The layers of one step, sorted by name."""
+    """The gradients of all layers in one step, sorted by layer name."""
 
     step: int
     layers: tuple[LayerGradient, ...]
@@ -91,12 +91,12 @@ class GradientFrame:
 
     @property
     def total_norm(self) -> float:
-        """The L2 norm of all layers together: what clip_grad_norm_ compares with its limit."""
+        """The L2 norm of all layers together, which clip_grad_norm_ compares with its limit."""
         return math.hypot(*(layer.grad_norm for layer in self.layers))
 
 
-def frame_of(step: int, sizes: Mapping[str, Size], *, vanishing_threshold: float, exploding_threshold: float) -> GradientFrame:
-    """Sizes side by side, judged by absolute thresholds."""
+def build_frame(step: int, sizes: Mapping[str, GradientSize], *, vanishing_threshold: float, exploding_threshold: float) -> GradientFrame:
+    """Builds the frame of one step; layers are flagged by absolute thresholds."""
     largest = max((size.l2 for size in sizes.values() if math.isfinite(size.norm)), default=0.0)
     layers = []
     for name in sorted(sizes):
@@ -106,7 +106,7 @@ def frame_of(step: int, sizes: Mapping[str, Size], *, vanishing_threshold: float
             LayerGradient(
                 name=name,
                 mean_abs_grad=mean_abs,
-                max_abs_grad=size.of_all(size.max_abs),
+                max_abs_grad=size.with_nonfinite(size.max_abs),
                 grad_norm=norm,
                 is_vanishing=mean_abs < vanishing_threshold,
                 is_exploding=not size.is_finite or size.max_abs > exploding_threshold,

@@ -14,15 +14,15 @@ from typing import NamedTuple
 
 from sonde.rules.words import number
 
-ENOUGH_PAIRS = 10  # measurements: the difference of two noisy squares is noise itself
+ENOUGH_PAIRS = 10  # measurements: the difference of two noisy squares is itself noisy
 SPIKE = 10.0  # times the median norm
 NEEDS = (
     "it needs steps of several micro-batches (gradient accumulation), or norms at two batch sizes: record_norm_at(batch_size, norm)"
 )
 
 
-class Pair(NamedTuple):
-    """Squared norms of the mean gradient over a small and over a large batch."""
+class NormPair(NamedTuple):
+    """Squared norms of the mean gradient over a small and a large batch."""
 
     small_batch: float
     small_square: float
@@ -32,19 +32,19 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NoiseScale:
-    """`value` is None where it could not be told; `unit` is what it counts."""
+    """The estimated noise scale, with the reason."""
 
-    value: float | None
-    unit: str
+    value: float | None  # None if it could not be estimated
+    unit: str  # "samples" or "micro-batches"
     reason: str
 
     def __str__(self) -> str:
         return f"could not tell: {self.reason}" if self.value is None else f"about {number(self.value)} {self.unit}: {self.reason}"
 
 
-def noise_scale(pairs: Iterable[Pair], unit: str) -> NoiseScale:
-    """From several measurements: noise and signal are averaged before they are divided, since neither may be positive in each."""
-    known = _usual([pair for pair in pairs if math.isfinite(pair.small_square) and math.isfinite(pair.big_square)])
+def estimate_noise_scale(pairs: Iterable[NormPair], unit: str) -> NoiseScale:
+    """Estimates the noise scale. Noise and signal are averaged before the division: single measurements may be negative."""
+    known = _without_spikes([pair for pair in pairs if math.isfinite(pair.small_square) and math.isfinite(pair.big_square)])
     if not known:
         return NoiseScale(None, unit, NEEDS)
     if len(known) < ENOUGH_PAIRS:
@@ -52,24 +52,24 @@ def noise_scale(pairs: Iterable[Pair], unit: str) -> NoiseScale:
     signal = math.fsum(_signal(pair) for pair in known) / len(known)
     noise = math.fsum(_noise(pair) for pair in known) / len(known)
     if signal <= 0:
-        return NoiseScale(None, unit, f"the gradient is lost in its noise in {len(known)} measurements: far larger than your batches")
+        return NoiseScale(None, unit, f"no signal above the noise in {len(known)} measurements: far larger than your batches")
     if noise <= 0:
-        return NoiseScale(None, unit, f"no noise shows in {len(known)} measurements: far smaller than your batches")
+        return NoiseScale(None, unit, f"no measurable noise in {len(known)} measurements: far smaller than your batches")
     text = f"from {len(known)} measurements; a larger batch than that saves few steps, a smaller one wastes little"
     return NoiseScale(noise / signal, unit, text)
 
 
-def _usual(pairs: list[Pair]) -> list[Pair]:
-    """Without spikes: one norm of a hundred times the others would be all that an average of squares shows."""
+def _without_spikes(pairs: list[NormPair]) -> list[NormPair]:
+    """The pairs without spikes, which would dominate an average of squares."""
     if not pairs:
         return pairs
     limits = [SPIKE * SPIKE * median(pair[at] for pair in pairs) for at in (1, 3)]
     return [pair for pair in pairs if pair.small_square <= limits[0] and pair.big_square <= limits[1]]
 
 
-def _signal(pair: Pair) -> float:
+def _signal(pair: NormPair) -> float:
     return (pair.big_batch * pair.big_square - pair.small_batch * pair.small_square) / (pair.big_batch - pair.small_batch)
 
 
-def _noise(pair: Pair) -> float:
+def _noise(pair: NormPair) -> float:
     return (pair.small_square - pair.big_square) / (1 / pair.small_batch - 1 / pair.big_batch)

@@ -1,4 +1,4 @@
-"""GradientFlowAnimator: every sentence of its description, on plain gradients and on real models."""
+"""GradientFlowAnimator: every documented behavior, on plain gradients and on real models."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def only(animator):
 # ---- frames
 
 
-def test_the_defaults_are_those_of_the_description():
+def test_the_defaults_are_the_documented_ones():
     animator = GradientFlowAnimator()
     assert (animator.max_frames, animator.vanishing_threshold, animator.exploding_threshold) == (0, 1e-7, 1e3)
 
@@ -106,7 +106,7 @@ def test_an_empty_gradient_counts_as_zeros(empty):
 
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
-def test_a_nonfinite_gradient_is_exploding_and_seen_in_its_numbers(bad):
+def test_a_nonfinite_gradient_is_exploding_and_its_values_are_nonfinite(bad):
     layer = only(recorded({"a": [1.0, bad]}))["a"]
     assert layer.is_exploding
     assert not layer.is_vanishing
@@ -115,7 +115,7 @@ def test_a_nonfinite_gradient_is_exploding_and_seen_in_its_numbers(bad):
         assert math.isnan(value) if math.isnan(bad) else value == INF
 
 
-def test_a_nonfinite_gradient_does_not_spoil_the_intensities_of_the_others():
+def test_a_nonfinite_gradient_does_not_change_the_intensities_of_the_others():
     found = only(recorded({"bad": [INF, NAN, 1e30], "a": [4.0], "b": [1.0]}))
     assert [found[name].flow_intensity for name in ("bad", "a", "b")] == [1.0, 1.0, 0.25]
 
@@ -147,12 +147,12 @@ def test_a_rolling_window_drops_the_oldest_frame_first():
     assert [frame.step for frame in animator.frames] == [7, 8, 9]
 
 
-def test_no_limit_keeps_every_frame():
+def test_without_a_limit_every_frame_is_stored():
     assert len(recorded(*({"a": [1.0]} for _ in range(2500))).frames) == 2500
 
 
-def test_a_step_into_a_full_window_touches_no_other_frame():
-    """O(1) a step: the frames that stay are the same objects, and what holds them makes room without moving them."""
+def test_a_step_into_a_full_window_changes_no_other_frame():
+    """A step takes O(1): the remaining frames are the same objects, and the deque does not move them."""
     animator = recorded(*({"a": [1.0]} for _ in range(1000)), max_frames=1000)
     before = animator.frames
     animator.record_step(1000, {"a": [1.0]})
@@ -165,17 +165,17 @@ def test_the_summary_counts_steps_that_have_left_the_window():
     assert summary.total_steps == 10
 
 
-# ---- what is recorded
+# ---- recording
 
 
 def test_gradients_are_not_kept_alive_and_not_changed():
     gradient = torch.randn(100, requires_grad=True)
-    version, seen = gradient._version, weakref.ref(gradient)
+    version, captured = gradient._version, weakref.ref(gradient)
     animator = recorded({"a": gradient})
     assert gradient._version == version
     del gradient
     gc.collect()
-    assert seen() is None
+    assert captured() is None
     assert animator.frames
 
 
@@ -206,7 +206,7 @@ def test_bfloat16_and_integer_gradients_are_measured():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         (lambda: GradientFlowAnimator(max_frames=-1), "max_frames"),
         (lambda: GradientFlowAnimator(max_frames=2.5), "max_frames"),
@@ -214,7 +214,7 @@ def test_bfloat16_and_integer_gradients_are_measured():
         (lambda: GradientFlowAnimator(exploding_threshold=NAN), "exploding_threshold"),
         (lambda: GradientFlowAnimator().with_exploding_threshold("many"), "exploding_threshold"),
         (lambda: recorded([1.0]), "record_model"),
-        (lambda: recorded({3: [1.0]}), "named by a text"),
+        (lambda: recorded({3: [1.0]}), "layer name is a string"),
         (lambda: recorded({"enc": "abc"}), "'enc'"),
         (lambda: recorded({"enc": [[1.0], [1.0, 2.0]]}), "'enc'"),
         (lambda: recorded({"enc": torch.zeros(3, device="meta")}), "'enc'"),
@@ -226,9 +226,9 @@ def test_bfloat16_and_integer_gradients_are_measured():
         (lambda: GradientFlowAnimator().export_gif("x.gif"), "nothing to animate"),
     ],
 )
-def test_what_cannot_be_meant_gets_a_letter_that_names_it(wrong, said, tmp_path, monkeypatch):
+def test_a_wrong_argument_raises_an_error_that_names_it(wrong, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SondeError, match=said):
+    with pytest.raises(SondeError, match=message):
         wrong()
     assert not list(tmp_path.iterdir())
 
@@ -259,17 +259,17 @@ def frames_with(healthy: int, vanishing: int = 0, exploding: int = 0) -> Gradien
         (7, 3, 0, GradientHealth.MINOR_ISSUES),  # r = 0.3 is not above 0.3
         (99, 1, 0, GradientHealth.MINOR_ISSUES),
         (0, 10, 0, GradientHealth.PROBLEMS_DETECTED),
-        (4, 5, 1, GradientHealth.CRITICAL),  # frames with any issue count, whichever it is
+        (4, 5, 1, GradientHealth.CRITICAL),  # frames with any issue count
     ],
 )
 def test_the_health_class_follows_from_explosions_and_the_share_of_frames_with_issues(healthy, vanishing, exploding, health):
     assert frames_with(healthy, vanishing, exploding).summary_report().overall_health is health
 
 
-def test_nothing_recorded_is_zero_steps_and_says_that_nothing_could_be_judged():
+def test_without_frames_the_summary_has_zero_steps_and_a_recommendation_to_record():
     summary = GradientFlowAnimator().summary_report()
     assert (summary.total_steps, summary.layers_with_vanishing_grads, summary.layers_with_exploding_grads) == (0, (), ())
-    assert "nothing could be judged" in summary.recommendations[-1]
+    assert "No gradient was recorded" in summary.recommendations[-1]
 
 
 def test_total_steps_is_the_last_step_plus_one():
@@ -287,7 +287,7 @@ def test_the_layers_with_issues_are_sorted_and_named_once():
 
 def test_recommendations_for_vanishing_layers_name_them_and_the_remedies():
     text = "\n".join(frames_with(5, vanishing=5).summary_report().recommendations)
-    for word in ("a", "residual", "normalisation", "learning rate", "Xavier", "Kaiming"):
+    for word in ("a", "residual", "normalization", "learning rate", "Xavier", "Kaiming"):
         assert word in text
     assert "clip" not in text.lower()
 
@@ -313,10 +313,10 @@ def test_the_last_recommendation_is_for_the_class(counts, words):
         assert len(frames_with(*counts).summary_report().recommendations) == 1
 
 
-# ---- out
+# ---- export
 
 
-def test_csv_has_the_header_of_the_description_and_numbers_with_8_decimals(tmp_path):
+def test_csv_has_the_documented_header_and_numbers_with_8_decimals(tmp_path):
     path = recorded({"a": [3.0, -4.0], "b": [1e-9]}).export_csv(tmp_path / "new" / "folder" / "flow.csv")
     assert path.read_text() == (
         "step,layer,mean_abs_grad,max_abs_grad,grad_norm,is_vanishing,is_exploding\n"
@@ -347,7 +347,7 @@ def strict_json(text: str):
     return json.loads(text, parse_constant=refuse)
 
 
-def test_json_is_strict_and_holds_every_number(tmp_path):
+def test_json_is_strict_and_contains_every_value(tmp_path):
     animator = recorded({"a": [3.0, -4.0], "b": [NAN]}, {"a": [-INF]})
     document = strict_json(animator.export_json(tmp_path / "deep" / "flow.json").read_text())
     first, second = document["frames"]

@@ -1,4 +1,4 @@
-"""How two tensors differ: element by element where both can be read, else by what is left of them, their statistics."""
+"""Compares two tensors element by element, or by their stored statistics if the values are gone."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ from torch import Tensor
 from sonde.errors import SondeError
 from sonde.rules.words import number
 from sonde.statistics.torch_ops import readable, reason
-from sonde.tools.fast_statistics import Floats, as_tensor
-from sonde.tools.tensor_statistics import Histogram, TensorStats
+from sonde.tools.tensors.fast_statistics import Floats, as_tensor
+from sonde.tools.tensors.tensor_statistics import TensorHistogram, TensorStats
 from sonde.views.numbers import counted
 from sonde.views.table import html_table, text_table
 
 CHUNK = 1 << 20  # elements in float64 at a time
-MAX_DENSE = 1 << 27  # elements of a sparse tensor that are written out to compare it
+MAX_DENSE = 1 << 27  # elements of a sparse tensor that may be converted to dense
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """`basis` is "values" where elements were compared, "statistics" where they could not be; `note` says why, in words.
+class TensorComparison:
+    """The differences of two tensors.
 
     Differences and cosine are over the pairs in which both numbers are finite. A pair is different unless its numbers are equal or both
     NaN. The relative difference is |a - b| / max(|a|, |b|). `distribution_distance` is the earth mover's distance (Wasserstein-1) in the
-    unit of the values: how far the average element would have to move; from statistics it is right to about the width of a bin.
-    What could not be told is NaN or None.
+    unit of the values; from statistics it is correct to about the width of a bin. Values that could not be computed are NaN or None.
     """
 
-    basis: str
-    note: str = ""
+    basis: str  # "values": elements were compared; "statistics": only histograms
+    note: str = ""  # why elements were not compared
     max_abs_difference: float = math.nan
     max_rel_difference: float = math.nan
     cosine: float = math.nan
@@ -47,7 +46,7 @@ class Comparison:
 
     @property
     def are_equal(self) -> bool | None:
-        """Whether all elements are equal; None where that could not be told."""
+        """True if all elements are equal; None if that is unknown."""
         return None if self.num_different is None else self.num_different == 0
 
     def _rows(self) -> list[tuple[str, str]]:
@@ -75,13 +74,13 @@ class Comparison:
         return html_table(("", ""), self._rows(), title="comparison", notes=[self.note] if self.note else [])
 
 
-def compare_values(first: Any, second: Any) -> Comparison:
-    """Element by element; of different shapes, only the distributions."""
+def compare_values(first: Any, second: Any) -> TensorComparison:
+    """Compares element by element; with different shapes, only the distributions."""
     a, b = _array(as_tensor(first)), _array(as_tensor(second))
     distance = earth_movers(_magnitudes(a), _magnitudes(b))
     if a.shape != b.shape:
         note = f"The shapes {list(a.shape)} and {list(b.shape)} differ, so only the distributions are compared."
-        return Comparison("values", note, distribution_distance=distance)
+        return TensorComparison("values", note, distribution_distance=distance)
     shape, a, b = a.shape, a.reshape(-1), b.reshape(-1)
     most = most_relative = 0.0
     dot = square_a = square_b = 0.0
@@ -103,7 +102,7 @@ def compare_values(first: Any, second: Any) -> Comparison:
         size = np.maximum(np.abs(x), np.abs(y))
         with np.errstate(over="ignore", invalid="ignore"):
             most = max(most, float(np.abs(x - y).max()))
-            relative = np.abs(x / size - y / size)  # divided first: the difference of two large numbers may be none
+            relative = np.abs(x / size - y / size)  # divided first: the difference of two large numbers may overflow
         most_relative = max(most_relative, float(np.nan_to_num(relative).max()))
         x, y = x / scale_a, y / scale_b
         dot += float(np.vdot(x, y).real)
@@ -111,8 +110,8 @@ def compare_values(first: Any, second: Any) -> Comparison:
         square_b += float(np.vdot(y, y).real)
     compared = a.size > num_bad
     norm = math.sqrt(square_a) * math.sqrt(square_b)
-    where = tuple(int(i) for i in np.unravel_index(first_at, shape)) if first_at >= 0 else None
-    return Comparison(
+    first_index = tuple(int(i) for i in np.unravel_index(first_at, shape)) if first_at >= 0 else None
+    return TensorComparison(
         basis="values",
         max_abs_difference=most if compared else math.nan,
         max_rel_difference=most_relative if compared else math.nan,
@@ -121,50 +120,50 @@ def compare_values(first: Any, second: Any) -> Comparison:
         num_different=num_different,
         num_pairs=int(a.size),
         num_bad_pairs=num_bad,
-        first_difference=where,
+        first_difference=first_index,
         first_values=(a[first_at].item(), b[first_at].item()) if first_at >= 0 else None,
     )
 
 
-def compare_statistics(first: TensorStats, second: TensorStats, why: str) -> Comparison:
-    """By the histograms that were kept when the tensors were inspected."""
+def compare_statistics(first: TensorStats, second: TensorStats, why: str) -> TensorComparison:
+    """Compares the histograms that were stored at the inspections. `why` is the reason why the values are not available."""
     distance = math.nan
     if first.histogram is not None and second.histogram is not None:
-        distance = _between(first.histogram, second.histogram)
-    note = f"{why} The values cannot be compared any more; only the distributions as they were when inspected are."
-    return Comparison("statistics", note, distribution_distance=distance)
+        distance = _histogram_distance(first.histogram, second.histogram)
+    note = f"{why} Its values cannot be compared any more, so the histograms of the inspections are compared."
+    return TensorComparison("statistics", note, distribution_distance=distance)
 
 
 def earth_movers(a: Floats, b: Floats) -> float:
-    """The area between the two distribution functions of the finite elements; NaN where one has none."""
+    """The area between the two distribution functions of the finite elements; NaN if one has none."""
     a, b = (np.sort(x[np.isfinite(x)]).astype(np.float64) for x in (a, b))
     if not a.size or not b.size:
         return math.nan
     scale = max(abs(float(x)) for x in (a[0], a[-1], b[0], b[-1])) or 1.0
-    edges = np.concatenate([a, b]) / scale  # the distance of two large numbers may be none
+    edges = np.concatenate([a, b]) / scale  # scaled: the difference of two large numbers may overflow
     edges.sort()
     share_a = np.searchsorted(a / scale, edges[:-1], "right") / a.size
     share_b = np.searchsorted(b / scale, edges[:-1], "right") / b.size
     return float((np.abs(share_a - share_b) * np.diff(edges)).sum()) * scale
 
 
-def _between(a: Histogram, b: Histogram) -> float:
+def _histogram_distance(a: TensorHistogram, b: TensorHistogram) -> float:
     edges = np.union1d(a.edges, b.edges)
     share_a, share_b = (
         np.interp(edges, one.edges, np.concatenate([[0.0], np.cumsum(one.counts)]) / one.counts.sum()) for one in (a, b)
     )
-    apart = np.abs(share_a - share_b)
-    return float(((apart[:-1] + apart[1:]) / 2 * np.diff(edges)).sum())
+    gap = np.abs(share_a - share_b)
+    return float(((gap[:-1] + gap[1:]) / 2 * np.diff(edges)).sum())
 
 
 @torch.no_grad()
 def _array(tensor: Tensor) -> npt.NDArray[Any]:
-    """The tensor as numpy has it, in a type that holds its numbers exactly; dense."""
+    """The tensor as a dense numpy array, in a dtype that represents its elements exactly."""
     try:
         plain = readable(tensor)
         if plain.layout is not torch.strided:
             if plain.numel() > MAX_DENSE:
-                raise SondeError(f"A sparse tensor of {plain.numel():,} elements is too large to be written out and compared.")
+                raise SondeError(f"A sparse tensor of {plain.numel():,} elements is too large to be converted to dense for a comparison.")
             plain = plain.to_dense()
         if plain.is_floating_point() and plain.dtype is not torch.float64:
             plain = plain.to(torch.float32)

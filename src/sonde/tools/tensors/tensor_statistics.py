@@ -1,6 +1,6 @@
-"""Everything about one tensor, for a person who asks: percentiles, histogram, outliers, beside the kernel's numbers.
+"""Full statistics of one tensor: the values of `fast_statistics`, percentiles, histogram and outliers.
 
-`quick` is one pass of the kernel and a sum. `describe` sorts the elements on the host. The tensor is neither changed nor kept.
+`describe` sorts the elements on the host, so it is slower than `fast_statistics`. The tensor is neither changed nor kept alive.
 """
 
 from __future__ import annotations
@@ -16,32 +16,28 @@ import torch
 from torch import Tensor
 
 from sonde.errors import SondeError
-from sonde.tools.fast_statistics import Floats as Floats
-from sonde.tools.fast_statistics import Quick as Quick
-from sonde.tools.fast_statistics import as_tensor as as_tensor
-from sonde.tools.fast_statistics import elements as elements
-from sonde.tools.fast_statistics import quick as quick
+from sonde.tools.tensors.fast_statistics import FastStatistics, Floats, as_tensor, elements, fast_statistics
 
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
-EXTREME_LOG2 = 3  # extreme: three doublings from the largest number of the dtype, or below its smallest normal one
-FAR_OUT = 3.0  # interquartile ranges beyond the quartiles: one of 400,000 normal numbers is that far out
-FAR_OUT_STD = 6.0  # where there is no interquartile range to speak of
-MAX_OUTLIERS = 8  # so many are named
+EXTREME_LOG2 = 3  # extreme: within a factor of 2^3 of the largest number of the dtype, or below its smallest normal number
+OUTLIER_IQR = 3.0  # interquartile ranges beyond the quartiles: exceeded by one of 400,000 normal numbers
+OUTLIER_STD = 6.0  # standard deviations, used if the interquartile range is 0
+MAX_OUTLIERS = 8  # listed with index and value
 MAX_BINS = 100_000
 _HISTOGRAM_CHUNK = 1 << 20  # elements in float64 at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Outlier:
-    """One element far out; `index` is empty for sparse tensors, whose stored elements have no place of their own."""
+    """One outlier; `index` is empty for sparse tensors."""
 
     index: tuple[int, ...]
     value: float
 
 
 @dataclass(frozen=True, slots=True)
-class Histogram:
-    """Finite elements by value: `counts[i]` of them are in [edges[i], edges[i + 1]), and in the last bin also at its end."""
+class TensorHistogram:
+    """Histogram of the finite elements: `counts[i]` are in [edges[i], edges[i + 1]); the last bin includes its upper edge."""
 
     counts: npt.NDArray[np.int64]
     edges: npt.NDArray[np.float64]
@@ -49,7 +45,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class TensorStats:
-    """Everything about one tensor at one moment. Numbers follow the conventions of `Quick`; nothing of the tensor is kept."""
+    """Statistics of one tensor at one moment, with the conventions of `FastStatistics`."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -65,11 +61,11 @@ class TensorStats:
     num_zeros: int
     num_nan: int
     num_inf: int
-    num_extreme: int = 0  # almost at the largest number of the dtype, or below the smallest normal one; 0 for integers
-    num_outliers: int = 0  # FAR_OUT
+    num_extreme: int = 0  # close to the largest number of the dtype, or below the smallest normal one; 0 for integers
+    num_outliers: int = 0  # beyond OUTLIER_IQR
     outliers: tuple[Outlier, ...] = ()  # the farthest, at most MAX_OUTLIERS
     percentiles: Mapping[int, float] = field(default_factory=dict)
-    histogram: Histogram | None = None  # None where there is no finite element
+    histogram: TensorHistogram | None = None  # None without a finite element
     unsupported: str = ""
 
     @property
@@ -84,11 +80,11 @@ class TensorStats:
 
 @torch.no_grad()
 def describe(value: Any, *, bins: int = 64) -> TensorStats:
-    """Everything about a tensor, array or list. Takes about twice its memory on the host for a moment; a tensor on a device is copied."""
+    """Full statistics of a tensor, array or list. Needs about twice its memory on the host; a tensor on a device is copied."""
     if isinstance(bins, bool) or not isinstance(bins, int) or not 1 <= bins <= MAX_BINS:
-        raise SondeError(f"A histogram cannot have bins={bins!r}: give a whole number from 1 to {MAX_BINS:,}, for instance bins=64.")
+        raise SondeError(f"A histogram cannot have bins={bins!r}: pass a whole number from 1 to {MAX_BINS:,}, for instance bins=64.")
     tensor = as_tensor(value)
-    found = quick(tensor)
+    found = fast_statistics(tensor)
     place = {
         "shape": shape_of(tensor),
         "dtype": str(tensor.dtype).removeprefix("torch."),
@@ -105,8 +101,8 @@ def describe(value: Any, *, bins: int = 64) -> TensorStats:
     finite = stored if found.is_finite else stored[np.isfinite(stored)]
     ordered = np.sort(finite)
     percentiles = {percent: percentile(ordered, num_implicit, percent) for percent in PERCENTILES}
-    low, high = _fences(ordered, found, percentiles)
-    # Whatever is beyond the fences stands at the ends of what is sorted; implicit zeros are there only where zeros are rare.
+    low, high = _outlier_bounds(ordered, found, percentiles)
+    # Outliers are at both ends of the sorted elements. Implicit zeros are outliers only if a bound excludes zero.
     num_below = int(np.searchsorted(ordered, low, "left")) + (num_implicit if low > 0 else 0)
     num_above = ordered.size - int(np.searchsorted(ordered, high, "right")) + (num_implicit if high < 0 else 0)
     return TensorStats(
@@ -120,14 +116,14 @@ def describe(value: Any, *, bins: int = 64) -> TensorStats:
 
 
 def num_bytes(tensor: Tensor) -> int:
-    """Of the elements that it shows; 0 where it has no memory. A view may keep a larger storage alive: see `TensorInspector.memory`."""
+    """Bytes of its elements; 0 without memory. A view may keep a larger storage alive: see `TensorInspector.memory`."""
     try:
         if tensor.is_meta:
             return 0
         if tensor.layout is not torch.strided:
             return sum(part.numel() * part.element_size() for part in _stored_parts(tensor))
         return tensor.numel() * tensor.element_size()
-    except Exception:  # jagged, lazy, a stranger's class: not known
+    except Exception:  # jagged, lazy or a subclass: unknown
         return 0
 
 
@@ -142,12 +138,12 @@ def _stored_parts(tensor: Tensor) -> list[Tensor]:
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
     try:
         return tuple(int(size) for size in tensor.shape)
-    except Exception:  # a jagged tensor has sizes that are no numbers
+    except Exception:  # the sizes of a jagged tensor are symbolic
         return ()
 
 
 def percentile(ordered: Floats, num_implicit: int, percent: float) -> float:
-    """By linear interpolation, of sorted finite elements and so many more zeros."""
+    """A percentile of sorted finite elements plus `num_implicit` zeros, by linear interpolation."""
     num_negative = int(np.searchsorted(ordered, 0.0, "left")) if num_implicit else ordered.size
 
     def at(rank: int) -> float:
@@ -161,19 +157,19 @@ def percentile(ordered: Floats, num_implicit: int, percent: float) -> float:
     return below * (1 - share) + above * share
 
 
-def histogram(ordered: Floats, num_implicit: int, bins: int) -> Histogram:
-    """Of sorted finite elements (and so many more zeros) between the lowest and the highest, in bins of equal width."""
+def histogram(ordered: Floats, num_implicit: int, bins: int) -> TensorHistogram:
+    """Histogram of sorted finite elements plus `num_implicit` zeros, in bins of equal width."""
     ends = [*ordered[:1].tolist(), *ordered[-1:].tolist(), *([0.0] if num_implicit else [])]
     low, high = min(ends), max(ends)
     if low == high:
-        room = abs(low) / 2 or 0.5
-        low, high = low - room, high + room
-    # Brought near 1, exactly: the distance of two large numbers is no float, and numpy refuses that of two tiny ones.
+        half_width = abs(low) / 2 or 0.5
+        low, high = low - half_width, high + half_width
+    # Scaled to about 1 by a power of two, which is exact: huge differences overflow, and numpy rejects tiny ones.
     exponent = math.frexp(max(abs(low), abs(high)))[1]
     shift = exponent if abs(exponent) > 500 else 0
     low, high = math.ldexp(low, -shift), math.ldexp(high, -shift)
     edges = np.linspace(low, high, bins + 1)
-    while bins > 1 and not (np.diff(edges) > 0).all():  # neighbours in float64: no room for so many bins
+    while bins > 1 and not (np.diff(edges) > 0).all():  # neighboring float64 numbers: too close for so many bins
         bins //= 2
         edges = np.linspace(low, high, bins + 1)
     counts = np.zeros(bins, dtype=np.int64)
@@ -182,21 +178,21 @@ def histogram(ordered: Floats, num_implicit: int, bins: int) -> Histogram:
         counts += np.histogram(np.ldexp(part, -shift) if shift else part, edges)[0]
     if num_implicit:
         counts += num_implicit * np.histogram([0.0], edges)[0]
-    return Histogram(counts, np.ldexp(edges, shift))
+    return TensorHistogram(counts, np.ldexp(edges, shift))
 
 
-def _fences(ordered: Floats, found: Quick, percentiles: Mapping[int, float]) -> tuple[float, float]:
-    """Outside of these an element is an outlier."""
+def _outlier_bounds(ordered: Floats, found: FastStatistics, percentiles: Mapping[int, float]) -> tuple[float, float]:
+    """Lower and upper bound; elements outside are outliers."""
     first, third = percentiles[25], percentiles[75]
     common = (first, third) if first == third else ()
-    if common:  # half of the elements or more are equal, as after a ReLU: the others are compared with each other
+    if common:  # at least half of the elements are equal, as after a ReLU: the bounds come from the others
         others = ordered[ordered != first]
         if others.size:
             first, third = percentile(others, 0, 25), percentile(others, 0, 75)
-    distance = FAR_OUT * (third - first)
+    distance = OUTLIER_IQR * (third - first)
     if distance > 0:
         return min((first - distance, *common)), max((third + distance, *common))
-    return found.mean - FAR_OUT_STD * found.std, found.mean + FAR_OUT_STD * found.std
+    return found.mean - OUTLIER_STD * found.std, found.mean + OUTLIER_STD * found.std
 
 
 def _num_extreme(ordered: Floats, dtype: torch.dtype) -> int:
@@ -210,7 +206,7 @@ def _num_extreme(ordered: Floats, dtype: torch.dtype) -> int:
     return int(outside + inside - zeros)
 
 
-def _outliers(stored: Floats, low: float, high: float, found: Quick, tensor: Tensor) -> tuple[Outlier, ...]:
+def _outliers(stored: Floats, low: float, high: float, found: FastStatistics, tensor: Tensor) -> tuple[Outlier, ...]:
     if found.min >= low and found.max <= high:
         return ()
     (where,) = np.nonzero(np.isfinite(stored) & ((stored < low) | (stored > high)))

@@ -1,11 +1,11 @@
-"""Globs, regular expressions, and letters about names that do not exist."""
+"""Globs, regular expressions, and errors about names that do not exist."""
 
 import logging
 
 import pytest
 
 from sonde.errors import SondeError
-from sonde.tools.layer_patterns import Patterns, matching, require_name
+from sonde.tools.layer_patterns import LayerPatterns, require_name, select_names
 
 NAMES = [
     "encoder", "encoder.layer.0", "encoder.layer.0.attention", "encoder.layer.0.attention.query", "encoder.layer.1.attention",
@@ -30,22 +30,22 @@ NAMES = [
         ("^(encoder|head)$", ["encoder", "head"]),
     ],
 )
-def test_a_pattern_selects(pattern, expected):
-    assert [name for name in NAMES if Patterns(pattern).matches(name)] == expected
+def test_a_pattern_selects_the_expected_names(pattern, expected):
+    assert [name for name in NAMES if LayerPatterns(pattern).matches(name)] == expected
 
 
 def test_several_patterns_select_each_name_once_and_in_its_order():
-    assert matching(["head", "enc*der", "h*"], NAMES) == ["encoder", "head"]
+    assert select_names(["head", "enc*der", "h*"], NAMES) == ["encoder", "head"]
 
 
 @pytest.mark.parametrize("pattern", ["re:layer[", "(encoder", "re:", "", [], [3]])
-def test_a_pattern_that_cannot_be_read_is_refused_when_it_is_built(pattern):
+def test_an_invalid_pattern_is_refused_at_construction(pattern):
     with pytest.raises(SondeError):
-        Patterns(pattern)
+        LayerPatterns(pattern)
 
 
 def test_a_pattern_that_matches_nothing_warns_once_and_names_the_nearest(caplog):
-    patterns = Patterns(["head", "heat*"])
+    patterns = LayerPatterns(["head", "heat*"])
     with caplog.at_level(logging.WARNING, "sonde"):
         assert patterns.select(NAMES) == ["head"]
         assert patterns.select(NAMES) == ["head"]
@@ -61,12 +61,12 @@ def test_a_wrong_name_is_answered_with_the_nearest_names():
     assert second.startswith("Nearest: encoder.layer.0.attention, ")
 
 
-def test_a_name_like_no_other_is_answered_with_the_names_there_are():
+def test_an_unknown_name_without_a_near_one_is_answered_with_all_names():
     with pytest.raises(SondeError, match=r"There are: encoder, .* and 5 more"):
         require_name("zzz", NAMES)
-    with pytest.raises(SondeError, match="There is none at all"):
+    with pytest.raises(SondeError, match="There are none"):
         require_name("zzz", [], "parameter")
 
 
-def test_a_right_name_is_given_back():
+def test_a_known_name_is_returned():
     assert require_name("head", NAMES) == "head"

@@ -1,7 +1,7 @@
-"""What gradients recorded over steps say about each layer: vanishing, exploding, dead, and how they change.
+"""GradientReport: a verdict per layer (healthy, vanishing, exploding, dead) and trends, from the gradients of the recorded steps.
 
-A layer is compared with the last layers of the same model and with its own weights, since the scale of the loss is arbitrary.
-The constants are those of the rules that judge a whole run.
+A layer is compared with the last layers of the same model and with its own weights, because the scale of the loss is arbitrary.
+The thresholds are those of the rules for whole runs.
 """
 
 from __future__ import annotations
@@ -20,28 +20,37 @@ from sonde.rules.depth import SHALLOWEST
 from sonde.rules.exploding_gradient import LEAP, NUM_LEAPS, USUAL
 from sonde.rules.vanishing_gradient import FADED, PATIENCE
 from sonde.rules.words import listing, number
-from sonde.tools.gradient_flow_frames import GradientFrame, LayerGradient
-from sonde.tools.gradient_health import ClippingAdvice, GradientHealth, clipping_advice, health_of, issue_share, recommendations
-from sonde.tools.gradient_noise_scale import NoiseScale
+from sonde.tools.gradients.gradient_frames import GradientFrame, LayerGradient
+from sonde.tools.gradients.gradient_health import (
+    ClippingAdvice,
+    GradientHealth,
+    classify_health,
+    clipping_advice,
+    issue_share,
+    recommendations,
+)
+from sonde.tools.gradients.gradient_noise_scale import NoiseScale
 from sonde.views.numbers import counted
 from sonde.views.plots import Plot, layer_heatmap
 from sonde.views.table import html_table, text_table
 
-TREND_POINTS = 8  # steps with a positive norm: fewer have no direction
+TREND_POINTS = 8  # steps with a positive norm: fewer show no trend
 TREND_DECADES = 0.5  # over the recorded steps, by a straight line through the logarithms: a factor of three
-TREND_FIT = 0.5  # share of the variance that the line explains; below it the norms only scatter
+TREND_FIT = 0.5  # share of the variance that the line explains; below it there is no trend
 MAX_ROWS = 40  # of a printed table
 UNKNOWN = "could not tell"
 
 
 @dataclass(frozen=True, slots=True)
 class LayerReport:
+    """Gradient norms of one layer over the recorded steps, with a verdict."""
+
     name: str
-    steps: tuple[int, ...]  # those in which it had a gradient
+    steps: tuple[int, ...]  # steps in which the layer had a gradient
     norms: tuple[float, ...]  # L2, by step
     mean_abs: tuple[float, ...]
     trend: str  # "rising", "falling", "steady" or "could not tell"
-    per_weight: float  # last norm over the norm of the layer's weights; NaN where these are not known
+    per_weight: float  # last norm over the norm of the layer's weights; NaN if these are not known
     verdict: str  # "healthy", "vanishing", "exploding" or "dead"
     why: str  # the evidence, in one sentence; empty for a healthy layer
 
@@ -52,36 +61,44 @@ class LayerReport:
 
 @dataclass(frozen=True, slots=True)
 class GradientReport:
-    """Everything that could be told. `overall_health` is None where nothing was recorded."""
+    """Result of `GradientDebugger.analyze`. `overall_health` is None if nothing was recorded."""
 
     num_steps: int
-    steps_told_by: str
-    layers: Mapping[str, LayerReport]  # by depth
+    steps_counted_by: str  # what ends a step, as a sentence
+    layers: Mapping[str, LayerReport]  # in order of depth
     overall_health: GradientHealth | None
     clipping: ClippingAdvice
     noise_scale: NoiseScale
     recommendations: tuple[str, ...]
     frames: tuple[GradientFrame, ...] = field(repr=False, default=())
 
+    @property
+    def steps_told_by(self) -> str:
+        """The same as `steps_counted_by`, under the name of version 0.1."""
+        return self.steps_counted_by
+
     def vanishing_layers(self) -> list[str]:
-        return self._judged("vanishing")
+        """Layers with the verdict "vanishing"."""
+        return self._with_verdict("vanishing")
 
     def exploding_layers(self) -> list[str]:
-        return self._judged("exploding")
+        """Layers with the verdict "exploding"."""
+        return self._with_verdict("exploding")
 
     def dead_layers(self) -> list[str]:
-        """Layers whose gradient is zero to the last bit, or that never got one."""
-        return self._judged("dead")
+        """Layers with a gradient of exactly zero, or without any gradient."""
+        return self._with_verdict("dead")
 
-    def _judged(self, verdict: str) -> list[str]:
+    def _with_verdict(self, verdict: str) -> list[str]:
         return [name for name, layer in self.layers.items() if layer.verdict == verdict]
 
     @property
     def total_norms(self) -> list[float]:
+        """The norm of all gradients per step."""
         return [frame.total_norm for frame in self.frames]
 
     def plot(self, path: str | Path | None = None) -> Plot:
-        """Norms of all layers over steps as a heat map; written where a path is given (.png, .svg, .pdf, .html, .json)."""
+        """Norms of all layers over steps as a heat map; written to `path` if there is one (.png, .svg, .pdf, .html, .json)."""
         by_step = [{layer.name: layer.grad_norm for layer in frame.layers} for frame in self.frames]
         matrix = np.array([[column.get(name, 0.0) for column in by_step] for name in self.layers]).reshape(len(self.layers), len(by_step))
         steps = [frame.step for frame in self.frames]
@@ -91,6 +108,7 @@ class GradientReport:
         return plot
 
     def summary(self) -> str:
+        """The report as text: a table of layers, clipping advice, noise scale and recommendations."""
         if self.overall_health is None:
             return f"gradients: {UNKNOWN}. {self.recommendations[0]}"
         rows, left_out = self._rows()
@@ -108,13 +126,13 @@ class GradientReport:
 
     def _headline(self) -> str:
         health = self.overall_health.value.replace("_", " ") if self.overall_health else UNKNOWN
-        return f"gradients: {health}, {counted(len(self.layers), 'layer')} over {counted(self.num_steps, 'step')} ({self.steps_told_by})"
+        return f"gradients: {health}, {counted(len(self.layers), 'layer')} over {counted(self.num_steps, 'step')} ({self.steps_counted_by})"
 
     def _facts(self) -> list[str]:
         return [f"clipping     {self.clipping}", f"noise scale  {self.noise_scale}"]
 
     def _rows(self) -> tuple[list[list[object]], str]:
-        """All layers where there are few, otherwise first those with a verdict."""
+        """Rows of the table and a note on omitted layers. Layers with a verdict come first if there are too many."""
         layers = list(self.layers.values())
         shown = layers
         if len(layers) > MAX_ROWS:
@@ -139,7 +157,7 @@ class GradientReport:
 _HEAD = ("layer", "first norm", "last norm", "per weight", "trend", "verdict")
 
 
-def judge(
+def build_gradient_report(
     frames: Sequence[GradientFrame],
     order: Sequence[str],
     scales: Mapping[str, float],
@@ -147,52 +165,52 @@ def judge(
     vanishing_threshold: float,
     exploding_threshold: float,
     noise: NoiseScale,
-    steps_told_by: str,
+    steps_counted_by: str,
 ) -> GradientReport:
-    """`order` is the depth of the layers, `scales` the norms of their weights where these are known."""
+    """Builds the report. `order` lists the layers by depth; `scales` has the norms of their weights, if these are known."""
     if not frames:
         advice = ("No gradient was recorded: call register_hooks(model) before backward(), or record_gradient_flow(layer, gradient).",)
-        return GradientReport(0, steps_told_by, {}, None, clipping_advice(()), noise, advice)
+        return GradientReport(0, steps_counted_by, {}, None, clipping_advice(()), noise, advice)
     flags = [_flags(frame, order, scales, vanishing_threshold, exploding_threshold) for frame in frames]
     rows: dict[str, list[Row]] = {name: [] for name in order}
     for frame, row in zip(frames, flags):
         for layer in frame.layers:
-            rows[layer.name].append((frame.step, layer, row.get(layer.name, _FINE)))
-    layers = {name: _layer(name, rows[name], len(frames), scales.get(name, math.nan)) for name in order}
+            rows[layer.name].append((frame.step, layer, row.get(layer.name, _NO_ISSUE)))
+    layers = {name: _layer_report(name, rows[name], len(frames), scales.get(name, math.nan)) for name in order}
     verdicts = {name: layer.verdict for name, layer in layers.items()}
     judged = tuple(
-        replace(frame, layers=tuple(_flagged(layer, row.get(layer.name, _FINE).kind, verdicts) for layer in frame.layers))
+        replace(frame, layers=tuple(_with_verdict_flags(layer, row.get(layer.name, _NO_ISSUE).kind, verdicts) for layer in frame.layers))
         for frame, row in zip(frames, flags)
     )
     vanishing, exploding, dead = ([n for n in order if verdicts[n] == kind] for kind in ("vanishing", "exploding", "dead"))
-    health = health_of(exploded=bool(exploding), vanished=bool(vanishing or dead), issue_share=issue_share(judged))
+    health = classify_health(exploded=bool(exploding), vanished=bool(vanishing or dead), issue_share=issue_share(judged))
     clipping = clipping_advice(judged)
     lines = recommendations(vanishing, exploding, health, clipping)
     if dead:
         unused = [name for name in dead if not layers[name].norms]
         zero = [name for name in dead if layers[name].norms]
-        lines = (*_for_dead(zero, unused), *lines)
+        lines = (*_dead_recommendations(zero, unused), *lines)
     if clipping.max_norm is not None and not exploding:
         call = f"torch.nn.utils.clip_grad_norm_(model.parameters(), {number(clipping.max_norm)})"
-        lines = (f"Spikes: {call} takes them off; {clipping.reason}.", *(() if health is GradientHealth.HEALTHY else lines))
-    return GradientReport(len(frames), steps_told_by, layers, health, clipping, noise, lines, judged)
+        lines = (f"Spikes: {call} removes them; {clipping.reason}.", *(() if health is GradientHealth.HEALTHY else lines))
+    return GradientReport(len(frames), steps_counted_by, layers, health, clipping, noise, lines, judged)
 
 
-class Flag(NamedTuple):
-    """One layer in one step: "zero", "vanishing", "exploding" or "", and compared with what."""
+class LayerFlag(NamedTuple):
+    """The issue of one layer in one step."""
 
-    kind: str
-    how: str
-
-
-_FINE = Flag("", "")
-Row = tuple[int, LayerGradient, Flag]
+    kind: str  # "zero", "vanishing", "exploding" or "" (none)
+    evidence: str  # the comparison behind it
 
 
-def _for_dead(zero: Sequence[str], unused: Sequence[str]) -> list[str]:
+_NO_ISSUE = LayerFlag("", "")
+Row = tuple[int, LayerGradient, LayerFlag]
+
+
+def _dead_recommendations(zero: Sequence[str], unused: Sequence[str]) -> list[str]:
     lines = []
     if zero:
-        lines.append(f"Zero gradients in {listing(zero)}: look for dead ReLUs, a detached value or an output that is not used after them.")
+        lines.append(f"Zero gradients in {listing(zero)}: check for dead ReLUs, a detached tensor or an unused output after them.")
     if unused:
         lines.append(f"No gradient ever reached {listing(unused)}: the loss does not depend on them, or they are used under no_grad.")
     return lines
@@ -200,38 +218,38 @@ def _for_dead(zero: Sequence[str], unused: Sequence[str]) -> list[str]:
 
 def _flags(
     frame: GradientFrame, order: Sequence[str], scales: Mapping[str, float], vanishing: float, exploding: float
-) -> dict[str, Flag]:
-    """What is wrong with which layer in this one step; a layer that is fine is not there."""
+) -> dict[str, LayerFlag]:
+    """The issues of one step by layer; layers without an issue are missing."""
     here = {layer.name: layer for layer in frame.layers}
     deep = [name for name in order if name in here and 0 < here[name].grad_norm < math.inf]
     last = deep[-max(1, len(deep) // 4) :] if len(deep) >= SHALLOWEST else []
-    norm_there = max((here[name].grad_norm for name in last), default=math.nan)
-    per_weight_there = max((here[name].grad_norm / scales[name] for name in last if scales.get(name, 0.0) > 0), default=math.nan)
-    found: dict[str, Flag] = {}
+    last_norm = max((here[name].grad_norm for name in last), default=math.nan)
+    last_per_weight = max((here[name].grad_norm / scales[name] for name in last if scales.get(name, 0.0) > 0), default=math.nan)
+    found: dict[str, LayerFlag] = {}
     for name, layer in here.items():
         norm, scale = layer.grad_norm, scales.get(name, 0.0)
         known = 0 < scale < math.inf
-        # Comparisons with NaN are false: where there is nothing to compare with, nothing is said.
-        relative = norm / norm_there
-        per_weight = norm / scale / per_weight_there if known and per_weight_there == per_weight_there else relative
-        beside = f"{number(relative)} times that of the last layers"
-        alone = f"{number(norm / scale)} times its weights" if known else f"with a mean of {number(layer.mean_abs_grad)}"
+        # Comparisons with NaN are false, so a layer without a reference gets no flag.
+        relative = norm / last_norm
+        per_weight = norm / scale / last_per_weight if known and last_per_weight == last_per_weight else relative
+        compared = f"{number(relative)} times that of the last layers"
+        absolute = f"{number(norm / scale)} times its weights" if known else f"with a mean of {number(layer.mean_abs_grad)}"
         if not math.isfinite(norm):
-            found[name] = Flag("exploding", "not finite")
+            found[name] = LayerFlag("exploding", "not finite")
         elif norm == 0:
-            found[name] = Flag("zero", "exactly zero")
+            found[name] = LayerFlag("zero", "exactly zero")
         elif min(relative, per_weight) >= GROWTH:
-            found[name] = Flag("exploding", beside)
+            found[name] = LayerFlag("exploding", compared)
         elif norm > exploding * scale if known else layer.max_abs_grad > exploding:
-            found[name] = Flag("exploding", alone)
+            found[name] = LayerFlag("exploding", absolute)
         elif max(relative, per_weight) <= FADED:
-            found[name] = Flag("vanishing", beside)
+            found[name] = LayerFlag("vanishing", compared)
         elif norm < vanishing * scale if known else layer.mean_abs_grad < vanishing:
-            found[name] = Flag("vanishing", alone)
+            found[name] = LayerFlag("vanishing", absolute)
     return found
 
 
-def _layer(name: str, rows: Sequence[Row], num_steps: int, scale: float) -> LayerReport:
+def _layer_report(name: str, rows: Sequence[Row], num_steps: int, scale: float) -> LayerReport:
     steps = tuple(step for step, _, _ in rows)
     norms = tuple(layer.grad_norm for _, layer, _ in rows)
     verdict, why = _verdict(rows, norms, num_steps)
@@ -241,43 +259,43 @@ def _layer(name: str, rows: Sequence[Row], num_steps: int, scale: float) -> Laye
 
 
 def _verdict(rows: Sequence[Row], norms: Sequence[float], num_steps: int) -> tuple[str, str]:
-    """One noisy step is no verdict: what is said holds in `PATIENCE` steps to the last, or in all where there are fewer."""
+    """The verdict and its evidence. It must hold in the last `PATIENCE` steps (in all, if there are fewer): one step may be noise."""
     if not rows:
         return "dead", f"no gradient in {counted(num_steps, 'step')}"
     need = min(PATIENCE, len(rows))
     bad = [step for step, layer, _ in rows if not math.isfinite(layer.grad_norm)]
     if bad:
         return "exploding", f"not finite in {len(bad)} of {counted(len(rows), 'step')}, first in step {bad[0]}"
-    high = [(layer.grad_norm, flag.how) for _, layer, flag in rows if flag.kind == "exploding"]
+    high = [(layer.grad_norm, flag.evidence) for _, layer, flag in rows if flag.kind == "exploding"]
     if len(high) >= need:
         norm, how = max(high)
         return "exploding", f"norm up to {number(norm)}, {how}, in {len(high)} of {counted(len(rows), 'step')}"
     leaps = [i for i in range(USUAL, len(norms)) if norms[i] > LEAP * median(norms[i - USUAL : i]) > 0]
     if len(leaps) >= NUM_LEAPS:
-        return "exploding", f"leapt to more than {LEAP:g} times its usual norm in {len(leaps)} steps"
+        return "exploding", f"more than {LEAP:g} times its usual norm in {len(leaps)} steps"
     ending = [flag.kind for _, _, flag in rows[-need:]]
     if all(flag == "zero" for flag in ending):
-        return "dead", f"exactly zero in the last {counted(_run(rows, 'zero'), 'step')}"
+        return "dead", f"exactly zero in the last {counted(_last_streak(rows, 'zero'), 'step')}"
     if all(flag in ("vanishing", "zero") for flag in ending):
-        num = _run(rows, "vanishing", "zero")
-        return "vanishing", f"norm {number(norms[-1])}, {rows[-1][2].how}, in the last {counted(num, 'step')}"
+        num = _last_streak(rows, "vanishing", "zero")
+        return "vanishing", f"norm {number(norms[-1])}, {rows[-1][2].evidence}, in the last {counted(num, 'step')}"
     return "healthy", ""
 
 
-def _run(rows: Sequence[Row], *kinds: str) -> int:
-    """How many steps to the last are of these kinds."""
+def _last_streak(rows: Sequence[Row], *kinds: str) -> int:
+    """Number of consecutive last steps with a flag of these kinds."""
     return next((at for at, row in enumerate(reversed(rows)) if row[2].kind not in kinds), len(rows))
 
 
-def _flagged(layer: LayerGradient, flag: str, verdicts: Mapping[str, str]) -> LayerGradient:
-    """The layer in this step as it was judged over all steps: what was called chance does not count as an issue."""
+def _with_verdict_flags(layer: LayerGradient, flag: str, verdicts: Mapping[str, str]) -> LayerGradient:
+    """The layer with its flags corrected by the verdict over all steps: a flag that the verdict does not confirm is no issue."""
     verdict = verdicts[layer.name]
     is_exploding = verdict == "exploding" and flag == "exploding"
     return replace(layer, is_exploding=is_exploding, is_vanishing=verdict in ("vanishing", "dead") and flag in ("vanishing", "zero"))
 
 
 def trend(steps: Sequence[int], norms: Sequence[float]) -> str:
-    """The direction of a straight line through the logarithms of the norms."""
+    """The slope of a straight line through the logarithms of the norms: "rising", "falling", "steady" or "could not tell"."""
     points = [(step, math.log10(norm)) for step, norm in zip(steps, norms) if 0 < norm < math.inf]
     if len(points) < TREND_POINTS:
         return UNKNOWN

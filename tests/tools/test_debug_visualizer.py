@@ -1,4 +1,4 @@
-"""DebugVisualizer: files from tensors, names that are safe, one page, plug-ins that are really installed."""
+"""DebugVisualizer: files from tensors, safe file names, the dashboard page, and installed plug-ins."""
 
 import gc
 import json
@@ -30,7 +30,7 @@ def model():
     return torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
 
 
-def test_a_training_is_drawn_and_put_on_one_page(tmp_path):
+def test_plots_of_a_training_are_combined_on_one_page(tmp_path):
     visualizer = DebugVisualizer(VisualizationConfig(output_directory=tmp_path, format="png", dpi=60))
     net, steps = model(), list(range(6))
     norms = {name: [] for name, _ in net.named_parameters()}
@@ -74,7 +74,7 @@ def test_every_format_is_written_under_its_suffix(tmp_path, format):
     ],
     ids=lambda tensor: str(tensor.dtype),
 )
-def test_tensors_of_every_kind_give_their_numbers(visualizer, tensor):
+def test_tensors_of_every_kind_are_plotted_with_their_values(visualizer, tensor):
     data = read(visualizer.plot_tensor_distribution("t", tensor))
     assert data["num_values"] == 2
     assert [data["quantiles"]["0.05"], data["quantiles"]["0.95"]] == [1.0, 1.0]
@@ -82,7 +82,7 @@ def test_tensors_of_every_kind_give_their_numbers(visualizer, tensor):
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
-def test_a_quantised_tensor_gives_the_numbers_that_it_stands_for(visualizer):
+def test_a_quantized_tensor_is_plotted_dequantized(visualizer):
     data = read(visualizer.plot_tensor_distribution("q", torch.quantize_per_tensor(torch.tensor([1.0, 2.0]), 0.5, 0, torch.qint8)))
     assert data["edges"][0] == 1.0
 
@@ -99,25 +99,25 @@ def test_a_tensor_is_neither_changed_nor_kept_alive(visualizer):
     assert gone() is None
 
 
-def test_a_tensor_that_changes_in_place_later_leaves_the_picture_as_it_was(visualizer):
+def test_a_later_in_place_change_does_not_change_the_plot(visualizer):
     tensor = torch.ones(4, 4, dtype=torch.float64)
     visualizer.plot_activation_heatmap("a", tensor)
     tensor.fill_(9.0)
     assert visualizer.get_plot("a").data["values"] == [[1.0] * 4] * 4
 
 
-def test_drawing_uses_no_random_numbers_of_the_training(visualizer):
+def test_plotting_does_not_change_the_random_state(visualizer):
     state = torch.get_rng_state()
     visualizer.plot_weight_histogram("w", torch.nn.utils.parameters_to_vector(torch.nn.ParameterList([torch.ones(3)])))
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_values_that_are_all_nan_or_none_are_drawn(visualizer):
+def test_all_nan_and_empty_values_are_drawn(visualizer):
     assert read(visualizer.plot_tensor_distribution("nan", torch.full((3,), math.nan)))["non_finite"] == {"NaN": 3}
     assert read(visualizer.plot_tensor_distribution("none", torch.empty(0)))["num_values"] == 0
 
 
-def test_a_meta_tensor_and_a_negative_number_of_bins_are_letters(visualizer):
+def test_a_meta_tensor_and_a_negative_number_of_bins_raise_a_clear_error(visualizer):
     with pytest.raises(SondeError, match="meta tensor"):
         visualizer.plot_tensor_distribution("m", torch.empty(3, device="meta"))
     with pytest.raises(SondeError, match="bins=-4"):
@@ -128,7 +128,7 @@ def test_a_meta_tensor_and_a_negative_number_of_bins_are_letters(visualizer):
 # ---- files
 
 
-def test_names_of_any_kind_stay_in_the_directory_and_apart(visualizer, tmp_path):
+def test_files_of_all_names_stay_in_the_directory_and_are_distinct(visualizer, tmp_path):
     names = ["layer/0 weird:name", "layer_0_weird_name", "../../outside", "layer 0/weird:name", "Layer_0_weird_name", "dashboard"]
     paths = [visualizer.plot_tensor_distribution(name, [float(i)]) for i, name in enumerate(names)]
     assert len(set(paths)) == len(names)
@@ -136,7 +136,7 @@ def test_names_of_any_kind_stay_in_the_directory_and_apart(visualizer, tmp_path)
     assert [read(path)["name"] for path in paths] == names
 
 
-def test_the_same_name_again_replaces_its_picture(visualizer):
+def test_the_same_name_replaces_the_plot(visualizer):
     first = visualizer.plot_tensor_distribution("a", [1.0])
     assert visualizer.plot_tensor_distribution("a", [1.0, 2.0]) == first
     assert read(first)["num_values"] == 2
@@ -148,14 +148,14 @@ def test_a_page_named_like_the_dashboard_does_not_replace_it(tmp_path):
     assert visualizer.plot_tensor_distribution("dashboard", [1.0]) != visualizer.create_dashboard()
 
 
-def test_a_directory_that_cannot_be_written_is_a_letter(tmp_path):
+def test_a_directory_that_cannot_be_written_raises_a_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SondeError, match="cannot be made"):
         DebugVisualizer(VisualizationConfig(tmp_path / "file")).plot_tensor_distribution("a", [1.0])
 
 
 @pytest.mark.parametrize("wrong", [{"format": "jpeg"}, {"dpi": 0}, {"dpi": True}, {"dpi": 1e9}])
-def test_a_setting_that_cannot_be_meant_is_refused(wrong):
+def test_an_invalid_setting_is_refused(wrong):
     with pytest.raises(SondeError, match=next(iter(wrong))):
         VisualizationConfig(**wrong)
 
@@ -166,7 +166,7 @@ def test_the_nearest_plots_are_suggested(visualizer):
         visualizer.create_dashboard(["gradient"])
 
 
-def test_a_dashboard_of_nothing_says_so(visualizer):
+def test_an_empty_dashboard_has_a_message(visualizer):
     visualizer.plot_tensor_distribution("not asked for", [1.0])
     assert "0 pictures" in visualizer.create_dashboard([]).read_text()
     assert "1 picture<" in visualizer.create_dashboard("not asked for").read_text()
@@ -201,7 +201,7 @@ distribution = sonde_rings:broken
 
 @pytest.fixture
 def plugins(tmp_path, monkeypatch):
-    """A distribution with plots of its own, installed as pip would install it."""
+    """An installed distribution with its own plots."""
     site = tmp_path / "site"
     info = site / "sonde_rings-1.0.dist-info"
     info.mkdir(parents=True)
@@ -219,25 +219,26 @@ def test_a_plot_of_a_plugin_is_drawn_by_name(visualizer, plugins):
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"), [("broken", "ZeroDivisionError: radius of nothing"), ("wrong", "gave a str"), ("absent", "sonde_rings_of_yesterday")]
+    ("kind", "message"),
+    [("broken", "ZeroDivisionError: radius of nothing"), ("wrong", "returned a str"), ("absent", "sonde_rings_of_yesterday")],
 )
-def test_a_broken_plugin_is_reported_and_costs_one_picture(visualizer, plugins, caplog, kind, said):
+def test_a_broken_plugin_is_logged_and_costs_one_plot(visualizer, plugins, caplog, kind, message):
     assert visualizer.plot(kind, "x", radius=1) is None
-    assert said in caplog.text
+    assert message in caplog.text
     assert kind in caplog.text
     assert visualizer.plot("ring", "y", radius=1)
     assert visualizer.get_plot_names() == ["y"]
 
 
-def test_a_plugin_does_not_take_the_place_of_a_plot_of_sondes(visualizer, plugins):
+def test_a_plugin_does_not_replace_a_built_in_plot(visualizer, plugins):
     assert read(visualizer.plot("distribution", "d", values=torch.ones(3)))["kind"] == "distribution"
 
 
-def test_a_letter_from_a_plugin_reaches_the_user(visualizer, plugins):
+def test_a_sonde_error_from_a_plugin_reaches_the_user(visualizer, plugins):
     with pytest.raises(SondeError, match="bins=-1"):
         visualizer.plot("particular", "x", radius=-1)
 
 
-def test_an_unknown_kind_gets_the_nearest(visualizer, plugins):
+def test_an_unknown_kind_is_answered_with_the_nearest(visualizer, plugins):
     with pytest.raises(SondeError, match="Nearest: ring"):
         visualizer.plot("rings", "x")

@@ -1,6 +1,6 @@
-"""A tensor, array or list in one pass of the kernel: what every tool of the workbench measures with.
+"""Statistics of a tensor, array or list in one pass of the native kernel. All tools measure with it.
 
-Any dtype and any layout is taken and nothing is changed; what cannot be measured says why instead of giving a number.
+Every dtype and layout is accepted and nothing is changed. A tensor that cannot be measured gets the reason in `unsupported`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _EXACT_IN_FLOAT32 = {
 
 
 @dataclass(frozen=True, slots=True)
-class Quick:
-    """One pass of the kernel, plus `l1`. Counts are over all elements, the other numbers over the finite ones (of complex numbers:
-    over their absolute values).
+class FastStatistics:
+    """Mean, deviation, extremes, norms and counts of one tensor.
 
-    Where there is no finite element, `mean`, `std`, `min` and `max` are NaN and the norms 0. Where `unsupported` says why, all of them
-    are NaN and nothing was counted. `std` divides by the number of elements, as numpy does.
+    Counts are over all elements, the other values over the finite ones (for complex tensors: over their absolute values). Without a finite
+    element, `mean`, `std`, `min` and `max` are NaN and the norms 0. If `unsupported` has a reason, all values are NaN and all counts of
+    zeros, NaN and Inf are 0. `std` divides by the number of elements, as numpy does.
     """
 
     num: int
@@ -62,12 +62,12 @@ class Quick:
 
     @property
     def max_abs(self) -> float:
-        """The largest finite absolute value; NaN where there is none."""
+        """The largest finite absolute value; NaN if there is none."""
         return max(abs(self.min), abs(self.max))
 
     @property
     def is_finite(self) -> bool:
-        """Whether all elements are known to be finite."""
+        """True if all elements were measured and are finite."""
         return not (self.nan or self.inf or self.unsupported)
 
     @property
@@ -76,11 +76,11 @@ class Quick:
 
 
 def as_tensor(value: Any) -> Tensor:
-    """The value as a detached tensor, without a copy where it is a tensor or an array."""
+    """The value as a detached tensor; a tensor or an array is not copied."""
     if isinstance(value, Tensor):
         try:
             return value.detach()
-        except Exception:  # a stranger's class without detach; whoever reads it says why it cannot be read
+        except Exception:  # a subclass without detach; the later read reports why it cannot be read
             return value
     if isinstance(value, (bool, int, float, complex, list, tuple, np.ndarray, np.generic)):
         try:
@@ -100,7 +100,7 @@ def _from_numpy(array: npt.NDArray[Any]) -> Tensor:
     if not array.dtype.isnative or array.dtype.itemsize > 16 or array.dtype == np.longdouble:
         array = array.astype({"c": np.complex128, "f": np.float64}.get(array.dtype.kind, array.dtype.newbyteorder("=")))
     if not array.flags.writeable or any(step < 0 for step in array.strides):
-        array = array.copy()  # torch has no read-only and no backward tensors
+        array = array.copy()  # torch has no read-only tensors and no negative strides
     return torch.from_numpy(array)
 
 
@@ -111,39 +111,39 @@ def _from_list(value: Any, error: Exception) -> Tensor:
         except Exception as unequal:
             error = unequal
     raise SondeError(
-        f"This {type(value).__name__} has no shape as a tensor: {reason(error)}.\n"
-        "Give numbers only, in rows of equal length, or inspect its parts one by one."
+        f"This {type(value).__name__} cannot be converted to a tensor: {reason(error)}.\n"
+        "Pass numbers only, in rows of equal length, or inspect its parts one by one."
     ) from None
 
 
 @torch.no_grad()
-def quick(value: Any) -> Quick:
-    """One pass of the kernel over one tensor, array or list. A tensor on a device is waited for."""
+def fast_statistics(value: Any) -> FastStatistics:
+    """Measures one tensor, array or list. A tensor on a device is synchronized."""
     tensor = as_tensor(value)
-    rows = StatisticsTable(1)
-    rows.measure_one(0, tensor)
-    rows.synchronize()
-    if 0 in rows.unsupported:
-        return _unmeasured(tensor, rows.unsupported[0])
-    row = dict(zip(STATISTICS, rows.values[0].tolist()))
+    table = StatisticsTable(1)
+    table.measure_one(0, tensor)
+    table.synchronize()
+    if 0 in table.unsupported:
+        return _unsupported(tensor, table.unsupported[0])
+    row = dict(zip(STATISTICS, table.values[0].tolist()))
     num, zeros, nan, inf = (int(row[name]) for name in ("num", "zeros", "nan", "inf"))
     num_finite = num - nan - inf
     if not num_finite:
-        return Quick(num, math.nan, math.nan, math.nan, math.nan, 0.0, 0.0, zeros, nan, inf)
+        return FastStatistics(num, math.nan, math.nan, math.nan, math.nan, 0.0, 0.0, zeros, nan, inf)
     mean, std, low, high, l2 = (row[name] for name in ("mean", "std", "min", "max", "l2"))
     if low >= 0 or high <= 0:
-        l1 = abs(mean) * num_finite  # all of one sign: known already
+        l1 = abs(mean) * num_finite  # all of one sign, so the mean gives the sum of magnitudes
     else:
         try:
             l1 = _sum_of_magnitudes(tensor, is_finite=num_finite == num)
         except Exception as error:
-            return _unmeasured(tensor, reason(error))
-    return Quick(num, mean, std, low, high, l1, l2, zeros, nan, inf)
+            return _unsupported(tensor, reason(error))
+    return FastStatistics(num, mean, std, low, high, l1, l2, zeros, nan, inf)
 
 
-def _unmeasured(tensor: Tensor, why: str) -> Quick:
+def _unsupported(tensor: Tensor, why: str) -> FastStatistics:
     nan = math.nan
-    return Quick(_num_elements(tensor), nan, nan, nan, nan, nan, nan, 0, 0, 0, why)
+    return FastStatistics(_num_elements(tensor), nan, nan, nan, nan, nan, nan, 0, 0, 0, why)
 
 
 def _num_elements(tensor: Tensor) -> int:
@@ -165,10 +165,10 @@ def _sum_of_magnitudes(tensor: Tensor, *, is_finite: bool) -> float:
 
 @torch.no_grad()
 def elements(value: Any) -> tuple[Floats, int]:
-    """All stored elements in one flat numpy array of real numbers (float32 where that is exact), and how many zeros are not stored.
+    """Returns all stored elements as one flat numpy array of real numbers (float32 if that is exact) and the number of implicit zeros.
 
-    Only sparse tensors have zeros that are not stored. Of complex numbers these are the absolute values. The array may share memory
-    with the tensor: read it, do not write it. Raises a `SondeError` where there is nothing to read.
+    Only sparse tensors have implicit zeros. Complex numbers become their absolute values. The array may share memory with the tensor, so
+    do not write to it. Raises a `SondeError` if the tensor cannot be read.
     """
     tensor = as_tensor(value)
     try:
@@ -178,5 +178,5 @@ def elements(value: Any) -> tuple[Floats, int]:
             values = real_part(values, torch.float32 if values.dtype in _EXACT_IN_FLOAT32 else torch.float64)
         array: Floats = values.resolve_neg().cpu().numpy()
     except Exception as error:
-        raise SondeError(f"This tensor has no numbers to read: {reason(error)}.") from None
+        raise SondeError(f"The elements of this tensor cannot be read: {reason(error)}.") from None
     return array, num_implicit

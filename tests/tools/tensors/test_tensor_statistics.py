@@ -1,4 +1,4 @@
-"""What a tensor is said to hold, against numpy in float64, over every kind of tensor there is."""
+"""Statistics of every kind of tensor, compared with numpy in float64."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sonde.errors import SondeError  # noqa: E402
-from sonde.tools.tensor_statistics import PERCENTILES, as_tensor, describe, elements, quick  # noqa: E402
+from sonde.tools.tensors.fast_statistics import as_tensor, elements, fast_statistics  # noqa: E402
+from sonde.tools.tensors.tensor_statistics import PERCENTILES, describe  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -63,19 +64,19 @@ WHOLE = ["uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_every_floating_type_is_described_right(dtype):
+def test_statistics_of_every_floating_dtype_are_correct(dtype):
     assert_right((noise(41, 53) * 3 + 0.5).to(getattr(torch, dtype)))
 
 
 @pytest.mark.parametrize("dtype", WHOLE)
-def test_every_whole_type_is_described_right(dtype):
+def test_statistics_of_every_integer_dtype_are_correct(dtype):
     assert_right((noise(41, 53) * 3).abs().to(getattr(torch, dtype)))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64"])
 def test_the_smallest_integer_has_a_magnitude_although_it_has_no_opposite(dtype):
     low = torch.iinfo(getattr(torch, dtype)).min
-    assert quick(torch.tensor([low, 1], dtype=getattr(torch, dtype))).l1 == pytest.approx(1 - low)
+    assert fast_statistics(torch.tensor([low, 1], dtype=getattr(torch, dtype))).l1 == pytest.approx(1 - low)
 
 
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
@@ -108,7 +109,7 @@ KINDS = {
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_tensor_is_described_right(kind):
+def test_statistics_of_every_kind_of_tensor_are_correct(kind):
     assert_right(KINDS[kind](noise(40, 50).float()))
 
 
@@ -127,14 +128,14 @@ def test_an_inference_tensor_is_described_inside_and_outside_of_inference_mode()
     assert_right(x)
 
 
-def test_seventeen_million_elements_are_described_right():
+def test_statistics_of_seventeen_million_elements_are_correct():
     x = torch.from_numpy(np.random.default_rng(0).standard_normal(17_000_000, dtype=np.float32))
     x[7] = math.inf
     assert_right(x)
 
 
 @pytest.mark.parametrize("factor", [1e-45, 1e-310, 1e300, 1e308])
-def test_numbers_at_the_ends_of_float64_are_described_right(factor):
+def test_statistics_at_the_limits_of_float64_are_correct(factor):
     x = (noise(1000).clamp(-1.7, 1.7) * factor).double()
     stats, exact = describe(x), x.numpy().astype(np.longdouble)
     assert stats.l2_norm == pytest.approx(float(np.sqrt((exact * exact).sum())), rel=1e-5)
@@ -143,7 +144,7 @@ def test_numbers_at_the_ends_of_float64_are_described_right(factor):
     assert (stats.histogram.edges[0], stats.histogram.edges[-1]) == (x.min(), x.max())
 
 
-def test_neighbours_in_float64_get_as_many_bins_as_there_is_room_for():
+def test_neighboring_float64_numbers_get_as_many_bins_as_possible():
     stats = describe([1.0, math.nextafter(1.0, 2.0)])
     assert stats.histogram.counts.tolist() == [1, 1] or stats.histogram.counts.tolist() == [2]
 
@@ -162,21 +163,21 @@ QUANTISED = "ignore:.*quantiz.*"
     ],
     ids=["meta", "quantised", "lazy", "jagged"],
 )
-def test_what_cannot_be_measured_says_so_and_gives_no_number(make, why):
+def test_a_tensor_that_cannot_be_measured_has_a_reason_and_no_values(make, why):
     tensor = make()
-    for found in (quick(tensor), describe(tensor)):
+    for found in (fast_statistics(tensor), describe(tensor)):
         assert why in found.unsupported
         assert math.isnan(found.mean)
         assert math.isnan(found.max)
-    assert not quick(tensor).is_finite
+    assert not fast_statistics(tensor).is_finite
     with pytest.raises(SondeError, match=why):
         elements(tensor)
 
 
-def test_a_tensor_inside_vmap_is_said_to_be_unsupported():
-    seen = []
-    torch.vmap(lambda x: (seen.append(quick(x)), x)[1])(torch.ones(3, 2))
-    assert "torch.func" in seen[0].unsupported
+def test_a_tensor_inside_vmap_is_unsupported():
+    captured = []
+    torch.vmap(lambda x: (captured.append(fast_statistics(x)), x)[1])(torch.ones(3, 2))
+    assert "torch.func" in captured[0].unsupported
 
 
 @pytest.mark.parametrize(
@@ -198,7 +199,7 @@ def test_a_tensor_inside_vmap_is_said_to_be_unsupported():
     ids=repr,
 )
 def test_arrays_lists_and_numbers_are_described_like_tensors(value, mean):
-    assert quick(value).mean == mean
+    assert fast_statistics(value).mean == mean
     assert describe(value).mean == mean
 
 
@@ -208,25 +209,25 @@ def test_a_read_only_array_is_described():
     assert describe(array).l1_norm == 4
 
 
-def test_an_empty_list_has_no_numbers_and_raises_no_alarm():
-    found = quick([])
+def test_an_empty_list_has_no_values_and_raises_nothing():
+    found = fast_statistics([])
     assert (found.num, found.nan, found.inf, found.mean_abs, found.zero_share) == (0, 0, 0, 0.0, 0.0)
     assert found.is_finite
 
 
 @pytest.mark.parametrize("value", ["text", None, object(), {"a": 1}, [1, [2, 3]], ["a"], [None]], ids=lambda value: str(value)[:9])
-def test_what_is_not_a_tensor_gets_a_letter(value):
-    with pytest.raises(SondeError, match=r"not a tensor|no shape as a tensor"):
+def test_a_value_that_is_not_a_tensor_raises_a_clear_error(value):
+    with pytest.raises(SondeError, match=r"not a tensor|cannot be converted to a tensor"):
         describe(value)
 
 
 @pytest.mark.parametrize("bins", [0, -3, 2.5, "many", True, 10**9])
-def test_an_impossible_number_of_bins_gets_a_letter(bins):
+def test_an_invalid_number_of_bins_raises_a_clear_error(bins):
     with pytest.raises(SondeError, match="bins="):
         describe([1, 2], bins=bins)
 
 
-def test_the_tensor_is_neither_changed_nor_copied_on_its_way_in():
+def test_as_tensor_neither_changes_nor_copies_a_tensor():
     x = noise(10).float().requires_grad_()
     before, version = x.detach().clone(), x._version
     assert as_tensor(x).data_ptr() == x.data_ptr()
@@ -236,7 +237,7 @@ def test_the_tensor_is_neither_changed_nor_copied_on_its_way_in():
     assert x.grad_fn is None
 
 
-def test_outliers_are_counted_and_the_farthest_are_named_with_their_place():
+def test_outliers_are_counted_and_the_largest_are_listed_with_their_index():
     x = noise(100, 100)
     x[3, 7], x[99, 0] = 50.0, -80.0
     stats = describe(x)
@@ -244,7 +245,7 @@ def test_outliers_are_counted_and_the_farthest_are_named_with_their_place():
     assert [(one.index, one.value) for one in stats.outliers] == [((99, 0), -80.0), ((3, 7), 50.0)]
 
 
-def test_where_most_elements_are_equal_the_few_others_are_not_all_outliers():
+def test_if_most_elements_are_equal_the_others_are_not_all_outliers():
     x = torch.zeros(1000)
     x[:100] = noise(100).float()
     assert describe(x).num_outliers == 0
@@ -252,7 +253,7 @@ def test_where_most_elements_are_equal_the_few_others_are_not_all_outliers():
     assert describe(x).num_outliers == 1
 
 
-def test_extreme_numbers_are_those_at_the_ends_of_the_dtype():
+def test_extreme_numbers_are_those_near_the_limits_of_the_dtype():
     x = torch.tensor([1.0, 0.0, 60000.0, -9000.0, 6e-8, -1e-5, 8000.0], dtype=torch.float16)
     assert describe(x).num_extreme == 4
     assert describe(x.float()).num_extreme == 0
@@ -265,12 +266,12 @@ def test_no_randomness_is_used():
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_autocast_and_default_types_do_not_reach_the_numbers():
+def test_autocast_and_default_dtypes_do_not_change_the_statistics():
     x = noise(1000).float()
-    right = quick(x)
+    right = fast_statistics(x)
     torch.set_default_dtype(torch.float16)
     try:
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert quick(x) == right
+            assert fast_statistics(x) == right
     finally:
         torch.set_default_dtype(torch.float32)

@@ -1,0 +1,1 @@
+"""Parts of `GradientDebugger` and `GradientFlowAnimator`: frames, health classes, noise scale and report."""

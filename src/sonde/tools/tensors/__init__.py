@@ -1,0 +1,1 @@
+"""Statistics, comparison and number formats of single tensors; shared by all tools."""

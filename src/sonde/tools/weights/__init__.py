@@ -1,0 +1,1 @@
+"""Parts of `WeightAnalyzer`: initialization, spectrum, dead units and the activation after each layer."""
