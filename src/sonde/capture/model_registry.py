@@ -33,6 +33,7 @@ class ModelRegistry:
         self._recorder = recorder
         self.unowned: list[torch.Tensor] = []  # trainable parameters that no optimizer held at the last check
         self._watched: list[WatchedModel] = []
+        self._by_entry_point: dict[int, WatchedModel] = {}  # found once, by id(module)
         self._callbacks: TrainingCallbacks | None = None
         self._sites: dict[int, tuple[weakref.ref[torch.Tensor], Site]] = {}
         self._names: dict[int, tuple[str, str, str, bool]] | None = None
@@ -93,10 +94,13 @@ class ModelRegistry:
 
     def find(self, entry_point: nn.Module) -> WatchedModel | None:
         """The model that is called through this module."""
-        for watched in self._watched:
-            if watched.has_entry_point(entry_point):
-                return watched
-        return None
+        watched = self._by_entry_point.get(id(entry_point))
+        if watched is not None and watched.has_entry_point(entry_point):
+            return watched
+        watched = next((each for each in self._watched if each.has_entry_point(entry_point)), None)
+        if watched is not None:
+            self._by_entry_point[id(entry_point)] = watched
+        return watched
 
     def record_output(self, watched: WatchedModel, output: Any, step: int) -> None:
         """The shape of what a model puts out, once."""
@@ -206,3 +210,4 @@ class ModelRegistry:
             for watched in self._watched:
                 stack.callback(watched.remove_entry_points)
         self._watched.clear()
+        self._by_entry_point.clear()

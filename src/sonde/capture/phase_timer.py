@@ -21,7 +21,7 @@ _TRAINING = ("forward", "backward", "optimizer")  # the start of one of these en
 class PhaseTimer:
     """Adds up the phases of the running step in its scalars."""
 
-    __slots__ = ("_entered_ns", "_is_validating", "_mark_ns", "_phases", "_scalars", "_step_start_ns", "is_recorded", "on_change", "own_ns")
+    __slots__ = ("_is_validating", "_mark_ns", "_phases", "_scalars", "_step_start_ns", "entered_ns", "is_recorded", "on_change", "own_ns")
 
     def __init__(self, scalars: dict[str, float], *, is_recorded: bool) -> None:
         self._scalars = scalars
@@ -30,23 +30,9 @@ class PhaseTimer:
         self.on_change: Callable[[str, bool], None] | None = None  # called with the phase, and whether it starts
         self._phases = [OTHER]  # innermost last
         self._mark_ns = 0  # up to here the time is accounted for, on a clock that stands still while Sonde works
-        self._entered_ns = 0  # when Sonde was last called: since then the time is its own
+        self.entered_ns = 0  # when the callback that runs now was called: since then the time is Sonde's own
         self._step_start_ns = 0
         self._is_validating = False
-
-    @property
-    def now_ns(self) -> int:
-        """When the callback that runs now was called."""
-        return self._entered_ns
-
-    def enter(self) -> int:
-        """Sonde is called."""
-        self._entered_ns = now = perf_counter_ns()
-        return now
-
-    def leave(self) -> None:
-        """Sonde returns."""
-        self.own_ns += perf_counter_ns() - self._entered_ns
 
     def start(self, phase: str) -> None:
         if self.on_change is not None:
@@ -74,12 +60,12 @@ class PhaseTimer:
     def touch(self) -> None:
         """The first step starts with the first call that belongs to a training, not with the script."""
         if not self._step_start_ns:
-            self._step_start_ns = self._mark_ns = self._entered_ns
+            self._step_start_ns = self._mark_ns = self.entered_ns
             self.own_ns = 0
 
     def exclude(self, ns: int) -> None:
         """So much time, until now, belongs to no step: neither to the training nor to what Sonde costs a step."""
-        self._entered_ns += ns
+        self.entered_ns += ns
         if self._step_start_ns:
             self._step_start_ns += ns
             self._mark_ns += ns
@@ -87,7 +73,7 @@ class PhaseTimer:
     def restart(self) -> None:
         """After a pause, the running step starts now."""
         del self._phases[1:]
-        self._mark_ns = self._step_start_ns = self._entered_ns = perf_counter_ns()
+        self._mark_ns = self._step_start_ns = self.entered_ns = perf_counter_ns()
         self.own_ns = 0
 
     def finish_step(self) -> tuple[int, int]:
@@ -95,10 +81,10 @@ class PhaseTimer:
         cannot hold the time that its own writing takes."""
         self._account()
         now = perf_counter_ns()
-        own_ns = self.own_ns + now - self._entered_ns
+        own_ns = self.own_ns + now - self.entered_ns
         step_ns = now - self._step_start_ns if self._step_start_ns else 0
         del self._phases[1:]
-        self._mark_ns = self._step_start_ns = self._entered_ns = now
+        self._mark_ns = self._step_start_ns = self.entered_ns = now
         self.own_ns = 0
         if not self.is_recorded:
             self._scalars.update(_UNKNOWN)
@@ -108,7 +94,7 @@ class PhaseTimer:
 
     def _account(self) -> None:
         """The time since the last change belongs to the innermost phase."""
-        now = self._entered_ns - self.own_ns
+        now = self.entered_ns - self.own_ns
         if self._step_start_ns and now > self._mark_ns:
             self._scalars[self._phases[-1]] += (now - self._mark_ns) / 1e6
         self._mark_ns = now

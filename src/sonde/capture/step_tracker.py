@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from threading import get_ident
+from time import perf_counter_ns
 from typing import Any, Concatenate, ParamSpec, cast
 
 import torch
@@ -67,9 +68,10 @@ def isolated(method: Callable[Concatenate[StepTracker, P], None]) -> Callable[Co
         try:
             if self.isolation.disabled and self.isolation.is_disabled(name):
                 return
-            self.timer.enter()
+            timer = self.timer
+            timer.entered_ns = perf_counter_ns()
             method(self, *args, **kwargs)
-            self.timer.leave()
+            timer.own_ns += perf_counter_ns() - timer.entered_ns
         except NonFiniteError:
             raise  # the user asked for it
         except Exception as error:
@@ -145,7 +147,7 @@ class StepTracker(TrainingCallbacks):
         self._deferred = DeferredReads()
         self.timer = PhaseTimer(recorder.scalars, is_recorded=measured.times)
         context = self.context = ProbeContext(
-            config, recorder, models, self.state, self.timer, isolation, CallSites(recorder), self.gradients, self._deferred, self.buffer,
+            config, measured, recorder, models, self.state, self.timer, isolation, CallSites(recorder), self.gradients, self._deferred, self.buffer,
             concerns,
         )  # fmt: skip
         self.step_profiler = StepProfiler(recorder, models, self.timer, isolation, measured)
@@ -302,7 +304,8 @@ class StepTracker(TrainingCallbacks):
         watched = self.models.find(module)
         if watched is None or graph_task_id() != -1 or tracing_state() is not None:
             return  # recomputation in backward, or somebody traces the model: not a forward of the training
-        self._touch()
+        if not self.boundaries.is_active:
+            self._touch()
         watched.has_run = True
         state = self.state
         if not torch.is_grad_enabled():
@@ -319,7 +322,8 @@ class StepTracker(TrainingCallbacks):
         if self._depth > 1:
             return
         self._thread = get_ident()
-        self._end_open_forward(None)  # where the last forward failed
+        if self._open_forward is not None:
+            self._end_open_forward(None)  # the last forward failed
         self._start_training_forward(watched, module, args, kwargs)
 
     def _start_training_forward(self, watched: WatchedModel, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -360,13 +364,15 @@ class StepTracker(TrainingCallbacks):
     def _end_forwards(self) -> None:
         """No forward is under way any more, even if one was interrupted."""
         self._depth = 0
-        self._end_open_forward(None)
+        if self._open_forward is not None:
+            self._end_open_forward(None)
 
     # -- backward ----------------------------------------------------------------------------------
 
     @isolated
     def on_backward_start(self, tensors: Any) -> None:
-        self._touch()
+        if not self.boundaries.is_active:
+            self._touch()
         self._end_forwards()
         state = self.state
         has_cleared = self.gradients.on_backward_start()
@@ -396,7 +402,8 @@ class StepTracker(TrainingCallbacks):
 
     @isolated
     def on_zero_grad(self, owner: Any) -> None:
-        self._touch()
+        if not self.boundaries.is_active:
+            self._touch()
         if self.boundaries.on_zero_grad(id(owner)):
             self._end_step()
         self.state.scalars["zero_grads"] += 1
@@ -420,7 +427,8 @@ class StepTracker(TrainingCallbacks):
     def on_optimizer_step_start(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
         if not self._concerns(optimizer):
             return
-        self._touch()
+        if not self.boundaries.is_active:
+            self._touch()
         self._end_forwards()
         entry = self._register(optimizer)
         if self.boundaries.on_optimizer_step_start(id(optimizer)):
@@ -506,9 +514,9 @@ class StepTracker(TrainingCallbacks):
     # -- the end of a step -------------------------------------------------------------------------
 
     def _touch(self) -> None:
-        if not self.boundaries.is_active:
-            self.boundaries.is_active = True
-            self.timer.touch()
+        """The first call of a step."""
+        self.boundaries.is_active = True
+        self.timer.touch()
 
     def _end_step(self) -> None:
         """Write what happened and was measured in this step, and start the next one."""

@@ -6,6 +6,7 @@ Nothing else in Sonde reaches into torch's private parts for these.
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -89,3 +90,19 @@ def skip_in_dynamo(function: Callable[..., Any], *, recursive: bool) -> None:
         set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, inner))
     except (ImportError, AttributeError, TypeError, RuntimeError):
         return
+
+
+_HOOK_KEY = -1  # of our hook among a tensor's: torch numbers those of others from 0 up
+
+
+def add_gradient_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:
+    """`tensor.register_hook` without the handle, which nobody uses: 1.0 µs instead of 3.8 µs for every output of an observed step. Gone:
+    `register_hook` is called."""
+    if _HAS_HOOK_DICT and type(tensor) is torch.Tensor and tensor._backward_hooks is None and tensor.grad_fn is not None:
+        tensor._backward_hooks = OrderedDict({_HOOK_KEY: hook})
+        tensor.grad_fn._register_hook_dict(tensor)
+    else:
+        tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+
+
+_HAS_HOOK_DICT = hasattr(torch.autograd.graph.Node, "_register_hook_dict")

@@ -32,6 +32,7 @@ class WatchedModel:
         self.has_run = False
         self.version = 0  # counts up when modules may have changed: whoever planned with them plans again
         self._excluded: set[int] = set()  # ids of modules that are about to be compiled
+        self._compiled_parts: tuple[int, bool] | None = None  # version, and whether there were any
 
     @property
     def model(self) -> nn.Module | None:
@@ -77,8 +78,11 @@ class WatchedModel:
     @property
     def has_compiled_parts(self) -> bool:
         """Whether torch.compile compiles any of it: torch warns about global hooks then."""
-        body = self.body
-        return self.is_compiled or bool(self._excluded) or (body is not None and any(is_compiled(module) for module in body.modules()))
+        if self._compiled_parts is None or self._compiled_parts[0] != self.version:
+            body = self.body
+            found = self.is_compiled or bool(self._excluded) or (body is not None and any(map(is_compiled, body.modules())))
+            self._compiled_parts = (self.version, found)
+        return self._compiled_parts[1]
 
     def leaves(self) -> Iterator[tuple[str, nn.Module]]:
         """Modules whose output is measured: those without children, and those that hold parameters of their own."""

@@ -98,7 +98,7 @@ class Switches:
         context = self._context
         if context is None:
             return
-        now_ns = context.timer.now_ns
+        now_ns = context.timer.entered_ns
         for name in self._on:
             self._isolate(name, lambda name=name: self._report(name, step, now_ns))  # type: ignore[misc]
         if self._memory_every is not None and step % self._memory_every == 0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
@@ -16,12 +17,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
+from torch.compiler import is_compiling
 
 from sonde.capture import patches
 from sonde.capture.exponent_histograms import ExponentHistograms
 from sonde.capture.inert_copy import InertCopy
 from sonde.capture.overhead_budget import hook_ns
 from sonde.capture.probes.base import Probe, ProbeContext
+from sonde.capture.torch_internals import add_gradient_hook
 from sonde.capture.watched_model import WatchedModel
 from sonde.events import STATISTICS, Kind, NotMeasured, Site
 from sonde.runlog.format import FramePlan
@@ -60,10 +63,6 @@ class _MeasuredRows:
         self.table = StatisticsTable(num_rows)
         self.is_written = bytearray(num_rows)
 
-    def measure(self, row: int, tensor: torch.Tensor) -> None:
-        self.table.measure_one(row, tensor)
-        self.is_written[row] = 1
-
     def grow(self) -> None:
         self.table.synchronize()
         num = len(self.is_written)
@@ -87,13 +86,13 @@ class ActivationProbe(Probe):
         self._plans: dict[int, tuple[int, dict[int, _Leaf]]] = {}  # by watched model: its version, its leaves by id(module)
         self._plan: dict[int, _Leaf] = {}  # of the forward that is under way
         self._remove: list[Callable[[], None]] = []  # the hooks of that forward
-        self._hooked: set[int] = set()  # ids of the modules that the global hook passes over
+        self._skipped: set[int] = set()  # ids of the modules that the hook on all modules passes over
         self._frames: dict[str, tuple[bytes, FramePlan, npt.NDArray[np.intp] | slice]] = {}
         self._hook_ns = int(hook_ns())
 
     @property
     def is_enabled(self) -> bool:
-        return self._context.config.measured.activations
+        return self._context.measured.activations
 
     # -- hooks -------------------------------------------------------------------------------------
 
@@ -103,17 +102,17 @@ class ActivationProbe(Probe):
             return
         self.on_detach()  # hooks of a forward whose end was not seen
         self._plan = self._leaves_of(watched)
-        self._hooked = {id(module)}  # where the model itself is a leaf, its output is measured at the end
+        self._skipped = {id(module)}  # where the model itself is a leaf, its output is measured at the end
         has_compiled_parts = watched.has_compiled_parts
         for leaf in self._plan.values():
             # The output that flows on is what the user's hooks return: then ours comes after theirs. Where a part of the model is
             # compiled, torch warns about global hooks: there the eager leaves are hooked one by one.
             part = leaf.module()
             if part is not None and (has_compiled_parts or part._forward_hooks) and part is not module:
-                self._hooked.add(id(part))
-                self._remove.append(part.register_forward_hook(_LeafHook(self._on_output)).remove)
+                self._skipped.add(id(part))
+                self._remove.append(part.register_forward_hook(_LeafHook(partial(self._on_own_output, leaf))).remove)
         if not has_compiled_parts:
-            self._remove.append(patches.hook_all_modules(after=self._on_any_output))
+            self._remove.append(patches.hook_all_modules(after=self._on_output))
 
     def on_forward_end(self, module: nn.Module, output: Any) -> None:
         plan, self._plan = self._plan, {}
@@ -138,22 +137,27 @@ class ActivationProbe(Probe):
 
     # -- measuring ---------------------------------------------------------------------------------
 
-    def _on_any_output(self, module: nn.Module, args: Any, output: Any) -> None:
-        """The global hook: every module of the process."""
-        if id(module) in self._plan and id(module) not in self._hooked:
-            self._on_output(module, args, output)
-        else:
-            self._context.timer.own_ns += self._hook_ns
-
     def _on_output(self, module: nn.Module, args: Any, output: Any) -> None:
-        started = perf_counter_ns()
+        """The hook on all modules of the process."""
         leaf = self._plan.get(id(module))
-        if leaf is not None and leaf.module() is module:
-            try:
-                if not torch.compiler.is_compiling():
-                    self._measure(leaf, output)
-            except Exception as error:
-                self._context.isolation.report(self.name, leaf.path, error)
+        if leaf is None or id(module) in self._skipped:
+            return
+        started = perf_counter_ns()
+        try:
+            if not is_compiling():
+                self._measure(leaf, output)
+        except Exception as error:
+            self._context.isolation.report(self.name, leaf.path, error)
+        self._context.timer.own_ns += perf_counter_ns() - started + self._hook_ns
+
+    def _on_own_output(self, leaf: _Leaf, module: nn.Module, args: Any, output: Any) -> None:
+        """The hook on one leaf."""
+        started = perf_counter_ns()
+        try:
+            if leaf.module() is module and not is_compiling():
+                self._measure(leaf, output)
+        except Exception as error:
+            self._context.isolation.report(self.name, leaf.path, error)
         self._context.timer.own_ns += perf_counter_ns() - started + self._hook_ns
 
     def _measure(self, leaf: _Leaf, output: Any) -> None:
@@ -165,42 +169,34 @@ class ActivationProbe(Probe):
         disabled = self._context.isolation.disabled
         if call >= MAX_CALLS or (disabled and (self.name, leaf.path) in disabled):
             return
-        if type(output) is torch.Tensor:
-            self._measure_item(leaf, call, 0, output)
-        else:
-            for item, (_, tensor) in enumerate(find_tensors(output)):
-                self._measure_item(leaf, call, item, tensor)
+        tensors = ((0, output),) if type(output) is torch.Tensor else enumerate(tensor for _, tensor in find_tensors(output))
+        for item, tensor in tensors:
+            row = leaf.rows.get((call, item), -1)
+            if row == -1:
+                row = leaf.rows[call, item] = self._new_row(leaf, call, item, tensor)
+            if row is None:
+                continue
+            self._outputs.table.measure_one(row, tensor)
+            self._outputs.is_written[row] = 1
+            if tensor.requires_grad:
+                add_gradient_hook(tensor, partial(self._on_gradient, row, number))
+            if self._state.with_histograms:
+                self._histograms.add(Kind.ACTIVATION, self._sites[row].id, tensor)
 
-    def _measure_item(self, leaf: _Leaf, call: int, item: int, tensor: torch.Tensor) -> None:
-        key = (call, item)
-        row = leaf.rows.get(key, -1)
-        if row == -1:
-            row = leaf.rows[key] = self._new_row(leaf, call, item, tensor)
-        if row is None:
+    def _on_gradient(self, row: int, number: int, gradient: torch.Tensor) -> None:
+        """The hook on an output. On a stored graph it outlives the step, and then does nothing."""
+        state = self._state
+        if state.number != number or not state.is_observed:
             return
-        self._outputs.measure(row, tensor)
-        if tensor.requires_grad:
-            tensor.register_hook(self._gradient_hook(row))  # type: ignore[no-untyped-call]
-        if self._state.with_histograms:
-            self._histograms.add(Kind.ACTIVATION, self._sites[row].id, tensor)
-
-    def _gradient_hook(self, row: int) -> Callable[[torch.Tensor], None]:
-        """Measures the gradient of an output. On a stored graph it outlives the step, and then does nothing."""
-        state, number, timer, gradients = self._state, self._state.number, self._context.timer, self._gradients
-
-        def on_gradient(gradient: torch.Tensor) -> None:
-            if state.number != number or not state.is_observed:
-                return
-            started = perf_counter_ns()
-            try:
-                gradients.measure(row, gradient)
-                if state.with_histograms:
-                    self._histograms.add(Kind.ACTIVATION_GRADIENT, self._sites[row].id, gradient)
-            except Exception as error:
-                self._context.isolation.report(self.name, self._sites[row].path, error)
-            timer.own_ns += perf_counter_ns() - started + self._hook_ns
-
-        return on_gradient
+        started = perf_counter_ns()
+        try:
+            self._gradients.table.measure_one(row, gradient)
+            self._gradients.is_written[row] = 1
+            if state.with_histograms:
+                self._histograms.add(Kind.ACTIVATION_GRADIENT, self._sites[row].id, gradient)
+        except Exception as error:
+            self._context.isolation.report(self.name, self._sites[row].path, error)
+        self._context.timer.own_ns += perf_counter_ns() - started + self._hook_ns
 
     def _new_row(self, leaf: _Leaf, call: int, item: int, tensor: torch.Tensor) -> int | None:
         reason = unsupported_reason(tensor)

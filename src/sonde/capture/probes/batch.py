@@ -52,13 +52,13 @@ class BatchProbe(Probe):
 
     @property
     def is_enabled(self) -> bool:
-        return self._context.config.measured.batches
+        return self._context.measured.batches
 
     def on_step_start(self) -> None:
         step = self._state.number
         self._num_steps += 1
         is_due = self._num_steps <= NUM_FIRST_STEPS or step - self._last_step >= MIN_DISTANCE
-        self._is_active = is_due or self._context.config.measured.in_full
+        self._is_active = is_due or self._context.measured.in_full
         if self._is_active:
             self._last_step = step
 

@@ -49,7 +49,7 @@ class EvalOutputProbe(Probe):
         self._thread = get_ident()
         is_checked = not self._open and self._balance_ns > 0 and not self._is_nan_usual and self._num_recorded < MAX_RECORDED
         model = self._state.model.name if self._state.model is not None else ""
-        self._open.append((module, forward_call(model, module, args, kwargs) if is_checked else None, self._context.timer.now_ns))
+        self._open.append((module, forward_call(model, module, args, kwargs) if is_checked else None, self._context.timer.entered_ns))
 
     def on_eval_forward_end(self, module: nn.Module, output: Any) -> Incident | None:
         if not self._open or self._thread != get_ident():
@@ -63,7 +63,7 @@ class EvalOutputProbe(Probe):
         del self._open[place:]  # and those inside that were interrupted
         if place > 0:
             return None
-        now_ns = self._context.timer.now_ns
+        now_ns = self._context.timer.entered_ns
         self._balance_ns = min(self._balance_ns + SHARE * (now_ns - began_ns), START_NS)
         if call is None or output is None:
             return None

@@ -40,7 +40,7 @@ class MemoryProbe(Probe):
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
-        self._is_logged = context.config.measured.memory_logged
+        self._is_logged = context.measured.memory_logged
         self._growth = Growth()
         self._graphs: list[tuple[int, weakref.ref[_GraphToken]]] = []  # step, and whether its graph lives
         self._num_incidents = 0
@@ -50,7 +50,7 @@ class MemoryProbe(Probe):
 
     @property
     def is_enabled(self) -> bool:
-        return self._context.config.measured.memory
+        return self._context.measured.memory
 
     def on_forward_start(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not self.outside_bytes and self._state.is_observed:

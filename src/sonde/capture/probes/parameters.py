@@ -47,7 +47,7 @@ class ParameterProbe(Probe):
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
-        self._measured = context.config.measured
+        self._measured = context.measured
         self._blocks: dict[int, _ParameterBlock] = {}
         self._plans: dict[tuple[str, tuple[int, ...]], FramePlan] = {}
         self._histograms = ExponentHistograms()
