@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from sonde.profiler import LayerCost, ProfileReport, Spread
+from sonde.profiler import LayerCost, ProfileReport, TimeSpread
 
 
-def around(ms: float, spread: float = 0.03) -> Spread:
-    return Spread(ms, ms * (1 - spread), ms * (1 + spread), 10)
+def around(ms: float, spread: float = 0.03) -> TimeSpread:
+    return TimeSpread(ms, ms * (1 - spread), ms * (1 + spread), 10)
 
 
 def profile(spread: float = 0.03, **times: float) -> ProfileReport:
@@ -99,7 +99,7 @@ def test_differences_that_spoil_the_comparison_are_noted() -> None:
 
 
 def test_numbers_that_are_none_give_no_verdict() -> None:
-    bad = ProfileReport(layers=(LayerCost("", "Net", forward=Spread(math.nan, math.nan, math.nan, 3)),), step=around(5.0))
+    bad = ProfileReport(layers=(LayerCost("", "Net", forward=TimeSpread(math.nan, math.nan, math.nan, 3)),), step=around(5.0))
     assert bad.compare(bad).layers[0].verdict == "could not tell"
 
 
@@ -115,8 +115,8 @@ def test_a_comparison_is_strict_json_for_programs() -> None:
 
 @pytest.mark.parametrize("num", [2, 30])
 def test_the_verdict_does_not_depend_on_how_many_steps_were_measured(num: int) -> None:
-    wide = Spread(10.0, 5.0, 15.0, num)
-    old = ProfileReport(layers=(LayerCost("", "Net", forward=Spread(8.0, 7.9, 8.1, num)),), step=wide)
+    wide = TimeSpread(10.0, 5.0, 15.0, num)
+    old = ProfileReport(layers=(LayerCost("", "Net", forward=TimeSpread(8.0, 7.9, 8.1, num)),), step=wide)
     new = ProfileReport(layers=(LayerCost("", "Net", forward=wide),), step=wide)
     assert new.compare(old).layers[0].verdict == "could not tell"
 
@@ -140,7 +140,7 @@ def test_layers_of_a_sequence_are_not_taken_for_a_stack() -> None:
 
 def test_a_slower_step_that_no_layer_explains_is_told_by_its_phases() -> None:
     def made(ms: float) -> ProfileReport:
-        layers = (LayerCost("", "Net", forward=Spread(ms, ms - 6, ms + 6, 5)),)
+        layers = (LayerCost("", "Net", forward=TimeSpread(ms, ms - 6, ms + 6, 5)),)
         return ProfileReport(layers=layers, step=around(2 * ms), phases={"forward": around(ms), "other": around(1.0)})
 
     assert made(13.0).compare(made(10.0)).sentence == "(forward) 1.3x slower, the rest within the noise"

@@ -20,8 +20,8 @@ from torch import nn  # noqa: E402
 import sonde  # noqa: E402
 from sonde import Profiler, SondeError  # noqa: E402
 from sonde.profiler import ProfileReport  # noqa: E402
-from sonde.profiler.run_model import measure_alone  # noqa: E402
-from sonde.profiler.step_recording import Recorded  # noqa: E402
+from sonde.profiler.run_model import profile_model  # noqa: E402
+from sonde.profiler.step_recording import StepRecordings  # noqa: E402
 
 pytestmark = pytest.mark.torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -41,12 +41,12 @@ def small() -> nn.Module:
 
 
 
-def by_cpu_time(workload: Workload, repeats: int) -> tuple[ProfileReport, Recorded]:
+def by_cpu_time(workload: Workload, repeats: int) -> tuple[ProfileReport, StepRecordings]:
     """Read by the thread's own clock, so that other programs on this machine matter less."""
     model, criterion, inputs, targets = workload.make()
     part = 1 if workload.name == "mlp" else 4  # of the batch: large ones take long
     inputs, targets = (each[: len(each) // part] for each in (inputs, targets))
-    return measure_alone(
+    return profile_model(
         model, (inputs,), {}, loss=lambda output: criterion(output.flatten(0, -2), targets),
         optimizer=torch.optim.Adam(model.parameters(), lr=1e-3), warmup=1, repeats=repeats, backward=True, read=thread_time_ns,
     )  # fmt: skip

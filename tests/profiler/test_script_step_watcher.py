@@ -61,7 +61,7 @@ def test_the_model_and_its_layers_are_found(watched: tuple[StepWatcher, nn.Modul
     assert report.title == "train.py"
     assert all(layer.forward.num == 4 and layer.calls == 1 for layer in report.layers)  # too few to leave any out
     assert report.layer("rnn").backward.median_ms > 0
-    assert report.layer("").source.startswith("test_watch_steps.py:")
+    assert report.layer("").source.startswith("test_script_step_watcher.py:")
 
 
 def test_phases_and_the_batch_are_known(watched: tuple[StepWatcher, nn.Module]) -> None:
@@ -153,13 +153,13 @@ def test_a_stop_after_the_last_step_reaches_the_training() -> None:
 
     with pytest.raises(Stop), watch_steps(num_steps=2, warmup=1, on_done=stop) as watcher:
         train(100)
-    assert watcher.num_seen == 1 + 3 + 4
+    assert watcher.num_finished == 1 + 3 + 4
     assert watcher.report().step.num == 2
 
 
 def test_a_training_that_raises_keeps_what_was_measured() -> None:
     def fail(net: nn.Module) -> None:
-        if watcher.num_seen == 9:
+        if watcher.num_finished == 9:
             raise ValueError("theirs")
 
     with pytest.raises(ValueError, match="theirs"), watch_steps(num_steps=10, warmup=1) as watcher:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from sonde.profiler import LayerCost, ProfileReport, Spread
+from sonde.profiler import LayerCost, ProfileReport, TimeSpread
 
 
-def ms(value: float) -> Spread:
-    return Spread(value, value, value, 10)
+def ms(value: float) -> TimeSpread:
+    return TimeSpread(value, value, value, 10)
 
 
 def layer(path: str, forward: float, *, flops: int = 0, calls: float = 1.0) -> LayerCost:

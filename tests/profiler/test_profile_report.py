@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from sonde.errors import SondeError
-from sonde.profiler import LayerCost, ProfileReport, Section, Span, Spread, load
+from sonde.profiler import LayerCost, ProfileReport, Section, Span, TimeSpread, load
 
 REPORT = ProfileReport(
     title="Net",
     layers=(
-        LayerCost("", "Net", forward=Spread(3.0, 2.5, 3.5, 10), backward=Spread(5.0, 4.5, 5.5, 10), flops_forward=10, parameter_bytes=64),
-        LayerCost("a\x1b[31m", "Linear", depth=1, forward_self=Spread(math.inf, math.nan, math.inf, 3), source="net.py:12"),
+        LayerCost("", "Net", forward=TimeSpread(3.0, 2.5, 3.5, 10), backward=TimeSpread(5.0, 4.5, 5.5, 10), flops_forward=10, parameter_bytes=64),
+        LayerCost("a\x1b[31m", "Linear", depth=1, forward_self=TimeSpread(math.inf, math.nan, math.inf, 3), source="net.py:12"),
     ),
-    sections=(Section("load", 3, 12.5, Spread(4.0, 3.0, 5.0, 3), parent="epoch"),),
-    step=Spread(10.0, 9.0, 11.0, 10),
-    phases={"forward": Spread(3.0, 2.5, 3.5, 10), "data": Spread()},
+    sections=(Section("load", 3, 12.5, TimeSpread(4.0, 3.0, 5.0, 3), parent="epoch"),),
+    step=TimeSpread(10.0, 9.0, 11.0, 10),
+    phases={"forward": TimeSpread(3.0, 2.5, 3.5, 10), "data": TimeSpread()},
     remainder={"optimizer": 2.0, "loss, backward": math.nan},
     num_samples=32,
     num_tokens=640,
@@ -107,9 +107,9 @@ def test_what_was_not_measured_is_not_a_number_rather_than_nothing() -> None:
 
 
 def test_a_spread_is_the_middle_half() -> None:
-    assert Spread.of([4.0, 1.0, 3.0, 2.0, 5.0]) == Spread(3.0, 2.0, 4.0, 5)
-    assert Spread.of([7.0]) == Spread(7.0, 7.0, 7.0, 1)
-    assert not Spread.of([]).is_known
+    assert TimeSpread.of([4.0, 1.0, 3.0, 2.0, 5.0]) == TimeSpread(3.0, 2.0, 4.0, 5)
+    assert TimeSpread.of([7.0]) == TimeSpread(7.0, 7.0, 7.0, 1)
+    assert not TimeSpread.of([]).is_known
 
 
 def test_a_layer_is_found_by_its_path_and_an_unknown_one_is_named() -> None:
