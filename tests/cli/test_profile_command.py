@@ -131,7 +131,7 @@ def test_too_few_steps_get_a_letter_with_how_many_it_takes(folder: Path) -> None
 @pytest.mark.parametrize(
     ("ending", "code", "said"),
     [
-        ("print('hello')", 2, "sonde: other.py gave no profile: no training step was seen"),
+        ("print('hello')", 2, "sonde: other.py gave no profile: no training step was found"),
         ("raise ValueError('bad')", 1, "ValueError: bad\nsonde: other.py left with 1 before there was enough"),
     ],
     ids=["trains-nothing", "raises"],

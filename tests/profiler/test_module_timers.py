@@ -78,7 +78,9 @@ def test_nothing_of_the_timers_is_on_a_module_or_on_its_copies() -> None:
         assert [dict(vars(module)) for module in model.modules()] == before
         file = io.BytesIO()
         torch.save(model, file)
-        copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.jit.trace(model, x)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit.trace
+            copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.jit.trace(model, x)]
     copies.append(torch.load(io.BytesIO(file.getvalue()), weights_only=False))
     assert b"sonde" not in file.getvalue()
     assert all(torch.equal(each(x), model(x)) for each in copies)
@@ -218,6 +220,7 @@ def test_a_compiled_model_in_a_script_is_timed_as_a_whole() -> None:
     assert report.num_samples == 2
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of torch.compile itself
 def test_a_compiled_part_is_timed_beside_uncompiled_ones() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
     with watch_steps(num_steps=2, warmup=1) as watcher:

@@ -30,8 +30,8 @@ class TimerCost(NamedTuple):
 @cache
 def timer_cost(read: ReadCounter) -> TimerCost:
     """The cost of each timer with this clock."""
-    module, value = nn.Identity(), torch.empty(0, device="cpu")
-    timers, others = ModuleTimers({"": module}, eager=True), ModuleTimers({"": nn.Identity()}, eager=True)
+    module, other, value = nn.Identity(), nn.Identity(), torch.empty(0, device="cpu")
+    own_timers, other_timers = ModuleTimers({"": module}, eager=True), ModuleTimers({"": other}, eager=True)
     inside: list[int] = []
 
     def calls(call: Callable[[torch.Tensor], torch.Tensor]) -> int:
@@ -40,19 +40,18 @@ def timer_cost(read: ReadCounter) -> TimerCost:
             call(value)
         return read() - start
 
-    def timed(which: ModuleTimers) -> int:
+    def hooked(timers: ModuleTimers) -> int:
         trace = TimeTrace(read)
         trace.start()
-        with which.installed(trace, only_roots=False):
+        with timers.installed(trace, only_roots=False):
             duration = calls(module)
         inside.extend(call.end - call.start for call in trace.calls)
         return duration
 
-    # One reading is part of what a call adds to itself; the loop around the bare forward is not, and its cost is the smaller one.
     bare_forward = min(calls(module.forward) for _ in range(REPEATS)) // NUM_CALLS
-    timed_call = _difference(lambda: calls(module), lambda: timed(timers))
+    timed_call = _difference(lambda: calls(module), lambda: hooked(own_timers))
     inside_call = min(timed_call, max(0, int(statistics.median(inside)) - bare_forward))
-    untimed_call = _difference(lambda: calls(module), lambda: timed(others))
+    untimed_call = _difference(lambda: calls(module), lambda: hooked(other_timers))
     return TimerCost(timed_call, inside_call, min(untimed_call, timed_call), _node_cost(read))
 
 
