@@ -71,10 +71,11 @@ def test_the_signature_of_forward_is_unchanged() -> None:
         assert inspect.signature(model.forward) == expected
 
 
-def test_nothing_of_the_timers_is_on_a_module_or_on_its_copies() -> None:
+@pytest.mark.parametrize("only_roots", [False, True])
+def test_nothing_of_the_timers_is_on_a_module_or_on_its_copies(only_roots: bool) -> None:
     model, x = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.ones(1, 2)
     before = [dict(vars(module)) for module in model.modules()]
-    with ModuleTimers({"": model}, eager=False).installed(running(), only_roots=False):
+    with ModuleTimers({"": model}, eager=False).installed(running(), only_roots=only_roots):
         assert [dict(vars(module)) for module in model.modules()] == before
         file = io.BytesIO()
         torch.save(model, file)
@@ -86,6 +87,36 @@ def test_nothing_of_the_timers_is_on_a_module_or_on_its_copies() -> None:
     assert all(torch.equal(each(x), model(x)) for each in copies)
     assert not nn.modules.module._global_forward_hooks
     assert not nn.modules.module._global_forward_pre_hooks
+    assert "__call__" not in vars(nn.Sequential)
+
+
+def test_a_timer_on_the_root_alone_times_no_other_module() -> None:
+    class Named(nn.Sequential): ...
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU()), Named(nn.ReLU()))
+    trace = running()
+    timers = ModuleTimers({"": model}, eager=False)
+    with timers.installed(trace, only_roots=True):
+        model(torch.ones(1, 2))
+        nn.Sequential(model, nn.Identity())(torch.ones(1, 2))
+    assert [timers.layers[call.layer].path for call in trace.calls] == ["", ""]
+    assert trace.is_outermost
+
+
+def test_a_class_with_its_own_call_gets_it_back() -> None:
+    class Own(nn.Module):
+        def __call__(self, x: Any) -> Any:
+            return super().__call__(x) + 1
+
+        def forward(self, x: Any) -> Any:
+            return x
+
+    model, trace, original = Own(), running(), Own.__call__
+    with ModuleTimers({"": model}, eager=False).installed(trace, only_roots=True):
+        assert model(1) == 2
+        assert Own.__call__ is original
+    assert vars(Own)["__call__"] is original
+    assert len(trace.calls) == 1
 
 
 def test_keyword_arguments_of_the_outermost_call_reach_the_context() -> None:
@@ -139,17 +170,19 @@ def test_the_users_filters_for_warnings_stay_as_they_are() -> None:
     assert list(warnings.filters) == [added, *(each for each in before if each != added)]
 
 
-def test_two_profiles_of_one_model_may_end_in_any_order() -> None:
+@pytest.mark.parametrize("only_roots", [False, True])
+def test_two_profiles_of_one_model_may_end_in_any_order(only_roots: bool) -> None:
     model = nn.Linear(2, 2)
     first, second = running(), running()
     one, two = ModuleTimers({"": model}, eager=False), ModuleTimers({"": model}, eager=False)
-    one.install(first, only_roots=False)
-    two.install(second, only_roots=False)
+    one.install(first, only_roots=only_roots)
+    two.install(second, only_roots=only_roots)
     model(torch.ones(1, 2))
     one.remove()
     model(torch.ones(1, 2))
     two.remove()
     assert (len(first.calls), len(second.calls)) == (1, 2)
+    assert "__call__" not in vars(nn.Linear)
 
 
 @pytest.mark.parametrize("good_readings", [0, 1, 4])
@@ -230,7 +263,8 @@ def test_a_compiled_part_is_timed_beside_uncompiled_ones() -> None:
             optimizer.zero_grad()
             model(torch.ones(2, 4)).sum().backward()
             optimizer.step()
-    assert [(layer.path, layer.kind) for layer in watcher.report().layers] == [("", "Sequential"), ("0", "Linear"), ("1", "OptimizedModule")]
+    kinds = {layer.path: layer.kind for layer in watcher.report().layers}
+    assert kinds == {"": "Sequential", "0": "Linear", "1": "OptimizedModule"}
 
 
 def test_a_compiled_part_is_profiled_uncompiled_without_a_warning() -> None:

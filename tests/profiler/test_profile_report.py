@@ -15,7 +15,9 @@ from sonde.profiler import LayerCost, ProfileReport, Section, Span, TimeSpread, 
 REPORT = ProfileReport(
     title="Net",
     layers=(
-        LayerCost("", "Net", forward=TimeSpread(3.0, 2.5, 3.5, 10), backward=TimeSpread(5.0, 4.5, 5.5, 10), flops_forward=10, parameter_bytes=64),
+        LayerCost(
+            "", "Net", forward=TimeSpread(3.0, 2.5, 3.5, 10), backward=TimeSpread(5.0, 4.5, 5.5, 10), flops_forward=10, parameter_bytes=64
+        ),
         LayerCost("a\x1b[31m", "Linear", depth=1, forward_self=TimeSpread(math.inf, math.nan, math.inf, 3), source="net.py:12"),
     ),
     sections=(Section("load", 3, 12.5, TimeSpread(4.0, 3.0, 5.0, 3), parent="epoch"),),

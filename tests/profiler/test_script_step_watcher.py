@@ -69,7 +69,7 @@ def test_phases_and_the_batch_are_in_the_report(watched: tuple[StepWatcher, nn.M
     assert set(report.phases) == {"data", "forward", "backward", "optimizer", "other"}
     assert (report.num_samples, report.batch) == (8, "float32 [8, 3, 9]")
     assert report.layer("head").flops_forward == 2 * 8 * 8 * 2
-    assert report.layer("encoder.0").flops_backward == 2 * report.layer("encoder.0").flops_forward  # recomputation, then the gradient of its weights
+    assert report.layer("encoder.0").flops_backward == 2 * report.layer("encoder.0").flops_forward  # one is the recomputation
 
 
 def test_a_step_of_a_gan_ends_with_the_last_of_its_optimizers() -> None:

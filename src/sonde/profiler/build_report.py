@@ -28,7 +28,8 @@ def build_report(
     recordings: StepRecordings, timers: ModuleTimers, *, title: str, dtype: torch.dtype, device: torch.device, notes: Sequence[str] = ()
 ) -> ProfileReport:
     """The report of some recorded steps. `dtype` and `device` are those of the model; `notes` come first in the report's notes."""
-    recordings = without_timer_cost(least_disturbed(recordings))
+    recordings = least_disturbed(recordings)
+    recordings = replace(recordings, timed=without_timer_cost(recordings))
     timed, flops = recordings.timed, recordings.flops or LayerCosts()
     samples = samples_per_step(recordings.batches.values(), recordings.num_fetched)
     called = dict.fromkeys(layer for step in timed for layer in step.layers)

@@ -137,4 +137,3 @@ class OperationsReport:
         if self.trace is not None:
             facts.append(f"trace    {self.trace}  (https://ui.perfetto.dev, or tensorboard --logdir {self.trace.parent})")
         return [*facts, *(f"note     {note}" for note in self.notes)]
-

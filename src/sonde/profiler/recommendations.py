@@ -38,9 +38,7 @@ def template(path: str) -> str:
 
 
 def bottlenecks(report: ProfileReport) -> tuple[Bottleneck, ...]:
-    found = [
-        Bottleneck(where, kind, ms, report.share(ms), _why(report, kind, layers, ms)) for where, kind, layers, ms in _groups(report)
-    ]
+    found = [Bottleneck(where, kind, ms, report.share(ms), _why(report, kind, layers, ms)) for where, kind, layers, ms in _groups(report)]
     for phase in ("data", "optimizer"):
         spread = report.phases.get(phase)
         if spread is not None and spread.median_ms > 0:

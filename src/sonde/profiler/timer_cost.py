@@ -23,15 +23,14 @@ class TimerCost(NamedTuple):
 
     timed_call: float = 0.0  # a call of a module with a timer, to the time of its caller
     inside_call: float = 0.0  # the same, to the time of the module itself: the part between its two readings
-    untimed_call: float = 0.0  # a call of a module without a timer while the global hooks are registered
     node: float = 0.0  # an autograd node with a pre-hook
 
 
 @cache
 def timer_cost(read: ReadCounter) -> TimerCost:
     """The cost of each timer with this clock."""
-    module, other, value = nn.Identity(), nn.Identity(), torch.empty(0, device="cpu")
-    own_timers, other_timers = ModuleTimers({"": module}, eager=True), ModuleTimers({"": other}, eager=True)
+    module, value = nn.Identity(), torch.empty(0, device="cpu")
+    timers = ModuleTimers({"": module}, eager=True)
     inside: list[int] = []
 
     def calls(call: Callable[[torch.Tensor], torch.Tensor]) -> int:
@@ -40,7 +39,7 @@ def timer_cost(read: ReadCounter) -> TimerCost:
             call(value)
         return read() - start
 
-    def hooked(timers: ModuleTimers) -> int:
+    def timed() -> int:
         trace = TimeTrace(read)
         trace.start()
         with timers.installed(trace, only_roots=False):
@@ -49,10 +48,9 @@ def timer_cost(read: ReadCounter) -> TimerCost:
         return duration
 
     bare_forward = min(calls(module.forward) for _ in range(REPEATS)) // NUM_CALLS
-    timed_call = _difference(lambda: calls(module), lambda: hooked(own_timers))
+    timed_call = _difference(lambda: calls(module), timed)
     inside_call = min(timed_call, max(0, int(statistics.median(inside)) - bare_forward))
-    untimed_call = _difference(lambda: calls(module), lambda: hooked(other_timers))
-    return TimerCost(timed_call, inside_call, min(untimed_call, timed_call), _node_cost(read))
+    return TimerCost(timed_call, inside_call, _node_cost(read))
 
 
 def _node_cost(read: ReadCounter) -> int:

@@ -1,15 +1,15 @@
-"""Subtracts the cost of the timers from the measured steps, so that many small layers do not look larger than they are.
+"""Subtracts the cost of the timers from the timed steps, so that many small layers do not look larger than they are.
 
-In a loop of their own the timers cost less than in a real step, where caches are cold. How much less is known from the steps themselves:
-bare steps (timers on the outermost modules) and timed steps (timers on all modules) alternate, and the difference of their forward times
-is what the timers of the inner modules add. The ratio of that difference to the cost measured in a loop scales all costs. With large
-layers the difference is mostly noise, so the ratio is limited.
+In a loop of their own the timers cost less than in a real step, where caches are cold. The steps themselves show how much less: bare steps
+(timers on the outermost modules) and timed steps (timers on all modules and nodes) alternate, and the difference of their forward times is
+what the timers of the inner modules add. The ratio of that difference to the cost in a loop scales the costs. With large layers the
+difference is mostly noise, so the ratio is limited.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 from sonde.profiler.layer_costs import LayerCosts, ModuleCost
@@ -19,19 +19,13 @@ from sonde.profiler.timer_cost import TimerCost
 MIN_RATIO, MAX_RATIO = 0.5, 4.0  # of the cost in a step to the cost in a loop: up to 3 was measured with cold caches
 
 
-def without_timer_cost(recordings: StepRecordings) -> StepRecordings:
-    """The bare and timed steps as they would be without timers."""
+def without_timer_cost(recordings: StepRecordings) -> list[LayerCosts]:
+    """The timed steps as they would be without timers."""
     alone = recordings.timer_cost
-    added = alone.timed_call - alone.untimed_call  # by the timers of inner modules: the global hooks run in bare steps as well
-    calls = _ratio(recordings, "forward", added, lambda step: step.forward, lambda step: step.num_calls)
+    calls = _ratio(recordings, "forward", alone.timed_call, lambda step: step.forward, lambda step: step.num_calls)
     nodes = _ratio(recordings, "backward", alone.node, lambda step: step.backward, lambda step: step.num_nodes)
-    cost = TimerCost(alone.timed_call * calls, alone.inside_call * calls, alone.untimed_call * calls, alone.node * nodes)
-    num_calls = statistics.median(step.num_calls for step in recordings.timed) if recordings.timed else 0
-    return replace(
-        recordings,
-        bare=[_bare_step(step, cost.untimed_call * num_calls / 1e6) for step in recordings.bare],
-        timed=[_timed_step(step, cost) for step in recordings.timed],
-    )
+    cost = TimerCost(alone.timed_call * calls, alone.inside_call * calls, alone.node * nodes)
+    return [_timed_step(step, cost) for step in recordings.timed]
 
 
 def _ratio(
@@ -44,12 +38,6 @@ def _ratio(
     bare_ms = statistics.median(step.get(phase, 0.0) for step in recordings.bare)
     added = statistics.median(map(duration, steps)) - bare_ms * 1e6
     return min(max(added / statistics.median(map(num, steps)) / alone, MIN_RATIO), MAX_RATIO)
-
-
-def _bare_step(step: Mapping[str, float], hooks_ms: float) -> dict[str, float]:
-    """`hooks_ms`: of the global hooks on inner modules, which have no timer in a bare step."""
-    hooks_ms = min(hooks_ms, step.get("forward", 0.0))
-    return {phase: ms - hooks_ms if phase in ("forward", "step") else ms for phase, ms in step.items()}
 
 
 def _timed_step(step: LayerCosts, cost: TimerCost) -> LayerCosts:
