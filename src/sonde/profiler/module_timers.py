@@ -4,8 +4,8 @@ All modules: one pair of torch's global module hooks. Copies, pickles and traced
 module instances would also disable the fast path of nn.TransformerEncoderLayer, which checks for them. The time of a module includes the
 user's forward pre-hooks on it, but not its forward hooks.
 
-Only the outermost modules: a descriptor for `__call__` on their classes. A global hook slows every module call by 2 to 5 µs, which would falsify
-a step that is measured as a whole.
+Only the outermost modules: a descriptor for `__call__` on their classes. A global hook slows every module call by
+2 to 5 µs, which would falsify a step that is measured as a whole.
 """
 
 from __future__ import annotations
