@@ -160,8 +160,8 @@ class MemoryProfiler:
 
         `model` and `optimizer` default to the attached ones. `inputs` are the arguments of forward (a tensor, a tuple of arguments, a dict
         of keyword arguments) at any size; their first dimension is the batch, their second the sequence. `loss` maps the model's output
-        to the loss; without it the sum of the outputs is used. `check` also runs a copy of the model for real at a quarter of the size, to measure
-        the error of fake tensors.
+        to the loss; without it the sum of the outputs is used. `check` also runs a copy of the model for real at a quarter of the size, to
+        measure the error of fake tensors.
         """
         if model is None:
             model = next(iter(self._models.values()), None)
