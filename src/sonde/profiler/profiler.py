@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter_ns
@@ -17,7 +17,6 @@ from sonde.errors import SondeError
 from sonde.profiler import LayerCost, ProfileReport, Section, Span, TimeSpread
 from sonde.profiler.run_model import Loss, profile_model
 from sonde.rules.words import listing
-from sonde.tools.next_layers import batches
 
 MAX_DURATIONS = 1000  # of a section, the latest: for median and quartiles. Calls and total include all
 MAX_SPANS = 5000  # of sections, for a trace file
@@ -158,10 +157,9 @@ class Profiler:
         for argument, value, minimum in (("warmup", warmup, 0), ("repeats", repeats, 1)):
             if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
                 raise SondeError(f"{argument} must be a whole number, {minimum} or more, not {value!r}.")
-        all_inputs = list(batches(inputs))
-        if len(all_inputs) != 1:
-            raise SondeError(f"profile takes one batch, not a list of {len(all_inputs)}: all steps must be equal to be compared.")
-        (args, kwargs), = all_inputs  # fmt: skip
+        if isinstance(inputs, list) and len(inputs) != 1:
+            raise SondeError(f"profile takes one batch, not a list of {len(inputs)}: all steps must be equal to be compared.")
+        args, kwargs = _forward_arguments(inputs[0] if isinstance(inputs, list) else inputs)
         self._profile, _ = profile_model(
             model, args, kwargs, loss=loss, optimizer=optimizer if backward else None, warmup=warmup, repeats=repeats, backward=backward
         )
@@ -191,6 +189,12 @@ class Profiler:
             self._spans.clear()
             self._layers.clear()
             self._profile = None
+
+
+def _forward_arguments(inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    if isinstance(inputs, Mapping):
+        return (), inputs
+    return (inputs, {}) if isinstance(inputs, tuple) else ((inputs,), {})
 
 
 def _recorded_cost(name: str, layer: _RecordedLayer) -> LayerCost:
