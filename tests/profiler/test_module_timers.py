@@ -273,6 +273,7 @@ def test_a_compiled_part_is_profiled_uncompiled_without_a_warning() -> None:
     assert [layer.path for layer in report.layers] == ["", "0", "1", "1.0", "1.1"]
 
 
+@pytest.mark.needs_bfloat16("linear")
 def test_autocast_is_in_the_environment_of_the_report() -> None:
     class Cast(nn.Module):
         def __init__(self) -> None:

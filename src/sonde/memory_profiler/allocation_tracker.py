@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
+from sonde.capture import patches
 from sonde.capture.gradient_state import optimizer_parameters
 from sonde.memory_profiler.device_usage import Owner
 from sonde.memory_profiler.fake_lstm_workspace import with_workspace
@@ -75,8 +75,8 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> AllocationTracker:
         # Registered before those of the module stack: a module that is called while the stack is empty is an outermost one.
+        self._remove_module_hook = patches.hook_all_modules(before=self._on_forward_start)
         self._handles += [
-            register_module_forward_pre_hook(self._on_forward_start),
             register_optimizer_step_pre_hook(self._on_optimizer_step_start),
             register_optimizer_step_post_hook(self._on_optimizer_step_end),
         ]
@@ -95,6 +95,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._is_entered = False
         while self._handles:
             self._handles.pop().remove()
+        self._remove_module_hook()
         self._module_stack.__exit__(kind, error, trace)
         if self._module_stack.compiled:
             self.notes.append("a compiled model was called: memory inside its compiled parts is not tracked")

@@ -1,10 +1,10 @@
 """Times the forward calls of modules while a step is measured; nothing is installed on the modules themselves.
 
-All modules: one pair of torch's global module hooks. Copies, pickles and traced models made during a measured step are unchanged. Hooks on
-module instances would also disable the fast path of nn.TransformerEncoderLayer, which checks for them. The time of a module includes the
-user's forward pre-hooks on it, but not its forward hooks.
+All modules: one pair of torch's global module hooks (`patches.hook_all_modules`). Copies, pickles and traced models made during a measured
+step are unchanged. Hooks on module instances would also disable the fast path of nn.TransformerEncoderLayer, which checks for them. The
+time of a module includes the user's forward pre-hooks on it, but not its forward hooks.
 
-Only the outermost modules: a descriptor for `__call__` on their classes. A global hook slows every module call by
+Only the outermost modules: `patches.watch_forward`, a descriptor for `__call__` on their classes. A global hook slows every module call by
 2 to 5 µs, which would falsify a step that is measured as a whole.
 """
 
@@ -14,19 +14,20 @@ import re
 import sys
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from threading import get_ident
 from typing import Any
 
 import torch
 from torch import nn
 from torch.compiler import is_compiling
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from sonde.capture import patches
 from sonde.capture.call_site import is_library
-from sonde.capture.watched_model import is_compiled
+from sonde.capture.torch_internals import is_compiled
 from sonde.profiler.time_trace import TimeTrace
 
 _IDLE = TimeTrace()
@@ -45,7 +46,7 @@ class TimedModule:
     source: str
 
 
-class ModuleTimers:
+class ModuleTimers(patches.TrainingCallbacks):
     """Timers for all modules of some models: planned once, installed during each measured step."""
 
     def __init__(self, models: Mapping[str, nn.Module], *, eager: bool) -> None:
@@ -55,8 +56,7 @@ class ModuleTimers:
         self._modules: list[weakref.ref[nn.Module]] = []  # in the order of `layers`
         self._installed: dict[int, tuple[int, nn.Module]] = {}  # by id: layer and module, which must live as long as its id is used
         self._trace = _IDLE
-        self._handles: list[Any] = []
-        self._root_calls: list[_RootCall] = []
+        self._uninstall: list[Callable[[], None]] = []
         visited: set[int] = set()
         for prefix, model in models.items():
             for path, module, depth in _submodules(model, prefix, 0, eager, self.opaque_paths, visited):
@@ -88,38 +88,31 @@ class ModuleTimers:
         if not self._installed:
             return
         if only_roots:
-            self._root_calls = [_RootCall(self, kind) for kind in {type(module): None for _, module in self._installed.values()}]
-            for root_call in self._root_calls:
-                root_call.install()
+            for _, module in self._installed.values():
+                patches.watch_forward(module, self)
+                self._uninstall.append(partial(patches.unwatch_forward, module, self))
             return
         # Not warnings.filterwarnings: it makes Python forget which warnings were shown already, and the user's would be shown again.
         warnings.filters.insert(0, _COMPILED_MODULE_WARNING)  # type: ignore[attr-defined]
-        self._handles = [
-            register_module_forward_pre_hook(self._on_forward_start),
-            register_module_forward_hook(self._on_forward_end, always_call=True),
+        self._uninstall += [
+            partial(_remove_filter, _COMPILED_MODULE_WARNING),
+            patches.hook_all_modules(before=self._on_module_start, after=self._on_module_end),
         ]
 
     def remove(self) -> None:
-        if self._handles and _COMPILED_MODULE_WARNING in warnings.filters:
-            warnings.filters.remove(_COMPILED_MODULE_WARNING)  # type: ignore[attr-defined]
-        while self._handles:
-            self._handles.pop().remove()
-        while self._root_calls:
-            self._root_calls.pop().remove()
+        while self._uninstall:
+            self._uninstall.pop()()
         self._trace = _IDLE
         self._installed.clear()
 
-    def has_timer(self, module: nn.Module) -> bool:
-        return id(module) in self._installed
-
-    def _on_forward_start(self, module: nn.Module, args: Any) -> None:
+    def _on_module_start(self, module: nn.Module, args: Any) -> None:
         if not is_compiling() and id(module) in self._installed:
-            self.start_call(module, args, None)
+            self.on_forward_start(module, args, None)
 
-    def start_call(self, module: nn.Module, args: Any, kwargs: dict[str, Any] | None) -> None:
+    def on_forward_start(self, module: nn.Module, args: Any, kwargs: dict[str, Any] | None) -> None:
         """Records the start of a call of a module with a timer. `kwargs` is None in a global hook, which does not get them."""
-        trace = self._trace
-        if trace.thread != get_ident():
+        trace, planned = self._trace, self._installed.get(id(module))
+        if planned is None or trace.thread != get_ident():
             return
         try:
             if trace.is_outermost:
@@ -127,15 +120,15 @@ class ModuleTimers:
                     return
                 if trace.context is not None:
                     trace.enter_context(trace.context(args, _keyword_arguments() if kwargs is None else kwargs))
-            trace.start_call(self._installed[id(module)][0])
+            trace.start_call(planned[0])
         except Exception as error:  # an error of the profiler must not reach the model
             trace.fail(error)
 
-    def _on_forward_end(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _on_module_end(self, module: nn.Module, args: Any, output: Any) -> None:
         if not is_compiling() and id(module) in self._installed:
-            self.end_call(module, output)
+            self.on_forward_end(module, output)
 
-    def end_call(self, module: nn.Module, output: Any) -> None:
+    def on_forward_end(self, module: nn.Module, output: Any) -> None:
         trace, planned = self._trace, self._installed.get(id(module))
         if planned is None or trace.thread != get_ident():
             return
@@ -145,53 +138,9 @@ class ModuleTimers:
             trace.fail(error)
 
 
-class _RootCall:
-    """Descriptor for `__call__` of a module class: times the calls of instances with a timer; other instances run as before."""
-
-    def __init__(self, timers: ModuleTimers, kind: type[nn.Module]) -> None:
-        self._timers, self._kind = timers, kind
-        self._original = vars(kind).get("__call__")  # None: inherited
-
-    def install(self) -> None:
-        self._kind.__call__ = self  # type: ignore[method-assign, assignment]
-
-    def remove(self) -> None:
-        top = vars(self._kind).get("__call__")
-        if top is self:
-            if self._original is None:
-                del self._kind.__call__
-            else:
-                self._kind.__call__ = self._original
-            return
-        # Another profile was installed on top of this one. If somebody else replaced it, this one stays and passes all calls on.
-        while isinstance(top, _RootCall) and top._original is not self:
-            top = top._original
-        if isinstance(top, _RootCall):
-            top._original = self._original
-
-    def __get__(self, module: nn.Module | None, owner: Any = None) -> Any:
-        if self._original is not None:
-            plain = self._original.__get__(module, owner)
-        else:  # looked up at each call: torch.fx patches nn.Module.__call__
-            plain = super(self._kind, self._kind if module is None else module).__call__  # type: ignore[misc]
-        if module is None or type(module) is not self._kind or not self._timers.has_timer(module):
-            return plain
-        if is_compiling() or torch._C._get_tracing_state() is not None:
-            return plain
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self._timers.start_call(module, args, kwargs)
-            output = None
-            try:
-                output = plain(*args, **kwargs)
-                return output
-            finally:
-                self._timers.end_call(module, output)
-
-        return call
-
-    def __reduce__(self) -> Any:
-        return getattr, (nn.Module, "__call__")  # a class that is pickled by value (cloudpickle) takes nothing of Sonde with it
+def _remove_filter(entry: Any) -> None:
+    if entry in warnings.filters:  # the user may have reset the filters
+        warnings.filters.remove(entry)  # type: ignore[attr-defined]
 
 
 def _keyword_arguments() -> dict[str, Any]:

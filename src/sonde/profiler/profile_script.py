@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sonde.errors import SondeError
-from sonde.launcher import ScriptResult, play, script_environment
+from sonde.launcher import ScriptResult, run_to_end, script_environment
 from sonde.profiler import ProfileReport
 from sonde.profiler.script_step_watcher import StepWatcher, watch_steps
 
@@ -56,7 +56,7 @@ def profile_script(
 
     with script_environment(target, args, module=module), watch_steps(num_steps=num_steps, warmup=warmup, on_done=on_done) as watcher:
         watchers.append(watcher)
-        script = play(target, module=module)
+        script = run_to_end(target, module=module)
     if failures:
         raise failures[0]
     try:

@@ -21,7 +21,7 @@ from sonde.profiler.module_timers import ModuleTimers
 from sonde.profiler.step_recording import ProfileRecorder, StepKind, StepRecordings, plan_steps
 from sonde.profiler.time_trace import ReadCounter
 from sonde.profiler.undisturbed_steps import num_undisturbed
-from sonde.replay.restore_state import as_before
+from sonde.replay.restore_state import state_restored
 from sonde.statistics.tensor_utils import find_tensors
 
 MAX_EXTRA_S = 1.0  # of additional steps if other programs disturbed some; at most as long as the planned steps took
@@ -112,7 +112,7 @@ class _StepRunner:
         for parameter in self._parameters:
             parameter.grad = None
         try:
-            output = self._model(*self._args, **self._kwargs)
+            output = self._recorder.run_forward(self._model, self._args, self._kwargs)
         except Exception as error:
             raise SondeError(
                 f"The model could not be run with these inputs: {type(error).__name__}: {error}.\n"
@@ -162,7 +162,7 @@ class _StepRunner:
 
 @contextmanager
 def _restored(model: nn.Module, optimizer: torch.optim.Optimizer | None, inputs: Any) -> Iterator[None]:
-    """Restores parameters, gradients, the optimizer's state and the gradients of the inputs; `as_before` restores the rest.
+    """Restores parameters, gradients, the optimizer's state and the gradients of the inputs; `state_restored` restores the rest.
 
     The model is not copied: the loss function may refer to it, and some models cannot be copied. The optimizer uses a copy of its state.
     """
@@ -182,7 +182,7 @@ def _restored(model: nn.Module, optimizer: torch.optim.Optimizer | None, inputs:
             optimizer.state = copied
         for leaf in leaves.values():
             undo.callback(setattr, leaf, "grad", leaf.grad)
-        undo.enter_context(as_before([model]))
+        undo.enter_context(state_restored([model]))
         for leaf in leaves.values():
             leaf.grad = None
         yield

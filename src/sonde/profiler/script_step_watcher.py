@@ -46,7 +46,7 @@ def watch_steps(
     that it raises reaches the training, which is a way to stop it.
     """
     watcher = StepWatcher(models, num_steps, warmup, on_done)
-    patches.listen(watcher)
+    patches.subscribe(watcher)
     try:
         yield watcher
     finally:
@@ -73,7 +73,7 @@ def _isolated(method: Callable[Concatenate[StepWatcher, P], None]) -> Callable[C
     return cast("Callable[Concatenate[StepWatcher, P], None]", callback)
 
 
-class StepWatcher:
+class StepWatcher(patches.TrainingCallbacks):
     """Follows a training loop and profiles some of its steps; `report()` may be called at any time after a few steps."""
 
     def __init__(self, models: Iterable[nn.Module] | None, num_steps: int, warmup: int, on_done: Callable[[], None] | None) -> None:
@@ -131,7 +131,7 @@ class StepWatcher:
     def close(self) -> None:
         """Removes all hooks; closing twice is allowed."""
         with ExitStack() as stack:
-            stack.callback(patches.unlisten, self)
+            stack.callback(patches.unsubscribe, self)
             stack.callback(self._finder.stop)
             if self._recorder is not None:
                 stack.callback(self._recorder.end_step, discard=True)
@@ -147,7 +147,7 @@ class StepWatcher:
         recorder = self._recorder
         if recorder is not None:
             recorder.end_step()
-        self._boundaries.end()
+        self._boundaries.end_step()
         self.num_finished += 1
         if recorder is None and self.num_finished >= max(1, self._warmup):
             recorder = self._prepare()
@@ -186,99 +186,89 @@ class StepWatcher:
     # -- callbacks of the training loop (capture/patches.py) ---------------------------------------
 
     @_isolated
-    def fetch_begins(self) -> None:
-        if self._boundaries.batch_fetched():
+    def on_batch_start(self) -> None:
+        if self._boundaries.on_batch_start():
             self._end_step()
         self._start_phase("data")
 
     @_isolated
-    def fetch_ended(self, batch: Any) -> None:
+    def on_batch_end(self, batch: Any) -> None:
         self._end_phase("data")
         if self._recorder is not None:
             self._recorder.add_fetched(batch)
 
     @_isolated
-    def phase_begins(self, phase: str, call: str, by: Any) -> None:
+    def on_phase_start(self, phase: str, owner: Any) -> None:
         if phase == "data":
             self._start_phase(phase)
 
     @_isolated
-    def phase_ended(self, phase: str) -> None:
+    def on_phase_end(self, phase: str) -> None:
         if phase == "data":
             self._end_phase(phase)
 
     @_isolated
-    def backward_begins(self, tensors: Any) -> None:
+    def on_backward_start(self, tensors: Any) -> None:
         self._thread = self._thread or get_ident()
         cleared, self._has_cleared_gradients = self._has_cleared_gradients, False
-        if self._boundaries.backward_begins(cleared=cleared, moved=False):
+        if self._boundaries.on_backward_start(has_cleared=cleared, has_moved=False):
             self._end_step()
         if self._recorder is not None:
             self._recorder.start_backward(tensors)
 
     @_isolated
-    def backward_ended(self) -> None:
+    def on_backward_end(self) -> None:
         if self._recorder is not None:
             self._recorder.end_backward()
 
     @_isolated
-    def zero_grad(self, target: Any) -> None:
+    def on_zero_grad(self, owner: Any) -> None:
         self._has_cleared_gradients = True
-        if self._boundaries.zeroed(id(target)):
+        if self._boundaries.on_zero_grad(id(owner)):
             self._end_step()
 
     @_isolated
-    def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
+    def on_optimizer_created(self, optimizer: torch.optim.Optimizer) -> None:
         self._register(optimizer)  # before any optimizer steps: else the step of the first of several would count as a whole step
         if self._recorder is None and self._models is None:
             self._finder.search_caller({id(p) for p in optimizer_parameters(optimizer)})
 
     @_isolated
-    def optimizer_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
+    def on_optimizer_step_start(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
         self._thread = self._thread or get_ident()
         self._register(optimizer)
-        if self._boundaries.optimizer_begins(id(optimizer)):
+        if self._boundaries.on_optimizer_step_start(id(optimizer)):
             self._end_step()
-        if not closure:  # with a closure, forward and backward run inside
+        if not has_closure:  # with a closure, forward and backward run inside
             self._start_phase("optimizer")
 
     @_isolated
-    def optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
+    def on_optimizer_step_end(self, optimizer: torch.optim.Optimizer) -> None:
         self._has_scaler_stepped = True
         self._end_phase("optimizer")
-        if self._boundaries.optimizer_ended(id(optimizer)):
+        if self._boundaries.on_optimizer_step_end(id(optimizer)):
             self._end_step()
 
     @_isolated
-    def scaler_step_begins(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
+    def on_scaler_step_start(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
         self._has_scaler_stepped = False
 
     @_isolated
-    def scaler_step_ended(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
+    def on_scaler_step_end(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
         if self._has_scaler_stepped:
             return
         self._register(optimizer)  # the scaler skipped the update: it still counts as a step
-        if self._boundaries.optimizer_begins(id(optimizer)):
+        if self._boundaries.on_optimizer_step_start(id(optimizer)):
             self._end_step()
-        if self._boundaries.optimizer_ended(id(optimizer)):
+        if self._boundaries.on_optimizer_step_end(id(optimizer)):
             self._end_step()
 
     @_isolated
-    def compiling(self, target: Any) -> None:
+    def on_compile(self, target: Any) -> None:
         # The finder inspects variables of the user in torch's global module hooks, which must not happen inside compiled code.
         self._compiles = True
         self._finder.stop()
         self._compiles_functions = self._compiles_functions or not isinstance(getattr(target, "__self__", target), nn.Module)
-
-    def scheduler_made(self, scheduler: Any) -> None: ...
-
-    def scheduler_stepped(self, scheduler: Any, given: bool) -> None: ...
-
-    def pass_begins(self, loader: Any) -> None: ...
-
-    def clipped(self, max_norm: Any) -> None: ...
-
-    def scaled(self, scaler: Any) -> None: ...
 
     # -- helpers -----------------------------------------------------------------------------------
 
@@ -295,4 +285,4 @@ class StepWatcher:
         if known is None or known() is not optimizer:
             self._optimizers[id(optimizer)] = weakref.ref(optimizer)
             self._optimizers = {key: ref for key, ref in self._optimizers.items() if ref() is not None}
-            self._boundaries.known_optimizers = len(self._optimizers)
+            self._boundaries.num_optimizers = len(self._optimizers)

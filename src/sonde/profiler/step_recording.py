@@ -8,14 +8,14 @@ and the bytes saved for the backward.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sonde.profiler import Span
 from sonde.profiler.autograd_node_timers import AutogradNodeTimers
@@ -118,6 +118,18 @@ class ProfileRecorder:
             self._batches.append((len(self._trace.calls), batch))
             self.recordings.autocast = _autocast_dtype()
         return nullcontext()
+
+    def run_forward(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Calls a model while capture is suspended: then `watch_forward`, which times the model in a bare step, is off."""
+        if self._kind != "bare":
+            return model(*args, **kwargs)
+        self._timers.on_forward_start(model, args, dict(kwargs))
+        output = None
+        try:
+            output = model(*args, **kwargs)
+            return output
+        finally:
+            self._timers.on_forward_end(model, output)
 
     # -- phases ------------------------------------------------------------------------------------
 

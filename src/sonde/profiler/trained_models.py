@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from sonde.capture import patches
 from sonde.capture.call_site import user_frame
-from sonde.capture.model_discovery import modules_in_sight, whole_of
+from sonde.capture.model_discovery import enclosing_model, modules_in_scope
 
 
 class TrainedModelFinder:
@@ -18,26 +19,24 @@ class TrainedModelFinder:
 
     def __init__(self) -> None:
         self._found: dict[int, tuple[str, weakref.ref[nn.Module]]] = {}
-        self._handles: list[Any] = []
+        self._remove: Callable[[], None] | None = None
         self._depth = 0
 
     def start(self) -> None:
-        if not self._handles:
-            self._handles = [
-                register_module_forward_pre_hook(self._on_forward_start),
-                register_module_forward_hook(self._on_forward_end, always_call=True),
-            ]
+        if self._remove is None:
+            self._remove = patches.hook_all_modules(before=self._on_module_start, after=self._on_module_end)
 
     def stop(self) -> None:
-        while self._handles:
-            self._handles.pop().remove()
+        if self._remove is not None:
+            self._remove()
+            self._remove = None
         self._depth = 0
 
     def search_caller(self, parameters: set[int]) -> None:
         """Adds models among the variables of the user's code that is calling, if they own one of these parameters (by id)."""
-        for name, module in modules_in_sight(user_frame()):
+        for name, module in modules_in_scope(user_frame()):
             if any(id(p) in parameters for p in module.parameters()):
-                self._add(*whole_of(module, [*self._candidates(), (name, module)]))
+                self._add(*enclosing_model(module, [*self._candidates(), (name, module)]))
 
     def models(self) -> dict[str, nn.Module]:
         """The outermost models, keyed by the prefix of their paths; a single model has an empty prefix."""
@@ -56,7 +55,7 @@ class TrainedModelFinder:
     def _add(self, name: str, module: nn.Module) -> None:
         self._found.setdefault(id(module), (name, weakref.ref(module)))
 
-    def _on_forward_start(self, module: nn.Module, args: Any) -> None:
+    def _on_module_start(self, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():
             return
         self._depth += 1
@@ -64,12 +63,12 @@ class TrainedModelFinder:
             return
         try:
             if any(p.requires_grad for p in module.parameters()):
-                name, model = whole_of(module, (*self._candidates(), *modules_in_sight(user_frame())))
+                name, model = enclosing_model(module, (*self._candidates(), *modules_in_scope(user_frame())))
                 self._add(name, model)
         except Exception:  # a variable of the user raises when it is inspected: then the called module is taken for the model
             self._add(type(module).__name__.lower(), module)
 
-    def _on_forward_end(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _on_module_end(self, module: nn.Module, args: Any, output: Any) -> None:
         if not torch.compiler.is_compiling() and self._depth > 0:
             self._depth -= 1
 
