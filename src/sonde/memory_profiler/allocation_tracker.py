@@ -24,7 +24,7 @@ from sonde.memory_profiler.device_usage import Owner
 from sonde.memory_profiler.fake_lstm_workspace import with_workspace
 from sonde.memory_profiler.memory_report import Peak, Usage
 from sonde.memory_profiler.storage_registry import OTHER, StorageRegistry, add_live_tensors, state_tensors
-from sonde.nonfinite.module_stack import Places
+from sonde.nonfinite.module_stack import ModuleStack
 from sonde.statistics.tensor_utils import find_tensors
 
 ROOT = "(the model itself)"
@@ -52,7 +52,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.is_fake = fake
         self.is_paused = False  # what runs meanwhile is not part of the training
         self._on_step = on_step
-        self._module_stack = Places(models)
+        self._module_stack = ModuleStack(models)
         self._models: list[tuple[str, weakref.ref[nn.Module]]] = []
         self._module_ids: set[int] = set()  # of all of their modules: a part may be called alone, by the user or by a checkpoint
         self._has_named_models = bool(models)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sonde.leaks.live_graphs import live_tensors
 from sonde.memory_profiler.device_usage import DeviceUsage, Owner
 from sonde.memory_profiler.memory_report import Peak, Usage
-from sonde.nonfinite.module_stack import storage_of
+from sonde.nonfinite.module_stack import storage_id
 
 OTHER: Owner = ("other", "")
 
@@ -68,7 +68,7 @@ class StorageRegistry:
     def assign(self, tensor: Tensor, owner: Owner) -> None:
         """Sets the owner of a parameter, a gradient or an optimizer state. These do not grow with the batch."""
         self.add(tensor, lambda _: (owner, False))
-        entry = self._live.get(storage_of(tensor))
+        entry = self._live.get(storage_id(tensor))
         if entry is None or entry.owner == owner:
             return
         device = self.devices[entry.device]
@@ -79,7 +79,7 @@ class StorageRegistry:
         entry.owner = owner
 
     def owner_of(self, tensor: Tensor) -> Owner | None:
-        entry = self._live.get(storage_of(tensor))
+        entry = self._live.get(storage_id(tensor))
         return entry.owner if entry is not None else None
 
     def remove_freed(self) -> None:
