@@ -97,7 +97,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._handles.pop().remove()
         self._remove_module_hook()
         self._module_stack.__exit__(kind, error, trace)
-        if self._module_stack.compiled:
+        if self._module_stack.has_compiled_model:
             self.notes.append("a compiled model was called: memory inside its compiled parts is not tracked")
         self._module_stack.release()
         if _get_current_dispatch_mode() is self:
