@@ -77,8 +77,11 @@ class ModuleTimers(patches.TrainingCallbacks):
         finally:
             self.remove()
 
-    def install(self, trace: TimeTrace, *, only_roots: bool) -> None:
-        """Records calls to `trace` until `remove`; with `only_roots` those of the outermost modules alone."""
+    def install(self, trace: TimeTrace, *, only_roots: bool, watch_roots: bool = True) -> None:
+        """Records calls to `trace` until `remove`; with `only_roots` those of the outermost modules alone.
+
+        With `only_roots` and without `watch_roots`, the caller calls `on_forward_start` and `on_forward_end` itself.
+        """
         self.remove()
         self._trace = trace
         for layer in self._roots if only_roots else range(len(self.layers)):
@@ -88,7 +91,7 @@ class ModuleTimers(patches.TrainingCallbacks):
         if not self._installed:
             return
         if only_roots:
-            for _, module in self._installed.values():
+            for _, module in self._installed.values() if watch_roots else ():
                 patches.watch_forward(module, self)
                 self._uninstall.append(partial(patches.unwatch_forward, module, self))
             return

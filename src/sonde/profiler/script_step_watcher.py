@@ -173,7 +173,7 @@ class StepWatcher(patches.TrainingCallbacks):
         self._timers = ModuleTimers({} if self._compiles_functions else models, eager=False)
         tensors = [tensor for model in models.values() for tensor in (*model.parameters(), *model.buffers())]
         self._dtype, self._device = dtype_and_device(tensors)
-        self._recorder = ProfileRecorder(self._timers, excluded=tensors, read=clock(self._device), requires_grad_mode=True)
+        self._recorder = ProfileRecorder(self._timers, excluded=tensors, read=clock(self._device), follows_training=True)
         return self._recorder
 
     def _models_by_prefix(self) -> dict[str, nn.Module]:

@@ -66,14 +66,15 @@ class ProfileRecorder:
     """Records one step at a time; `end_step` may be called at any moment and leaves nothing on the model."""
 
     def __init__(
-        self, timers: ModuleTimers, *, excluded: Iterable[Tensor], read: ReadCounter = perf_counter_ns, requires_grad_mode: bool = False
+        self, timers: ModuleTimers, *, excluded: Iterable[Tensor], read: ReadCounter = perf_counter_ns, follows_training: bool = False
     ) -> None:
         """`excluded` tensors (parameters, buffers) do not count as saved activations.
 
-        With `requires_grad_mode`, forward calls under no_grad (validation between two steps) are ignored.
+        With `follows_training`, the steps are those of a training loop: forward calls under no_grad (validation between two steps) are
+        ignored. Without it, the caller runs the model with `run_forward`.
         """
         self.recordings = StepRecordings(timer_cost=timer_cost(read))
-        self._timers, self._excluded, self._read, self._requires_grad_mode = timers, list(excluded), read, requires_grad_mode
+        self._timers, self._excluded, self._read, self._follows_training = timers, list(excluded), read, follows_training
         self._kind: StepKind = "warmup"
         self._trace: TimeTrace | None = None
         self._node_timers: AutogradNodeTimers | None = None
@@ -91,8 +92,8 @@ class ProfileRecorder:
         self._phases, self._open_phases = {}, {}
         self._num_fetched = self._num_backwards = self._num_updates = 0
         self._trace = trace = self._trace_for(kind)
-        self._timers.install(trace, only_roots=kind == "bare")
-        trace.requires_grad_mode = self._requires_grad_mode
+        self._timers.install(trace, only_roots=kind == "bare", watch_roots=self._follows_training)
+        trace.requires_grad_mode = self._follows_training
         trace.start()
         if kind == "bare":
             self.recordings.utilization.start()
@@ -120,7 +121,7 @@ class ProfileRecorder:
         return nullcontext()
 
     def run_forward(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Calls a model while capture is suspended: then `watch_forward`, which times the model in a bare step, is off."""
+        """Calls the model and records the call; in a bare step nothing else is installed."""
         if self._kind != "bare":
             return model(*args, **kwargs)
         self._timers.on_forward_start(model, args, dict(kwargs))
