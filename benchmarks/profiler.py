@@ -22,7 +22,7 @@ from peers import Watcher
 from workloads import WORKLOADS, Training, Workload, prepare
 
 from sonde.capture import patches
-from sonde.profiler.run_model import measure_alone
+from sonde.profiler.run_model import profile_model
 from sonde.profiler.script_step_watcher import StepWatcher
 
 SONDE = "Sonde, every layer, every step"
@@ -85,7 +85,7 @@ def rows(workload: Workload, num_rounds: int) -> list[Row]:
 def accounted(workload: Workload, repeats: int) -> str:
     """How much of the bare step, by the clock of the training thread, the layers and the named remainder add up to."""
     training = Training(workload)
-    report, _ = measure_alone(
+    report, _ = profile_model(
         training.model, (training.inputs,), {}, loss=training.loss,
         optimizer=training.optimizer, warmup=2, repeats=repeats, backward=True, read=thread_time_ns,
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sonde.profiler import LayerCost, ProfileReport, Section, Span, Spread
+from sonde.profiler import LayerCost, ProfileReport, Section, Span, TimeSpread
 
 PARTS = (
     ("attention", "MultiheadAttention", 1.0, 2.0, 4_000_000),
@@ -11,8 +11,8 @@ PARTS = (
 )
 
 
-def spread(ms: float) -> Spread:
-    return Spread(ms, 0.97 * ms, 1.04 * ms, 10)
+def spread(ms: float) -> TimeSpread:
+    return TimeSpread(ms, 0.97 * ms, 1.04 * ms, 10)
 
 
 def block(path: str, slow: float) -> list[LayerCost]:

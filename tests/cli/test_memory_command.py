@@ -1,4 +1,4 @@
-"""`sonde memory`: what a script needs, by fake tensors, or by its first steps where these cannot be used."""
+"""`sonde memory`: the memory of a script, measured with fake tensors, or with its first real steps if these cannot be used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import warm
-from sonde.memory_profiler.dry_run import Failed, follow
+from sonde.memory_profiler.dry_run import DryRunError, dry_run
 
 pytestmark = pytest.mark.torch
 
@@ -53,24 +53,24 @@ def script(tmp_path):
     return path
 
 
-def test_a_script_is_followed_with_fake_tensors_to_its_second_step(script, capsys):
+def test_a_script_runs_with_fake_tensors_to_its_second_step(script, capsys):
     before, argv = DataLoader.__iter__, list(sys.argv)
-    report = follow(str(script), ["32"])
+    report = dry_run(str(script), ["32"])
     assert (report.is_fake, report.num_steps, report.batch_size) == (True, 2, 32)
     parameters = 4 * (64 * 512 + 512 + 512 * 512 + 512 + 512 * 4 + 4)
     assert report.by_category()["parameters"] == parameters
     assert report.by_category()["optimizer state"] >= 2 * parameters
-    assert "epoch 0: 1.000" in capsys.readouterr().out  # what it reads is a stand-in
+    assert "epoch 0: 1.000" in capsys.readouterr().out  # a placeholder
     assert (DataLoader.__iter__, sys.argv) == (before, argv)
     assert type(torch.zeros(1)) is torch.Tensor
 
 
-def test_fake_tensors_tell_what_real_ones_take(script):
-    fake, real = follow(str(script), ["64"]), follow(str(script), ["64"], fake=False)
+def test_fake_tensors_give_the_memory_of_real_ones(script):
+    fake, real = dry_run(str(script), ["64"]), dry_run(str(script), ["64"], fake=False)
     assert real.num_steps == 2
     assert fake.on("cpu").peak.batch_bytes == pytest.approx(real.on("cpu").peak.batch_bytes, rel=0.05, abs=1 << 16)
     for category in ("parameters", "gradients", "optimizer state"):
-        # about: in this process other tests may have left a small model alive
+        # not exactly: other tests may have left a small model alive in this process
         assert fake.on("cpu").now.by_category()[category] == pytest.approx(real.on("cpu").now.by_category()[category], rel=0.01)
 
 
@@ -84,23 +84,23 @@ def test_both_optimizers_of_a_gan_step_twice(tmp_path):
         "    od.zero_grad(); d(g(torch.randn(4, 8)).detach()).mean().backward(); od.step()\n"
         "    og.zero_grad(); d(g(torch.randn(4, 8))).mean().backward(); og.step()\n"
     )
-    report = follow(str(path))
+    report = dry_run(str(path))
     assert report.num_steps == 4
     assert report.on().now.by_category()["optimizer state"] == 2 * 4 * (8 * 16 + 16) + 2 * 4 + 4 * 17
 
 
-def test_a_script_that_fake_tensors_cannot_follow_fails_with_its_line(script):
-    with pytest.raises(Failed, match=r"numpy.* at train\.py:23"):
-        follow(str(script), ["8", "numpy"])
+def test_a_script_that_fake_tensors_do_not_support_fails_with_its_line(script):
+    with pytest.raises(DryRunError, match=r"numpy.* at train\.py:23"):
+        dry_run(str(script), ["8", "numpy"])
 
 
-def test_a_script_that_trains_by_hand_is_followed_for_a_while(tmp_path):
+def test_a_script_without_an_optimizer_is_measured_for_some_backward_passes(tmp_path):
     path = tmp_path / "by_hand.py"
     path.write_text("import torch\nw = torch.zeros(4, requires_grad=True)\nwhile True:\n    w.grad = None\n    (w * w).sum().backward()\n")
-    assert follow(str(path)).num_steps == 0
+    assert dry_run(str(path)).num_steps == 0
 
 
-def test_the_command_falls_back_to_real_steps_says_so_and_answers_with_one_document(script, sonde):
+def test_the_command_falls_back_to_real_steps_with_a_note_in_one_document(script, sonde):
     done = sonde("memory", "--json", "--batch-size", "64", "train.py", "16", "numpy")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)  # what the script prints is not in it
@@ -110,17 +110,17 @@ def test_the_command_falls_back_to_real_steps_says_so_and_answers_with_one_docum
     assert document["forecast"]["peak_bytes"] > document["devices"]["cpu"]["peak"]["usage"]["total"]
 
 
-def test_a_script_that_leaves_early_is_told_of(tmp_path):
+def test_a_script_that_exits_early_gets_a_note(tmp_path):
     train = "import sys, torch\nw = torch.ones(2, requires_grad=True)\nw.sum().backward()\ntorch.optim.SGD([w]).step()\nsys.exit(3)\n"
     (tmp_path / "tiny.py").write_text(train)
-    assert "left with 3" in follow(str(tmp_path / "tiny.py")).notes[0]
+    assert "exited with 3" in dry_run(str(tmp_path / "tiny.py")).notes[0]
 
 
-@pytest.mark.parametrize(("text", "why"), [("import sys\nsys.exit(3)\n", "left with 3"), ("print(1)\n", "came to its end")])
-def test_of_a_script_that_never_trains_nothing_is_said_to_fit(tmp_path, text, why):
+@pytest.mark.parametrize(("text", "why"), [("import sys\nsys.exit(3)\n", "exited with 3"), ("print(1)\n", "ended")])
+def test_a_script_that_never_trains_gets_an_error_instead_of_a_report(tmp_path, text, why):
     (tmp_path / "tiny.py").write_text(text)
-    with pytest.raises(Failed, match=f"the script {why} before any optimizer stepped, so no training was seen"):
-        follow(str(tmp_path / "tiny.py"))
+    with pytest.raises(DryRunError, match=f"the script {why} before any optimizer stepped: it does not train"):
+        dry_run(str(tmp_path / "tiny.py"))
 
 
 def test_a_script_that_never_trains_is_run_once(tmp_path, sonde):
@@ -130,7 +130,7 @@ def test_a_script_that_never_trains_is_run_once(tmp_path, sonde):
     assert "ModuleNotFoundError: No module named 'nothing_of_that_name'\nsonde: tiny.py could not be followed" in done.stderr
 
 
-def test_a_script_that_raises_is_shown_without_sondes_own_lines(tmp_path, sonde):
+def test_the_traceback_of_a_script_has_no_lines_of_sonde(tmp_path, sonde):
     (tmp_path / "broken.py").write_text("raise RuntimeError('at import')\n")
     done = sonde("memory", "--real", "broken.py")
     assert done.returncode == 2
@@ -138,17 +138,17 @@ def test_a_script_that_raises_is_shown_without_sondes_own_lines(tmp_path, sonde)
     assert done.stderr.count('File "') == 1
 
 
-def test_a_script_that_is_not_there_gets_a_letter(sonde):
+def test_a_missing_script_is_an_error(sonde):
     done = sonde("memory", "tran.py")
     assert done.returncode == 2
     assert done.stderr.startswith("sonde: no file tran.py here.")
 
 
-def test_a_run_that_dies_of_memory_in_its_first_step_gets_its_verdict(tmp_path):
+def test_a_run_that_runs_out_of_memory_in_its_first_step_gets_a_verdict(tmp_path):
     program = Path(__file__).parents[1] / "faults" / "sick" / "out_of_memory" / "broadcast.py"
     done = warm.python("-m", "sonde", "run", program, cwd=tmp_path)
     assert done.returncode == 1
     assert "DefaultCPUAllocator" in done.stderr
-    said = " ".join(done.stderr.split())
-    assert "out-of-memory from step 0" in said
-    assert "predicted [40000, 1] float32, price [40000] float32" in said
+    stderr = " ".join(done.stderr.split())
+    assert "out-of-memory from step 0" in stderr
+    assert "predicted [40000, 1] float32, price [40000] float32" in stderr

@@ -1,4 +1,4 @@
-"""`sonde profile`: a script as it is, its layers timed, then ended cleanly or let go on."""
+"""`sonde profile`: times the layers of a script, then ends it cleanly or lets it continue."""
 
 from __future__ import annotations
 
@@ -59,42 +59,42 @@ def stopped(folder: Path) -> subprocess.CompletedProcess[str]:
     return profile(folder, "--steps", "3", "--warmup", "2", *outputs, "train.py", "--lr", "0.1", "--steps", "7")
 
 
-def test_the_script_is_ended_when_its_profile_is_there_and_leaves_as_it_would(stopped: subprocess.CompletedProcess[str]) -> None:
+def test_the_script_ends_when_its_profile_is_complete_and_cleans_up(stopped: subprocess.CompletedProcess[str]) -> None:
     assert stopped.returncode == 0, stopped.stderr
     assert stopped.stdout == "arguments ['--lr', '0.1', '--steps', '7'] training False\nleft\n"
 
 
-def test_the_profile_is_drawn_on_stderr(stopped: subprocess.CompletedProcess[str]) -> None:
+def test_the_profile_is_printed_to_stderr(stopped: subprocess.CompletedProcess[str]) -> None:
     assert stopped.stderr.startswith("profile     train.py, batch float32 [8, 16]")
     for name in ("0 Linear", "1 Dropout", "2 Linear"):
         assert re.search(rf"[├└]─ {name} +[\d.]+ +[\d.]+ +[\d.]+", stopped.stderr), stopped.stderr
     assert "optimizer" in stopped.stderr
 
 
-def test_the_profile_can_be_read_again(stopped: subprocess.CompletedProcess[str], folder: Path) -> None:
+def test_the_saved_profile_can_be_loaded(stopped: subprocess.CompletedProcess[str], folder: Path) -> None:
     report = load(folder / "p.json")
     assert [layer.path for layer in report.layers] == ["", "0", "1", "2"]
     assert report.step.num == 3
     assert report.layer("0").flops_forward == 2 * 8 * 16 * 32
 
 
-def test_flames_and_trace_are_written(stopped: subprocess.CompletedProcess[str], folder: Path) -> None:
+def test_flame_chart_and_trace_are_written(stopped: subprocess.CompletedProcess[str], folder: Path) -> None:
     assert '"name":"1","path":"1","kind":"Dropout"' in (folder / "p.html").read_text(encoding="utf-8")
     events = events_of(folder / "p.json.gz")
     directions = {event["cat"] for event in events if event["ph"] == "X" and event["name"].startswith("2")}
     assert directions == {"forward", "backward"}
 
 
-def test_as_json_stdout_is_one_document_and_a_comparison_is_in_it(stopped: subprocess.CompletedProcess[str], folder: Path) -> None:
+def test_with_json_stdout_is_one_document_that_includes_the_comparison(stopped: subprocess.CompletedProcess[str], folder: Path) -> None:
     child = profile(folder, "--steps", "2", "--json", "--against", "p.json", "train.py")
     document = json.loads(child.stdout)
     verdicts = {row["path"]: row["verdict"] for row in document["comparison"]["rows"]}
     assert {"(step)", "", "0", "1", "2"} <= verdicts.keys()
     assert child.returncode == (1 if verdicts["(step)"] == "slower" else 0)
-    assert re.search(r"^arguments \[\] .*^left$", child.stderr, re.DOTALL | re.MULTILINE)  # what is printed on leaving, too
+    assert re.search(r"^arguments \[\] .*^left$", child.stderr, re.DOTALL | re.MULTILINE)  # including the output at exit
 
 
-def test_a_script_that_keeps_going_trains_what_it_would_have_trained(folder: Path) -> None:
+def test_with_keep_going_the_results_of_the_script_are_unchanged(folder: Path) -> None:
     bare = warm.python("train.py", cwd=folder, env=os.environ | SHELL)
     child = profile(folder, "--steps", "2", "--keep-going", "train.py")
     assert child.returncode == 0, child.stderr
@@ -113,7 +113,7 @@ def test_a_module_is_profiled_as_python_m_would_run_it(folder: Path) -> None:
     assert child.stderr.startswith("profile     pkg.train")
 
 
-def test_one_file_that_cannot_be_written_costs_neither_the_others_nor_what_is_shown(folder: Path) -> None:
+def test_if_one_file_cannot_be_written_the_others_and_the_output_are_complete(folder: Path) -> None:
     (folder / "elsewhere.json").symlink_to(folder / "nowhere" / "p.json")
     child = profile(folder, "--steps", "1", "-o", "elsewhere.json", "-o", "kept.json", "train.py")
     assert (child.returncode, child.stderr.startswith("profile     train.py")) == (2, True)
@@ -121,7 +121,7 @@ def test_one_file_that_cannot_be_written_costs_neither_the_others_nor_what_is_sh
     assert load(folder / "kept.json").layers
 
 
-def test_too_few_steps_get_a_letter_with_how_many_it_takes(folder: Path) -> None:
+def test_with_too_few_steps_the_error_names_the_required_number(folder: Path) -> None:
     child = profile(folder, "short.py")
     assert child.returncode == 2
     assert child.stderr.startswith("sonde: short.py gave no profile: the training ended after 4 steps")
@@ -129,23 +129,25 @@ def test_too_few_steps_get_a_letter_with_how_many_it_takes(folder: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("ending", "code", "said"),
+    ("ending", "code", "message"),
     [
-        ("print('hello')", 2, "sonde: other.py gave no profile: no training step was seen"),
+        ("print('hello')", 2, "sonde: other.py gave no profile: no training step was found"),
         ("raise ValueError('bad')", 1, "ValueError: bad\nsonde: other.py left with 1 before there was enough"),
     ],
     ids=["trains-nothing", "raises"],
 )
-def test_a_script_that_never_trains_keeps_its_exit_code_and_gets_a_letter(folder: Path, ending: str, code: int, said: str) -> None:
+def test_a_script_that_never_trains_gets_an_explanation_and_an_error_keeps_its_exit_code(
+    folder: Path, ending: str, code: int, message: str
+) -> None:
     (folder / "other.py").write_text(ending)
     child = profile(folder, "other.py")
     assert child.returncode == code
-    assert said in child.stderr
+    assert message in child.stderr
     assert "sonde/" not in child.stderr  # no frame of ours in the traceback
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["-o", "x.pdf", "train.py"], "x.pdf ends in none of .json, .html"),
         (["-o", "train.json", "train.py"], "train.json exists already"),
@@ -156,15 +158,15 @@ def test_a_script_that_never_trains_keeps_its_exit_code_and_gets_a_letter(folder
     ],
     ids=["suffix", "exists", "directory", "script", "against", "steps"],
 )
-def test_wrong_usage_is_refused_before_the_script_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+def test_wrong_usage_is_rejected_before_the_script_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("print('started')")
     (tmp_path / "train.json").write_text("{}")
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exited:
         main(["profile", *arguments])
-    told = capsys.readouterr()
-    assert (left.value.code, told.out) == (2, "")
-    assert told.err.startswith("sonde: ")
-    assert said in told.err
+    output = capsys.readouterr()
+    assert (exited.value.code, output.out) == (2, "")
+    assert output.err.startswith("sonde: ")
+    assert message in output.err

@@ -1,4 +1,4 @@
-"""MemoryProfiler: which memory is whose, adding up to what the allocator says; what another size would need; what piles up."""
+"""MemoryProfiler: memory by owner, which adds up to the counts of the allocator; forecasts for other sizes; leaks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sonde import MemoryProfiler, Run, SondeError, watch
 from sonde.capture import process_memory
 from sonde.memory_profiler import CATEGORIES, MemoryReport, from_dict
 
-pytestmark = [pytest.mark.torch, pytest.mark.timing]  # memory of the whole process: nothing else may be in it
+pytestmark = [pytest.mark.torch, pytest.mark.timing]  # measures the memory of the whole process: no other test may run in it
 F = nn.functional
 
 
@@ -75,12 +75,12 @@ def train(model, optimizer, x, num_steps=2):
         optimizer.step()
 
 
-# What an operation takes for itself and gives back is no tensor: in oneDNN's LSTM that is an eighth of the peak.
+# Scratch memory inside an operation belongs to no tensor: in the LSTM of oneDNN it is an eighth of the peak.
 SCRATCH = {"mlp": 0.05, "conv": 0.05, "attention": 0.05, "lstm": 0.15}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_categories_add_up_to_what_torchs_allocator_says(case):
+def test_the_categories_add_up_to_the_counts_of_torchs_allocator(case):
     make, batch = CASES[case]
     torch.manual_seed(0)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as truth:
@@ -104,7 +104,7 @@ def live_bytes() -> int:
 
 
 def allocated(truth) -> tuple[int, int]:
-    """In the end and at most, from every allocation and release of the CPU allocator that torch.profiler has recorded."""
+    """Final and highest number of bytes, from every allocation of the CPU allocator that torch.profiler recorded."""
     now = highest = 0
     for event in sorted(truth.profiler.kineto_results.experimental_event_tree() or [], key=lambda one: one.start_time_ns):
         for alloc in allocations(event):
@@ -120,15 +120,15 @@ def allocations(event):
         yield from allocations(child)
 
 
-@pytest.mark.skipif(process_memory.heap() is None, reason="this malloc does not count")
-def test_what_is_alive_adds_up_to_what_malloc_counts():
+@pytest.mark.skipif(process_memory.heap() is None, reason="this malloc has no statistics")
+def test_live_tensors_add_up_to_the_counts_of_malloc():
     model, x = mlp(), torch.randn(1024, 256)
     optimizer = torch.optim.Adam(model.parameters())
-    train(model, optimizer, x, 1)  # torch loads what it needs with the first step
-    kept = []
+    train(model, optimizer, x, 1)  # torch loads libraries in the first step
+    stored = []
     with MemoryProfiler(model, optimizer) as profiler:
         train(model, optimizer, x, 1)
-        kept.append(torch.zeros(8 << 20))
+        stored.append(torch.zeros(8 << 20))
         device = profiler.report().on("cpu")
     assert device.unaccounted is not None
     assert abs(device.unaccounted) < 0.05 * device.now.total
@@ -136,7 +136,7 @@ def test_what_is_alive_adds_up_to_what_malloc_counts():
     assert 0 <= device.fragmentation < 1
 
 
-def test_memory_goes_to_the_modules_that_it_is_for():
+def test_memory_is_attributed_to_its_modules():
     model = nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 8, bias=False))
     optimizer = torch.optim.Adam(model.parameters())
     with MemoryProfiler(model, optimizer) as profiler:
@@ -147,7 +147,7 @@ def test_memory_goes_to_the_modules_that_it_is_for():
     assert profiler.report().by_module()["1"]["activations"] == 4 * 128 * 512
 
 
-def test_a_model_that_was_not_named_is_found_when_it_is_called():
+def test_a_model_that_was_not_passed_is_found_when_it_is_called():
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with MemoryProfiler() as profiler:
@@ -158,7 +158,7 @@ def test_a_model_that_was_not_named_is_found_when_it_is_called():
     assert {"0", "2", "4"} <= set(report.by_module())
 
 
-def test_checkpointed_activations_are_not_counted_as_kept():
+def test_checkpointed_activations_are_not_counted():
     from torch.utils.checkpoint import checkpoint
 
     blocks = [nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 64), nn.Tanh()) for _ in range(6)]
@@ -196,7 +196,7 @@ def test_a_part_that_is_called_alone_keeps_its_name():
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_forecast_is_close_to_the_truth_at_four_times_the_batch(case):
+def test_a_forecast_is_close_to_the_measured_peak_at_four_times_the_batch(case):
     make, batch = CASES[case]
     torch.manual_seed(0)
     model = make()
@@ -212,7 +212,7 @@ def test_a_forecast_is_close_to_the_truth_at_four_times_the_batch(case):
     assert (forecast.size, forecast.measured_size) == (64, 16)
 
 
-def test_a_forecast_of_a_sequence_length_knows_that_attention_is_quadratic():
+def test_a_forecast_for_a_sequence_length_includes_quadratic_attention():
     class Quadratic(nn.Module):
         def __init__(self):
             super().__init__()
@@ -228,7 +228,7 @@ def test_a_forecast_of_a_sequence_length_knows_that_attention_is_quadratic():
     assert 3.5 < long / short < 4.1
 
 
-def test_where_fake_tensors_cannot_go_real_steps_are_measured_and_fitted():
+def test_if_fake_tensors_cannot_be_used_real_steps_are_measured_and_fitted():
     class ThroughNumpy(nn.Module):
         def __init__(self):
             super().__init__()
@@ -260,7 +260,7 @@ def test_forecasting_changes_neither_the_model_nor_the_random_state():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_training_is_bit_identical_under_measurement_and_nothing_stays_behind():
+def test_training_is_bit_identical_under_measurement_and_all_hooks_are_removed():
     results = []
     for measured in (False, True):
         torch.manual_seed(7)
@@ -280,7 +280,7 @@ def test_training_is_bit_identical_under_measurement_and_nothing_stays_behind():
     assert not nn.modules.module._global_forward_pre_hooks
 
 
-def test_a_leak_is_reported_with_its_holder():
+def test_a_leak_is_reported_with_the_variable_that_holds_it():
     history = []
     model = nn.Linear(64, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -296,12 +296,12 @@ def test_a_leak_is_reported_with_its_holder():
     assert "detach" in leaks[0].fix
 
 
-def test_snapshots_count_what_is_alive_also_without_a_start():
+def test_snapshots_count_live_tensors_without_a_start():
     profiler, first = MemoryProfiler(), torch.zeros(1)
     before = profiler.snapshot("before").usage["cpu"].total
-    kept = torch.zeros(1 << 20)
+    allocated = torch.zeros(1 << 20)
     after = profiler.snapshot("after").usage["cpu"].total
-    assert after - before == kept.nbytes
+    assert after - before == allocated.nbytes
     assert before >= first.nbytes
     report = profiler.report()
     assert [one.label for one in report.snapshots] == ["before", "after"]
@@ -318,7 +318,7 @@ def test_the_timeline_is_bounded_and_reaches_the_peak():
     assert max(point.total for point in timeline) == profiler.report().on().peak.usage.total
 
 
-def test_a_session_holds_one_that_ends_with_it_and_hears_nothing_of_its_forecasts(tmp_path):
+def test_the_profiler_of_a_session_stops_with_it_and_its_forecasts_are_not_recorded(tmp_path):
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     x = torch.randn(8, 256)
@@ -345,7 +345,7 @@ def report() -> MemoryReport:
     return profiler.report()
 
 
-def test_a_report_survives_json(report):
+def test_a_report_is_restored_from_json(report):
     document = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     again = from_dict(document)
     assert again == report
@@ -355,7 +355,7 @@ def test_a_report_survives_json(report):
         from_dict({"format": "something"})
 
 
-def test_the_timeline_is_drawn_and_its_numbers_can_be_had(report, tmp_path):
+def test_the_timeline_is_plotted_and_its_data_is_available(report, tmp_path):
     pytest.importorskip("matplotlib")
     picture = report.plot()
     assert picture.save(tmp_path / "memory.png").stat().st_size > 5000
@@ -364,7 +364,7 @@ def test_the_timeline_is_drawn_and_its_numbers_can_be_had(report, tmp_path):
     assert report.plot("cpu").data["snapshots"].keys() == {"trained"}
 
 
-def test_a_summary_fits_into_eighty_columns_where_paths_are_long(report):
+def test_a_summary_fits_into_eighty_columns(report):
     text = report.summary().split("\n\n")
     tables = "\n".join(text[1:3])
     assert max(map(len, tables.splitlines())) <= 80
@@ -372,7 +372,7 @@ def test_a_summary_fits_into_eighty_columns_where_paths_are_long(report):
     assert "<table>" in report._repr_html_()
 
 
-def test_the_peak_of_another_batch_follows_from_one_measurement(report):
+def test_a_report_forecasts_the_peak_of_another_batch(report):
     double = report.forecast(32)
     assert 1.2 < double.peak_bytes / report.on().peak.usage.total < 2.05
     fits = report.largest_batch(limit=4 * report.on().peak.usage.total)
@@ -380,31 +380,31 @@ def test_the_peak_of_another_batch_follows_from_one_measurement(report):
 
 
 @pytest.mark.parametrize(
-    ("misuse", "said"),
+    ("misuse", "message"),
     [
         (lambda: MemoryProfiler(3), "torch.nn.Module"),
         (lambda: MemoryProfiler().report(), "start"),
-        (lambda: MemoryProfiler().forecast(mlp(), torch.randn(4, 256)), "one of them"),
-        (lambda: MemoryProfiler().forecast(mlp(), torch.randn(4, 256), batch_size=0), "from 1 on"),
+        (lambda: MemoryProfiler().forecast(mlp(), torch.randn(4, 256)), "either batch_size"),
+        (lambda: MemoryProfiler().forecast(mlp(), torch.randn(4, 256), batch_size=0), "1 or more"),
         (lambda: MemoryProfiler().forecast(mlp(), torch.randn(4), sequence_length=9), "dimension"),
         (lambda: MemoryProfiler().forecast(mlp(), torch.randn(4, 99), batch_size=9), "Are these its inputs"),
     ],
     ids=["model", "nothing", "neither", "zero", "no-sequence", "wrong-shape"],
 )
-def test_misuse_gets_a_letter(misuse, said):
-    with pytest.raises(SondeError, match=said):
+def test_misuse_raises_an_error_with_instructions(misuse, message):
+    with pytest.raises(SondeError, match=message):
         misuse()
 
 
-def test_a_profiler_that_is_started_twice_says_so_and_goes_on():
+def test_starting_twice_raises_an_error_and_the_measurement_continues():
     with MemoryProfiler() as profiler:
-        with pytest.raises(SondeError, match="runs already"):
+        with pytest.raises(SondeError, match="is running already"):
             profiler.start()
         torch.zeros(10)
     assert profiler.report().devices
 
 
-def test_a_shape_without_memory_is_no_device() -> None:
+def test_meta_tensors_are_not_counted() -> None:
     shapes = torch.empty(1000, device="meta")
     model = nn.Linear(8, 8)
     with MemoryProfiler(model) as profiler:

@@ -1,4 +1,4 @@
-"""Operations under torch.profiler: named with the user's lines, and the model is left as it was."""
+"""profile_operations: operations at the lines of the user's code, and a model that is restored."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def everything(model: nn.Module) -> list[bytes]:
 
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[OperationsReport, dict[str, Any]]:
-    """A report, and what was the same before and after it."""
+    """A report, and which states were equal before and after it."""
     torch.manual_seed(0)
     model = Net()
     squared(model(torch.randn(8, 16)), torch.randn(8, 1)).backward()  # gradients of the user's own
@@ -68,17 +68,17 @@ def profiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[OperationsReport
     return report, same
 
 
-def test_the_model_the_generators_and_the_gradients_are_as_before_bit_by_bit(profiled: Any) -> None:
+def test_the_model_the_generators_and_the_gradients_are_restored_bit_by_bit(profiled: Any) -> None:
     assert profiled[1] == dict.fromkeys(("tensors", "torch", "random", "mode", "gradients"), True)
 
 
-def test_operations_are_ordered_by_the_time_that_they_take_themselves(profiled: Any) -> None:
+def test_operations_are_ordered_by_their_self_time(profiled: Any) -> None:
     times = [one.self_ms for one in profiled[0].operations]
     assert times == sorted(times, reverse=True)
     assert sum(one.share for one in profiled[0].operations) == pytest.approx(1.0)
 
 
-def test_a_matrix_product_is_at_the_line_that_calls_its_layer(profiled: Any) -> None:
+def test_a_matrix_product_is_reported_at_the_line_that_calls_its_layer(profiled: Any) -> None:
     addmm = next(one for one in profiled[0].operations if one.name == "aten::addmm")
     heavy = [place for place in addmm.places if place.layer.startswith("heavy")]
     assert {place.layer for place in heavy} == {"heavy.0", "heavy.2"}
@@ -87,7 +87,7 @@ def test_a_matrix_product_is_at_the_line_that_calls_its_layer(profiled: Any) -> 
     assert {place.shapes for place in heavy} == {"[2048], [32, 64], [64, 2048]", "[64], [32, 2048], [2048, 64]"}
 
 
-def test_a_backward_operation_is_at_the_line_of_its_forward(profiled: Any) -> None:
+def test_a_backward_operation_is_reported_at_the_line_of_its_forward(profiled: Any) -> None:
     mm = next(one for one in profiled[0].operations if one.name == "aten::mm")
     lines = {place.line for place in mm.places if place.phase == "backward"}
     assert lines >= {describe_line("# the heavy line"), describe_line("return self.head(x)"), describe_line("x = self.norm(")}
@@ -99,20 +99,20 @@ def test_flops_and_calls_are_those_of_one_batch(profiled: Any) -> None:
     assert addmm.flops == 2 * 32 * (16 * 64 + 64 * 2048 + 2048 * 64 + 64 * 1)
 
 
-def test_memory_is_what_the_operations_allocate(profiled: Any) -> None:
+def test_memory_is_the_allocations_of_the_operations(profiled: Any) -> None:
     addmm = next(one for one in profiled[0].operations if one.name == "aten::addmm")
     assert addmm.memory_bytes == 4 * 32 * (64 + 2048 + 64 + 1)
     assert profiled[0].peak_bytes > addmm.memory_bytes
 
 
-def test_the_loss_and_the_loader_are_told_apart_from_the_model(profiled: Any) -> None:
+def test_the_loss_and_the_loader_have_phases_of_their_own(profiled: Any) -> None:
     places = [place for one in profiled[0].operations for place in one.places]
     assert {place.phase for place in places} == {"data", "forward", "loss", "backward"}
     assert describe_line("return (output - target)") in {place.line for place in places}
     assert not [place for place in places if "profile_operations" in place.text]
 
 
-def test_the_trace_is_named_for_tensorboard_and_holds_what_perfetto_shows(profiled: Any) -> None:
+def test_the_trace_is_named_for_tensorboard_and_has_the_events_that_perfetto_shows(profiled: Any) -> None:
     trace = profiled[0].trace
     assert trace.name.endswith(".pt.trace.json.gz")
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
@@ -132,7 +132,7 @@ def test_a_summary_has_the_operations_and_the_lines(profiled: Any) -> None:
     json.dumps(profiled[0].to_dict(), allow_nan=False)
 
 
-def test_a_session_profiles_its_model_beside_its_run_and_trains_it_only_with_an_optimizer(tmp_path: Path) -> None:
+def test_a_session_writes_the_trace_beside_its_run_and_updates_the_model_only_with_an_optimizer(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = everything(model)
@@ -141,11 +141,11 @@ def test_a_session_profiles_its_model_beside_its_run_and_trains_it_only_with_an_
         assert everything(model) == before
         session.profile_model_performance(data(), 1, loss_fn=nn.MSELoss(), optimizer=optimizer, output=tmp_path / "elsewhere")
         assert everything(model) != before
-    assert "no loss_fn was given: backward began at the mean of the outputs" in report.notes
+    assert "no loss_fn was given: the backward started at the mean of the outputs" in report.notes
     assert report.trace is not None
     assert report.trace.parent == tmp_path / "run" / "operations"
     assert len(list((tmp_path / "elsewhere").iterdir())) == 1
-    assert sonde.Run(tmp_path / "run").last_step == -1  # the session did not take them for steps of the training
+    assert sonde.Run(tmp_path / "run").last_step == -1  # the session did not record them as training steps
 
 
 def test_dicts_are_keyword_arguments_and_a_model_may_return_its_loss() -> None:
@@ -173,12 +173,12 @@ def test_dicts_are_keyword_arguments_and_a_model_may_return_its_loss() -> None:
     ],
     ids=["too-short", "empty", "no-model", "no-batches"],
 )
-def test_bad_input_gets_a_letter(arguments: Any, message: str) -> None:
+def test_bad_arguments_of_profile_operations_raise_an_error(arguments: Any, message: str) -> None:
     with pytest.raises(sonde.SondeError, match=message):
         sonde.profile_operations(*arguments)
 
 
-def test_an_error_of_the_model_is_the_users_and_leaves_the_model_as_it_was() -> None:
+def test_an_error_of_the_model_reaches_the_user_and_the_model_is_restored() -> None:
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))
     before = everything(model)
     with pytest.raises(RuntimeError, match="running_mean should contain 5 elements"):

@@ -1,4 +1,4 @@
-"""Two profiles side by side: what changed by more than both vary is named, once, at the innermost place that explains it."""
+"""Comparing two profiles: a change beyond the variation of both is named once, at the innermost layer that explains it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import math
 
 import pytest
 
-from sonde.profiler import LayerCost, ProfileReport, Spread
+from sonde.profiler import LayerCost, ProfileReport, TimeSpread
 
 
-def around(ms: float, spread: float = 0.03) -> Spread:
-    return Spread(ms, ms * (1 - spread), ms * (1 + spread), 10)
+def around(ms: float, spread: float = 0.03) -> TimeSpread:
+    return TimeSpread(ms, ms * (1 - spread), ms * (1 + spread), 10)
 
 
 def profile(spread: float = 0.03, **times: float) -> ProfileReport:
-    """By path, with `_` for dots: times of leaves in ms. The modules around them take a millisecond more than what is inside."""
+    """Times of leaves in ms by path, with `_` for dots. A module takes one millisecond more than the modules inside."""
     leaves = {path.replace("_", "."): ms for path, ms in times.items()}
     groups = {above: 0.0 for path in leaves for above in _above(path)}
     for above in groups:
@@ -40,19 +40,19 @@ def test_two_profiles_of_the_same_are_unchanged() -> None:
     assert not found.changed
 
 
-def test_layers_that_look_alike_are_named_once_and_everything_else_is_unchanged() -> None:
+def test_equal_layers_are_named_once_and_everything_else_is_unchanged() -> None:
     new = profile(embed=4.0, layers_0_attention=18.0, layers_0_mlp=12.0, layers_1_attention=18.0, layers_1_mlp=12.0, head=5.0)
     found = new.compare(OLD)
     assert found.sentence == "layers.*.attention 1.8x slower, everything else unchanged"
     assert {one.path: one.verdict for one in found.layers}["layers.0.mlp"] == "unchanged"
 
 
-def test_the_other_way_round_it_is_faster() -> None:
+def test_faster_layers_are_named_as_faster() -> None:
     new = profile(embed=4.0, layers_0_attention=5.0, layers_0_mlp=12.0, layers_1_attention=5.0, layers_1_mlp=12.0, head=5.0)
     assert new.compare(OLD).sentence == "layers.*.attention 2.0x faster, everything else unchanged"
 
 
-def test_where_all_parts_changed_alike_the_whole_is_named() -> None:
+def test_if_all_parts_changed_alike_the_model_is_named() -> None:
     new = profile(**{name: 1.5 * ms for name, ms in _times(OLD).items()})
     sentence = new.compare(OLD).sentence
     assert sentence.startswith("everything 1.")
@@ -66,7 +66,7 @@ def test_one_part_slower_and_another_faster_are_both_named() -> None:
     assert "layers.0.mlp 3.0x faster" in sentence
 
 
-def test_a_change_within_the_spread_of_either_is_no_change() -> None:
+def test_a_change_within_the_variation_of_either_is_not_reported() -> None:
     times = _times(OLD) | {"head": 7.0}
     assert "head" in profile(**times).compare(OLD).sentence
     assert profile(0.4, **times).compare(OLD).sentence == "nothing changed beyond the noise"
@@ -80,7 +80,7 @@ def test_a_layer_that_is_new_or_gone_is_named() -> None:
     assert "embed gone" in sentence
 
 
-def test_a_tiny_layer_is_not_worth_a_sentence_whatever_its_factor() -> None:
+def test_a_tiny_layer_is_not_reported_whatever_its_ratio() -> None:
     old, new = profile(big=100.0, tiny=0.01), profile(big=100.0, tiny=0.09)
     assert new.compare(old).sentence == "everything unchanged"
 
@@ -90,7 +90,7 @@ def test_a_phase_is_compared_too() -> None:
     assert new.compare(old).sentence == "(optimizer) 4.5x slower, everything else unchanged"
 
 
-def test_differences_that_spoil_the_comparison_are_noted() -> None:
+def test_differences_that_limit_the_comparison_are_noted() -> None:
     old = ProfileReport(layers=OLD.layers, step=OLD.step, batch="float32 [8, 4]", environment={"threads": "1"})
     new = ProfileReport(layers=OLD.layers, step=OLD.step, batch="float32 [16, 4]", environment={"threads": "2"})
     assert new.compare(old).notes == (
@@ -98,12 +98,12 @@ def test_differences_that_spoil_the_comparison_are_noted() -> None:
     )  # fmt: skip
 
 
-def test_numbers_that_are_none_give_no_verdict() -> None:
-    bad = ProfileReport(layers=(LayerCost("", "Net", forward=Spread(math.nan, math.nan, math.nan, 3)),), step=around(5.0))
+def test_nan_gives_no_verdict() -> None:
+    bad = ProfileReport(layers=(LayerCost("", "Net", forward=TimeSpread(math.nan, math.nan, math.nan, 3)),), step=around(5.0))
     assert bad.compare(bad).layers[0].verdict == "could not tell"
 
 
-def test_nothing_beside_nothing_is_said_to_be_nothing() -> None:
+def test_two_empty_profiles_cannot_be_compared() -> None:
     assert "nothing to compare" in ProfileReport().compare(ProfileReport()).sentence
 
 
@@ -115,8 +115,8 @@ def test_a_comparison_is_strict_json_for_programs() -> None:
 
 @pytest.mark.parametrize("num", [2, 30])
 def test_the_verdict_does_not_depend_on_how_many_steps_were_measured(num: int) -> None:
-    wide = Spread(10.0, 5.0, 15.0, num)
-    old = ProfileReport(layers=(LayerCost("", "Net", forward=Spread(8.0, 7.9, 8.1, num)),), step=wide)
+    wide = TimeSpread(10.0, 5.0, 15.0, num)
+    old = ProfileReport(layers=(LayerCost("", "Net", forward=TimeSpread(8.0, 7.9, 8.1, num)),), step=wide)
     new = ProfileReport(layers=(LayerCost("", "Net", forward=wide),), step=wide)
     assert new.compare(old).layers[0].verdict == "could not tell"
 
@@ -133,14 +133,14 @@ def test_one_layer_of_a_long_stack_is_named_alone() -> None:
     assert found.sentence == "blocks.5.attention 1.8x slower, everything else unchanged"
 
 
-def test_layers_of_a_sequence_are_not_taken_for_a_stack() -> None:
+def test_layers_of_a_sequential_are_not_joined() -> None:
     old, new = profile(a_0=5.0, a_1=5.0, a_2=5.0), profile(a_0=5.0, a_1=5.0, a_2=15.0)
     assert new.compare(old).sentence == "a.2 3.0x slower, everything else unchanged"
 
 
-def test_a_slower_step_that_no_layer_explains_is_told_by_its_phases() -> None:
+def test_a_slower_step_that_no_layer_explains_is_reported_by_its_phases() -> None:
     def made(ms: float) -> ProfileReport:
-        layers = (LayerCost("", "Net", forward=Spread(ms, ms - 6, ms + 6, 5)),)
+        layers = (LayerCost("", "Net", forward=TimeSpread(ms, ms - 6, ms + 6, 5)),)
         return ProfileReport(layers=layers, step=around(2 * ms), phases={"forward": around(ms), "other": around(1.0)})
 
     assert made(13.0).compare(made(10.0)).sentence == "(forward) 1.3x slower, the rest within the noise"

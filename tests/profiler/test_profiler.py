@@ -1,4 +1,4 @@
-"""Profiler: sections by hand, layers of a model, and a model that is afterwards as before, to the last bit."""
+"""Profiler: sections, layers of a model, and a model that is restored bit by bit."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from torch import nn  # noqa: E402
 import sonde  # noqa: E402
 from sonde import Profiler, SondeError  # noqa: E402
 from sonde.profiler import ProfileReport  # noqa: E402
-from sonde.profiler.run_model import measure_alone  # noqa: E402
-from sonde.profiler.step_recording import Recorded  # noqa: E402
+from sonde.profiler.run_model import profile_model  # noqa: E402
+from sonde.profiler.step_recording import StepRecordings  # noqa: E402
 
 pytestmark = pytest.mark.torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -37,16 +37,15 @@ def small() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Linear(16, 4))
 
 
-# ---- layers and the whole
+# ---- layers and the step
 
 
-
-def by_cpu_time(workload: Workload, repeats: int) -> tuple[ProfileReport, Recorded]:
-    """Read by the thread's own clock, so that other programs on this machine matter less."""
+def by_cpu_time(workload: Workload, repeats: int) -> tuple[ProfileReport, StepRecordings]:
+    """Measured with the CPU clock of the thread, so that other programs on this machine matter less."""
     model, criterion, inputs, targets = workload.make()
     part = 1 if workload.name == "mlp" else 4  # of the batch: large ones take long
     inputs, targets = (each[: len(each) // part] for each in (inputs, targets))
-    return measure_alone(
+    return profile_model(
         model, (inputs,), {}, loss=lambda output: criterion(output.flatten(0, -2), targets),
         optimizer=torch.optim.Adam(model.parameters(), lr=1e-3), warmup=1, repeats=repeats, backward=True, read=thread_time_ns,
     )  # fmt: skip
@@ -57,13 +56,13 @@ def test_layers_and_the_named_remainder_add_up_to_the_step(workload: Workload) -
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        report, recorded = by_cpu_time(workload, 25 if workload.name == "mlp" else 3)
+        report, recordings = by_cpu_time(workload, 25 if workload.name == "mlp" else 3)
     finally:
         torch.set_num_threads(before)
-    for step, times in zip(recorded.timed, recorded.timed_ms):
+    for step, times in zip(recordings.timed, recordings.timed_ms):
         own = sum(cost.forward_self + cost.backward_self for cost in step.layers.values()) + step.loss_backward + step.engine
         assert own / 1e6 + times["optimizer"] + times["other"] == pytest.approx(times["step"], rel=0.02)
-    # Between bare and timed steps lies whatever else the machine did: benchmarks/profiler.py measures how close they are.
+    # Other load may differ between bare and timed steps: benchmarks/profiler.py measures how close they are.
     assert report.accounted_ms == pytest.approx(report.step.median_ms, rel=0.2)
 
 
@@ -84,7 +83,7 @@ def test_a_report_has_layers_in_their_order_with_times_forward_and_backward(prof
     assert whole.self_ms < 0.5 * whole.total_ms
 
 
-def test_a_report_says_what_else_it_knows(profiled: ProfileReport) -> None:
+def test_a_report_has_phases_batch_memory_and_environment(profiled: ProfileReport) -> None:
     assert set(profiled.phases) == {"forward", "backward", "other"}
     assert (profiled.num_samples, profiled.num_tokens, profiled.batch) == (64, None, "float32 [64, 256]")
     assert profiled.samples_per_s > 0
@@ -98,12 +97,12 @@ def test_a_report_says_what_else_it_knows(profiled: ProfileReport) -> None:
     assert not any("loss" in note for note in profiled.notes)
 
 
-def test_tokens_are_counted_where_inputs_are_whole_numbers_in_two_dimensions() -> None:
+def test_tokens_are_counted_if_inputs_are_integers_in_two_dimensions() -> None:
     model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 2))
     assert Profiler().profile(model, torch.randint(10, (3, 5)), warmup=0, repeats=1).num_tokens == 15
 
 
-def test_spans_of_one_kind_are_nested_or_apart(profiled: ProfileReport) -> None:
+def test_spans_of_one_kind_are_nested_or_disjoint(profiled: ProfileReport) -> None:
     assert {span.kind for span in profiled.spans} == {"forward", "backward", "phase"}
     for key in {(span.step, span.kind) for span in profiled.spans}:
         ends: list[float] = []
@@ -118,7 +117,7 @@ def test_inference_is_timed_without_gradients() -> None:
     report = Profiler().profile(small().eval(), torch.randn(4, 8), backward=False, warmup=0, repeats=2)
     assert set(report.phases) == {"forward", "other"}
     assert not report.layer("").backward.is_known
-    assert report.notes[0] == "the forward alone was timed, without gradients"
+    assert report.notes[0] == "only the forward was timed, without gradients"
 
 
 def test_a_model_without_anything_to_train_has_no_backward() -> None:
@@ -126,7 +125,7 @@ def test_a_model_without_anything_to_train_has_no_backward() -> None:
     assert "there is no backward to time" in report.notes[0]
 
 
-def test_the_models_own_loss_is_taken_where_it_has_one() -> None:
+def test_the_loss_of_the_models_output_is_used_if_it_has_one() -> None:
     class Output:
         def __init__(self, loss: Any) -> None:
             self.loss = loss
@@ -179,7 +178,7 @@ def test_model_optimizer_and_random_state_are_as_before() -> None:
     assert all("forward" not in module.__dict__ and not module._forward_hooks for module in model.modules())
 
 
-def test_training_goes_on_as_if_it_had_not_been_profiled() -> None:
+def test_training_continues_as_if_it_had_not_been_profiled() -> None:
     def train(profile: bool) -> list[Any]:
         torch.manual_seed(1)
         model = small()
@@ -195,14 +194,14 @@ def test_training_goes_on_as_if_it_had_not_been_profiled() -> None:
     assert all(torch.equal(a, b) for a, b in zip(train(True), train(False)))
 
 
-def test_a_model_that_fails_is_left_as_before_and_the_letter_names_its_error() -> None:
+def test_a_model_that_raises_is_unchanged_and_the_message_has_its_error() -> None:
     model = small()
     with pytest.raises(SondeError, match=r"could not be run with these inputs: RuntimeError: mat1 and mat2"):
         Profiler().profile(model, torch.randn(4, 9))
     assert all("forward" not in module.__dict__ for module in model.modules())
 
 
-def test_a_session_hears_nothing_of_it(tmp_path: Path) -> None:
+def test_a_session_does_not_record_the_profiled_steps(tmp_path: Path) -> None:
     model = small()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -220,10 +219,10 @@ def test_a_session_hears_nothing_of_it(tmp_path: Path) -> None:
     assert len(list(sonde.Run(tmp_path / "run").steps())) == 2
 
 
-# ---- by hand
+# ---- sections and recorded layers
 
 
-def test_sections_may_lie_inside_each_other() -> None:
+def test_sections_may_be_nested() -> None:
     profiler = Profiler()
     with profiler.section("epoch"):
         for _ in range(3):
@@ -235,14 +234,14 @@ def test_sections_may_lie_inside_each_other() -> None:
     assert [span.name for span in profiler.report().spans] == ["epoch", "load", "load", "load"]
 
 
-def test_a_section_ends_also_after_an_exception() -> None:
+def test_a_section_ends_after_an_exception() -> None:
     profiler = Profiler()
     with pytest.raises(ValueError, match="mine"), profiler.section("a"):
         raise ValueError("mine")
     assert profiler.report().sections[0].calls == 1
 
 
-def test_a_timer_answers_with_seconds() -> None:
+def test_a_timer_returns_seconds() -> None:
     profiler = Profiler()
     profiler.start_timer("a")
     seconds = profiler.end_timer("a")
@@ -266,7 +265,7 @@ def test_timers_of_one_name_run_in_several_threads() -> None:
     assert {span.thread for span in profiler.report().spans} == {0, 1}
 
 
-def test_misuse_of_timers_gets_a_letter() -> None:
+def test_misuse_of_timers_raises_an_error_with_instructions() -> None:
     profiler = Profiler()
     with pytest.raises(SondeError, match="nothing was measured yet"):
         profiler.report()
@@ -281,7 +280,7 @@ def test_misuse_of_timers_gets_a_letter() -> None:
         profiler.start("")
 
 
-def test_layers_that_the_user_timed_are_in_the_report() -> None:
+def test_layers_recorded_by_the_user_are_in_the_report() -> None:
     profiler = Profiler()
     for seconds in (0.001, 0.003):
         profiler.record_layer_execution("encoder.0", "MyKernel", seconds, 2 * seconds, memory=100, parameters=40)
@@ -298,19 +297,19 @@ def test_layers_that_the_user_timed_are_in_the_report() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "says"),
+    ("arguments", "message"),
     [
         ({"model": 3}, "takes a torch.nn.Module, not a int"),
         ({"repeats": 0}, "repeats must be a whole number, 1 or more"),
         ({"warmup": -1}, "warmup must be"),
         ({"optimizer": "adam"}, "optimizer must be"),
         ({"inputs": [torch.ones(1, 2), torch.ones(1, 2)]}, "one batch, not a list of 2"),
-        ({"loss": lambda y: y}, "must give one number"),
+        ({"loss": lambda y: y}, "must return one number"),
         ({"model": nn.LazyLinear(3)}, "Lazy modules"),
     ],
     ids=["model", "repeats", "warmup", "optimizer", "batches", "loss", "lazy"],
 )
-def test_what_cannot_be_profiled_gets_a_letter(how: dict[str, Any], says: str) -> None:
-    given = {"model": nn.Linear(2, 2), "inputs": torch.ones(1, 2)} | how
-    with pytest.raises(SondeError, match=says):
-        Profiler().profile(given.pop("model"), given.pop("inputs"), **given)
+def test_bad_arguments_raise_an_error_with_instructions(arguments: dict[str, Any], message: str) -> None:
+    arguments = {"model": nn.Linear(2, 2), "inputs": torch.ones(1, 2)} | arguments
+    with pytest.raises(SondeError, match=message):
+        Profiler().profile(arguments.pop("model"), arguments.pop("inputs"), **arguments)

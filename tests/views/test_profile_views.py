@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from sample_profiles import sample_profile, spread
-from sonde.profiler import ProfileReport, Spread
+from sonde.profiler import ProfileReport, TimeSpread
 from sonde.views import flame
 from sonde.views.profile_text import MAX_ROWS, Profile, comparison_text, profile_text
 from sonde.views.profile_tree import forest, merged
@@ -91,7 +91,7 @@ def test_a_thousand_layers_that_are_not_alike_fit_on_a_screen():
 
 def test_what_was_not_measured_is_a_dash_and_not_a_zero():
     report = sample_profile(1)
-    forward_only = {"backward": Spread(), "backward_self": Spread(), "flops_forward": 0, "flops_self": 0}
+    forward_only = {"backward": TimeSpread(), "backward_self": TimeSpread(), "flops_forward": 0, "flops_self": 0}
     text = profile_text(replace(report, layers=tuple(replace(layer, **forward_only) for layer in report.layers)), width=100)
     assert "backward" not in text[text.index("layer ") : text.index("section")].split("\n")[0]
     assert milliseconds(math.nan) == "–"
@@ -103,7 +103,7 @@ def test_a_profile_with_nothing_in_it_is_still_drawn():
 
 
 def test_a_step_that_is_not_a_number_is_drawn():
-    report = replace(sample_profile(2), step=Spread(math.nan, math.nan, math.nan, 3), phases={"forward": spread(math.inf)})
+    report = replace(sample_profile(2), step=TimeSpread(math.nan, math.nan, math.nan, 3), phases={"forward": spread(math.inf)})
     assert "Infinity" in profile_text(report, width=80)
     flame.page(report)
 

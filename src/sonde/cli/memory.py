@@ -50,7 +50,7 @@ def memory(module: bool, batch_size: int | None, real: bool, as_json: bool, scri
         answer = _followed("real", script, args, module=module)
     if "failed" in answer:
         raise SondeError(f"{script} could not be followed to its second optimizer step:\n{answer['failed']}")
-    from sonde.memory_profiler.memory_report_file import from_dict
+    from sonde.memory_profiler import from_dict
 
     report = from_dict({**answer, "notes": [*answer["notes"], *([note] if note else [])]})
     _print(report, batch_size, as_json)

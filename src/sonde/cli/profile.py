@@ -85,11 +85,11 @@ def profile(
     meanwhile = show if keep_going else None
     profiled = profile_script(script, args, module=module, num_steps=steps, warmup=warmup, keep_going=meanwhile)
     if profiled.report is None:
-        _say_why_not(profiled.why_not, script, profiled.played.exit_code)
+        _say_why_not(profiled.error, script, profiled.script.exit_code)
     elif not shown:
         show(profiled.report)
     slower = bool(compared) and compared[0].step.verdict == "slower"
-    raise SystemExit(profiled.played.exit_code or (1 if slower else 0))
+    raise SystemExit(profiled.script.exit_code or (1 if slower else 0))
 
 
 def _saved(report: ProfileReport, output: Path, force: bool, comparison: ProfileComparison | None) -> SondeError | None:
@@ -122,9 +122,9 @@ def _print(report: ProfileReport, comparison: ProfileComparison | None, stdout: 
 
 def _refuse(output: Path, force: bool) -> None:
     """Before the script runs: nobody wants to wait for a profile that cannot be written."""
-    from sonde.profiler.profile_file import refuse_format
+    from sonde.profiler.profile_report import check_suffix
 
-    refuse_format(output)
+    check_suffix(output)
     if output.exists() and not force:
         raise SondeError(f"{output} exists already. Give another name, or --force to replace it.")
     if not output.parent.is_dir():

@@ -1,22 +1,23 @@
-"""What the memory of a training is taken by: the data of `MemoryProfiler` and of `sonde memory`. Nothing here imports torch."""
+"""The memory of a training: which tensors use it, by category and module. The values exported here need no torch."""
 
 from __future__ import annotations
 
 from sonde.memory_profiler.memory_report import (
     CATEGORIES,
+    AccumulatedTensors,
     DeviceMemory,
-    Forecast,
-    Kept,
+    MemoryForecast,
     MemoryReport,
     Peak,
-    Point,
-    Process,
+    ProcessMemory,
     Snapshot,
+    TimelinePoint,
     Usage,
+    from_dict,
+    to_dict,
 )
-from sonde.memory_profiler.memory_report_file import from_dict, to_dict
 
 __all__ = [
-    "CATEGORIES", "DeviceMemory", "Forecast", "Kept", "MemoryReport", "Peak", "Point", "Process", "Snapshot", "Usage",
-    "from_dict", "to_dict",
+    "CATEGORIES", "AccumulatedTensors", "DeviceMemory", "MemoryForecast", "MemoryReport", "Peak", "ProcessMemory", "Snapshot",
+    "TimelinePoint", "Usage", "from_dict", "to_dict",
 ]  # fmt: skip

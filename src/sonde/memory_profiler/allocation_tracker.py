@@ -1,7 +1,7 @@
-"""Sees every operation while it is entered, and enters in the book what the operation made: whose it is, and in which phase.
+"""Follows every torch operation with a dispatch mode and registers the storages that it allocates, with their owner and phase.
 
-Under fake tensors the same is seen of a step that is never computed. What a program reads from such a tensor (`loss.item()`) is a
-stand-in, so that it can go on: how much memory a step takes hardly ever depends on its numbers.
+With fake tensors the same works for a step that is never computed. A number that the program reads from a fake tensor (`loss.item()`) is a
+placeholder: the memory of a step hardly ever depends on its numbers.
 """
 
 from __future__ import annotations
@@ -14,218 +14,228 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
+from sonde.capture import patches
 from sonde.capture.gradient_state import optimizer_parameters
-from sonde.memory_profiler.device_usage import Place
+from sonde.memory_profiler.device_usage import Owner
 from sonde.memory_profiler.fake_lstm_workspace import with_workspace
 from sonde.memory_profiler.memory_report import Peak, Usage
-from sonde.memory_profiler.storage_registry import OUTSIDE, Book, census, tensors_of
+from sonde.memory_profiler.storage_registry import OTHER, StorageRegistry, add_live_tensors, state_tensors
 from sonde.nonfinite.module_stack import ModuleStack
 from sonde.statistics.tensor_utils import find_tensors
 
 ROOT = "(the model itself)"
-NUM_TO_RETIRE = 3  # errors of ours before the book is closed
+MAX_ERRORS = 3  # errors of the tracker before it stops measuring
 
 _log = logging.getLogger("sonde")
-_READ = torch.ops.aten._local_scalar_dense.default
+_ITEM = torch.ops.aten._local_scalar_dense.default
 
 
-class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Enter and leave it as a context. `on_step` is called whenever an optimizer has stepped."""
+class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tracks allocations while it is entered as a context; `on_step` is called after every optimizer step."""
 
     def __init__(
         self, models: Mapping[str, nn.Module], optimizers: list[Optimizer], *, fake: bool = False, on_step: Callable[[], None] | None = None
     ) -> None:
+        """`models` are keyed by the prefix of their paths; without any, models are found when they are called.
+
+        With `fake`, tensors that exist already are not counted and numbers read from tensors are placeholders.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
-        self.book = Book(self._where)
+        self.registry = StorageRegistry(self._describe_moment)
         self.batch_size = 0
         self.num_steps = 0
         self.notes: list[str] = []
         self.is_fake = fake
+        self.is_paused = False  # what runs meanwhile is not part of the training
         self._on_step = on_step
-        self._modules = ModuleStack(models)
+        self._module_stack = ModuleStack(models)
         self._models: list[tuple[str, weakref.ref[nn.Module]]] = []
-        self._parts: set[int] = set()  # ids of all of their modules: a part may be called alone, by the user or by a checkpoint
-        self._are_given = bool(models)
-        self._names: dict[int, str] = {}  # by id of a parameter, the module that it is in
-        self._shapes: set[tuple[int, ...]] = set()  # of parameters
+        self._module_ids: set[int] = set()  # of all of their modules: a part may be called alone, by the user or by a checkpoint
+        self._has_named_models = bool(models)
+        self._names: dict[int, str] = {}  # by id of a parameter, the path of its module
+        self._parameter_shapes: set[tuple[int, ...]] = set()
         self._parameters: dict[int, weakref.ref[Tensor]] = {}
         self._handles: list[Any] = []
         self._operation: Any = None
         self._args: Any = ()
         self._in_optimizer = False
         self._num_errors = 0
-        self._entered = False
-        self.is_deaf = False  # for a while: what runs then is not the training
+        self._is_entered = False
         for name, model in models.items():
-            self._learn(name, model)
+            self._add_model(name, model)
         for optimizer in optimizers:
-            self._own(optimizer)
+            self._add_optimizer(optimizer)
         if not fake:
-            census(self.book)
-        self.book.settled()
+            add_live_tensors(self.registry)
+        self.registry.end_operation()
 
-    def __enter__(self) -> Tracker:
-        # Before those of the module stack: a module that is called while the stack is empty is called from outside.
+    def __enter__(self) -> AllocationTracker:
+        # Registered before those of the module stack: a module that is called while the stack is empty is an outermost one.
+        self._remove_module_hook = patches.hook_all_modules(before=self._on_forward_start)
         self._handles += [
-            register_module_forward_pre_hook(self._entering),
-            register_optimizer_step_pre_hook(self._optimizer_begins),
-            register_optimizer_step_post_hook(self._optimizer_ended),
+            register_optimizer_step_pre_hook(self._on_optimizer_step_start),
+            register_optimizer_step_post_hook(self._on_optimizer_step_end),
         ]
-        self._modules.__enter__()
+        self._module_stack.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
-        self._entered = True
+        self._is_entered = True
         for ref in self._parameters.values():
             parameter = ref()
             if parameter is not None:
-                self._hook(parameter)
+                self._hook_gradient(parameter)
         return self
 
     def __exit__(self, kind: Any = None, error: Any = None, trace: Any = None) -> None:
-        if not self._entered:
+        if not self._is_entered:
             return
-        self._entered = False
+        self._is_entered = False
         while self._handles:
             self._handles.pop().remove()
-        self._modules.__exit__(kind, error, trace)
-        if self._modules.has_compiled_model:
-            self.notes.append("a compiled model was called: what its compiled parts hold inside is not seen")
-        self._modules.release()
+        self._remove_module_hook()
+        self._module_stack.__exit__(kind, error, trace)
+        if self._module_stack.has_compiled_model:
+            self.notes.append("a compiled model was called: memory inside its compiled parts is not tracked")
+        self._module_stack.release()
         if _get_current_dispatch_mode() is self:
             super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         else:
-            # Somebody has entered a mode since and not left it: taking out the topmost would take out theirs.
+            # Another mode was entered since and not left: popping the topmost mode would remove that one.
             self.notes.append("another torch mode was entered meanwhile; stop the profiler outside of it")
-        self.book.strike_out()
+        self.registry.remove_freed()
 
-    # -- every operation ---------------------------------------------------------------------------
+    # -- operations --------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.is_fake and func is _READ:
-            return _stand_in(args[0])
-        if not self._entered or self.is_deaf:
+        if self.is_fake and func is _ITEM:
+            return _placeholder(args[0])
+        if not self._is_entered or self.is_paused:
             return func(*args, **(kwargs or {}))
-        self._look_at(None, func, args)
+        self._register(None, func, args)
         result = func(*args, **(kwargs or {}))
         if self.is_fake:
             result = with_workspace(func, args, result)
-        self._look_at(result, func, args)
+        self._register(result, func, args)
         self._args = ()
         return result
 
-    def _look_at(self, result: Any, func: Any, args: Any) -> None:
-        if self._num_errors >= NUM_TO_RETIRE:
+    def _register(self, result: Any, func: Any, args: Any) -> None:
+        """Registers the arguments of an operation before it runs (`result` is None), or its result."""
+        if self._num_errors >= MAX_ERRORS:
             return
         try:
             self._operation, self._args = func, args
-            self.book.strike_out()
+            self.registry.remove_freed()
             for tensor in _flat(args if result is None else result):
-                self.book.enter(tensor, self._place if result is not None else _from_elsewhere)
+                self.registry.add(tensor, self._owner if result is not None else _unknown_owner)
             if result is not None:
-                self.book.settled()
-        except Exception as error:  # the training must not suffer from being measured
+                self.registry.end_operation()
+        except Exception as error:  # an error of the tracker must not reach the training
             self._num_errors += 1
-            if self._num_errors == NUM_TO_RETIRE:
-                self.notes.append(f"measuring failed and was ended ({type(error).__name__}: {error})"[:300])
-                _log.warning("sonde: memory is not measured any more: %s: %s", type(error).__name__, error)
+            if self._num_errors == MAX_ERRORS:
+                self.notes.append(f"measuring failed and was stopped ({type(error).__name__}: {error})"[:300])
+                _log.warning("sonde: memory is no longer measured: %s: %s", type(error).__name__, error)
 
-    def _place(self, tensor: Tensor) -> tuple[Place, bool]:
-        """What a tensor is that the operation under way has made. A closure runs forward and backward inside of an optimizer's step."""
-        module, backward = self._under_way(), _in_backward()
-        if module or backward:
-            place = ("activations" if module else "gradients", module)  # a module within backward: a checkpoint is computed again
-            return place, bool(self.batch_size) and tensor.dim() > 0 and tuple(tensor.shape) not in self._shapes
+    def _owner(self, tensor: Tensor) -> tuple[Owner, bool]:
+        """The owner of a tensor that the current operation allocated, and whether it grows with the batch.
+
+        Module and backward are checked before the optimizer: a closure runs forward and backward inside the optimizer's step.
+        """
+        module, in_backward = self._current_module(), _in_backward()
+        if module or in_backward:
+            owner = ("activations" if module else "gradients", module)  # a module inside a backward: a checkpoint recomputes
+            return owner, bool(self.batch_size) and tensor.dim() > 0 and tuple(tensor.shape) not in self._parameter_shapes
         if self._in_optimizer:
             return ("optimizer state", ""), False
-        if any((self.book.place_of(given) or OUTSIDE)[0] == "activations" for given in _flat(self._args)):
-            return ("activations", ""), bool(self.batch_size) and tensor.dim() > 0  # the loss, computed outside of any module
-        return OUTSIDE, False
+        if any((self.registry.owner_of(arg) or OTHER)[0] == "activations" for arg in _flat(self._args)):
+            return ("activations", ""), bool(self.batch_size) and tensor.dim() > 0  # the loss, computed outside of all modules
+        return OTHER, False
 
-    def _under_way(self) -> str:
-        return (self._modules.module or ROOT) if self._modules.module_type else ""
+    def _current_module(self) -> str:
+        return (self._module_stack.module or ROOT) if self._module_stack.module_type else ""
 
-    def _where(self) -> Peak:
-        module = self._under_way()
+    def _describe_moment(self) -> Peak:
+        module = self._current_module()
         phase = "backward" if _in_backward() else "forward" if module else "optimizer" if self._in_optimizer else ""
         name = str(self._operation).removesuffix(".default") if self._operation is not None else ""
-        return Peak(Usage(), perf_counter() - self.book.began, phase, module, name, self._modules.line().source if name else "")
+        source = self._module_stack.line().source if name else ""
+        return Peak(Usage(), perf_counter() - self.registry.start, phase, module, name, source)
 
-    # -- whose is it -------------------------------------------------------------------------------
+    # -- models, parameters, optimizers ------------------------------------------------------------
 
-    def _entering(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling() or self.is_deaf:
+    def _on_forward_start(self, module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling() or self.is_paused:
             return
         try:
             if not self.batch_size and torch.is_grad_enabled():
                 self.batch_size = next((int(tensor.shape[0]) for _, tensor in find_tensors(args) if tensor.dim()), 0)
-            if not self._modules.module_type and not self._are_given and id(module) not in self._parts:
-                self._learn(type(module).__name__ if self._models else "", module)  # named as `ModuleStack` does
+            if not self._module_stack.module_type and not self._has_named_models and id(module) not in self._module_ids:
+                self._add_model(type(module).__name__ if self._models else "", module)  # the same names as in the module stack
         except Exception as error:
-            _log.warning("sonde: the memory of a %s is not named: %s: %s", type(module).__name__, type(error).__name__, error)
+            _log.warning("sonde: the memory of a %s cannot be named: %s: %s", type(module).__name__, type(error).__name__, error)
 
-    def _learn(self, name: str, model: nn.Module) -> None:
+    def _add_model(self, name: str, model: nn.Module) -> None:
         if not any(ref() is model for _, ref in self._models):
             self._models.append((name, weakref.ref(model)))
         for path, module in model.named_modules():
-            self._parts.add(id(module))
-            where = ".".join(part for part in (name, path.removeprefix("_orig_mod").removeprefix(".")) if part) or ROOT
+            self._module_ids.add(id(module))
+            full_path = ".".join(part for part in (name, path.removeprefix("_orig_mod").removeprefix(".")) if part) or ROOT
             for tensor in (*module._parameters.values(), *module._buffers.values()):
                 if tensor is not None and not nn.parameter.is_lazy(tensor):
-                    self._names[id(tensor)] = where
-                    self.book.assign(tensor, ("parameters", where))
+                    self._names[id(tensor)] = full_path
+                    self.registry.assign(tensor, ("parameters", full_path))
                     if isinstance(tensor, nn.Parameter):
-                        self._shapes.add(tuple(tensor.shape))
-                        self._follow(tensor)
+                        self._parameter_shapes.add(tuple(tensor.shape))
+                        self._add_parameter(tensor)
 
-    def _follow(self, parameter: Tensor) -> None:
-        """Its gradients are told from others from now on."""
+    def _add_parameter(self, parameter: Tensor) -> None:
+        """From now on its gradients are assigned to it."""
         known = self._parameters.get(id(parameter))
         if known is None or known() is not parameter:
             self._parameters[id(parameter)] = weakref.ref(parameter)
             if parameter.grad is not None:
-                self._accumulated(parameter)
-            if self._entered:
-                self._hook(parameter)
+                self._on_gradient(parameter)
+            if self._is_entered:
+                self._hook_gradient(parameter)
 
-    def _hook(self, parameter: Tensor) -> None:
+    def _hook_gradient(self, parameter: Tensor) -> None:
         if parameter.requires_grad and parameter.is_leaf:
-            self._handles.append(parameter.register_post_accumulate_grad_hook(self._accumulated))  # type: ignore[no-untyped-call]
+            self._handles.append(parameter.register_post_accumulate_grad_hook(self._on_gradient))  # type: ignore[no-untyped-call]
 
-    def _accumulated(self, parameter: Tensor) -> None:
+    def _on_gradient(self, parameter: Tensor) -> None:
         if torch.compiler.is_compiling():
             return
         gradient = parameter.grad
         if gradient is not None:
-            self.book.assign(gradient, ("gradients", self._names.get(id(parameter), "")))
+            self.registry.assign(gradient, ("gradients", self._names.get(id(parameter), "")))
 
-    def _own(self, optimizer: Optimizer) -> None:
+    def _add_optimizer(self, optimizer: Optimizer) -> None:
         for parameter in optimizer_parameters(optimizer):
-            where = self._names.get(id(parameter), "")
-            self.book.assign(parameter, ("parameters", where))
-            self._follow(parameter)
-            for tensor in tensors_of(optimizer.state.get(parameter, {})):
-                self.book.assign(tensor, ("optimizer state", where))
+            path = self._names.get(id(parameter), "")
+            self.registry.assign(parameter, ("parameters", path))
+            self._add_parameter(parameter)
+            for tensor in state_tensors(optimizer.state.get(parameter, {})):
+                self.registry.assign(tensor, ("optimizer state", path))
 
-    def _optimizer_begins(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _on_optimizer_step_start(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._in_optimizer = True
 
-    def _optimizer_ended(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _on_optimizer_step_end(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._in_optimizer = False
-        if self.is_deaf:
+        if self.is_paused:
             return
         try:
-            for name, ref in self._models if self.num_steps == 0 else ():  # lazy parameters are known by now
+            for name, ref in self._models if self.num_steps == 0 else ():  # lazy parameters are initialized by now
                 model = ref()
                 if model is not None:
-                    self._learn(name, model)
-            self._own(optimizer)
+                    self._add_model(name, model)
+            self._add_optimizer(optimizer)
         except Exception as error:
             self._num_errors += 1
-            _log.warning("sonde: the state of an optimizer is not named: %s: %s", type(error).__name__, error)
+            _log.warning("sonde: the state of an optimizer cannot be named: %s: %s", type(error).__name__, error)
         self.num_steps += 1
         if self._on_step is not None:
             self._on_step()
@@ -235,25 +245,25 @@ def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _from_elsewhere(tensor: Tensor) -> tuple[Place, bool]:
-    """It was made where no operation was seen: by numpy, by another thread, before the start."""
-    return OUTSIDE, False
+def _unknown_owner(tensor: Tensor) -> tuple[Owner, bool]:
+    """For tensors that no tracked operation allocated: from numpy, from another thread, from before the start."""
+    return OTHER, False
 
 
 def _flat(values: Any) -> list[Tensor]:
     if isinstance(values, Tensor):
         return [values]
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for value in values if isinstance(values, (tuple, list)) else ():
         if isinstance(value, Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, (tuple, list)):
-            found += [item for item in value if isinstance(item, Tensor)]
-    return found
+            tensors += [item for item in value if isinstance(item, Tensor)]
+    return tensors
 
 
-def _stand_in(tensor: Tensor) -> float | int | bool | complex:
-    """A number that a program can go on with: a loss that is finite, an index that is valid, a condition that is not met."""
+def _placeholder(tensor: Tensor) -> float | int | bool | complex:
+    """A number with which a program can continue: a finite loss, a valid index, a condition that is not met."""
     if tensor.dtype is torch.bool:
         return False
     return 1.0 if tensor.dtype.is_floating_point else 0 if not tensor.dtype.is_complex else 1j

@@ -1,7 +1,7 @@
-"""The peak of a training step at another size: the step is lived through with fake tensors of that size, which take no memory.
+"""Forecasts the peak memory of a training step at another size by running it with fake tensors of that size, which use no memory.
 
-Where a model cannot be run with fake tensors (it converts to numpy, it asks for its numbers), three small sizes are measured for real and
-a line (a parabola for sequences) is laid through them.
+If a model cannot run with fake tensors (it converts to numpy, it depends on values), three small sizes are measured for real and a line (a
+parabola for sequences) is fitted.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ from torch.utils._pytree import tree_map_only
 
 from sonde.capture.patches import suspended
 from sonde.errors import SondeError
-from sonde.memory_profiler.allocation_tracker import Tracker
-from sonde.memory_profiler.memory_report import Forecast, Usage
+from sonde.memory_profiler.allocation_tracker import AllocationTracker
+from sonde.memory_profiler.memory_report import MemoryForecast, Usage
 from sonde.statistics.tensor_utils import find_tensors
 
-NUM_STEPS = 2  # the first makes the optimizer's state, the second has it from the beginning
-TOLERATED = 0.1  # share by which a fake step may miss a real one before it is not believed
-SMALL = (1 / 4, 1 / 2, 1.0)  # of the size that was given: measured for real where fake tensors cannot be used
+NUM_STEPS = 2  # the first creates the optimizer's state, the second has it from its start
+MAX_ERROR = 0.1  # share by which a fake step may differ from a real one before real steps are measured instead
+REAL_SIZES = (1 / 4, 1 / 2, 1.0)  # of the size of the inputs: measured for real if fake tensors cannot be used
 
 
-class Measured(NamedTuple):
-    """A peak that was measured in a real training, with the loss that is really used."""
+class MeasuredPeak(NamedTuple):
+    """A peak that was measured in a real training, with its real loss."""
 
     num_bytes: int
     batch_size: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
-    """A step that can be run at any size."""
+class _ResizableStep:
+    """A training step that can be run at any size."""
 
     model: nn.Module
     inputs: Any
-    dimension: int  # of the inputs that is changed: 0 batch, 1 sequence
-    size: int  # that it has now
+    dimension: int  # of the inputs that is resized: 0 batch, 1 sequence
+    size: int  # of that dimension now
     loss: Callable[[Any], Any] | None
     optimizer: Optimizer | None
 
-    def sized(self, size: int) -> Any:
-        """The inputs at another size. Only their shapes count."""
+    def resized_inputs(self, size: int) -> Any:
+        """The inputs at another size. Only their shapes matter."""
 
-        def resized(tensor: Tensor) -> Tensor:
+        def resize(tensor: Tensor) -> Tensor:
             if tensor.dim() <= self.dimension or tensor.shape[self.dimension] != self.size:
                 return tensor
             shape = list(tensor.shape)
@@ -59,7 +59,7 @@ class _Case:
                 return tensor.detach().narrow(self.dimension, 0, size)
             return tensor.new_empty(shape) if tensor.is_floating_point() else tensor.new_zeros(shape)
 
-        return tree_map_only(Tensor, resized, self.inputs)
+        return tree_map_only(Tensor, resize, self.inputs)
 
 
 def forecast(
@@ -70,85 +70,86 @@ def forecast(
     sequence_length: int | None,
     loss: Callable[[Any], Any] | None,
     optimizer: Optimizer | None,
-    measured: Measured | None = None,
+    measured: MeasuredPeak | None = None,
     check: bool = True,
-) -> Forecast:
-    """See MemoryProfiler.forecast. `measured`: a real peak without a known loss, by which the forecast is scaled."""
+) -> MemoryForecast:
+    """See MemoryProfiler.forecast. `measured` is a real peak: if the loss is not given, the forecast is scaled to it."""
     if (batch_size is None) == (sequence_length is None):
-        raise SondeError("give batch_size=… or sequence_length=…, one of them.")
-    wanted = batch_size if batch_size is not None else sequence_length
+        raise SondeError("pass either batch_size=… or sequence_length=….")
+    target = batch_size if batch_size is not None else sequence_length
     what, dimension = ("batch size", 0) if batch_size is not None else ("sequence length", 1)
-    if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1:
-        raise SondeError(f"a {what} is a whole number from 1 on, not {wanted!r}.")
+    if not isinstance(target, int) or isinstance(target, bool) or target < 1:
+        raise SondeError(f"a {what} is a whole number, 1 or more, not {target!r}.")
     size = next((int(tensor.shape[dimension]) for _, tensor in find_tensors(inputs) if tensor.dim() > dimension), 0)
     if not size:
         raise SondeError(f"none of the inputs has a dimension for the {what}: {_shapes(inputs)}.")
-    case = _Case(model, inputs, dimension, size, loss, optimizer)
+    step = _ResizableStep(model, inputs, dimension, size, loss, optimizer)
     with suspended():
         try:
-            here, there = fake_step(case, size), fake_step(case, wanted)
-            error_share = _missed_by(case) if check else None
-        except Exception as error:  # whatever the model does that fake tensors cannot
-            return _fitted(case, wanted, what, f"{type(error).__name__}: {error}".splitlines()[0][:160])
-        if error_share is not None and error_share > TOLERATED:
-            return _fitted(case, wanted, what, f"a small step really takes {error_share:.0%} more or less than its fake")
+            usage, target_usage = fake_peak(step, size), fake_peak(step, target)
+            error_share = _fake_error(step) if check else None
+        except Exception as error:  # the model does something that fake tensors do not support
+            return _fitted(step, target, what, f"{type(error).__name__}: {error}".splitlines()[0][:160])
+        if error_share is not None and error_share > MAX_ERROR:
+            return _fitted(step, target, what, f"for a small step they are wrong by {error_share:.0%}")
     how = f"from a step with fake tensors at that {what}"
-    fixed = sum(there.by_category()[name] for name in ("parameters", "gradients", "optimizer state")) if measured is not None else 0
-    if measured is None or what != "batch size" or measured.batch_size != size or here.total <= fixed:
-        return Forecast(there.total, what, wanted, size, here.total, how, error_share, there)
-    # The loss is not known here, but what it takes was measured: what grows with the batch is scaled by it.
-    scale = max(0.0, measured.num_bytes - fixed) / (here.total - fixed)
-    peak = round(fixed + scale * (there.total - fixed))
-    return Forecast(peak, what, wanted, size, measured.num_bytes, f"{how}, scaled to the measured peak", error_share, there)
+    fixed = sum(target_usage.by_category()[name] for name in ("parameters", "gradients", "optimizer state")) if measured is not None else 0
+    if measured is None or what != "batch size" or measured.batch_size != size or usage.total <= fixed:
+        return MemoryForecast(target_usage.total, what, target, size, usage.total, how, error_share, target_usage)
+    # The loss is not known here, but the measured peak includes it: the bytes that grow with the batch are scaled to it.
+    scale = max(0.0, measured.num_bytes - fixed) / (usage.total - fixed)
+    peak = round(fixed + scale * (target_usage.total - fixed))
+    return MemoryForecast(peak, what, target, size, measured.num_bytes, f"{how}, scaled to the measured peak", error_share, target_usage)
 
 
-def _missed_by(case: _Case) -> float:
-    """How far fake tensors are from a real step at the smallest size."""
-    small = max(1, round(case.size * SMALL[0]))
-    real = _real_step(case, small)
-    return abs(fake_step(case, small).total - real) / max(1, real)
+def _fake_error(step: _ResizableStep) -> float:
+    """The error of fake tensors at the smallest size, as a share of the real peak."""
+    small = max(1, round(step.size * REAL_SIZES[0]))
+    real = _real_peak(step, small)
+    return abs(fake_peak(step, small).total - real) / max(1, real)
 
 
-def fake_step(case: _Case, size: int) -> Usage:
-    """What is alive at the peak of a step at that size, of which nothing is computed and nothing is kept."""
+def fake_peak(step: _ResizableStep, size: int) -> Usage:
+    """The live bytes at the peak of a step of that size, run with fake tensors."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    stands_for: dict[int, Any] = {}  # what deepcopy finds already copied
-    for tensor in _tensors_of_model(case.model):
-        stands_for[id(tensor)] = mode.from_tensor(tensor)
-    if case.optimizer is not None:
-        for state in case.optimizer.state.values():
+    copies: dict[int, Any] = {}  # the memo of deepcopy: fake tensors instead of copies of the real ones
+    for tensor in _model_tensors(step.model):
+        copies[id(tensor)] = mode.from_tensor(tensor)
+    if step.optimizer is not None:
+        for state in step.optimizer.state.values():
             for value in state.values() if isinstance(state, dict) else ():
                 if isinstance(value, Tensor):
-                    stands_for[id(value)] = mode.from_tensor(value)
+                    copies[id(value)] = mode.from_tensor(value)
     with mode:
-        model = copy.deepcopy(case.model, stands_for)
-        optimizer = copy.deepcopy(case.optimizer, stands_for) if case.optimizer is not None else None
-        inputs = _empty(case, size)
-    tracker = Tracker({"": model}, [optimizer] if optimizer is not None else [], fake=True)
+        model = copy.deepcopy(step.model, copies)
+        optimizer = copy.deepcopy(step.optimizer, copies) if step.optimizer is not None else None
+        inputs = _fake_inputs(step, size)
+    tracker = AllocationTracker({"": model}, [optimizer] if optimizer is not None else [], fake=True)
     with mode, tracker:
-        _run(model, inputs, case.loss, optimizer)
-    return _peak_of(tracker)
+        _run(model, inputs, step.loss, optimizer)
+    return _peak_usage(tracker)
 
 
-def _empty(case: _Case, size: int) -> Any:
-    """Inputs of that size without their memory, made under the fake mode that is active."""
+def _fake_inputs(step: _ResizableStep, size: int) -> Any:
+    """Inputs of that size; the caller has entered the fake mode."""
 
-    def resized(tensor: Tensor) -> Tensor:
+    def resize(tensor: Tensor) -> Tensor:
         shape = list(tensor.shape)
-        if tensor.dim() > case.dimension and shape[case.dimension] == case.size:
-            shape[case.dimension] = size
+        if tensor.dim() > step.dimension and shape[step.dimension] == step.size:
+            shape[step.dimension] = size
         return torch.empty(shape, dtype=tensor.dtype, device=tensor.device, requires_grad=tensor.requires_grad)
 
-    return tree_map_only(Tensor, resized, case.inputs)
+    return tree_map_only(Tensor, resize, step.inputs)
 
 
-def _real_step(case: _Case, size: int) -> int:
-    model, optimizer = copy.deepcopy((case.model, case.optimizer))
-    tracker = Tracker({"": model}, [optimizer] if optimizer is not None else [], fake=True)  # no census: only what the step takes
+def _real_peak(step: _ResizableStep, size: int) -> int:
+    model, optimizer = copy.deepcopy((step.model, step.optimizer))
+    # `fake`, so that existing tensors are not counted
+    tracker = AllocationTracker({"": model}, [optimizer] if optimizer is not None else [], fake=True)
     tracker.is_fake = False
     with torch.random.fork_rng(devices=[]), tracker:
-        _run(model, case.sized(size), case.loss, optimizer)
-    return _peak_of(tracker).total
+        _run(model, step.resized_inputs(size), step.loss, optimizer)
+    return _peak_usage(tracker).total
 
 
 def _run(model: nn.Module, inputs: Any, loss: Callable[[Any], Any] | None, optimizer: Optimizer | None) -> None:
@@ -162,27 +163,27 @@ def _run(model: nn.Module, inputs: Any, loss: Callable[[Any], Any] | None, optim
                 output = model(*inputs)
             else:
                 output = model(inputs)
-            value = loss(output) if loss is not None else _sum(output)
+            value = loss(output) if loss is not None else _default_loss(output)
             if isinstance(value, Tensor) and value.requires_grad:
-                torch.autograd.backward(value)  # the output stays in its variable meanwhile, as in most loops
+                torch.autograd.backward(value)  # the output stays alive during the backward, as in most loops
             if optimizer is not None:
                 optimizer.step()
 
 
-def _sum(output: Any) -> Any:
-    known = getattr(output, "loss", None)  # as models of transformers give it where they were given labels
-    if isinstance(known, Tensor):
-        return known
-    found = [tensor.sum() for _, tensor in find_tensors(output) if tensor.requires_grad]
-    return sum(found[1:], start=found[0]) if found else None
+def _default_loss(output: Any) -> Any:
+    loss = getattr(output, "loss", None)  # models of transformers return it if they get labels
+    if isinstance(loss, Tensor):
+        return loss
+    sums = [tensor.sum() for _, tensor in find_tensors(output) if tensor.requires_grad]
+    return sum(sums[1:], start=sums[0]) if sums else None
 
 
-def _peak_of(tracker: Tracker) -> Usage:
-    peaks = [account.peak().usage for account in tracker.book.accounts.values()]
+def _peak_usage(tracker: AllocationTracker) -> Usage:
+    peaks = [device.peak().usage for device in tracker.registry.devices.values()]
     return max(peaks, key=lambda usage: usage.total, default=Usage())
 
 
-def _tensors_of_model(model: nn.Module) -> list[Tensor]:
+def _model_tensors(model: nn.Module) -> list[Tensor]:
     """Parameters, buffers, and tensors that modules hold as plain attributes."""
     return [
         tensor
@@ -192,28 +193,29 @@ def _tensors_of_model(model: nn.Module) -> list[Tensor]:
     ]
 
 
-def _fitted(case: _Case, wanted: int, what: str, why: str) -> Forecast:
-    sizes = sorted({max(1, round(case.size * share)) for share in SMALL})
+def _fitted(step: _ResizableStep, target: int, what: str, why: str) -> MemoryForecast:
+    """A forecast from real steps. `why` fake tensors could not be used."""
+    sizes = sorted({max(1, round(step.size * share)) for share in REAL_SIZES})
     try:
-        peaks = [_real_step(case, size) for size in sizes]
+        peaks = [_real_peak(step, size) for size in sizes]
     except Exception as error:
         raise SondeError(
             f"the model could be run neither with fake tensors ({why})\n"
             f"nor for real at {what} {sizes[0]} ({type(error).__name__}: {error}).\n"
             "Are these its inputs, and does loss take its output?"
         ) from error
-    peak, error_share = fit(sizes, peaks, wanted, degree=1 if what == "batch size" else 2)
+    peak, error_share = fit(sizes, peaks, target, degree=1 if what == "batch size" else 2)
     how = f"from real steps at {what} {', '.join(map(str, sizes))}: fake tensors could not be used ({why})"
-    return Forecast(peak, what, wanted, sizes[-1], peaks[-1], how, error_share)
+    return MemoryForecast(peak, what, target, sizes[-1], peaks[-1], how, error_share)
 
 
-def fit(sizes: Sequence[int], peaks: Sequence[float], wanted: int, *, degree: int) -> tuple[int, float | None]:
-    """The value at `wanted` of the polynomial through the last points, and how far one through those before misses the last.
+def fit(sizes: Sequence[int], peaks: Sequence[float], target: int, *, degree: int) -> tuple[int, float | None]:
+    """The value at `target` of the polynomial through the last points, and its relative error at the last point if that is left out.
 
-    The last, since a peak is the highest of several moments: at small sizes it may be one that hardly grows (an optimizer's step).
+    The last points are used because at small sizes the peak may be a moment that hardly grows with the size (an optimizer step).
     """
     num = min(degree + 1, len(sizes))
-    value = np.polyval(np.polyfit(sizes[-num:], peaks[-num:], num - 1), wanted)
+    value = np.polyval(np.polyfit(sizes[-num:], peaks[-num:], num - 1), target)
     error = None
     if len(sizes) > 2:
         before = min(num, len(sizes) - 1)

@@ -1,6 +1,7 @@
-"""Operations whose fake result leaves out what the real one keeps: their share is measured on the smallest real case, and scaled.
+"""The workspace of a fake LSTM, whose size torch does not know.
 
-torch's fake LSTM on the CPU has an empty workspace; the real one holds what backward needs, most of the memory of a recurrent network.
+torch's fake LSTM on the CPU returns an empty workspace; the real one holds what the backward needs, which is most of the
+memory of a recurrent network. Its size is measured on a small real LSTM and scaled.
 """
 
 from __future__ import annotations
@@ -13,38 +14,38 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 _LSTM = getattr(torch.ops.aten, "mkldnn_rnn_layer", None)
-_STEPS, _BATCH = 16, 8  # of the small case: smaller ones are mostly rounded up
-_INPUT, _WORKSPACE = 0, 3  # places among the arguments and the results
+_STEPS, _BATCH = 16, 8  # of the small LSTM: in a smaller one most bytes are padding
+_INPUT, _WORKSPACE = 0, 3  # indices of the arguments and of the results
 _STATES = (5, 6)  # hidden and cell state: [batch, hidden]
 
 
 def with_workspace(func: Any, args: Any, result: Any) -> Any:
-    """The result of an operation on fake tensors, as large as it would really be."""
+    """The result of an operation on fake tensors, with a workspace of the real size if it is an LSTM."""
     if _LSTM is None or func is not _LSTM.default or not isinstance(result, tuple) or result[_WORKSPACE].numel():
         return result
-    given = args[_INPUT]
-    shapes = tuple((tuple(arg.shape), arg.dtype) if isinstance(arg, Tensor) else _plain(arg) for arg in args)
-    num_bytes = round(_small(shapes) * given.shape[0] * given.shape[1] / (_STEPS * _BATCH))
+    source = args[_INPUT]
+    shapes = tuple((tuple(arg.shape), arg.dtype) if isinstance(arg, Tensor) else _hashable(arg) for arg in args)
+    num_bytes = round(_small_workspace(shapes) * source.shape[0] * source.shape[1] / (_STEPS * _BATCH))
     return (*result[:_WORKSPACE], result[_WORKSPACE].new_empty(num_bytes), *result[_WORKSPACE + 1 :])
 
 
-def _plain(arg: Any) -> Any:
+def _hashable(arg: Any) -> Any:
     return tuple(arg) if isinstance(arg, list) else arg
 
 
 @cache
-def _small(shapes: tuple[Any, ...]) -> int:
-    """Bytes of the workspace of the same layer for a few time steps and samples."""
+def _small_workspace(shapes: tuple[Any, ...]) -> int:
+    """Bytes of the workspace of the same layer with few time steps and samples."""
     with _disable_current_modes(), torch.enable_grad():  # without gradients there is no workspace
         args: list[Any] = []
-        for place, shape in enumerate(shapes):
+        for index, shape in enumerate(shapes):
             if not (isinstance(shape, tuple) and len(shape) == 2 and isinstance(shape[1], torch.dtype)):
                 args.append(list(shape) if isinstance(shape, tuple) else shape)
                 continue
             size, dtype = list(shape[0]), shape[1]
-            if place == _INPUT:
+            if index == _INPUT:
                 size[0], size[1] = _STEPS, _BATCH
-            elif place in _STATES:
+            elif index in _STATES:
                 size[0] = _BATCH
             args.append(torch.zeros(size, dtype=dtype))
         return int(_LSTM.default(*args)[_WORKSPACE].numel()) if _LSTM is not None else 0

@@ -1,4 +1,4 @@
-"""MemoryProfiler: what the memory of a training is taken by, when it is most, what piles up, and what another size would need."""
+"""The MemoryProfiler: which tensors use the memory of a training, its peak, leaks, and forecasts for other sizes."""
 
 from __future__ import annotations
 
@@ -16,35 +16,44 @@ from torch.optim import Optimizer
 from sonde.capture import process_memory
 from sonde.errors import SondeError
 from sonde.leaks.leak_detector import LeakDetector
-from sonde.memory_profiler.allocation_tracker import Tracker
-from sonde.memory_profiler.batch_size_forecast import Measured, forecast
-from sonde.memory_profiler.memory_report import DeviceMemory, Forecast, Kept, MemoryReport, Peak, Process, Snapshot, Usage
+from sonde.memory_profiler.allocation_tracker import AllocationTracker
+from sonde.memory_profiler.batch_size_forecast import MeasuredPeak, forecast
+from sonde.memory_profiler.memory_report import (
+    AccumulatedTensors,
+    DeviceMemory,
+    MemoryForecast,
+    MemoryReport,
+    Peak,
+    ProcessMemory,
+    Snapshot,
+    Usage,
+)
 
 
 class MemoryProfiler:
-    """Between `start()` and `stop()` every operation is seen: which memory it made, for which module, in which phase.
+    """Tracks the allocations of every operation between `start()` and `stop()`, by module and phase.
 
-    `snapshot(label)` also works without a start: then it counts what is alive. Models that are not named are found when they are called.
+    `snapshot(label)` also works without `start()`: it counts the live tensors. Models that are not passed are found when they are called.
     """
 
     def __init__(self, model: nn.Module | None = None, optimizer: Optimizer | None = None) -> None:
         self._models: dict[str, nn.Module] = {}
         self._optimizers: list[Optimizer] = []
-        self._tracker: Tracker | None = None  # while it runs
-        self._measured: Tracker | None = None  # that ran last
+        self._tracker: AllocationTracker | None = None  # while it runs
+        self._last_tracker: AllocationTracker | None = None  # runs now or ran last
         self._leaks: LeakDetector | None = None
-        self._kept: tuple[Kept, ...] = ()
-        self._looked_at = -1  # after how many steps leaks were last looked for
+        self._found_leaks: tuple[AccumulatedTensors, ...] = ()
+        self._leaks_checked_at = -1  # number of steps at the last search for leaks
         self._snapshots: list[Snapshot] = []
-        self._base = Base()
-        self._began = perf_counter()
+        self._baseline = ProcessBaseline()
+        self._start = perf_counter()
         if model is not None:
             self.attach(model, optimizer)
 
     def attach(self, model: nn.Module, optimizer: Optimizer | None = None, *, name: str = "") -> Self:
-        """Names a model, and the optimizer that trains it. The first model's paths stand alone, those of others come after their name."""
+        """Adds a model and the optimizer that trains it. Paths of the first model have no prefix, those of others start with `name`."""
         if not isinstance(model, nn.Module):
-            raise SondeError(f"memory is named after the modules of a torch.nn.Module, not of a {type(model).__name__}.")
+            raise SondeError(f"a MemoryProfiler takes a torch.nn.Module, not a {type(model).__name__}.")
         if optimizer is not None and not isinstance(optimizer, Optimizer):
             raise SondeError(f"optimizer must be a torch.optim.Optimizer, not a {type(optimizer).__name__}.")
         self._models[name or ("" if not self._models else f"{type(model).__name__}{len(self._models)}")] = model
@@ -55,18 +64,18 @@ class MemoryProfiler:
     # -- measuring ---------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Begin to see every operation. It costs some tens of microseconds for each."""
+        """Start tracking. It costs some tens of microseconds per operation."""
         if self._tracker is not None:
-            raise SondeError("this memory profiler runs already. Call stop() first, or take a snapshot().")
-        self._leaks, self._kept, self._looked_at = LeakDetector(), (), -1
+            raise SondeError("this memory profiler is running already. Call stop() first, or take a snapshot().")
+        self._leaks, self._found_leaks, self._leaks_checked_at = LeakDetector(), (), -1
         self._snapshots.clear()
-        tracker = Tracker(self._models, self._optimizers, on_step=self._leaks.step)
-        self._began, self._base = tracker.book.began, Base.of(tracker)
-        self._tracker = self._measured = tracker.__enter__()
+        tracker = AllocationTracker(self._models, self._optimizers, on_step=self._leaks.step)
+        self._start, self._baseline = tracker.registry.start, ProcessBaseline.of(tracker)
+        self._tracker = self._last_tracker = tracker.__enter__()
         return self
 
     def stop(self) -> MemoryReport:
-        """End measuring and say what was found. What was put on the model is taken off again."""
+        """Stop tracking and return the report. All hooks are removed."""
         report = self.report()
         self.close()
         return report
@@ -76,42 +85,42 @@ class MemoryProfiler:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._tracker is not None and error is None:
-            self._look_for_leaks()
+            self._find_leaks()
         self.close()
 
     def close(self) -> None:
-        """End measuring without a word; what was measured stays. Closing twice is fine."""
+        """Stop tracking without a report; `report()` still works. Closing twice is allowed."""
         tracker, self._tracker = self._tracker, None
         self._leaks = None
         if tracker is not None:
             tracker.__exit__()
 
     def step(self) -> None:
-        """A step of the training has ended: only needed where no torch optimizer steps, so that leaks can be told from the rest."""
+        """Marks the end of a training step, for the search for leaks. Only needed in loops without a torch optimizer."""
         if self._leaks is not None:
-            self._looked_at = -1
+            self._leaks_checked_at = -1
             self._leaks.step()
 
     def snapshot(self, label: str) -> Snapshot:
-        """What is alive now."""
-        tracker = self._tracker or Tracker(self._models, self._optimizers)
-        one = Snapshot(str(label), perf_counter() - self._began, tracker.book.usage(), _process())
-        self._snapshots.append(one)
-        return one
+        """The live bytes now, stored under `label`."""
+        tracker = self._tracker or AllocationTracker(self._models, self._optimizers)
+        snapshot = Snapshot(str(label), perf_counter() - self._start, tracker.registry.usage(), _process_memory())
+        self._snapshots.append(snapshot)
+        return snapshot
 
-    # -- what was found ----------------------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------------
 
     def report(self) -> MemoryReport:
-        """What was measured so far. Ask while the function that trains still runs: leaks are named by its variables."""
-        self._look_for_leaks()
-        tracker = self._tracker or self._measured
+        """The measurements so far. Call it inside the function that trains: leaks are named after its variables."""
+        self._find_leaks()
+        tracker = self._tracker or self._last_tracker
         if tracker is None:
             if not self._snapshots:
-                raise SondeError("nothing was measured. Call start() before the training, or snapshot(label) where it matters.")
-            return self._of_snapshots()
-        return report_of(tracker, snapshots=tuple(self._snapshots), kept=self._kept, base=self._base)
+                raise SondeError("nothing was measured. Call start() before the training, or snapshot(label) inside it.")
+            return self._report_of_snapshots()
+        return build_report(tracker, snapshots=tuple(self._snapshots), leaks=self._found_leaks, baseline=self._baseline)
 
-    def _of_snapshots(self) -> MemoryReport:
+    def _report_of_snapshots(self) -> MemoryReport:
         devices: dict[str, DeviceMemory] = {}
         for one in self._snapshots:
             for device, usage in one.usage.items():
@@ -120,19 +129,19 @@ class MemoryProfiler:
                 if known is not None and known.peak.usage.total >= usage.total:
                     peak = known.peak
                 devices[device] = DeviceMemory(device, peak, usage)
-        note = "only snapshots were taken: what was alive between them, and activations that graphs hold, are not known"
+        note = "only snapshots were taken: memory between them, and activations held by autograd graphs, are not known"
         limit = process_memory.limit()
         return MemoryReport(
-            devices, tuple(self._snapshots), process=_process(), peak_rss=process_memory.peak_rss(),
+            devices, tuple(self._snapshots), process=_process_memory(), peak_rss=process_memory.peak_rss(),
             limit=limit.num_bytes if limit else None, limit_by=limit.by if limit else "", notes=(note,),
         )  # fmt: skip
 
-    def _look_for_leaks(self) -> None:
-        steps = self._tracker.num_steps if self._tracker is not None else 0
-        if self._leaks is not None and steps != self._looked_at:  # asking takes a second, and nothing has changed since
-            self._looked_at = steps
-            self._kept = tuple(
-                Kept(one.holder, one.num_bytes, one.num_tensors, one.num_nodes, one.per_step_bytes, one.cause, one.fix)
+    def _find_leaks(self) -> None:
+        num_steps = self._tracker.num_steps if self._tracker is not None else 0
+        if self._leaks is not None and num_steps != self._leaks_checked_at:  # the search takes a second
+            self._leaks_checked_at = num_steps
+            self._found_leaks = tuple(
+                AccumulatedTensors(one.holder, one.num_bytes, one.num_tensors, one.num_nodes, one.per_step_bytes, one.cause, one.fix)
                 for one in self._leaks.leaks()
             )
 
@@ -146,12 +155,13 @@ class MemoryProfiler:
         loss: Callable[[Any], Any] | None = None,
         optimizer: Optimizer | None = None,
         check: bool = True,
-    ) -> Forecast:
-        """The peak of a training step at another batch size or sequence length, without taking that memory.
+    ) -> MemoryForecast:
+        """The peak of a training step at another batch size or sequence length, without using that memory.
 
-        `inputs` is what forward takes (a tensor, a tuple of arguments, a dict of keyword arguments) at any size that you have; their first
-        dimension is the batch, their second the sequence. `loss` makes the loss of the model's output; without it the sum is taken.
-        `check` runs a copy of the model for real at a quarter of the size, to say how far fake tensors are from the truth.
+        `model` and `optimizer` default to the attached ones. `inputs` are the arguments of forward (a tensor, a tuple of arguments, a dict
+        of keyword arguments) at any size; their first dimension is the batch, their second the sequence. `loss` maps the model's output
+        to the loss; without it the sum of the outputs is used. `check` also runs a copy of the model for real at a quarter of the size, to
+        measure the error of fake tensors.
         """
         if model is None:
             model = next(iter(self._models.values()), None)
@@ -160,79 +170,80 @@ class MemoryProfiler:
         if not isinstance(model, nn.Module) or inputs is None:
             raise SondeError("a forecast needs a model and its inputs: profiler.forecast(model, inputs, batch_size=256)")
         measured = None
-        if self._measured is not None and loss is None:
-            peak = max((one.peak() for one in self._measured.book.accounts.values()), key=lambda one: one.usage.total, default=None)
-            measured = Measured(peak.usage.total, self._measured.batch_size) if peak is not None else None
-        with self._deaf():
+        if self._last_tracker is not None and loss is None:
+            peaks = [device.peak() for device in self._last_tracker.registry.devices.values()]
+            peak = max(peaks, key=lambda one: one.usage.total, default=None)
+            measured = MeasuredPeak(peak.usage.total, self._last_tracker.batch_size) if peak is not None else None
+        with self._paused():
             return forecast(
                 model, inputs, batch_size=batch_size, sequence_length=sequence_length, loss=loss, optimizer=optimizer, measured=measured,
                 check=check,
             )  # fmt: skip
 
     @contextmanager
-    def _deaf(self) -> Iterator[None]:
-        """What is run inside is no part of what is measured."""
+    def _paused(self) -> Iterator[None]:
+        """Operations inside are not tracked."""
         tracker = self._tracker
         if tracker is not None:
-            tracker.is_deaf = True
+            tracker.is_paused = True
         try:
             yield
         finally:
             if tracker is not None:
-                tracker.is_deaf = False
+                tracker.is_paused = False
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
-    """The process when the measuring began: what it took beside tensors."""
+class ProcessBaseline:
+    """Memory of the process at the start of the measurement, without tensors."""
 
     rss: int | None = None
-    outside: Mapping[str, int] = field(default_factory=dict)  # by device, what its allocator counted beyond them
+    outside: Mapping[str, int] = field(default_factory=dict)  # by device: bytes of its allocator that belong to no tensor
 
     @classmethod
-    def of(cls, tracker: Tracker) -> Base:
-        tensors = {device: usage.total for device, usage in tracker.book.usage().items()}
-        counted = {device: _allocator(device)[0] for device in {*tensors, "cpu"}}
+    def of(cls, tracker: AllocationTracker) -> ProcessBaseline:
+        tensors = {device: usage.total for device, usage in tracker.registry.usage().items()}
+        counted = {device: _allocator_bytes(device)[0] for device in {*tensors, "cpu"}}
         outside = {device: num - tensors.get(device, 0) for device, num in counted.items() if num is not None}
         return cls(process_memory.rss(), outside)
 
 
-def report_of(
-    tracker: Tracker,
+def build_report(
+    tracker: AllocationTracker,
     *,
     snapshots: tuple[Snapshot, ...] = (),
-    kept: tuple[Kept, ...] = (),
-    base: Base | None = None,
+    leaks: tuple[AccumulatedTensors, ...] = (),
+    baseline: ProcessBaseline | None = None,
     notes: tuple[str, ...] = (),
 ) -> MemoryReport:
-    """What a tracker has seen so far."""
-    now = tracker.book.usage()
+    """The report of a tracker, which may still run."""
+    now = tracker.registry.usage()
     limit = process_memory.limit()
     devices = {}
-    for device, account in tracker.book.accounts.items():
-        allocated, reserved = (None, None) if tracker.is_fake else _allocator(device)
-        outside = base.outside.get(device) if base is not None else None
+    for device, counts in tracker.registry.devices.items():
+        allocated, reserved = (None, None) if tracker.is_fake else _allocator_bytes(device)
+        outside = baseline.outside.get(device) if baseline is not None else None
         devices[device] = DeviceMemory(
-            device, account.peak(), now.get(device, Usage()), account.timeline(), account.batch_most, account.batch_rest,
+            device, counts.peak(), now.get(device, Usage()), counts.timeline(), counts.batch_most, counts.batch_rest,
             allocated, reserved, outside,
         )  # fmt: skip
     return MemoryReport(
-        devices, snapshots, kept, _process(), base.rss if base is not None else None, process_memory.peak_rss(),
+        devices, snapshots, leaks, _process_memory(), baseline.rss if baseline is not None else None, process_memory.peak_rss(),
         limit.num_bytes if limit else None, limit.by if limit else "", tracker.num_steps, tracker.batch_size, tracker.is_fake,
         (*tracker.notes, *notes),
     )  # fmt: skip
 
 
-def _process() -> Process:
-    found = process_memory.heap()
-    return Process(process_memory.rss(), *(found if found is not None else (None, None)))
+def _process_memory() -> ProcessMemory:
+    heap = process_memory.heap()
+    return ProcessMemory(process_memory.rss(), *(heap if heap is not None else (None, None)))
 
 
-def _allocator(device: str) -> tuple[int | None, int | None]:
-    """What the allocator of a device counts: handed out, and held for that. torch keeps no count on the CPU, malloc does."""
+def _allocator_bytes(device: str) -> tuple[int | None, int | None]:
+    """Allocated and reserved bytes, as counted by the allocator of a device. On the CPU these are the counts of malloc: torch has none."""
     if device.startswith("cuda"):
         return torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
     if device == "cpu":
-        found = process_memory.heap()
-        return found if found is not None else (None, None)
+        heap = process_memory.heap()
+        return heap if heap is not None else (None, None)
     return None, None

@@ -1,23 +1,26 @@
-"""The memory of a training as values: what is alive at a moment, the peak, the way there, and what the peak would be elsewhere."""
+"""The memory of a training as values: live bytes, the peak, the timeline, and forecasts for other sizes; as strict JSON and back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from sonde.errors import SondeError
+from sonde.report import strict
 
 CATEGORIES = ("parameters", "gradients", "optimizer state", "activations", "other")
-"""`parameters` are those of models, with their buffers. `gradients` are those of parameters and, while backward runs, of activations.
-`optimizer state` is what an optimizer keeps and, while it steps, what it works with. `activations` is what the forward made."""
+"""`parameters`: of models, including buffers. `gradients`: of parameters and, during the backward, of activations. `optimizer state`:
+including temporary tensors of an optimizer step. `activations`: tensors that the forward created."""
 
 GB = 1e9  # bytes
+FORMAT = "sonde-memory"
+SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Bytes that are alive at one moment: by category, and within it by the path of the module ("" where it belongs to none)."""
+    """Live bytes at one moment, by category and then by the path of the module ("" if they belong to none)."""
 
     by_place: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
@@ -26,41 +29,41 @@ class Usage:
         return sum(self.by_category().values())
 
     def by_category(self) -> dict[str, int]:
-        """Every category, also those that are empty."""
+        """Bytes of every category, including empty ones."""
         return {category: sum(self.by_place.get(category, {}).values()) for category in CATEGORIES}
 
     def by_module(self) -> dict[str, dict[str, int]]:
-        """By module what it takes in each category, the largest first."""
+        """Bytes of each module by category, the largest module first."""
         modules: dict[str, dict[str, int]] = {}
-        for category, places in self.by_place.items():
-            for path, num_bytes in places.items():
+        for category, paths in self.by_place.items():
+            for path, num_bytes in paths.items():
                 if num_bytes:
                     modules.setdefault(path, {})[category] = num_bytes
         return dict(sorted(modules.items(), key=lambda one: (-sum(one[1].values()), one[0])))
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
-    """The memory of the whole process; None where the system does not say."""
+class ProcessMemory:
+    """The memory of the whole process; None if the system does not report it."""
 
-    rss: int | None = None  # in physical memory
-    heap_used: int | None = None  # by malloc's own count, handed out and not given back
-    heap_held: int | None = None  # taken from the system for that
+    rss: int | None = None  # physical memory
+    heap_used: int | None = None  # allocated and not freed, as counted by malloc
+    heap_held: int | None = None  # taken from the system by malloc
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A moment that the user asked for."""
+    """The memory at a moment chosen by the user."""
 
     label: str
     time_s: float
     usage: Mapping[str, Usage]  # by device
-    process: Process
+    process: ProcessMemory
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """A moment of the timeline: bytes by category, in the order of CATEGORIES."""
+class TimelinePoint:
+    """One moment of the timeline: bytes by category, in the order of CATEGORIES."""
 
     time_s: float
     values: tuple[int, ...]
@@ -72,47 +75,47 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The moment at which most was alive."""
+    """The moment with the most live bytes."""
 
     usage: Usage
     time_s: float = 0.0
     phase: str = ""  # forward | backward | optimizer | "" outside of these
-    module: str = ""  # that was under way
-    operation: str = ""  # that asked for the last of it: aten.addmm
+    module: str = ""  # that was running
+    operation: str = ""  # that made the last allocation: aten.addmm
     source: str = ""  # train.py:41
-    batch_bytes: int = 0  # of the total, what grows with the batch
+    batch_bytes: int = 0  # part of the total that grows with the batch
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """One device: the peak of its tensors, the way there, and what its allocator says."""
+    """The memory of one device: peak, current use and timeline of its tensors, and the counts of its allocator."""
 
     device: str
     peak: Peak
     now: Usage  # when the report was made
-    timeline: tuple[Point, ...] = ()
-    batch_most: int = 0  # the most that grows with the batch, at the moment when that was most
-    batch_rest: int = 0  # and what else was alive then
-    allocated: int | None = None  # by the allocator's own count (on the CPU: malloc's), when the report was made
-    reserved: int | None = None  # what it holds of the device (on the CPU: of the system) for that
-    outside: int | None = None  # of what was allocated when the measuring began, what belonged to no tensor: the program itself
+    timeline: tuple[TimelinePoint, ...] = ()
+    batch_most: int = 0  # highest number of bytes that grow with the batch
+    batch_rest: int = 0  # other live bytes at that moment
+    allocated: int | None = None  # as counted by the allocator (on the CPU: malloc), when the report was made
+    reserved: int | None = None  # taken by the allocator from the device (on the CPU: from the system)
+    outside: int | None = None  # allocated at the start of the measurement, but by no tensor: the program itself
 
     @property
     def fragmentation(self) -> float | None:
-        """Share of what the allocator holds that nobody uses: free blocks between those in use. None where the allocator does not say."""
+        """Unused share of the reserved memory: free blocks between used ones. None if the allocator does not report it."""
         if self.allocated is None or not self.reserved:
             return None
         return max(0.0, 1 - self.allocated / self.reserved)
 
     @property
     def unaccounted(self) -> int | None:
-        """What the allocator counts beyond the tensors that are alive and the program itself. None where it does not say."""
+        """Allocated bytes that belong neither to live tensors nor to the program itself. None if the allocator does not report them."""
         return None if self.allocated is None or self.outside is None else self.allocated - self.outside - self.now.total
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """Tensors that pile up, and who holds them."""
+class AccumulatedTensors:
+    """Tensors whose number grows with every step, and the variable that holds them."""
 
     holder: str
     num_bytes: int
@@ -127,16 +130,16 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
-    """The peak at another size."""
+class MemoryForecast:
+    """The predicted peak at another batch size or sequence length."""
 
     peak_bytes: int
     what: str  # batch size | sequence length
     size: int
     measured_size: int
-    measured_bytes: int  # the peak at the size that was given or seen
-    how: str  # a sentence: how it is known
-    error_share: float | None = None  # how far the same method is from what was measured; None where nothing was measured to compare with
+    measured_bytes: int  # peak at `measured_size`
+    how: str  # the method, as a phrase
+    error_share: float | None = None  # error of the method at a size that was measured; None if none was measured
     usage: Usage = field(default_factory=Usage)
 
     def peak_gb(self) -> float:
@@ -151,38 +154,38 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """What a training's memory was taken by."""
+    """What used the memory of a training."""
 
     devices: Mapping[str, DeviceMemory]
     snapshots: tuple[Snapshot, ...] = ()
-    kept: tuple[Kept, ...] = ()
-    process: Process = field(default_factory=Process)
-    base_rss: int | None = None  # of the process when the measuring began
-    peak_rss: int | None = None  # highest since the process began
-    limit: int | None = None  # memory that this process may use
-    limit_by: str = ""  # what sets it: the machine, a container, ulimit
-    num_steps: int = 0  # of optimizers, while it was measured
-    batch_size: int = 0  # of the first forward; 0: none was seen
-    is_fake: bool = False  # nothing was computed: fake tensors stood in for the real ones
+    kept: tuple[AccumulatedTensors, ...] = ()  # see `leaks`
+    process: ProcessMemory = field(default_factory=ProcessMemory)
+    base_rss: int | None = None  # of the process at the start of the measurement
+    peak_rss: int | None = None  # highest since the start of the process
+    limit: int | None = None  # bytes that this process may use
+    limit_by: str = ""  # origin of the limit: the machine, a container, ulimit
+    num_steps: int = 0  # optimizer steps during the measurement
+    batch_size: int = 0  # of the first forward; 0: no model was called
+    is_fake: bool = False  # measured with fake tensors; nothing was computed
     notes: tuple[str, ...] = ()
 
     @property
     def device(self) -> str:
-        """The one that matters: the fullest accelerator, or the CPU."""
+        """The name of the most used accelerator, or the CPU if there is none."""
         names = [name for name in self.devices if not name.startswith("cpu")] or list(self.devices)
         return max(names, key=lambda name: self.devices[name].peak.usage.total, default="cpu")
 
     def on(self, device: str | None = None) -> DeviceMemory:
-        """What is known of a device, of the one that matters where none is named."""
+        """The memory of a device; by default of `self.device`."""
         name = device if device is not None else self.device
         if name not in self.devices:
             if device is None:
                 return DeviceMemory(name, Peak(Usage()), Usage())
-            raise SondeError(f"no memory was seen on {device!r}.\nThere is: {', '.join(self.devices) or 'none at all'}")
+            raise SondeError(f"no memory was used on {device!r}.\nUsed devices: {', '.join(self.devices) or 'none'}")
         return self.devices[name]
 
     def peak_gb(self, device: str | None = None) -> float:
-        """The most that tensors took at a time, in 10^9 bytes."""
+        """Peak memory of tensors, in 10^9 bytes."""
         return self.on(device).peak.usage.total / GB
 
     def by_category(self, device: str | None = None) -> dict[str, int]:
@@ -193,55 +196,54 @@ class MemoryReport:
         """Bytes of each module at the peak, by category; the largest first."""
         return self.on(device).peak.usage.by_module()
 
-    def timeline(self, device: str | None = None) -> tuple[Point, ...]:
+    def timeline(self, device: str | None = None) -> tuple[TimelinePoint, ...]:
         return self.on(device).timeline
 
-    def leaks(self) -> list[Kept]:
-        """What has piled up with every step, the largest first, and who holds it."""
+    def leaks(self) -> list[AccumulatedTensors]:
+        """Tensors that accumulate with every step and the variables that hold them, the largest first."""
         return list(self.kept)
 
-    def forecast(self, batch_size: int, device: str | None = None) -> Forecast:
-        """The peak at another batch size, from this one measurement: what grows with the batch grows in proportion, the rest stays.
+    def forecast(self, batch_size: int, device: str | None = None) -> MemoryForecast:
+        """The peak at another batch size, by scaling the bytes that grow with the batch.
 
-        `MemoryProfiler.forecast` measures at the other size instead, where the model can be had.
+        `MemoryProfiler.forecast` is more accurate, but needs the model.
         """
         if not self.batch_size:
-            raise SondeError("no model was called while memory was measured, so the batch size is not known.")
+            raise SondeError("no model was called during the measurement, so the batch size is not known.")
         if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
-            raise SondeError(f"a batch size is a whole number from 1 on, not {batch_size!r}.")
-        there = self.on(device)
-        total, times = there.peak.usage.total, batch_size / self.batch_size
-        # At the peak little may grow with the batch (an optimizer's step), and another moment is the peak of a larger one.
-        other = round(max(total - there.peak.batch_bytes * (1 - times), there.batch_rest + there.batch_most * times))
-        how = "in proportion to the leading dimension of the model's input"
-        return Forecast(other, "batch size", batch_size, self.batch_size, total, how)
+            raise SondeError(f"a batch size is a whole number, 1 or more, not {batch_size!r}.")
+        memory = self.on(device)
+        total, scale = memory.peak.usage.total, batch_size / self.batch_size
+        # The peak may be a moment that hardly grows with the batch (an optimizer step): then another moment is the peak of a larger batch.
+        peak = round(max(total - memory.peak.batch_bytes * (1 - scale), memory.batch_rest + memory.batch_most * scale))
+        how = "in proportion to the first dimension of the model's input"
+        return MemoryForecast(peak, "batch size", batch_size, self.batch_size, total, how)
 
     def largest_batch(self, limit: int | None = None) -> int | None:
-        """About the largest batch that fits into the memory of this machine, or into `limit` bytes; None where that cannot be told."""
-        there, room = self.on(), self.room if limit is None else limit
-        if room is None or not self.batch_size or not there.batch_most:
+        """An estimate of the largest batch that fits into the memory of this machine, or into `limit` bytes; None if it is not known."""
+        memory, available = self.on(), self.room if limit is None else limit
+        if available is None or not self.batch_size or not memory.batch_most:
             return None
-        fixed = there.peak.usage.total - there.peak.batch_bytes
-        moments = [(there.batch_rest, there.batch_most), (fixed, there.peak.batch_bytes)]
-        times = [(room - rest) / most if most else (0.0 if rest > room else float("inf")) for rest, most in moments]
-        return max(0, int(min(times) * self.batch_size))
+        fixed = memory.peak.usage.total - memory.peak.batch_bytes
+        moments = [(memory.batch_rest, memory.batch_most), (fixed, memory.peak.batch_bytes)]
+        scales = [(available - rest) / most if most else (0.0 if rest > available else float("inf")) for rest, most in moments]
+        return max(0, int(min(scales) * self.batch_size))
 
     @property
     def room(self) -> int | None:
-        """What the limit leaves to tensors: the program itself takes memory too."""
+        """Bytes available for tensors: the limit without the memory of the program itself. None if the limit is not known."""
         return None if self.limit is None else max(0, self.limit - (self.base_rss or 0))
 
     def fits(self) -> bool | None:
-        """Whether the peak fits into the memory of this machine; None where its size is not known."""
+        """Whether the peak fits into the memory of this machine; None if its size is not known."""
         return None if self.room is None else self.on().peak.usage.total <= self.room
 
     def to_dict(self) -> dict[str, Any]:
-        from sonde.memory_profiler.memory_report_file import to_dict
-
+        """Strict JSON; `from_dict` reads it."""
         return to_dict(self)
 
     def summary(self) -> str:
-        """A table for people."""
+        """Text for a terminal."""
         from sonde.views.memory_text import memory_text
 
         return memory_text(self)
@@ -254,7 +256,81 @@ class MemoryReport:
         return memory_html(self)
 
     def plot(self, device: str | None = None) -> Any:
-        """The timeline as a picture, to look at or to save."""
+        """A plot of the timeline, to show or to save."""
         from sonde.views.plots.memory import memory_plot
 
         return memory_plot(self, device)
+
+
+# -- strict JSON, and back ------------------------------------------------------------------------
+
+
+def to_dict(report: MemoryReport) -> dict[str, Any]:
+    """The report as strict JSON. Totals and shares are included for readers without Sonde, although they follow from the rest."""
+    data = {each.name: getattr(report, each.name) for each in fields(report)}
+    data["devices"] = {name: _device_to_dict(one) for name, one in report.devices.items()}
+    data["snapshots"] = [
+        {**asdict(one), "usage": {device: _usage_to_dict(usage) for device, usage in one.usage.items()}} for one in report.snapshots
+    ]
+    data["kept"] = [asdict(one) for one in report.kept]
+    data["process"] = asdict(report.process)
+    document: dict[str, Any] = strict({"format": FORMAT, "schema": SCHEMA, **data, "peak_gb": report.peak_gb(), "fits": report.fits()})
+    return document
+
+
+def from_dict(document: Mapping[str, Any]) -> MemoryReport:
+    """The report of such a document. Raises SondeError if the document is not a memory report."""
+    if document.get("format") != FORMAT:
+        raise SondeError(f'this JSON is not a memory report of Sonde: its "format" is {document.get("format")!r}, not {FORMAT!r}.')
+    if not isinstance(document.get("schema"), int) or document["schema"] > SCHEMA:
+        raise SondeError(
+            f"this memory report is of format {document.get('schema')!r}; this version reads up to {SCHEMA}. "
+            "Upgrade with: pip install -U sonde"
+        )
+    try:
+        known = {each.name for each in fields(MemoryReport)}
+        data = {name: value for name, value in document.items() if name in known}
+        data["devices"] = {str(name): _device_from_dict(one) for name, one in data["devices"].items()}
+        data["snapshots"] = tuple(_snapshot_from_dict(one) for one in data.get("snapshots", ()))
+        data["kept"] = tuple(AccumulatedTensors(**one) for one in data.get("kept", ()))
+        data["process"] = ProcessMemory(**data.get("process", {}))
+        data["notes"] = tuple(map(str, data.get("notes", ())))
+        return MemoryReport(**data)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise SondeError(f"this memory report is damaged and cannot be read: {error}.\nMeasure again to make a new one.") from error
+
+
+def _usage_to_dict(usage: Usage) -> dict[str, Any]:
+    return {"total": usage.total, "by_place": {category: dict(modules) for category, modules in usage.by_place.items()}}
+
+
+def _device_to_dict(one: DeviceMemory) -> dict[str, Any]:
+    return {
+        "device": one.device,
+        "peak": {**{each.name: getattr(one.peak, each.name) for each in fields(one.peak)}, "usage": _usage_to_dict(one.peak.usage)},
+        "now": _usage_to_dict(one.now),
+        "categories": list(CATEGORIES),
+        "timeline": [[point.time_s, *point.values] for point in one.timeline],
+        "batch_most": one.batch_most,
+        "batch_rest": one.batch_rest,
+        "allocated": one.allocated,
+        "reserved": one.reserved,
+        "outside": one.outside,
+        "fragmentation": one.fragmentation,
+    }
+
+
+def _usage_from_dict(data: Mapping[str, Any]) -> Usage:
+    return Usage({str(c): {str(path): int(num) for path, num in modules.items()} for c, modules in data["by_place"].items()})
+
+
+def _device_from_dict(data: Mapping[str, Any]) -> DeviceMemory:
+    peak = Peak(**{**data["peak"], "usage": _usage_from_dict(data["peak"]["usage"])})
+    timeline = tuple(TimelinePoint(float(time_s), tuple(map(int, values))) for time_s, *values in data["timeline"])
+    rest = {name: data[name] for name in ("batch_most", "batch_rest", "allocated", "reserved", "outside")}
+    return DeviceMemory(str(data["device"]), peak, _usage_from_dict(data["now"]), timeline, **rest)
+
+
+def _snapshot_from_dict(data: Mapping[str, Any]) -> Snapshot:
+    usage = {str(device): _usage_from_dict(one) for device, one in data["usage"].items()}
+    return Snapshot(str(data["label"]), float(data["time_s"]), usage, ProcessMemory(**data["process"]))

@@ -1,6 +1,6 @@
-"""The book of storages: each piece of memory that tensors share is entered once when it is first seen, and struck out when it is freed.
+"""Registry of live tensor storages: a storage is added when a tensor that uses it is found, and removed when torch frees it.
 
-A storage is known by a weak reference, which torch keeps as long as the memory itself: nothing is kept alive by being counted.
+The registry holds weak references, which torch invalidates when the memory is freed: it keeps nothing alive.
 """
 
 from __future__ import annotations
@@ -15,119 +15,123 @@ from typing import Any
 from torch import Tensor, nn
 
 from sonde.leaks.live_graphs import live_tensors
-from sonde.memory_profiler.device_usage import Account, Place
+from sonde.memory_profiler.device_usage import DeviceUsage, Owner
 from sonde.memory_profiler.memory_report import Peak, Usage
 from sonde.nonfinite.module_stack import storage_id
 
-OUTSIDE: Place = ("other", "")
+OTHER: Owner = ("other", "")
 
 
-class _Entry(weakref.ref[Any]):
-    __slots__ = ("device", "key", "num_bytes", "place", "with_batch")
+class _StorageEntry(weakref.ref[Any]):
+    """A weak reference to a storage, with its size and owner."""
+
+    __slots__ = ("device", "key", "num_bytes", "owner", "with_batch")
 
     key: int
     num_bytes: int
     device: str
-    place: Place
-    with_batch: bool
+    owner: Owner
+    with_batch: bool  # it grows with the batch
 
 
-class Book:
-    def __init__(self, where: Callable[[], Peak]) -> None:
-        self.began = perf_counter()
-        self.accounts: dict[str, Account] = {}
-        self._where = where
-        self._live: dict[int, _Entry] = {}
-        self._freed: deque[_Entry] = deque()  # told by weak references, at any moment: only noted then
+class StorageRegistry:
+    """Knows every live storage and its owner, and adds them up by device."""
+
+    def __init__(self, describe_moment: Callable[[], Peak]) -> None:
+        self.start = perf_counter()
+        self.devices: dict[str, DeviceUsage] = {}
+        self._describe_moment = describe_moment
+        self._live: dict[int, _StorageEntry] = {}
+        self._freed: deque[_StorageEntry] = deque()  # filled by weak references at any moment, processed by `remove_freed`
         self._changed: set[str] = set()  # devices
 
-    def enter(self, tensor: Tensor, place: Callable[[Tensor], tuple[Place, bool]]) -> None:
-        """A tensor was seen. What it is, and whether it grows with the batch, is only asked where its memory is new."""
+    def add(self, tensor: Tensor, find_owner: Callable[[Tensor], tuple[Owner, bool]]) -> None:
+        """Adds the storage of a tensor. For a new one `find_owner` returns the owner and whether it grows with the batch."""
         try:
             storage = tensor.untyped_storage()
             key, num_bytes = storage._cdata, storage.nbytes()
-        except (RuntimeError, NotImplementedError):  # sparse, or of a kind without memory of its own
+        except (RuntimeError, NotImplementedError):  # sparse, or of a kind without a storage
             return
-        if tensor.device.type == "meta":  # a shape without memory
+        if tensor.device.type == "meta":  # has no memory
             return
         entry = self._live.get(key)
         if entry is None:
-            entry = _Entry(storage, self._freed.append)
+            entry = _StorageEntry(storage, self._freed.append)
             entry.key, entry.num_bytes, entry.device = key, num_bytes, str(tensor.device)
-            entry.place, entry.with_batch = place(tensor)
+            entry.owner, entry.with_batch = find_owner(tensor)
             self._live[key] = entry
             self._change(entry, num_bytes)
         elif entry.num_bytes != num_bytes:  # resized in place
             change, entry.num_bytes = num_bytes - entry.num_bytes, num_bytes
             self._change(entry, change)
 
-    def assign(self, tensor: Tensor, place: Place) -> None:
-        """It is known now what this tensor is: a parameter, its gradient, a state of its optimizer. These do not grow with the batch."""
-        self.enter(tensor, lambda _: (place, False))
+    def assign(self, tensor: Tensor, owner: Owner) -> None:
+        """Sets the owner of a parameter, a gradient or an optimizer state. These do not grow with the batch."""
+        self.add(tensor, lambda _: (owner, False))
         entry = self._live.get(storage_id(tensor))
-        if entry is None or entry.place == place:
+        if entry is None or entry.owner == owner:
             return
-        account = self.accounts[entry.device]
-        account.move(entry.place, place, entry.num_bytes)
+        device = self.devices[entry.device]
+        device.move(entry.owner, owner, entry.num_bytes)
         if entry.with_batch:
-            account.batch_bytes -= entry.num_bytes
+            device.batch_bytes -= entry.num_bytes
             entry.with_batch = False
-        entry.place = place
+        entry.owner = owner
 
-    def place_of(self, tensor: Tensor) -> Place | None:
+    def owner_of(self, tensor: Tensor) -> Owner | None:
         entry = self._live.get(storage_id(tensor))
-        return entry.place if entry is not None else None
+        return entry.owner if entry is not None else None
 
-    def strike_out(self) -> None:
-        """Takes out what was freed since."""
+    def remove_freed(self) -> None:
+        """Removes the storages that were freed since the last call."""
         while self._freed:
             entry = self._freed.popleft()
             if self._live.get(entry.key) is entry:
                 del self._live[entry.key]
                 self._change(entry, -entry.num_bytes)
 
-    def settled(self) -> None:
-        """An operation is over."""
+    def end_operation(self) -> None:
+        """Adds a point to the timeline of every device that changed."""
         for device in self._changed:
-            self.accounts[device].settled()
+            self.devices[device].end_operation()
         self._changed.clear()
 
     def usage(self) -> dict[str, Usage]:
-        self.strike_out()
-        return {device: account.usage() for device, account in self.accounts.items()}
+        """The live bytes by device."""
+        self.remove_freed()
+        return {name: device.usage() for name, device in self.devices.items()}
 
-    def _change(self, entry: _Entry, num_bytes: int) -> None:
-        account = self.accounts.get(entry.device)
-        if account is None:
-            account = self.accounts[entry.device] = Account(self.began, self._where)
-        account.change(entry.place, num_bytes, with_batch=entry.with_batch)
+    def _change(self, entry: _StorageEntry, num_bytes: int) -> None:
+        device = self.devices.get(entry.device)
+        if device is None:
+            device = self.devices[entry.device] = DeviceUsage(self.start, self._describe_moment)
+        device.change(entry.owner, num_bytes, with_batch=entry.with_batch)
         self._changed.add(entry.device)
 
 
-def census(book: Book) -> None:
-    """Enters every tensor that Python knows and that is not in the book yet."""
-    gc.collect()  # what only waits for the collector is not in use
+def add_live_tensors(registry: StorageRegistry) -> None:
+    """Adds every tensor that Python's garbage collector knows."""
+    gc.collect()  # unreachable objects are not in use
     for tensor in live_tensors():
         try:
-            book.enter(tensor, _at_first_sight)
+            registry.add(tensor, _guess_owner)
             gradient = tensor.grad if tensor.is_leaf else None
             if gradient is not None:
-                book.assign(gradient, ("gradients", ""))
-        except Exception:  # a stranger's tensor, which refuses to be asked
+                registry.assign(gradient, ("gradients", ""))
+        except Exception:  # a tensor subclass that raises when it is inspected
             continue
 
 
-def _at_first_sight(tensor: Tensor) -> tuple[Place, bool]:
+def _guess_owner(tensor: Tensor) -> tuple[Owner, bool]:
     if isinstance(tensor, nn.Parameter):
         return ("parameters", ""), False
-    return (("activations", "") if tensor.grad_fn is not None else OUTSIDE), False
+    return (("activations", "") if tensor.grad_fn is not None else OTHER), False
 
 
-def tensors_of(state: Any) -> Iterable[Tensor]:
-    """The tensors of an optimizer's state for one parameter, also those in lists (as LBFGS keeps them)."""
+def state_tensors(state: Any) -> Iterable[Tensor]:
+    """The tensors of an optimizer's state for one parameter, including those in nested lists and dicts (LBFGS)."""
     for value in state.values() if isinstance(state, dict) else state:
         if isinstance(value, Tensor):
             yield value
         elif isinstance(value, (list, tuple, dict)):
-            yield from tensors_of(value)
-
+            yield from state_tensors(value)

@@ -1,7 +1,7 @@
-"""Nodes of the autograd graph tell the tape when they begin.
+"""Adds a mark to the trace whenever an autograd node starts.
 
-Not full backward hooks: those put nodes of their own around a module, fail on in-place successors and never fire on outputs that are no
-tensors. A hook before a node is given the gradients and answers nothing, so the numbers are what they would have been.
+Full backward hooks on modules are not used: they insert nodes of their own around a module, fail when a successor works in place, and never
+run when the output is not a tensor. A pre-hook on a node that returns None leaves the gradients unchanged.
 """
 
 from __future__ import annotations
@@ -11,42 +11,42 @@ from typing import Any
 
 import torch
 
-from sonde.profiler.time_trace import Call, Tape
+from sonde.profiler.time_trace import LayerCall, TimeTrace
 from sonde.statistics.tensor_utils import find_tensors
 
-MAX_NODES = 200_000  # of one step: a longer graph is not looked at further, and what is beyond counts to the nodes before it
-_LEAF = 1 << 62  # nodes that accumulate into parameters are numbered from above: they run at once, on the account of who fed them
+MAX_NODES = 200_000  # per step: the nodes beyond it get no hook, and their time counts for the node before them
+_FIRST_LEAF = 1 << 62  # gradient accumulation nodes are numbered from the top; they run right after the node that feeds them
 
 
-class Nodes:
-    """The hooks of one step, taken off when it is over: a graph may be kept for longer."""
+class AutogradNodeTimers:
+    """Pre-hooks on the autograd nodes of one step, removed when it ends because the graph may live longer."""
 
-    def __init__(self, tape: Tape) -> None:
-        self._tape = tape
+    def __init__(self, trace: TimeTrace) -> None:
+        self._trace = trace
         self._handles: list[Any] = []
-        self._hooks: dict[int, Callable[[Any], None]] = {}
-        tape.on_repeat = self.repeated
+        self._hooks: dict[int, Callable[[Any], None]] = {}  # by id of the call that created the node
+        trace.on_recomputed = self._install_on_recomputed
 
-    def hook(self, roots: Iterable[torch.Tensor], first: int = 0) -> None:
-        """All nodes that the backward of these tensors will run and that were made from number `first` on."""
-        owner = self._tape.owner
-        seen: set[Any] = set()
-        todo = [root.grad_fn for root in roots if root.grad_fn is not None]
-        while todo and len(self._handles) < MAX_NODES:
-            node = todo.pop()
-            if node in seen:
+    def install(self, roots: Iterable[torch.Tensor], first_node: int = 0) -> None:
+        """Hooks every node that the backward of `roots` runs and whose number is at least `first_node`."""
+        creator = self._trace.creator
+        visited: set[Any] = set()
+        pending = [root.grad_fn for root in roots if root.grad_fn is not None]
+        while pending and len(self._handles) < MAX_NODES:
+            node = pending.pop()
+            if node in visited:
                 continue
-            seen.add(node)
+            visited.add(node)
             number = node._sequence_nr()
-            if number >= _LEAF or number < first:
+            if number >= _FIRST_LEAF or number < first_node:
                 continue
-            self._handles.append(node.register_prehook(self._hook_of(owner(number))))
-            todo += [below for below, _ in node.next_functions if below is not None]
+            self._handles.append(node.register_prehook(self._hook_for(creator(number))))
+            pending += [previous for previous, _ in node.next_functions if previous is not None]
 
-    def repeated(self, output: Any, first: int) -> None:
-        """Re-entrant checkpointing differentiates what it computed again by a backward of its own. The other kind only wants the values."""
+    def _install_on_recomputed(self, output: Any, first_node: int) -> None:
+        """Reentrant checkpointing runs a backward of its own on what it recomputed; the other kind needs only the saved values."""
         if torch.is_grad_enabled() and torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
-            self.hook((tensor for _, tensor in find_tensors(output)), first)
+            self.install((tensor for _, tensor in find_tensors(output)), first_node)
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -54,17 +54,17 @@ class Nodes:
         self._handles.clear()
         self._hooks.clear()
 
-    def _hook_of(self, owner: Call) -> Callable[[Any], None]:
-        hook = self._hooks.get(id(owner))
+    def _hook_for(self, creator: LayerCall) -> Callable[[Any], None]:
+        hook = self._hooks.get(id(creator))
         if hook is None:
-            tape = self._tape
-            append, read = tape.marks.append, tape.read
+            trace = self._trace
+            append, read = trace.marks.append, trace.read
 
             def hook(gradients: Any) -> None:
                 if torch.compiler.is_compiling():
                     return
-                if tape.thread:
-                    append((read(), owner))
+                if trace.thread:
+                    append((read(), creator))
 
-            self._hooks[id(owner)] = hook
+            self._hooks[id(creator)] = hook
         return hook

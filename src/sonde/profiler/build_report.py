@@ -1,165 +1,165 @@
-"""From what was recorded to a report: figures of steps become spreads, layers get their names, what could not be told is said."""
+"""Builds a ProfileReport from recorded steps: medians and quartiles over the steps, layer names, and notes about what is missing."""
 
 from __future__ import annotations
 
 import platform
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
-from sonde.profiler import LayerCost, ProfileReport, Spread
-from sonde.profiler.layer_costs import Cost, Figures
-from sonde.profiler.module_timers import Doors, Layer
+from sonde.profiler import LayerCost, ProfileReport, TimeSpread
+from sonde.profiler.layer_costs import LayerCosts, ModuleCost
+from sonde.profiler.module_timers import ModuleTimers, TimedModule
 from sonde.profiler.peak_flops import peak_flops_per_s
 from sonde.profiler.profile_report import DISTURBED, PHASES, UNKNOWN
-from sonde.profiler.samples_per_step import seen_in
-from sonde.profiler.step_recording import Recorded
-from sonde.profiler.timer_cost_correction import corrected
+from sonde.profiler.samples_per_step import samples_per_step
+from sonde.profiler.step_recording import StepRecordings
+from sonde.profiler.timer_cost_correction import without_timer_cost
 from sonde.profiler.undisturbed_steps import least_disturbed
 from sonde.rules.words import number
 
-_NOTHING = Cost()
+_NO_COST = ModuleCost()
+_NO_PARENT = "\0"  # no path of a layer
 
 
-def assemble(
-    recorded: Recorded, doors: Doors, *, title: str, dtype: torch.dtype, device: torch.device, notes: Sequence[str] = ()
+def build_report(
+    recordings: StepRecordings, timers: ModuleTimers, *, title: str, dtype: torch.dtype, device: torch.device, notes: Sequence[str] = ()
 ) -> ProfileReport:
-    recorded = least_disturbed(recorded)
-    timed = corrected(recorded)
-    flops = recorded.flops or Figures()
-    seen = seen_in(recorded.batches.values(), recorded.num_fetched)
-    order = dict.fromkeys(layer for step in timed for layer in step.layers)
-    backward = any(step.backward for step in timed)
+    """The report of some recorded steps. `dtype` and `device` are those of the model; `notes` come first in the report's notes."""
+    recordings = least_disturbed(recordings)
+    recordings = replace(recordings, timed=without_timer_cost(recordings))
+    timed, flops = recordings.timed, recordings.flops or LayerCosts()
+    samples = samples_per_step(recordings.batches.values(), recordings.num_fetched)
+    called = dict.fromkeys(layer for step in timed for layer in step.layers)
+    has_backward = any(step.backward for step in timed)
     report = ProfileReport(
         title=title,
-        layers=tuple(
-            _layer(doors.layers[layer], layer, recorded, timed, with_backward=backward) for layer in _outer_first(order, doors.layers)
-        ),
-        step=Spread.of([step["step"] for step in recorded.bare]),
-        phases=_phases(recorded.bare),
-        remainder=_remainder(recorded, timed),
-        num_samples=seen.num_samples,
-        num_tokens=seen.num_tokens,
+        layers=tuple(_layer_cost(timers.layers[layer], layer, recordings, has_backward) for layer in _parents_first(called, timers.layers)),
+        step=TimeSpread.of([step["step"] for step in recordings.bare]),
+        phases=_phases(recordings.bare),
+        remainder=_remainder(recordings),
+        num_samples=samples.num_samples,
+        num_tokens=samples.num_tokens,
         flops_per_step=sum(cost.forward_self + cost.backward_self for cost in flops.layers.values()) + flops.loss_backward,
-        peak_flops_per_s=peak_flops_per_s(recorded.autocast or dtype, device),
-        utilisation=recorded.utilisation.result(),
-        batch=seen.text,
-        environment=environment(dtype, device, recorded.autocast),
-        notes=(*notes, *_notes(recorded, doors, device)),
-        own_cost=_own_cost(recorded),
-        spans=tuple(sorted(recorded.spans, key=lambda span: (span.step, span.start_ms, -span.duration_ms))),
+        peak_flops_per_s=peak_flops_per_s(recordings.autocast or dtype, device),
+        utilisation=recordings.utilization.result(),
+        batch=samples.text,
+        environment=environment(dtype, device, recordings.autocast),
+        notes=(*notes, *_notes(recordings, timers, device)),
+        own_cost=_own_cost(recordings),
+        spans=tuple(sorted(recordings.spans, key=lambda span: (span.step, span.start_ms, -span.duration_ms))),
     )
-    return replace(report, notes=(*report.notes, *_disturbed(report)))
+    return replace(report, notes=(*report.notes, *_disturbance_notes(report)))
 
 
-def _disturbed(report: ProfileReport) -> Iterator[str]:
-    """A step is long when anything in it was disturbed, a layer when it was itself: on a busy machine the two no longer agree."""
+def _disturbance_notes(report: ProfileReport) -> Iterator[str]:
+    """Any interruption makes a step longer, but only the interrupted layer: on a busy machine the sum of medians differs from the step."""
     share = report.accounted_ms / report.step.median_ms if report.step.median_ms > 0 else 1.0
     if not 1 / DISTURBED < share < DISTURBED:
         busy = report.utilisation.get("busy_cores", float("nan"))
         yield (
-            f"layers and remainder add up to {100 * share:.0f} % of the step: other programs disturbed it (this one kept "
-            f"{number(float(busy))} cores busy). Profile again when the machine is quieter, or with more repeats"
+            f"layers and remainder add up to {100 * share:.0f} % of the step: other programs disturbed it (this one used "
+            f"{number(float(busy))} cores). Profile again when the machine is less busy, or with more repeats"
         )
 
 
 def environment(dtype: torch.dtype, device: torch.device, autocast: torch.dtype | None) -> dict[str, str]:
-    computes = str(dtype) if autocast is None else f"{dtype} with autocast to {autocast}"
+    dtypes = str(dtype) if autocast is None else f"{dtype} with autocast to {autocast}"
     return {
         "torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine(), "system": platform.system(),
-        "device": str(device), "dtype": computes.replace("torch.", ""), "threads": str(torch.get_num_threads()),
+        "device": str(device), "dtype": dtypes.replace("torch.", ""), "threads": str(torch.get_num_threads()),
     }  # fmt: skip
 
 
-def _outer_first(called: dict[int, None], layers: Sequence[Layer]) -> list[int]:
-    """In the order of first calls, but each under the module that its path puts it in: so that a tree can be drawn line by line."""
-    inside: dict[str, list[int]] = {}
-    paths = {layers[each].path for each in called}
-    for each in called:
-        path = layers[each].path
-        above = path
-        while above:
-            above = above.rpartition(".")[0]
-            if above in paths and above != path:
+def _parents_first(called: Iterable[int], layers: Sequence[TimedModule]) -> list[int]:
+    """Layers in the order of their first calls, but each after its parent by path, so that a tree can be drawn row by row."""
+    called = list(called)
+    children: dict[str, list[int]] = {}
+    paths = {layers[layer].path for layer in called}
+    for layer in called:
+        path = layers[layer].path
+        parent = path
+        while parent:
+            parent = parent.rpartition(".")[0]
+            if parent in paths and parent != path:
                 break
-        inside.setdefault(above if above != path and above in paths else "\0", []).append(each)
+        children.setdefault(parent if parent != path and parent in paths else _NO_PARENT, []).append(layer)
 
-    def walk(above: str) -> Iterator[int]:
-        for each in inside.get(above, ()):
-            yield each
-            yield from walk(layers[each].path)
+    def walk(parent: str) -> Iterator[int]:
+        for layer in children.get(parent, ()):
+            yield layer
+            yield from walk(layers[layer].path)
 
-    return list(walk("\0"))
+    return list(walk(_NO_PARENT))
 
 
-def _layer(layer: Layer, index: int, recorded: Recorded, timed: Sequence[Figures], *, with_backward: bool) -> LayerCost:
-    steps = [step.layers.get(index, _NOTHING) for step in timed]
+def _layer_cost(module: TimedModule, layer: int, recordings: StepRecordings, has_backward: bool) -> LayerCost:
+    steps = [step.layers.get(layer, _NO_COST) for step in recordings.timed]
 
-    def spread(value: Callable[[Cost], int], known: bool = True) -> Spread:
-        return Spread.of([value(step) / 1e6 for step in steps]) if known else UNKNOWN
+    def spread(value: Callable[[ModuleCost], int], is_known: bool = True) -> TimeSpread:
+        return TimeSpread.of([value(step) / 1e6 for step in steps]) if is_known else UNKNOWN
 
-    flops = (recorded.flops or Figures()).layers.get(index, _NOTHING)
-    kept = (recorded.kept or Figures()).layers.get(index, _NOTHING)
+    flops = (recordings.flops or LayerCosts()).layers.get(layer, _NO_COST)
+    saved = (recordings.saved_bytes or LayerCosts()).layers.get(layer, _NO_COST)
     return LayerCost(
-        path=layer.path,
-        kind=layer.kind,
-        depth=layer.depth,
+        path=module.path,
+        kind=module.kind,
+        depth=module.depth,
         calls=statistics.mean(step.calls for step in steps),
         forward=spread(lambda step: step.forward),
-        backward=spread(lambda step: step.backward, with_backward),
+        backward=spread(lambda step: step.backward, has_backward),
         forward_self=spread(lambda step: step.forward_self),
-        backward_self=spread(lambda step: step.backward_self, with_backward),
-        memory_bytes=kept.forward,
-        memory_self_bytes=kept.forward_self,
-        parameter_bytes=layer.parameter_bytes,
+        backward_self=spread(lambda step: step.backward_self, has_backward),
+        memory_bytes=saved.forward,
+        memory_self_bytes=saved.forward_self,
+        parameter_bytes=module.parameter_bytes,
         flops_forward=flops.forward,
         flops_backward=flops.backward,
         flops_self=flops.forward_self + flops.backward_self,
-        source=layer.source,
+        source=module.source,
     )
 
 
-def _phases(bare: Sequence[dict[str, float]]) -> dict[str, Spread]:
-    return {name: Spread.of([step.get(name, 0.0) for step in bare]) for name in PHASES if any(step.get(name) for step in bare)}
+def _phases(bare: Sequence[dict[str, float]]) -> dict[str, TimeSpread]:
+    return {name: TimeSpread.of([step.get(name, 0.0) for step in bare]) for name in PHASES if any(step.get(name) for step in bare)}
 
 
-def _remainder(recorded: Recorded, timed: Sequence[Figures]) -> dict[str, float]:
-    """What is in no layer: loss and whatever else the loop does, optimizer, data, and autograd's own way."""
-    phases = _phases(recorded.bare)
-    found: dict[str, float] = {name: phases[name].median_ms for name in ("data", "optimizer") if name in phases}
+def _remainder(recordings: StepRecordings) -> dict[str, float]:
+    """Milliseconds that belong to no layer: data, optimizer, the loss and other code of the loop, and autograd's start."""
+    phases = _phases(recordings.bare)
+    remainder: dict[str, float] = {name: phases[name].median_ms for name in ("data", "optimizer") if name in phases}
     if "other" in phases:
-        found["loss and other code of the loop"] = phases["other"].median_ms
-    for name, each in (
-        ("loss, backward", [step.loss_backward for step in timed]),
-        ("autograd, before the first node", [step.engine for step in timed]),
+        remainder["loss and other code of the loop"] = phases["other"].median_ms
+    for name, values in (
+        ("loss, backward", [step.loss_backward for step in recordings.timed]),
+        ("autograd, before the first node", [step.engine for step in recordings.timed]),
     ):
-        ms = statistics.median(each) / 1e6 if each else 0.0
+        ms = statistics.median(values) / 1e6 if values else 0.0
         if ms:
-            found[name] = ms
-    return found
+            remainder[name] = ms
+    return remainder
 
 
-def _own_cost(recorded: Recorded) -> float:
-    bare, timed = (statistics.median([step["step"] for step in steps] or [0.0]) for steps in (recorded.bare, recorded.timed_ms))
+def _own_cost(recordings: StepRecordings) -> float:
+    bare, timed = (statistics.median([step["step"] for step in steps] or [0.0]) for steps in (recordings.bare, recordings.timed_ms))
     return timed / bare if bare > 0 else float("nan")
 
 
-def _notes(recorded: Recorded, doors: Doors, device: torch.device) -> Iterator[str]:
-    if recorded.failures:
-        yield f"{len(recorded.failures)} steps could not be measured, by a mistake of the profiler: {recorded.failures[0]}"
-    for path in doors.hidden[:5]:
-        yield f"{path or 'the model'} is compiled, scripted or runs as copies: what is inside of it was not seen"
-    if recorded.uncounted:
-        yield f"FLOPs of {', '.join(sorted(recorded.uncounted))} are not counted: torch has no formula for it"
+def _notes(recordings: StepRecordings, timers: ModuleTimers, device: torch.device) -> Iterator[str]:
+    if recordings.failures:
+        yield f"{len(recordings.failures)} steps could not be measured because of an error in the profiler: {recordings.failures[0]}"
+    for path in timers.opaque_paths[:5]:
+        yield f"{path or 'the model'} is compiled, scripted or replicated: the layers inside it are not timed"
+    if recordings.uncounted:
+        yield f"FLOPs of {', '.join(sorted(recordings.uncounted))} are not counted: torch has no formula for it"
     if device.type != "cpu":
-        yield f"times on {device.type} wait for the device at every layer, which hides what would overlap; not tested on real devices"
+        yield f"timing on {device.type} waits for the device at every layer, which hides overlap; not tested on real devices"
 
 
-def dtype_and_device(tensors: Any) -> tuple[torch.dtype, torch.device]:
-    """Those of most of a model's numbers."""
+def dtype_and_device(tensors: Iterable[torch.Tensor]) -> tuple[torch.dtype, torch.device]:
+    """The dtype and device of most of the numbers in these tensors."""
     sizes: dict[tuple[torch.dtype, torch.device], int] = {}
     for tensor in tensors:
         if tensor.is_floating_point() and not torch.nn.parameter.is_lazy(tensor):

@@ -1,8 +1,9 @@
-"""Counting arithmetic: multiplications and additions of matrix products, convolutions and attention, as torch knows them by shape.
+"""Counts FLOPs: multiplications and additions of matrix products, convolutions, attention and LSTMs, computed from shapes.
 
-torch's own counter has no formula for attention on the CPU, for LSTMs there and for the fused layers of inference, and a wrong one for
-convolutions in groups: ours are here. Its mode also follows modules, by hooks of its own; this one only counts, and the tape says whose
-it was. Fused attention computes its scores a second time in the backward: five products, where the forward has two.
+torch's own counter lacks formulas for attention and LSTMs on the CPU and for the fused layers of inference, and its formula for the
+backward of grouped convolutions is wrong: the formulas here replace them. torch's counter also attributes FLOPs to modules with hooks; this
+one only counts, and the trace (time_trace.py) attributes. Fused attention computes its scores again in the backward: five products there,
+two in the forward.
 """
 
 from __future__ import annotations
@@ -17,22 +18,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class FlopCounter:
-    """`read` only goes up; it counts inside `around`."""
+    """Counter of FLOPs, active inside `context`."""
 
     def __init__(self) -> None:
         self.total = 0
-        self.uncounted: set[str] = set()  # fused operations that are known to compute and have no formula
+        self.uncounted: set[str] = set()  # fused operations without a formula
 
     def read(self) -> int:
         return self.total
 
     @contextmanager
-    def around(self, args: Any, kwargs: Any) -> Iterator[None]:
-        with _Counting(self):
+    def context(self, args: Any, kwargs: Any) -> Iterator[None]:
+        """Counts inside. The arguments of the model are not used."""
+        with _CountingMode(self):
             yield
 
 
-class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds the FLOPs of every dispatched operation to a counter."""
+
     def __init__(self, counter: FlopCounter) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._counter, self._formulas = counter, formulas()
@@ -42,7 +46,7 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         packet = getattr(func, "_overloadpacket", None)
         formula = self._formulas.get(packet)
         if formula is None and packet is not None:
-            # In inference mode composite operations arrive whole.
+            # In inference mode composite operations are dispatched without being decomposed first.
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
@@ -57,18 +61,19 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @cache
 def formulas() -> dict[Any, Callable[..., int]]:
+    """FLOP formulas by operation: torch's, with those below added."""
     from torch.utils import flop_counter
 
-    known = dict(flop_counter.flop_registry)
-    for name, formula in _OURS.items():
+    registry = dict(flop_counter.flop_registry)
+    for name, formula in _FORMULAS.items():
         packet = getattr(torch.ops.aten, name, None)
         if packet is not None:
-            known[packet] = formula
-    return known
+            registry[packet] = formula
+    return registry
 
 
 def _attention(query: Any, key: Any, value: Any, *rest: Any, out_val: Any = None, **more: Any) -> int:
-    """Scores, and what they weight: (B, H, L, E) x (B, H, S, E) and (B, H, L, S) x (B, H, S, V)."""
+    """Scores and weighted values: (B, H, L, E) x (B, H, S, E) and (B, H, L, S) x (B, H, S, V)."""
     *batch, length, width = query.shape
     return int(_product(batch) * 2 * length * key.shape[-2] * (width + value.shape[-1]))
 
@@ -80,7 +85,7 @@ def _attention_backward(grad: Any, query: Any, key: Any, value: Any, *rest: Any,
 
 
 def _fast_attention(query: Any, key: Any, value: Any, width: int, *rest: Any, out_val: Any = None, **more: Any) -> int:
-    """Four projections around attention: what nn.MultiheadAttention calls in eval mode without gradients."""
+    """Attention with its four projections: called by nn.MultiheadAttention in eval mode without gradients."""
     num, length = query.shape[0], query.shape[1]
     sources = key.shape[1]
     projections = 2 * num * width * width * (2 * length + 2 * sources)
@@ -88,8 +93,8 @@ def _fast_attention(query: Any, key: Any, value: Any, width: int, *rest: Any, ou
 
 
 def _fast_layer(source: Any, width: int, heads: int, *rest: Any, out_val: Any = None, **more: Any) -> int:
-    """All of nn.TransformerEncoderLayer: attention, then the two products of its feed-forward."""
-    # Matrices among the rest, in their order: of query, key and value; of the projection; the first of the feed-forward; the second.
+    """A whole nn.TransformerEncoderLayer: attention, then the two products of its feed-forward."""
+    # The matrices among `rest`, in order: query/key/value, output projection, first and second of the feed-forward.
     matrices = [each for each in rest if isinstance(each, torch.Tensor) and each.dim() == 2]
     hidden = int(matrices[2].shape[0]) if len(matrices) > 2 else 0
     num, length = source.shape[0], source.shape[1]
@@ -97,14 +102,14 @@ def _fast_layer(source: Any, width: int, heads: int, *rest: Any, out_val: Any = 
 
 
 def _convolution_backward(grad: Any, source: Any, weight: Any, *rest: Any, out_val: Any = None, **more: Any) -> int:
-    """Each gradient that is asked for takes what the forward took. torch's own formula forgets the groups."""
-    transposed, wanted = rest[4], rest[7]
+    """Each requested gradient costs as much as the forward. torch's own formula ignores the groups."""
+    transposed, output_mask = rest[4], rest[7]
     forward = 2 * (source if transposed else grad).numel() * _product(weight.shape[1:])
-    return int(forward * (bool(wanted[0]) + bool(wanted[1])))
+    return int(forward * (bool(output_mask[0]) + bool(output_mask[1])))
 
 
 def _lstm(source: Any, weights: Any, recurrent: Any, *rest: Any, out_val: Any = None, **more: Any) -> int:
-    """One direction of one layer: for each element of the sequence, the products with both matrices."""
+    """One direction of one layer: the products with both matrices, for each element of the sequence."""
     return int(2 * _product(source.shape[:2]) * (weights.numel() + recurrent.numel()))
 
 
@@ -119,7 +124,7 @@ def _product(sizes: Any) -> int:
     return total
 
 
-_OURS: dict[str, Callable[..., int]] = {
+_FORMULAS: dict[str, Callable[..., int]] = {
     "convolution_backward": _convolution_backward,
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,

@@ -1,4 +1,4 @@
-"""Reading a tape: for every layer, what its calls and nodes cost, itself and with what it calls."""
+"""Evaluates a trace: what the calls and autograd nodes of every layer cost, with and without the layers that it calls."""
 
 from __future__ import annotations
 
@@ -7,142 +7,146 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sonde.profiler import Span
-from sonde.profiler.module_timers import Layer
-from sonde.profiler.time_trace import ENGINE, LOSS, OURS, Call, Tape
+from sonde.profiler.module_timers import TimedModule
+from sonde.profiler.time_trace import ENGINE, OUTSIDE, PROFILER, LayerCall, TimeTrace
 
 
-class Cost(NamedTuple):
-    """Of one layer in one step, in units of the tape's readings, with what the measuring added."""
+class ModuleCost(NamedTuple):
+    """Cost of one layer in one step, in units of the trace's counter, including what the timers add."""
 
     calls: int = 0
     forward: int = 0
     forward_self: int = 0
     backward: int = 0
     backward_self: int = 0
-    num_calls: int = 0  # within all of it: each added something to `forward`
-    num_calls_self: int = 0  # made by the layer itself: each added something to `forward_self`
-    num_nodes: int = 0  # the same for the backward
-    num_nodes_self: int = 0
+    num_calls: int = 0  # of other modules, at any depth: the timer of each adds to `forward`
+    num_calls_self: int = 0  # of other modules, by the layer itself: the timer of each adds to `forward_self`
+    num_nodes: int = 0  # autograd nodes: the hook of each adds to `backward`
+    num_nodes_self: int = 0  # the hook of each adds to `backward_self`
 
 
 @dataclass(slots=True)
-class Figures:
-    layers: dict[int, Cost] = field(default_factory=dict)  # in the order of first calls
-    loss_backward: int = 0  # nodes made outside of all modules
-    engine: int = 0  # before the first node
+class LayerCosts:
+    """Costs of all layers in one step, and of what belongs to no layer."""
+
+    layers: dict[int, ModuleCost] = field(default_factory=dict)  # in the order of first calls
+    loss_backward: int = 0  # nodes created outside of all modules
+    engine: int = 0  # autograd, before the first node
     forward: int = 0  # all outermost calls
-    backward: int = 0  # all backwards, from beginning to end
-    num_calls: int = 0  # but for the outermost
+    backward: int = 0  # all backward passes, from start to end
+    num_calls: int = 0  # without the outermost
     num_nodes: int = 0
     num_nodes_loss: int = 0
 
 
-def figures(tape: Tape) -> Figures:
-    found = Figures()
-    calls = [call for call in tape.calls if call.ended >= 0 or call.began < 0]
-    _forward(calls)
-    _backward(tape, found)
+def evaluate(trace: TimeTrace) -> LayerCosts:
+    """The costs of a trace that was stopped. May be called once per trace: it adds sums to its calls."""
+    costs = LayerCosts()
+    calls = [call for call in trace.calls if call.end >= 0 or call.start < 0]
+    _add_up_forward(calls)
+    _add_up_backward(trace, costs)
     for call in reversed(calls):
-        call.back_all += call.back
-        call.marks_all += call.marks
+        call.backward_total += call.backward
+        call.num_nodes_total += call.num_nodes
         if call.parent is not None:
-            call.parent.back_all += call.back_all
-            call.parent.marks_all += call.marks_all
+            call.parent.backward_total += call.backward_total
+            call.parent.num_nodes_total += call.num_nodes_total
     rows: dict[int, list[int]] = {}
     for call in calls:
-        row = rows.setdefault(call.layer, [0] * len(Cost._fields))
-        took = call.ended - call.began
-        own = (int(call.ended >= 0), 0, took - call.inside, 0, call.back, 0, call.num_inside, 0, call.marks)
-        whole = (0, took, 0, call.back_all, 0, call.num_all, 0, call.marks_all, 0) if not _within_itself(call) else ()
-        for values in (own, whole):
-            for at, value in enumerate(values):
-                row[at] += value
+        row = rows.setdefault(call.layer, [0] * len(ModuleCost._fields))
+        duration = call.end - call.start
+        own = (int(call.end >= 0), 0, duration - call.children, 0, call.backward, 0, call.num_children, 0, call.num_nodes)
+        total = (0, duration, 0, call.backward_total, 0, call.num_descendants, 0, call.num_nodes_total, 0)
+        for values in (own, total) if not _is_recursive(call) else (own,):
+            for index, value in enumerate(values):
+                row[index] += value
         if call.parent is None:
-            found.forward += took
-            found.num_calls += call.num_all
-    found.layers = {layer: Cost(*row) for layer, row in rows.items()}
-    found.backward = sum(end - tape.marks[first][0] for first, _, end in tape.ends)
-    return found
+            costs.forward += duration
+            costs.num_calls += call.num_descendants
+    costs.layers = {layer: ModuleCost(*row) for layer, row in rows.items()}
+    costs.backward = sum(end - trace.marks[first][0] for first, _, end in trace.backwards)
+    return costs
 
 
-def _forward(calls: list[Call]) -> None:
+def _add_up_forward(calls: list[LayerCall]) -> None:
     for call in reversed(calls):
         parent = call.parent
         if parent is not None:
-            parent.inside += call.ended - call.began
-            parent.num_inside += 1
-            parent.num_all += call.num_all + 1
+            parent.children += call.end - call.start
+            parent.num_children += 1
+            parent.num_descendants += call.num_descendants + 1
 
 
-def _backward(tape: Tape, found: Figures) -> None:
-    for reading, until, owner in intervals(tape):
-        took = until - reading
-        found.num_nodes += 1
+def _add_up_backward(trace: TimeTrace, costs: LayerCosts) -> None:
+    for start, end, owner in intervals(trace):
+        duration = end - start
+        costs.num_nodes += 1
         if owner is ENGINE:
-            found.engine += took
-        elif owner is LOSS:
-            found.loss_backward += took
-            found.num_nodes_loss += 1
-        elif owner is not OURS:
-            owner.back += took
-            owner.marks += 1
+            costs.engine += duration
+        elif owner is OUTSIDE:
+            costs.loss_backward += duration
+            costs.num_nodes_loss += 1
+        elif owner is not PROFILER:
+            owner.backward += duration
+            owner.num_nodes += 1
 
 
-def intervals(tape: Tape) -> Iterator[tuple[int, int, Call]]:
-    """Each mark with the reading at which the next one begins."""
-    for first, after, end in tape.ends:
-        for at in range(first, after):
-            reading, owner = tape.marks[at]
-            yield reading, tape.marks[at + 1][0] if at + 1 < after else end, owner
+def intervals(trace: TimeTrace) -> Iterator[tuple[int, int, LayerCall]]:
+    """Start, end and owner of each mark: it ends where the next mark of the same backward starts."""
+    for first, after, end in trace.backwards:
+        for index in range(first, after):
+            start, owner = trace.marks[index]
+            yield start, trace.marks[index + 1][0] if index + 1 < after else end, owner
 
 
-def _within_itself(call: Call) -> bool:
-    """A module that calls itself is counted where it was called from outside."""
-    above = call.parent
-    while above is not None:
-        if above.layer == call.layer:
+def _is_recursive(call: LayerCall) -> bool:
+    """True for a call inside another call of the same module: the outer one already includes it."""
+    ancestor = call.parent
+    while ancestor is not None:
+        if ancestor.layer == call.layer:
             return True
-        above = above.parent
+        ancestor = ancestor.parent
     return False
 
 
-# -- for a trace ----------------------------------------------------------------------------------
+# -- spans for a trace file -----------------------------------------------------------------------
 
 
-def spans(tape: Tape, layers: list[Layer], step: int, zero: int) -> Iterator[Span]:
-    """Calls in the forward; in the backward, nodes joined into stretches of one owner, inside those of the modules around it."""
+def spans(trace: TimeTrace, layers: list[TimedModule], step: int, zero: int) -> Iterator[Span]:
+    """One span per forward call; in the backward, consecutive nodes of one call joined, nested in the spans of the calls around it."""
 
-    def span(kind: str, name: str, began: int, ended: int) -> Span:
-        return Span(step, kind, name, (began - zero) / 1e6, (ended - began) / 1e6)
+    def span(kind: str, name: str, start: int, end: int) -> Span:
+        return Span(step, kind, name, (start - zero) / 1e6, (end - start) / 1e6)
 
-    for call in tape.calls:
-        if call.ended >= 0:
-            yield span("forward", layers[call.layer].path, call.began, call.ended)
-    open_calls: list[tuple[Call, int]] = []
-    last = 0
-    for reading, until, owner in intervals(tape):
-        if reading != last:  # another backward
-            yield from (span("backward", layers[call.layer].path, began, last) for call, began in open_calls)
+    for call in trace.calls:
+        if call.end >= 0:
+            yield span("forward", layers[call.layer].path, call.start, call.end)
+    open_calls: list[tuple[LayerCall, int]] = []
+    last_end = 0
+    for start, end, owner in intervals(trace):
+        if start != last_end:  # the next backward pass
+            yield from (span("backward", layers[call.layer].path, opened, last_end) for call, opened in open_calls)
             open_calls.clear()
-        if owner is LOSS:
-            yield span("backward", "(loss)", reading, until)
-        chain = list(_chain(owner)) if owner.layer >= 0 else []
-        kept = _num_common(open_calls, chain)
-        yield from (span("backward", layers[call.layer].path, began, reading) for call, began in open_calls[kept:])
-        open_calls[kept:] = [(call, reading) for call in chain[kept:]]
-        last = until
-    yield from (span("backward", layers[call.layer].path, began, last) for call, began in open_calls)
+        if owner is OUTSIDE:
+            yield span("backward", "(loss)", start, end)
+        chain = list(_with_ancestors(owner)) if owner.layer >= 0 else []
+        num_common = _num_common(open_calls, chain)
+        yield from (span("backward", layers[call.layer].path, opened, start) for call, opened in open_calls[num_common:])
+        open_calls[num_common:] = [(call, start) for call in chain[num_common:]]
+        last_end = end
+    yield from (span("backward", layers[call.layer].path, opened, last_end) for call, opened in open_calls)
 
 
-def _num_common(open_calls: list[tuple[Call, int]], chain: list[Call]) -> int:
+def _num_common(open_calls: list[tuple[LayerCall, int]], chain: list[LayerCall]) -> int:
     pairs = zip(open_calls, chain)
-    return next((at for at, ((call, _), other) in enumerate(pairs) if call is not other), min(len(open_calls), len(chain)))
+    return next((index for index, ((call, _), other) in enumerate(pairs) if call is not other), min(len(open_calls), len(chain)))
 
 
-def _chain(call: Call) -> Iterable[Call]:
-    chain: list[Call] = []
-    above: Call | None = call
-    while above is not None:
-        chain.append(above)
-        above = above.parent
+def _with_ancestors(call: LayerCall) -> Iterable[LayerCall]:
+    """The call after all calls around it, the outermost first."""
+    chain: list[LayerCall] = []
+    ancestor: LayerCall | None = call
+    while ancestor is not None:
+        chain.append(ancestor)
+        ancestor = ancestor.parent
     return reversed(chain)

@@ -1,143 +1,180 @@
-"""The doors of a model's modules: what stands in for their forwards while a step is measured, and what is known of each module."""
+"""Times the forward calls of modules while a step is measured; nothing is installed on the modules themselves.
+
+All modules: one pair of torch's global module hooks (`patches.hook_all_modules`). Copies, pickles and traced models made during a measured
+step are unchanged. Hooks on module instances would also disable the fast path of nn.TransformerEncoderLayer, which checks for them. The
+time of a module includes the user's forward pre-hooks on it, but not its forward hooks.
+
+Only the outermost modules: `patches.watch_forward`, a descriptor for `__call__` on their classes. A global hook slows every module call by
+2 to 5 µs, which would falsify a step that is measured as a whole.
+"""
 
 from __future__ import annotations
 
+import re
+import sys
+import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from threading import get_ident
 from typing import Any
 
 import torch
 from torch import nn
+from torch.compiler import is_compiling
 
+from sonde.capture import patches
 from sonde.capture.call_site import is_library
-from sonde.capture.instead import StandIn
 from sonde.capture.torch_internals import is_compiled
-from sonde.profiler.time_trace import Tape
+from sonde.profiler.time_trace import TimeTrace
 
-_IDLE = Tape()
+_IDLE = TimeTrace()
+# A compiled module warns about global hooks each time it is called. The hooks return at once inside compiled code, so it is harmless.
+_COMPILED_MODULE_WARNING = ("ignore", re.compile(r"Using `torch\.compile\(module\)` when there are global hooks"), UserWarning, None, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """A module as the report names it."""
+class TimedModule:
+    """Name, class and size of a module, as the report shows them."""
 
     path: str
     kind: str
     depth: int
-    parameter_bytes: int  # with those of the modules inside
+    parameter_bytes: int  # including the modules inside
     source: str
 
 
-class Door(StandIn):
-    """Calls the real forward, between two readings."""
-
-    __slots__ = ("forward", "layer", "module", "tape", "under")
-
-    def __init__(self, layer: int, module: nn.Module) -> None:
-        self.layer, self.module, self.forward = layer, weakref.ref(module), type(module).forward
-        self.under: Any = None
-        self.tape = _IDLE
-
-    @property
-    def __wrapped__(self) -> Any:
-        """Who asks for the signature of a forward gets that of the real one."""
-        return self.under if self.under is not None else self.forward.__get__(self.module())
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        tape = self.tape
-        forward = self.under if self.under is not None else self.forward.__get__(self.module())
-        if torch.compiler.is_compiling() or tape.thread != get_ident():
-            return forward(*args, **kwargs)
-        if tape.is_outside and tape.trains and not torch.is_grad_enabled():
-            return forward(*args, **kwargs)  # validation between two steps
-        if tape.around is not None and tape.is_outside:
-            with tape.around(args, kwargs):
-                return self._measured(tape, forward, args, kwargs)
-        return self._measured(tape, forward, args, kwargs)
-
-    def _measured(self, tape: Tape, forward: Any, args: Any, kwargs: Any) -> Any:
-        try:
-            call = tape.enter(self.layer)
-        except Exception as error:  # ours must not become the model's
-            tape.broke(error)
-            return forward(*args, **kwargs)
-        output = None
-        try:
-            output = forward(*args, **kwargs)
-            return output
-        finally:
-            try:
-                tape.leave(call, output)
-            except Exception as error:
-                tape.broke(error)
-
-
-class Doors:
-    """All modules of some models. Planned once; put in and taken out around each measured step."""
+class ModuleTimers(patches.TrainingCallbacks):
+    """Timers for all modules of some models: planned once, installed during each measured step."""
 
     def __init__(self, models: Mapping[str, nn.Module], *, eager: bool) -> None:
-        """`models` by the prefix of their paths. With `eager` what is compiled runs uncompiled, and is looked into."""
-        self.layers: list[Layer] = []
-        self.hidden: list[str] = []  # paths whose inside cannot be seen
-        self._doors: list[Door] = []
-        seen: set[int] = set()
+        """`models` are keyed by the prefix of their paths. With `eager`, compiled modules run uncompiled and their submodules are timed."""
+        self.layers: list[TimedModule] = []
+        self.opaque_paths: list[str] = []  # modules without timers inside: compiled, scripted, replicated
+        self._modules: list[weakref.ref[nn.Module]] = []  # in the order of `layers`
+        self._installed: dict[int, tuple[int, nn.Module]] = {}  # by id: layer and module, which must live as long as its id is used
+        self._trace = _IDLE
+        self._uninstall: list[Callable[[], None]] = []
+        visited: set[int] = set()
         for prefix, model in models.items():
-            for path, module, depth in _modules(model, prefix, 0, eager, self.hidden, seen):
-                self._doors.append(Door(len(self.layers), module))
+            for path, module, depth in _submodules(model, prefix, 0, eager, self.opaque_paths, visited):
+                self._modules.append(weakref.ref(module))
                 size = sum(p.numel() * p.element_size() for p in module.parameters() if not nn.parameter.is_lazy(p))
-                self.layers.append(Layer(path, type(module).__name__, depth, size, _source(module)))
-        self._roots = [door for door in self._doors if self.layers[door.layer].depth == 0]
+                self.layers.append(TimedModule(path, type(module).__name__, depth, size, _source(module)))
+        self._roots = [layer for layer, module in enumerate(self.layers) if module.depth == 0]
 
-    def keep_roots(self, layers: Iterable[int]) -> None:
-        """Which modules are called from outside is known once that has happened."""
-        known = set(layers)
-        self._roots = [door for door in self._doors if door.layer in known]
+    def set_roots(self, layers: Iterable[int]) -> None:
+        """The modules that are called outside of all others, known after the first step."""
+        self._roots = sorted(set(layers))
 
     @contextmanager
-    def open(self, tape: Tape, *, roots_alone: bool) -> Iterator[None]:
-        self.put_in(tape, roots_alone=roots_alone)
+    def installed(self, trace: TimeTrace, *, only_roots: bool) -> Iterator[None]:
+        self.install(trace, only_roots=only_roots)
         try:
             yield
         finally:
-            self.take_out()
+            self.remove()
 
-    def put_in(self, tape: Tape, *, roots_alone: bool) -> None:
-        for door in self._roots if roots_alone else self._doors:
-            module = door.module()
+    def install(self, trace: TimeTrace, *, only_roots: bool, watch_roots: bool = True) -> None:
+        """Records calls to `trace` until `remove`; with `only_roots` those of the outermost modules alone.
+
+        With `only_roots` and without `watch_roots`, the caller calls `on_forward_start` and `on_forward_end` itself.
+        """
+        self.remove()
+        self._trace = trace
+        for layer in self._roots if only_roots else range(len(self.layers)):
+            module = self._modules[layer]()
             if module is not None:
-                door.tape = tape
-                door.put_in(module.__dict__)
+                self._installed[id(module)] = layer, module
+        if not self._installed:
+            return
+        if only_roots:
+            for _, module in self._installed.values() if watch_roots else ():
+                patches.watch_forward(module, self)
+                self._uninstall.append(partial(patches.unwatch_forward, module, self))
+            return
+        # Not warnings.filterwarnings: it makes Python forget which warnings were shown already, and the user's would be shown again.
+        warnings.filters.insert(0, _COMPILED_MODULE_WARNING)  # type: ignore[attr-defined]
+        self._uninstall += [
+            partial(_remove_filter, _COMPILED_MODULE_WARNING),
+            patches.hook_all_modules(before=self._on_module_start, after=self._on_module_end),
+        ]
 
-    def take_out(self) -> None:
-        for door in self._doors:
-            module = door.module()
-            if module is not None and door.tape is not _IDLE:
-                door.tape = _IDLE
-                door.take_out(module.__dict__)
+    def remove(self) -> None:
+        while self._uninstall:
+            self._uninstall.pop()()
+        self._trace = _IDLE
+        self._installed.clear()
+
+    def _on_module_start(self, module: nn.Module, args: Any) -> None:
+        if not is_compiling() and id(module) in self._installed:
+            self.on_forward_start(module, args, None)
+
+    def on_forward_start(self, module: nn.Module, args: Any, kwargs: dict[str, Any] | None) -> None:
+        """Records the start of a call of a module with a timer. `kwargs` is None in a global hook, which does not get them."""
+        trace, planned = self._trace, self._installed.get(id(module))
+        if planned is None or trace.thread != get_ident():
+            return
+        try:
+            if trace.is_outermost:
+                if trace.requires_grad_mode and not torch.is_grad_enabled():
+                    return
+                if trace.context is not None:
+                    trace.enter_context(trace.context(args, _keyword_arguments() if kwargs is None else kwargs))
+            trace.start_call(planned[0])
+        except Exception as error:  # an error of the profiler must not reach the model
+            trace.fail(error)
+
+    def _on_module_end(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not is_compiling() and id(module) in self._installed:
+            self.on_forward_end(module, output)
+
+    def on_forward_end(self, module: nn.Module, output: Any) -> None:
+        trace, planned = self._trace, self._installed.get(id(module))
+        if planned is None or trace.thread != get_ident():
+            return
+        try:
+            trace.end_call(planned[0], output)
+        except Exception as error:
+            trace.fail(error)
 
 
-def _modules(
-    module: nn.Module, path: str, depth: int, eager: bool, hidden: list[str], seen: set[int]
+def _remove_filter(entry: Any) -> None:
+    if entry in warnings.filters:  # the user may have reset the filters
+        warnings.filters.remove(entry)  # type: ignore[attr-defined]
+
+
+def _keyword_arguments() -> dict[str, Any]:
+    """The keyword arguments of the module call that runs a global forward pre-hook.
+
+    torch does not pass them to global pre-hooks, so they are read from the frame of `Module._call_impl` that called the hook.
+    """
+    kwargs = sys._getframe(3).f_locals.get("kwargs")
+    return kwargs if isinstance(kwargs, dict) else {}
+
+
+def _submodules(
+    module: nn.Module, path: str, depth: int, eager: bool, opaque_paths: list[str], visited: set[int]
 ) -> Iterator[tuple[str, nn.Module, int]]:
-    if id(module) in seen:
+    """Path, module and depth of a module and of those inside it; a shared module comes once."""
+    if id(module) in visited:
         return
-    seen.add(id(module))
+    visited.add(id(module))
     if eager and hasattr(module, "_orig_mod"):
-        yield from _modules(module._orig_mod, path, depth, eager, hidden, seen)  # type: ignore[arg-type]
+        yield from _submodules(module._orig_mod, path, depth, eager, opaque_paths, visited)  # type: ignore[arg-type]
         return
     if isinstance(module, torch.jit.ScriptModule):
-        hidden.append(path)  # runs outside of Python, and takes no stand-in
+        opaque_paths.append(path)  # its submodules are not called from Python
         return
     yield path, module, depth
     if isinstance(module, nn.DataParallel) or (not eager and is_compiled(module)):
-        hidden.append(path)
+        opaque_paths.append(path)
         return
     for name, child in module._modules.items():
         if child is not None:
-            yield from _modules(child, f"{path}.{name}" if path else name, depth + 1, eager, hidden, seen)
+            yield from _submodules(child, f"{path}.{name}" if path else name, depth + 1, eager, opaque_paths, visited)
 
 
 def _source(module: nn.Module) -> str:

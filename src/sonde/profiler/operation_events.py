@@ -1,8 +1,8 @@
-"""What torch.profiler recorded, read as operations and the places that call them.
+"""Reads the events of torch.profiler: operations, and the lines of the user's code that call them.
 
-torch keeps a tree of events: calls of Python functions, of C functions, operations, allocations. It knows the line from which a function
-was called, but not the line of an operator such as `x * 2`: for those the line of the function's head is said. Backward operations carry
-the number of the forward operation that made their node, and are at its place.
+torch stores a tree of events: calls of Python and C functions, operations, allocations. It knows the line from which a function was called,
+but not the line of an operator such as `x * 2`: those are reported at the first line of their function. A backward operation has the number
+of the forward operation that created its node, and is reported at the line of that operation.
 """
 
 from __future__ import annotations
@@ -18,32 +18,31 @@ from typing import Any, NamedTuple
 from torch._C._profiler import RecordScope, _EventType
 
 from sonde.capture.call_site import is_library
-from sonde.profiler.operation_report import OperationCost, Place
+from sonde.profiler.operation_report import OperationCost, OperationSite
 
 ENGINE = "autograd::engine::evaluate_function: "
 STEP = "ProfilerStep#"
-OURS = "sonde/profiler/operations.py"
-PHASES = {"run_forward": "forward", "run_loss": "loss", "run_backward": "backward", "run_update": "optimizer"}  # functions there
-MAX_PLACES = 8  # of one operation
-_USER_SCOPES = (RecordScope.USER_SCOPE,)
+RUNNER_FILE = "sonde/profiler/operations.py"
+PHASES = {"run_forward": "forward", "run_loss": "loss", "run_backward": "backward", "run_update": "optimizer"}  # by function of that file
+MAX_SITES = 8  # of one operation
 
 
-class Spot(NamedTuple):
-    """Where the walk is: the nearest line of the user's, the innermost layer, the phase."""
+class CallPosition(NamedTuple):
+    """Position of an event in the call tree: the nearest line of the user's code, the innermost layer, the phase."""
 
     file: str = ""
     line: int = 0
     layer: str = ""
-    phase: str = "data"  # what is in no other phase
+    phase: str = "data"  # everything outside of the other phases
 
 
 @dataclass(slots=True)
-class Call:
+class OperationCall:
     """One call of one operation."""
 
     name: str
-    spot: Spot
-    sequence: int  # of a backward operation: which forward operation made its node; -1 where it is none
+    position: CallPosition
+    sequence: int  # of a backward operation: number of the forward operation that created its node; -1 in the forward
     total_ns: int
     self_ns: int
     memory_bytes: int = 0
@@ -52,118 +51,120 @@ class Call:
 
 
 @dataclass(slots=True)
-class Reading:
-    """Everything that the tree says."""
+class ProfilerEvents:
+    """All operations, step durations and the peak memory of the event tree."""
 
-    calls: list[Call] = field(default_factory=list)
+    calls: list[OperationCall] = field(default_factory=list)
     steps_ns: list[int] = field(default_factory=list)
     peak_bytes: int = 0
 
 
-def read(results: Any, layers: Mapping[int, str]) -> Reading:
-    """From the results of Kineto and the layers' paths by `id(module)`."""
-    reading = Reading()
+def read_events(results: Any, layers: Mapping[int, str]) -> ProfilerEvents:
+    """Reads the results of Kineto. `layers` are the paths of the modules by `id(module)`."""
+    events = ProfilerEvents()
     flops = {event.correlation_id(): event.flops() for event in results.events() if event.flops()}
-    made: dict[int, Spot] = {}  # by sequence number: where the forward operation is
-    stack: list[tuple[Any, Spot, Call | None, bool]] = [(root, Spot(), None, False) for root in results.experimental_event_tree()[::-1]]
+    forward_positions: dict[int, CallPosition] = {}  # by sequence number
+    stack: list[tuple[Any, CallPosition, OperationCall | None, bool]] = [
+        (root, CallPosition(), None, False) for root in results.experimental_event_tree()[::-1]
+    ]
     while stack:
-        event, spot, around, backward = stack.pop()
-        kind, facts = event.typed
+        event, position, parent, in_backward = stack.pop()
+        kind, fields = event.typed
         if kind == _EventType.Allocation:
-            if around is not None and facts.alloc_size > 0:
-                around.memory_bytes += facts.alloc_size
-            reading.peak_bytes = max(reading.peak_bytes, int(facts.total_allocated or 0))
+            if parent is not None and fields.alloc_size > 0:
+                parent.memory_bytes += fields.alloc_size
+            events.peak_bytes = max(events.peak_bytes, int(fields.total_allocated or 0))
         elif kind in (_EventType.PyCall, _EventType.PyCCall):
-            spot = _moved(spot, facts, layers)
+            position = _inside_call(position, fields, layers)
         elif kind == _EventType.TorchOp:
-            if facts.scope in _USER_SCOPES:
+            if fields.scope == RecordScope.USER_SCOPE:
                 if event.name.startswith(STEP):
-                    reading.steps_ns.append(event.duration_time_ns)
+                    events.steps_ns.append(event.duration_time_ns)
             else:
-                backward = backward or facts.scope == RecordScope.BACKWARD_FUNCTION or event.name.startswith(ENGINE)
-                sequence = _sequence(facts, around, backward)
-                if not backward and facts.sequence_number >= 0:
-                    made[facts.sequence_number] = spot
-                call = Call(event.name, spot, sequence, event.duration_time_ns, event.duration_time_ns)
-                call.flops, call.shapes = flops.get(event.correlation_id, 0), _shapes(facts)
-                if around is not None:
-                    around.self_ns -= event.duration_time_ns
-                reading.calls.append(call)
-                around = call
-        stack.extend((child, spot, around, backward) for child in event.children[::-1])
-    for call in reading.calls:
-        if call.sequence >= 0 or call.spot.phase == "backward":
-            call.spot = made.get(call.sequence, call.spot)._replace(phase="backward")
-    return reading
+                in_backward = in_backward or fields.scope == RecordScope.BACKWARD_FUNCTION or event.name.startswith(ENGINE)
+                sequence = _sequence(fields, parent, in_backward)
+                if not in_backward and fields.sequence_number >= 0:
+                    forward_positions[fields.sequence_number] = position
+                call = OperationCall(event.name, position, sequence, event.duration_time_ns, event.duration_time_ns)
+                call.flops, call.shapes = flops.get(event.correlation_id, 0), _shapes(fields)
+                if parent is not None:
+                    parent.self_ns -= event.duration_time_ns
+                events.calls.append(call)
+                parent = call
+        stack.extend((child, position, parent, in_backward) for child in event.children[::-1])
+    for call in events.calls:
+        if call.sequence >= 0 or call.position.phase == "backward":
+            call.position = forward_positions.get(call.sequence, call.position)._replace(phase="backward")
+    return events
 
 
-def _sequence(facts: Any, around: Call | None, backward: bool) -> int:
-    """Operations inside a backward operation are at its place."""
-    if not backward:
+def _sequence(fields: Any, parent: OperationCall | None, in_backward: bool) -> int:
+    """Operations inside a backward operation have its sequence number."""
+    if not in_backward:
         return -1
-    own = int(facts.sequence_number) if facts.scope == RecordScope.BACKWARD_FUNCTION or around is None else -1
-    return own if own >= 0 else around.sequence if around is not None else int(facts.sequence_number)
+    own = int(fields.sequence_number) if fields.scope == RecordScope.BACKWARD_FUNCTION or parent is None else -1
+    return own if own >= 0 else parent.sequence if parent is not None else int(fields.sequence_number)
 
 
-def _moved(spot: Spot, facts: Any, layers: Mapping[int, str]) -> Spot:
-    """The spot inside of a Python call."""
-    caller, callee = facts.caller, getattr(facts, "callsite", None)
-    if callee is not None and callee.file_name.endswith(OURS):
-        # The line that asked for a profile is not what makes an operation slow.
-        spot = spot._replace(file="", line=0, phase=PHASES.get(callee.function_name, spot.phase))
-    elif callee is not None and _is_users(callee.file_name):
-        spot = spot._replace(file=callee.file_name, line=callee.line_number)
-    elif _is_users(caller.file_name):
-        spot = spot._replace(file=caller.file_name, line=caller.line_number)
-    module = getattr(facts, "module", None)
+def _inside_call(position: CallPosition, fields: Any, layers: Mapping[int, str]) -> CallPosition:
+    """The position inside a Python call."""
+    caller, callee = fields.caller, getattr(fields, "callsite", None)
+    if callee is not None and callee.file_name.endswith(RUNNER_FILE):
+        # The line that called profile_operations is not the line of an operation.
+        position = position._replace(file="", line=0, phase=PHASES.get(callee.function_name, position.phase))
+    elif callee is not None and _is_user_code(callee.file_name):
+        position = position._replace(file=callee.file_name, line=callee.line_number)
+    elif _is_user_code(caller.file_name):
+        position = position._replace(file=caller.file_name, line=caller.line_number)
+    module = getattr(fields, "module", None)
     if module is not None and module.self_ptr in layers:
-        spot = spot._replace(layer=layers[module.self_ptr])
-    return spot
+        position = position._replace(layer=layers[module.self_ptr])
+    return position
 
 
 @cache
-def _path(name: str) -> str:
-    """torch cuts off what the module search path begins with."""
+def _absolute_path(name: str) -> str:
+    """torch removes entries of sys.path from the start of file names."""
     if Path(name).is_absolute():
         return name
     return next((str(path) for entry in sys.path if (path := Path(entry or ".") / name).is_file()), "")
 
 
 @cache
-def _is_users(name: str) -> bool:
-    path = "" if name.startswith("<") else _path(name)
+def _is_user_code(name: str) -> bool:
+    path = "" if name.startswith("<") else _absolute_path(name)
     return bool(path) and not is_library(str(Path(path).absolute()))
 
 
-def _shapes(facts: Any) -> str:
-    return ", ".join(str(one.sizes) for one in facts.inputs if hasattr(one, "sizes"))
+def _shapes(fields: Any) -> str:
+    return ", ".join(str(one.sizes) for one in fields.inputs if hasattr(one, "sizes"))
 
 
-def costs(reading: Reading, num_batches: int) -> Iterator[OperationCost]:
-    """One row per operation, by the time that they take themselves."""
-    whole_ns = sum(call.self_ns for call in reading.calls) or 1
-    groups: dict[str, list[Call]] = {}
-    for call in reading.calls:
+def operation_costs(events: ProfilerEvents, num_batches: int) -> Iterator[OperationCost]:
+    """The cost of each operation per batch, the one with the most self time first."""
+    total_ns = sum(call.self_ns for call in events.calls) or 1
+    groups: dict[str, list[OperationCall]] = {}
+    for call in events.calls:
         groups.setdefault(call.name.removeprefix(ENGINE) if call.name.startswith(ENGINE) else call.name, []).append(call)
     for name, calls in sorted(groups.items(), key=lambda item: -sum(call.self_ns for call in item[1])):
         self_ns = sum(call.self_ns for call in calls)
-        outer = [call for call in calls if not call.name.startswith(ENGINE)] or calls  # the engine's turn and the node are one call
+        outer = [call for call in calls if not call.name.startswith(ENGINE)] or calls  # the engine's event and the node are one call
         yield OperationCost(
             name=name, calls=len(outer) / num_batches, self_ms=self_ns / num_batches / 1e6,
-            total_ms=sum(call.total_ns for call in outer) / num_batches / 1e6, share=self_ns / whole_ns,
+            total_ms=sum(call.total_ns for call in outer) / num_batches / 1e6, share=self_ns / total_ns,
             memory_bytes=sum(call.memory_bytes for call in calls) // num_batches, flops=sum(call.flops for call in calls) // num_batches,
-            places=tuple(_places(calls, num_batches)),
+            places=tuple(_sites(calls, num_batches)),
         )  # fmt: skip
 
 
-def _places(calls: list[Call], num_batches: int) -> Iterator[Place]:
-    groups: dict[Spot, list[Call]] = {}
+def _sites(calls: list[OperationCall], num_batches: int) -> Iterator[OperationSite]:
+    groups: dict[CallPosition, list[OperationCall]] = {}
     for call in calls:
-        groups.setdefault(call.spot, []).append(call)
-    for spot, some in sorted(groups.items(), key=lambda item: -sum(call.self_ns for call in item[1]))[:MAX_PLACES]:
-        path = _path(spot.file) if spot.file else ""
-        yield Place(
-            line=f"{Path(path).name}:{spot.line}" if path else "", text=linecache.getline(path, spot.line).strip() if path else "",
-            layer=spot.layer, phase=spot.phase, self_ms=sum(call.self_ns for call in some) / num_batches / 1e6,
+        groups.setdefault(call.position, []).append(call)
+    for position, some in sorted(groups.items(), key=lambda item: -sum(call.self_ns for call in item[1]))[:MAX_SITES]:
+        path = _absolute_path(position.file) if position.file else ""
+        yield OperationSite(
+            line=f"{Path(path).name}:{position.line}" if path else "", text=linecache.getline(path, position.line).strip() if path else "",
+            layer=position.layer, phase=position.phase, self_ms=sum(call.self_ns for call in some) / num_batches / 1e6,
             shapes=max(some, key=lambda call: call.self_ns).shapes,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which operations of torch take the time of a step, and which lines of the user's code call them: what `profile_operations` answers."""
+"""The report of `profile_operations`: the time of torch operations, and the lines of the user's code that call them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from sonde.views.numbers import counted
 from sonde.views.quantities import NOTHING, large, milliseconds, whole_percent
 from sonde.views.table import html_table, text_table
 
-TOP = 15  # operations that are printed; all of them are in the report
+TOP = 15  # printed operations; the report contains all
 _HEAD = ("operation", "self ms", "share", "calls", "memory", "FLOP", "where")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where an operation is called. A backward operation is at the line whose forward made it."""
+class OperationSite:
+    """Where an operation is called. A backward operation belongs to the line whose forward operation created it."""
 
-    line: str = ""  # `model.py:12`; "" where a library calls it on nobody's behalf
-    text: str = ""  # that line of source
-    layer: str = ""  # path of the innermost layer around it
+    line: str = ""  # `model.py:12`; "" if no code of the user is in the call stack
+    text: str = ""  # the source of that line
+    layer: str = ""  # path of the innermost layer that calls it
     phase: str = ""  # "data", "forward", "loss", "backward" or "optimizer"
     self_ms: float = 0.0  # per batch
-    shapes: str = ""  # of its inputs, where it takes longest
+    shapes: str = ""  # of the inputs of its longest call
 
     def __str__(self) -> str:
         where = self.line or (f"layer {self.layer}" if self.layer else f"({self.phase})")
@@ -34,34 +34,34 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class OperationCost:
-    """One operation of torch, over all of its calls. Times, bytes and FLOPs are per batch."""
+    """One torch operation, over all of its calls. Times, bytes and FLOPs are per batch."""
 
     name: str  # `aten::addmm`
     calls: float
     self_ms: float  # on the CPU, without the operations that it calls
     total_ms: float  # with them
     share: float  # of the time in all operations, by self time
-    memory_bytes: int  # that it allocates itself
-    flops: int  # as torch counts them: attention is not
-    places: tuple[Place, ...]  # the most expensive first
+    memory_bytes: int  # allocated by the operation itself
+    flops: int  # by torch's formulas, which do not include attention
+    places: tuple[OperationSite, ...]  # the most expensive first
 
 
 @dataclass(frozen=True, slots=True)
 class OperationsReport:
-    """What torch.profiler saw. Its own cost is inside of the times: compare operations with each other, not with a bare step."""
+    """What torch.profiler recorded. The times include its own cost: compare operations with each other, not with a bare step."""
 
     title: str
     num_batches: int
     operations: tuple[OperationCost, ...]  # by self time
-    step_ms: float  # of a profiled batch, median
-    bare_ms: float  # of a batch before the profiler was on; NaN where there was none
-    peak_bytes: int  # the most that was allocated at a time, since profiling began
-    trace: Path | None = None  # for Perfetto and TensorBoard
+    step_ms: float  # median of the profiled batches
+    bare_ms: float  # of a batch before the profiler started; NaN if there was none
+    peak_bytes: int  # highest allocation since profiling started
+    trace: Path | None = None  # file for Perfetto and TensorBoard
     notes: tuple[str, ...] = field(default=())
 
     @property
     def operations_ms(self) -> float:
-        """Time in operations, per batch. What is missing to `step_ms` is Python."""
+        """Time in operations, per batch. The rest of `step_ms` is Python."""
         return math.fsum(one.self_ms for one in self.operations)
 
     @property
@@ -72,7 +72,7 @@ class OperationsReport:
         return self.operations[:num]
 
     def lines(self) -> list[tuple[str, str, float]]:
-        """The user's lines by the time of the operations that they call, backward included: line, its text, milliseconds per batch."""
+        """Lines of the user's code by the time of their operations, including the backward: line, its source, milliseconds per batch."""
         sums: dict[str, tuple[str, float]] = {}
         for one in self.operations:
             for place in one.places:
@@ -91,7 +91,7 @@ class OperationsReport:
                     {
                         "name": one.name, "calls": one.calls, "self_ms": one.self_ms, "total_ms": one.total_ms, "share": one.share,
                         "memory_bytes": one.memory_bytes, "flops": one.flops,
-                        "places": [{name: getattr(place, name) for name in Place.__slots__} for place in one.places],
+                        "places": [{name: getattr(place, name) for name in OperationSite.__slots__} for place in one.places],
                     }
                     for one in self.operations
                 ],
@@ -131,10 +131,9 @@ class OperationsReport:
         ]  # fmt: skip
 
     def _facts(self) -> list[str]:
-        facts = [f"memory   {large(self.peak_bytes, 'B')} at most, beyond what was there before"]
+        facts = [f"memory   {large(self.peak_bytes, 'B')} at most, in addition to what was allocated before"]
         if self.flops:
-            facts.append(f"FLOPs    {large(self.flops, 'FLOP')} per batch, as torch counts them")
+            facts.append(f"FLOPs    {large(self.flops, 'FLOP')} per batch, by torch's formulas")
         if self.trace is not None:
             facts.append(f"trace    {self.trace}  (https://ui.perfetto.dev, or tensorboard --logdir {self.trace.parent})")
         return [*facts, *(f"note     {note}" for note in self.notes)]
-

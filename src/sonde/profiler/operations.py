@@ -1,7 +1,7 @@
-"""Batches of the user's own data through the model under torch.profiler: operations, their lines, memory, FLOPs, and a trace.
+"""Runs batches of the user's data through a model under torch.profiler and reports operations, lines, memory, FLOPs, and a trace.
 
-Without an optimizer the model is left as it was, bit by bit: parameters, buffers, gradients, random generators. With one, every batch is
-a real step of training.
+Without an optimizer, parameters, buffers, gradients and random generators are restored bit by bit. With one, every batch is a real training
+step.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, record_function
 
 from sonde.errors import SondeError
-from sonde.profiler.operation_events import costs, read
+from sonde.profiler.operation_events import operation_costs, read_events
 from sonde.profiler.operation_report import OperationsReport
 from sonde.replay.restore_state import state_restored
 from sonde.statistics.tensor_utils import find_tensors
 from sonde.views.file import file_name
 
-WAIT = 2  # batches before the profiler: the first is cold, the second tells how long a bare one takes
-WARMUP = 1  # batches with the profiler on whose record is thrown away: its own first use costs
+WAIT = 2  # batches before the profiler starts: the first warms up, the second gives the duration of a bare batch
+WARMUP = 1  # batches with the profiler on that are discarded: its first use takes longer
 
 Loss = Callable[..., Tensor]
 
@@ -41,11 +41,12 @@ def profile_operations(
     optimizer: torch.optim.Optimizer | None = None,
     output: str | Path | None = None,
 ) -> OperationsReport:
-    """Run `num_batches` of a loader (and three before them) through a model, forward and backward, and say what takes the time.
+    """Run `num_batches` of a loader (and three before them) through a model, forward and backward, and report the time of each operation.
 
-    A batch is a tensor, a tuple or a dict. With `loss_fn` the last of a tuple is the target, and `loss_fn(output, target)` the loss; of a
-    dict, `loss_fn(output, batch)`. Without it, the loss is what the model returns as such, or else the mean of what it puts out.
-    `output` is a directory: a trace is written there, named as TensorBoard wants it; Perfetto opens it as well.
+    A batch is a tensor, a tuple or a dict. With `loss_fn`, the last element of a tuple is the target and the loss is
+    `loss_fn(output, target)`; for a dict it is `loss_fn(output, batch)`. Without `loss_fn`, the loss is the one that the model returns, or
+    the mean of its outputs. With `optimizer`, every batch updates the model. `output` is a directory for a trace, which TensorBoard and
+    Perfetto open.
     """
     if not isinstance(model, nn.Module):
         raise SondeError(f"profile_operations needs a torch.nn.Module, not {type(model).__name__}. Pass the model itself.")
@@ -53,9 +54,9 @@ def profile_operations(
         raise SondeError(f"num_batches must be a whole number from 1 on, not {num_batches!r}.")
     directory = Path(output) if output is not None else None
     if directory is not None and directory.exists() and not directory.is_dir():
-        raise SondeError(f"{directory} is a file. Name a directory: the trace becomes a file in it.")
+        raise SondeError(f"{directory} is a file. Pass a directory: the trace becomes a file in it.")
     title = type(model).__name__
-    step = _Step(model, loss_fn, optimizer)
+    step = _BatchRunner(model, loss_fn, optimizer)
     bare_ms: list[float] = []
     with ExitStack() as stack:
         if optimizer is None:
@@ -68,33 +69,33 @@ def profile_operations(
                 record_shapes=True, profile_memory=True, with_stack=True, with_flops=True, acc_events=True,
             )
         )  # fmt: skip
-        num_seen = 0
+        num_run = 0
         for batch in _batches(loader, WAIT + WARMUP + num_batches):
-            began = time.perf_counter()
+            start = time.perf_counter()
             step(batch)
-            bare_ms += [(time.perf_counter() - began) * 1e3] if 0 < num_seen < WAIT else []
+            bare_ms += [(time.perf_counter() - start) * 1e3] if 0 < num_run < WAIT else []
             profiler.step()
-            num_seen += 1
-    num_profiled = num_seen - WAIT - WARMUP
+            num_run += 1
+    num_profiled = num_run - WAIT - WARMUP
     if num_profiled < 1:
         raise SondeError(
-            f"the loader gave {num_seen} batches; {WAIT + WARMUP} are needed to warm up before the first that is measured.\n"
-            "Give a loader that can be iterated again (not an iterator), or one with more batches."
+            f"the loader gave {num_run} batches; {WAIT + WARMUP} are needed to warm up before the first measured one.\n"
+            "Pass a loader that can be iterated again (not an iterator), or one with more batches."
         )
-    reading = read(profiler.profiler.kineto_results, {id(module): path for path, module in model.named_modules()})
+    events = read_events(profiler.profiler.kineto_results, {id(module): path for path, module in model.named_modules()})
     notes = list(step.notes)
     if num_profiled < num_batches:
-        notes.append(f"the loader ended after {num_profiled} of the {num_batches} batches that were asked for")
+        notes.append(f"the loader ended after {num_profiled} of {num_batches} batches")
     trace = _write_trace(profiler, directory, title) if directory is not None else None
     return OperationsReport(
-        title=title, num_batches=num_profiled, operations=tuple(costs(reading, num_profiled)),
-        step_ms=median(reading.steps_ns) / 1e6 if reading.steps_ns else float("nan"), bare_ms=bare_ms[-1] if bare_ms else float("nan"),
-        peak_bytes=reading.peak_bytes, trace=trace, notes=tuple(notes),
+        title=title, num_batches=num_profiled, operations=tuple(operation_costs(events, num_profiled)),
+        step_ms=median(events.steps_ns) / 1e6 if events.steps_ns else float("nan"), bare_ms=bare_ms[-1] if bare_ms else float("nan"),
+        peak_bytes=events.peak_bytes, trace=trace, notes=tuple(notes),
     )  # fmt: skip
 
 
-class _Step:
-    """One batch, forward and backward, and, with an optimizer, an update."""
+class _BatchRunner:
+    """Runs one batch: forward, loss and backward, and with an optimizer an update."""
 
     def __init__(self, model: nn.Module, loss_fn: Loss | None, optimizer: torch.optim.Optimizer | None) -> None:
         self._model, self._loss_fn, self._optimizer = model, loss_fn, optimizer
@@ -104,16 +105,16 @@ class _Step:
         self.notes[f"the model was in {'train' if model.training else 'eval'} mode"] = None
 
     def __call__(self, batch: Any) -> None:
-        batch = _moved(batch, self._device)
+        batch = _to_device(batch, self._device)
         for p in self._parameters:
             p.grad = None
-        # Operations are told apart by the names of these functions, in the trace by the names of the records.
+        # operation_events.py recognizes the phase by the names of the functions; the trace shows the names of the records.
         with record_function("forward"):
             output = run_forward(self._model, batch, with_target=self._loss_fn is not None)
         with record_function("loss"):
             loss = self.run_loss(output, batch)
         if not loss.requires_grad:
-            self.notes["nothing needs a gradient, so there was no backward"] = None
+            self.notes["nothing requires a gradient, so there was no backward"] = None
             return
         with record_function("backward"):
             self.run_backward(loss)
@@ -132,18 +133,18 @@ class _Step:
         if self._loss_fn is not None:
             target = batch if isinstance(batch, (Mapping, Tensor)) else batch[-1]
             return self._loss_fn(output, target)
-        given = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-        if isinstance(given, Tensor):
-            return given
+        loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+        if isinstance(loss, Tensor):
+            return loss
         if isinstance(output, Tensor) and output.numel() == 1:
             return output.reshape(())
         floating = [tensor for _, tensor in find_tensors(output) if tensor.is_floating_point()]
         if not floating:
             raise SondeError(
-                f"the model returned {type(output).__name__} without a tensor to make a loss of.\n"
-                "Give loss_fn=…: it gets the output and the target."
+                f"the model returned {type(output).__name__} without a floating-point tensor, so there is no loss.\n"
+                "Pass loss_fn=…, a function of the output and the target."
             )
-        self.notes["no loss_fn was given: backward began at the mean of the outputs"] = None
+        self.notes["no loss_fn was given: the backward started at the mean of the outputs"] = None
         return torch.stack([tensor.float().mean() for tensor in floating]).sum()
 
 
@@ -154,24 +155,24 @@ def run_forward(model: nn.Module, batch: Any, *, with_target: bool) -> Any:
         return model(batch)
     if with_target and len(batch) > 1:
         return model(*batch[:-1])
-    # Without a loss nobody says which of them are inputs: as many as forward must have.
+    # Without a loss function it is not known which elements are inputs: as many as forward requires.
     parameters = inspect.signature(model.forward).parameters.values()
     needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return model(*batch[: max(len(needed), 1)])
 
 
-def _moved(value: Any, device: torch.device) -> Any:
+def _to_device(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, Mapping):
-        return {key: _moved(item, device) for key, item in value.items()}
+        return {key: _to_device(item, device) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return [_moved(item, device) for item in value]
+        return [_to_device(item, device) for item in value]
     return value
 
 
 def _batches(loader: Iterable[Any], num: int) -> Iterator[Any]:
-    """That many batches; a loader that ends earlier is begun again, where it can be."""
+    """That many batches; a loader that ends earlier is iterated again, unless it is an iterator."""
     left = num
     while left > 0:
         before = left
@@ -190,7 +191,7 @@ def _activities() -> list[ProfilerActivity]:
 
 @contextmanager
 def _quiet_kineto() -> Iterator[None]:
-    """Kineto tells stderr when it starts and stops, unless told otherwise before its first use."""
+    """Kineto logs to stderr when it starts and stops, unless the log level is set before its first use."""
     name = "KINETO_LOG_LEVEL"
     if name in os.environ:
         yield

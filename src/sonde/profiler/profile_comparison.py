@@ -1,4 +1,4 @@
-"""Two profiles side by side: which layers became slower or faster by more than both of them vary, in one sentence and row by row."""
+"""Compares two profiles: which layers became slower or faster by more than both profiles vary, in one sentence and row by row."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sonde.profiler.profile_report import UNKNOWN, LayerCost, ProfileReport, Spread
+from sonde.profiler.profile_report import UNKNOWN, LayerCost, ProfileReport, TimeSpread
 from sonde.profiler.recommendations import template
 from sonde.rules.words import listing
 
-CHANGED = 1.2  # a factor: between two runs of the same program on a machine that does other things, medians differ by a few per cent
-SMALLEST = 0.005  # share of the slower step: what takes less is not worth a sentence, whatever its factor
-MOSTLY = 0.75  # of a module's change lies in one module inside: then that one is named
-ALIKE = 1.15  # a factor between the changes of parts that changed together
+CHANGED = 1.2  # ratio: on a machine with other load, medians of two runs of one program differ by a few percent
+SMALLEST = 0.005  # share of the slower step: a smaller change is not reported, whatever its ratio
+EXPLAINED = 0.75  # share of a module's change that the modules inside must explain to be named instead of it
+ALIKE = 1.15  # between the ratios of modules that changed together
 
 
 class LayerChange(NamedTuple):
-    """One layer, phase (in brackets) or part of the remainder (in brackets), before and after. Times include what is inside."""
+    """A layer, or a phase (name in brackets), before and after. Times include the layers inside."""
 
     path: str
     kind: str
-    before: Spread
-    after: Spread
+    before: TimeSpread
+    after: TimeSpread
     verdict: str  # "slower", "faster", "unchanged", "new", "gone" or "could not tell"
 
     @property
     def ratio(self) -> float:
-        """Time after over time before; 2 is twice as slow."""
+        """Time after divided by time before; 2 means twice as slow."""
         return self.after.median_ms / self.before.median_ms if self.before.median_ms > 0 else math.nan
 
     @property
@@ -38,13 +38,15 @@ class LayerChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProfileComparison:
+    """The differences between two profiles."""
+
     before: ProfileReport
     after: ProfileReport
     step: LayerChange
-    layers: tuple[LayerChange, ...]  # in the order of the profile after; those that are gone come last
+    layers: tuple[LayerChange, ...]  # in the order of `after`; layers that only `before` has come last
     phases: tuple[LayerChange, ...]
     sentence: str  # "layers.*.self_attn 1.8x slower, everything else unchanged"
-    notes: tuple[str, ...]  # what makes the two hard to compare
+    notes: tuple[str, ...]  # differences that limit the comparison
 
     @property
     def changed(self) -> tuple[LayerChange, ...]:
@@ -52,14 +54,14 @@ class ProfileComparison:
 
     @property
     def grouped(self) -> tuple[LayerChange, ...]:
-        """The layers, those of a stack that have one class and one verdict as one: its times are their sums."""
+        """The layers; layers of a stack with the same class and verdict are joined, with the sum of their times."""
         groups: dict[tuple[str, str, str], list[LayerChange]] = {}
         for one in self.layers:
             groups.setdefault((template(one.path), one.kind, one.verdict), []).append(one)
-        return tuple(_joined(group) for group in groups.values())
+        return tuple(_join(group) for group in groups.values())
 
     def summary(self, *, width: int = 80) -> str:
-        """As text for a terminal."""
+        """Text for a terminal."""
         from sonde.views.profile_text import comparison_text
 
         return comparison_text(self, width=width)
@@ -68,7 +70,7 @@ class ProfileComparison:
         return self.summary()
 
     def to_dict(self) -> dict[str, object]:
-        """For programs: strict JSON."""
+        """Strict JSON for programs."""
         from sonde.report import strict
 
         rows = [
@@ -81,136 +83,138 @@ class ProfileComparison:
 
 
 def compare(*, before: ProfileReport, after: ProfileReport) -> ProfileComparison:
+    """The comparison of two profiles of the same model or script."""
     step = _change("(step)", "", before.step, after.step, math.nan)
-    whole_ms = max((s.median_ms for s in (before.step, after.step) if s.is_known), default=math.nan)
+    step_ms = max((s.median_ms for s in (before.step, after.step) if s.is_known), default=math.nan)
     old = {layer.path: layer for layer in before.layers}
     new = {layer.path: layer for layer in after.layers}
-    layers = [_layer_change(path, old.get(path), new.get(path), whole_ms) for path in (*new, *(p for p in old if p not in new))]
+    layers = [_layer_change(path, old.get(path), new.get(path), step_ms) for path in (*new, *(p for p in old if p not in new))]
     names = [phase for phase in after.phases if phase in before.phases]
-    phases = [_change(f"({name})", "phase", before.phases[name], after.phases[name], whole_ms) for name in names]
-    sentence = _sentence(layers, phases, whole_ms)
+    phases = [_change(f"({name})", "phase", before.phases[name], after.phases[name], step_ms) for name in names]
+    sentence = _sentence(layers, phases, step_ms)
     return ProfileComparison(before, after, step, tuple(layers), tuple(phases), sentence, tuple(_notes(before, after)))
 
 
-def _layer_change(path: str, before: LayerCost | None, after: LayerCost | None, whole_ms: float) -> LayerChange:
+def _layer_change(path: str, before: LayerCost | None, after: LayerCost | None, step_ms: float) -> LayerChange:
     present = after or before
     assert present is not None
-    return _change(path, present.kind, _both(before), _both(after), whole_ms)
+    return _change(path, present.kind, _total(before), _total(after), step_ms)
 
 
-def _both(layer: LayerCost | None) -> Spread:
+def _total(layer: LayerCost | None) -> TimeSpread:
     """Forward and backward together."""
-    return _added((layer.forward, layer.backward)) if layer is not None else UNKNOWN
+    return _sum((layer.forward, layer.backward)) if layer is not None else UNKNOWN
 
 
-def _added(spreads: Iterable[Spread]) -> Spread:
-    """Quartiles are added too, which makes them wider than those of the sum: a verdict needs more."""
+def _sum(spreads: Iterable[TimeSpread]) -> TimeSpread:
+    """The sum of times. Quartiles are added as well, which makes them wider than those of the sum: verdicts become more cautious."""
     parts = [spread for spread in spreads if spread.is_known]
     if not parts:
         return UNKNOWN
     median, low, high = (math.fsum(part[at] for part in parts) for at in range(3))
-    return Spread(median, low, high, min(part.num for part in parts))
+    return TimeSpread(median, low, high, min(part.num for part in parts))
 
 
-def _joined(group: Sequence[LayerChange]) -> LayerChange:
+def _join(group: Sequence[LayerChange]) -> LayerChange:
     if len(group) == 1:
         return group[0]
     path, kind = template(group[0].path), f"{group[0].kind} ×{len(group)}"
-    return LayerChange(path, kind, _added(one.before for one in group), _added(one.after for one in group), group[0].verdict)
+    return LayerChange(path, kind, _sum(one.before for one in group), _sum(one.after for one in group), group[0].verdict)
 
 
-def _change(path: str, kind: str, before: Spread, after: Spread, whole_ms: float) -> LayerChange:
-    return LayerChange(path, kind, before, after, _verdict(before, after, whole_ms))
+def _change(path: str, kind: str, before: TimeSpread, after: TimeSpread, step_ms: float) -> LayerChange:
+    return LayerChange(path, kind, before, after, _verdict(before, after, step_ms))
 
 
-def _verdict(before: Spread, after: Spread, whole_ms: float) -> str:
+def _verdict(before: TimeSpread, after: TimeSpread, step_ms: float) -> str:
     if not before.is_known or not after.is_known:
         return "new" if after.is_known else "gone" if before.is_known else "could not tell"
     if not all(math.isfinite(each) for each in (before.median_ms, after.median_ms)):
         return "could not tell"
-    if abs(after.median_ms - before.median_ms) < SMALLEST * whole_ms:
+    if abs(after.median_ms - before.median_ms) < SMALLEST * step_ms:
         return "unchanged"
     if after.low_ms > before.high_ms and after.median_ms > CHANGED * before.median_ms:
         return "slower"
     if after.high_ms < before.low_ms and before.median_ms > CHANGED * after.median_ms:
         return "faster"
     low, high = sorted((before.median_ms, after.median_ms))
-    return "unchanged" if high <= CHANGED * low else "could not tell"  # another median, but both waver by as much
+    return "unchanged" if high <= CHANGED * low else "could not tell"  # the medians differ, but both profiles vary as much
 
 
 # -- one sentence ---------------------------------------------------------------------------------
 
 
-def _sentence(layers: Sequence[LayerChange], phases: Sequence[LayerChange], whole_ms: float) -> str:
+def _sentence(layers: Sequence[LayerChange], phases: Sequence[LayerChange], step_ms: float) -> str:
     if not layers and not phases:
         return "nothing to compare: one of the two profiles has no layers"
-    named = list(_named(layers, whole_ms))
-    explained = ("(forward)", "(backward)") if named else ()  # by layers
+    named = list(_named(layers, step_ms))
+    explained = ("(forward)", "(backward)") if named else ()  # by the named layers
     named += [((one,), one.path) for one in phases if one.path not in explained and one.verdict in ("slower", "faster")]
     named.sort(key=lambda group: -abs(math.fsum(one.change_ms for one in group[0])))
-    parts = [_words(members, name) for members, name in named]
+    parts = [_phrase(members, name) for members, name in named]
     if len(named) == 1 and not named[0][1]:
         parts = [parts[0].replace("the model", "everything", 1)]
     for verdict in ("new", "gone"):
         paths = [one.path for one in layers if one.verdict == verdict]
-        outermost = [path for path in paths if not any(above in paths for above in _above(path))]
+        outermost = [path for path in paths if not any(parent in paths for parent in _parents(path))]
         if outermost:
             parts.append(f"{listing(outermost)} {verdict}")
-    doubtful = any(one.verdict == "could not tell" and one.before.is_known and one.after.is_known for one in (*layers, *phases))
+    is_uncertain = any(one.verdict == "could not tell" and one.before.is_known and one.after.is_known for one in (*layers, *phases))
     if not parts:
-        return "nothing changed beyond the noise" if doubtful else "everything unchanged"
+        return "nothing changed beyond the noise" if is_uncertain else "everything unchanged"
     if parts[0].startswith("everything") and len(parts) == 1:
         return parts[0]
-    return f"{', '.join(parts)}, {'the rest within the noise' if doubtful else 'everything else unchanged'}"
+    return f"{', '.join(parts)}, {'the rest within the noise' if is_uncertain else 'everything else unchanged'}"
 
 
-def _named(layers: Sequence[LayerChange], whole_ms: float) -> Iterator[tuple[tuple[LayerChange, ...], str]]:
-    """What explains the change: first the layers of a stack together, which are one thing to look at, then what is left, one by one."""
+def _named(layers: Sequence[LayerChange], step_ms: float) -> Iterator[tuple[tuple[LayerChange, ...], str]]:
+    """The layers that explain the change: first equal layers of a stack together, then the remaining ones, one by one."""
     compared = [one for one in layers if one.before.is_known and one.after.is_known]
-    inside = {above for one in compared for above in _above(one.path)}
+    containers = {parent for one in compared for parent in _parents(one.path)}
     stacks: dict[str, list[LayerChange]] = {}
     for one in compared:
-        stacks.setdefault(_stack(one.path, inside), []).append(one)
+        stacks.setdefault(_stack(one.path, containers), []).append(one)
     together = [
-        _change(name, "", _added(one.before for one in members), _added(one.after for one in members), whole_ms)
+        _change(name, "", _sum(one.before for one in members), _sum(one.after for one in members), step_ms)
         for name, members in stacks.items()
     ]
-    told: set[str] = set()
+    named: set[str] = set()
     for one in _responsible(together):
         members = tuple(each for each in stacks[one.path] if each.verdict == one.verdict)
         alike = len(members) == len(stacks[one.path])
         for group, name in [(members, one.path)] if alike else [((each,), each.path) for each in members]:
-            told.update(each.path for each in group)
+            named.update(each.path for each in group)
             yield group, name
     for one in _responsible(compared):
-        if not any(path == one.path or path in _above(one.path) or one.path in _above(path) for path in told):
+        if not any(path == one.path or path in _parents(one.path) or one.path in _parents(path) for path in named):
             yield (one,), one.path
 
 
-def _stack(path: str, inside: Collection[str]) -> str:
-    """`blocks.3.attention` as `blocks.*.attention`. A number at the end stays, unless layers are in it: `mlp.0` is one of its kind."""
+def _stack(path: str, containers: Collection[str]) -> str:
+    """The pattern of a path: `blocks.*.attention` for `blocks.3.attention`. Only numbers of modules with layers inside are replaced:
+    `mlp.0` stays, because the layers of a Sequential differ."""
     parts = path.split(".")
-    return ".".join("*" if part.isdigit() and ".".join(parts[: at + 1]) in inside else part for at, part in enumerate(parts))
+    return ".".join("*" if part.isdigit() and ".".join(parts[: index + 1]) in containers else part for index, part in enumerate(parts))
 
 
 def _responsible(layers: Sequence[LayerChange]) -> Iterator[LayerChange]:
     """The innermost layers that explain what changed."""
     paths = {one.path for one in layers}
     roots: list[LayerChange] = []
-    inside: dict[str, list[LayerChange]] = {}
+    children: dict[str, list[LayerChange]] = {}
     for one in layers:
-        above = next((path for path in _above(one.path) if path in paths), None)
-        (roots if above is None else inside.setdefault(above, [])).append(one)
+        parent = next((path for path in _parents(one.path) if path in paths), None)
+        (roots if parent is None else children.setdefault(parent, [])).append(one)
 
     def explain(one: LayerChange) -> Iterator[LayerChange]:
-        parts = [part for each in inside.get(one.path, ()) for part in explain(each)]
+        parts = [part for each in children.get(one.path, ()) for part in explain(each)]
         if one.verdict not in ("slower", "faster"):
-            yield from parts  # one part slower, another faster: the whole is as before
+            yield from parts  # one part may be slower and another faster while the module is unchanged
             return
         explained = math.fsum(part.change_ms for part in parts if part.verdict == one.verdict)
-        # Several parts that all changed by the factor of the whole: then the whole is what changed.
+        # If several parts all changed by the same ratio as the module, the module is named.
         alike = len(parts) > 1 and all(part.ratio < ALIKE * one.ratio and one.ratio < ALIKE * part.ratio for part in parts)
-        if parts and abs(explained) >= MOSTLY * abs(one.change_ms) and not alike:
+        if parts and abs(explained) >= EXPLAINED * abs(one.change_ms) and not alike:
             yield from parts
         else:
             yield one
@@ -219,17 +223,17 @@ def _responsible(layers: Sequence[LayerChange]) -> Iterator[LayerChange]:
         yield from explain(root)
 
 
-def _above(path: str) -> Iterator[str]:
+def _parents(path: str) -> Iterator[str]:
     while path:
         path = path.rpartition(".")[0]
         yield path
 
 
-def _words(group: Sequence[LayerChange], name: str) -> str:
-    before, after = (_added(spreads).median_ms for spreads in zip(*((one.before, one.after) for one in group)))
+def _phrase(group: Sequence[LayerChange], name: str) -> str:
+    before, after = (_sum(spreads).median_ms for spreads in zip(*((one.before, one.after) for one in group)))
     slow, fast = max(before, after), min(before, after)
-    factor = f"{slow / fast:.1f}x" if fast > 0 else "much"  # what took no time at all has no factor
-    return f"{name or 'the model'} {factor} {group[0].verdict}"
+    ratio = f"{slow / fast:.1f}x" if fast > 0 else "much"
+    return f"{name or 'the model'} {ratio} {group[0].verdict}"
 
 
 def _notes(before: ProfileReport, after: ProfileReport) -> Iterator[str]:

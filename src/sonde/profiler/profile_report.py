@@ -1,77 +1,89 @@
-"""A profile as a value. Times are milliseconds per step, with the quartiles over the steps that were measured."""
+"""A profile as a value, and its file. Times are milliseconds per step, with the quartiles over the measured steps.
+
+The file is one strict JSON document; numbers that are not finite are the strings "NaN", "Infinity" and "-Infinity".
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sonde.errors import SondeError
+from sonde.report import strict
+from sonde.views.file import write_new
 
 if TYPE_CHECKING:
     from sonde.profiler.profile_comparison import ProfileComparison
     from sonde.profiler.recommendations import Bottleneck
 
 PHASES = ("data", "forward", "backward", "optimizer", "other")
-DISTURBED = 1.15  # a factor between the step and the sum of its parts: they agree within a few per cent on a quiet machine
+DISTURBED = 1.15  # ratio of the step to the sum of its parts: on an idle machine they agree within a few percent
+TRACE_SUFFIXES = (".json.gz", ".trace.json")  # for Perfetto
+SUFFIXES = (".json", ".html", *TRACE_SUFFIXES)
+FORMAT = "sonde-profile"
+SCHEMA = 1
 
 
-class Spread(NamedTuple):
-    """A time and how much it varies: the middle half of what was measured lies between `low_ms` and `high_ms`."""
+class TimeSpread(NamedTuple):
+    """A time and its variation: the median, and the quartiles `low_ms` and `high_ms`."""
 
     median_ms: float = math.nan
     low_ms: float = math.nan
     high_ms: float = math.nan
-    num: int = 0  # steps that were measured; 0: nothing was, and all times are NaN
+    num: int = 0  # measured steps; 0: nothing was measured, and all times are NaN
 
     @property
     def is_known(self) -> bool:
         return self.num > 0
 
     @classmethod
-    def of(cls, values_ms: Sequence[float]) -> Spread:
+    def of(cls, values_ms: Sequence[float]) -> TimeSpread:
         if not values_ms:
             return cls()
         if len(values_ms) == 1:
             return cls(values_ms[0], values_ms[0], values_ms[0], 1)
-        low, middle, high = statistics.quantiles(values_ms, n=4, method="inclusive")
-        return cls(middle, low, high, len(values_ms))
+        low, median, high = statistics.quantiles(values_ms, n=4, method="inclusive")
+        return cls(median, low, high, len(values_ms))
 
 
-UNKNOWN = Spread()  # not measured
+UNKNOWN = TimeSpread()  # not measured
 
 
 class Span(NamedTuple):
-    """One stretch of time in one measured step, for a trace. Spans of one kind in one step are nested or apart, never crossed."""
+    """One interval of one measured step, for a trace file. Spans of one kind in one step are nested or disjoint."""
 
     step: int
     kind: str  # "forward", "backward", "phase" or "section"
     name: str  # the path of the layer ("" is the model itself), or the name of the phase or section
-    start_ms: float  # since the first measured step began
+    start_ms: float  # since the start of the first measured step
     duration_ms: float
-    thread: int = 0  # 0 is the thread that trains
+    thread: int = 0  # 0 is the training thread
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """What one module costs in one step, over all of its calls. "Self" leaves out the modules that it calls; the rest includes them."""
+    """What one module costs in one step, over all of its calls. "Self" excludes the modules that it calls; the rest includes them."""
 
     path: str  # "" is the model itself
     kind: str  # the name of its class
-    depth: int = 0  # modules around it
+    depth: int = 0  # number of modules around it
     calls: float = 1.0  # in a step
-    forward: Spread = UNKNOWN
-    backward: Spread = UNKNOWN  # with what activation checkpointing computes again
-    forward_self: Spread = UNKNOWN
-    backward_self: Spread = UNKNOWN
-    memory_bytes: int = 0  # activations that it keeps for the backward, once each; parameters, buffers and inputs of the model left out
+    forward: TimeSpread = UNKNOWN
+    backward: TimeSpread = UNKNOWN  # including the recomputation of activation checkpointing
+    forward_self: TimeSpread = UNKNOWN
+    backward_self: TimeSpread = UNKNOWN
+    memory_bytes: int = 0  # activations saved for the backward, counted once; without parameters, buffers and inputs of the model
     memory_self_bytes: int = 0
     parameter_bytes: int = 0
     flops_forward: int = 0  # multiplications and additions
     flops_backward: int = 0
     flops_self: int = 0  # forward and backward
-    source: str = ""  # `model.py:12`: where its forward is written, for classes of the user
+    source: str = ""  # `model.py:12`: the line of its forward, for classes of the user
 
     @property
     def forward_self_ms(self) -> float:
@@ -83,55 +95,56 @@ class LayerCost:
 
     @property
     def total_ms(self) -> float:
-        """Forward and backward, with the modules inside. What was not measured counts for nothing."""
+        """Forward and backward, including the modules inside. NaN if neither was measured."""
         return _sum(self.forward, self.backward)
 
     @property
     def self_ms(self) -> float:
+        """Forward and backward, without the modules inside. NaN if neither was measured."""
         return _sum(self.forward_self, self.backward_self)
 
     @property
     def flops_per_s(self) -> float:
-        """Of what it computes itself; 0 where it has no arithmetic that is counted."""
+        """Of the layer itself, without the modules inside; 0 if none of its operations has a FLOP formula."""
         return self.flops_self / self.self_ms * 1e3 if self.self_ms > 0 else 0.0
 
 
-def _sum(*parts: Spread) -> float:
+def _sum(*parts: TimeSpread) -> float:
     known = [part.median_ms for part in parts if part.is_known]
     return math.fsum(known) if known else math.nan
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A stretch of the user's own code, measured by name."""
+    """A section of the user's own code, timed by name."""
 
     name: str
     calls: int
     total_ms: float
-    spread: Spread  # of one call
-    parent: str = ""  # the section around it; "" is none
+    spread: TimeSpread  # of one call
+    parent: str = ""  # the section around it; "" if there is none
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileReport:
-    """Where the time of a step goes. What could not be told is NaN or None, and `notes` say why."""
+    """Where the time of a training step goes. Unknown values are NaN or None, and `notes` give the reason."""
 
     title: str = ""  # class of the model, or the script
     layers: tuple[LayerCost, ...] = ()  # in the order of their first calls; a module comes before those that it calls
     sections: tuple[Section, ...] = ()
-    step: Spread = UNKNOWN  # the whole step, without the profiler
-    phases: Mapping[str, Spread] = field(default_factory=dict)  # some of PHASES, without the profiler
-    remainder: Mapping[str, float] = field(default_factory=dict)  # milliseconds of the step that are in no layer, by name
-    num_samples: int | None = None  # in a batch
-    num_tokens: int | None = None  # in a batch; None: the inputs are no tokens
+    step: TimeSpread = UNKNOWN  # the whole step, without the profiler
+    phases: Mapping[str, TimeSpread] = field(default_factory=dict)  # some of PHASES, without the profiler
+    remainder: Mapping[str, float] = field(default_factory=dict)  # milliseconds of the step that belong to no layer, by name
+    num_samples: int | None = None  # per step
+    num_tokens: int | None = None  # per step; None: the inputs are not tokens
     flops_per_step: int = 0
     peak_flops_per_s: float = math.nan  # measured on this machine, in the model's dtype
     utilisation: Mapping[str, float | str] = field(default_factory=dict)  # cpu_share, num_threads, num_cores, gpu_share …
     batch: str = ""  # `float32 [32, 64]`
     environment: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    own_cost: float = math.nan  # time of a profiled step over that of a bare one, measured in turns
-    spans: tuple[Span, ...] = field(default=(), repr=False)  # of the first measured steps, for a trace
+    own_cost: float = math.nan  # duration of a timed step over that of a bare one; they were measured alternately
+    spans: tuple[Span, ...] = field(default=(), repr=False)  # of the first measured steps, for a trace file
 
     @property
     def samples_per_s(self) -> float:
@@ -148,53 +161,53 @@ class ProfileReport:
 
     @property
     def mfu(self) -> float:
-        """The share of the measured peak that the step achieves (model FLOPs utilisation)."""
+        """Model FLOPs utilization: achieved FLOPs per second over the measured peak."""
         return self.flops_per_s / self.peak_flops_per_s if self.peak_flops_per_s > 0 else math.nan
 
     @property
     def accounted_ms(self) -> float:
-        """What the layers themselves and the named remainder add up to; close to `step.median_ms`."""
+        """The sum of all layers (self) and the remainder; close to `step.median_ms`."""
         own = [layer.self_ms for layer in self.layers if math.isfinite(layer.self_ms)]
         return math.fsum((*own, *self.remainder.values()))
 
     def layer(self, path: str) -> LayerCost:
-        """By its path; a KeyError names it."""
+        """The layer with this path. Raises KeyError if there is none."""
         return next((layer for layer in self.layers if layer.path == path), None) or _missing(path)
 
     def share(self, ms: float) -> float:
-        """Of the whole step; of the sum of its parts where other programs kept the two from agreeing, or the step is not known."""
-        whole, parts = self.step.median_ms, self.accounted_ms
-        if not self.step.is_known or (self.layers and parts > 0 and not 1 / DISTURBED <= whole / parts <= DISTURBED):
-            whole = parts
-        return ms / whole if whole > 0 else math.nan
+        """`ms` as a share of the step; of the sum of its parts if other programs disturbed the step, or if the step is not known."""
+        step_ms, parts_ms = self.step.median_ms, self.accounted_ms
+        if not self.step.is_known or (self.layers and parts_ms > 0 and not 1 / DISTURBED <= step_ms / parts_ms <= DISTURBED):
+            step_ms = parts_ms
+        return ms / step_ms if step_ms > 0 else math.nan
 
     def phase_share(self, phase: str) -> float:
-        """Of what all phases take: together they are the step, also where medians of the one and of the others do not add up."""
-        if phase not in self.phases or "other" not in self.phases:  # some are missing
+        """A phase as a share of all phases: together they are the step, even if their medians do not add up to its median."""
+        if phase not in self.phases or "other" not in self.phases:  # some phases are missing
             return self.share(self.phases[phase].median_ms) if phase in self.phases else math.nan
-        whole = math.fsum(spread.median_ms for spread in self.phases.values() if spread.is_known)
-        return self.phases[phase].median_ms / whole if whole > 0 else math.nan
+        total_ms = math.fsum(spread.median_ms for spread in self.phases.values() if spread.is_known)
+        return self.phases[phase].median_ms / total_ms if total_ms > 0 else math.nan
 
     def bottlenecks(self) -> tuple[Bottleneck, ...]:
-        """What takes most of the step, the largest first."""
+        """The layers and phases that take the largest shares of the step, the largest first."""
         from sonde.profiler.recommendations import bottlenecks
 
         return bottlenecks(self)
 
     def recommendations(self) -> tuple[str, ...]:
-        """What could be changed, with the numbers that speak for it."""
+        """Changes that could make the step faster, with the measured reasons."""
         from sonde.profiler.recommendations import recommendations
 
         return recommendations(self)
 
     def compare(self, other: ProfileReport) -> ProfileComparison:
-        """This profile beside an earlier one, layer by layer: `new.compare(old)`."""
+        """Compares this profile with an earlier one, layer by layer: `new.compare(old)`."""
         from sonde.profiler.profile_comparison import compare
 
         return compare(before=other, after=self)
 
     def summary(self, *, width: int = 80) -> str:
-        """A tree of layers with their times and shares, then bottlenecks and recommendations: as text for a terminal."""
+        """Text for a terminal: a tree of layers with times and shares, then bottlenecks and recommendations."""
         from sonde.views.profile_text import profile_text
 
         return profile_text(self, width=width)
@@ -204,20 +217,15 @@ class ProfileReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Strict JSON: numbers that are not finite are the strings "NaN", "Infinity" and "-Infinity"."""
-        from sonde.profiler.profile_file import to_dict
-
         return to_dict(self)
 
     def save(self, path: str | Path, *, replace: bool = False) -> Path:
-        """`.json`: all of it, which `load` reads again; `.html`: a page of flames; `.json.gz`, `.trace.json`: a trace for Perfetto."""
-        from sonde.profiler.profile_file import save
-
+        """Writes `.json` (everything, for `load`), `.html` (a flame chart), `.json.gz` or `.trace.json` (a trace for Perfetto)."""
         return save(self, path, replace=replace)
 
     @staticmethod
     def load(path: str | Path) -> ProfileReport:
-        from sonde.profiler.profile_file import load
-
+        """Reads a `.json` file that `save` wrote."""
         return load(path)
 
     def _per_s(self, num: int | None) -> float:
@@ -226,3 +234,120 @@ class ProfileReport:
 
 def _missing(path: str) -> LayerCost:
     raise KeyError(path)
+
+
+# -- the file -------------------------------------------------------------------------------------
+
+
+def to_dict(report: ProfileReport) -> dict[str, Any]:
+    """The report as strict JSON. Rates are included for readers without Sonde, although they follow from the rest."""
+    data = {each.name: getattr(report, each.name) for each in fields(report)}
+    data["layers"] = [_fields(layer) for layer in report.layers]
+    data["sections"] = [_fields(section) for section in report.sections]
+    data["derived"] = {
+        "samples_per_s": report.samples_per_s, "tokens_per_s": report.tokens_per_s, "flops_per_s": report.flops_per_s, "mfu": report.mfu,
+    }  # fmt: skip
+    document: dict[str, Any] = strict({"format": FORMAT, "schema": SCHEMA, **data})
+    return document
+
+
+def from_dict(document: Mapping[str, Any]) -> ProfileReport:
+    """The report of such a document. Raises SondeError if the document is not a profile."""
+    if document.get("format") != FORMAT:
+        raise SondeError(f'this JSON is not a profile of Sonde: its "format" is {document.get("format")!r}, not {FORMAT!r}.')
+    if not isinstance(document.get("schema"), int) or document["schema"] > SCHEMA:
+        raise SondeError(
+            f"this profile is of format {document.get('schema')!r}; this version reads up to {SCHEMA}. Upgrade with: pip install -U sonde"
+        )
+    try:
+        known = {each.name for each in fields(ProfileReport)}
+        data = {name: value for name, value in document.items() if name in known}
+        data["layers"] = tuple(LayerCost(**_convert(one, _LAYER)) for one in data.get("layers", ()))
+        data["sections"] = tuple(Section(**_convert(one, _SECTION)) for one in data.get("sections", ()))
+        data["spans"] = tuple(Span(int(s), str(k), str(n), float(at), float(ms), int(t)) for s, k, n, at, ms, t in data.get("spans", ()))
+        return ProfileReport(**_convert(data, _REPORT))
+    except (TypeError, ValueError, AttributeError) as error:
+        raise SondeError(f"this profile is damaged and cannot be read: {error}.\nProfile again to make a new one.") from error
+
+
+def save(report: ProfileReport, path: str | Path, *, replace: bool = False, comparison: ProfileComparison | None = None) -> Path:
+    """Writes a report in the format given by the suffix of `path`; an HTML page also shows the `comparison`."""
+    target = Path(path)
+    write_new(target, _content(report, target, comparison), replace=replace)
+    return target
+
+
+def check_suffix(path: Path) -> None:
+    """Raises SondeError if no format has the suffix of this path."""
+    if not path.name.lower().endswith(SUFFIXES):
+        raise SondeError(f"{path} ends in none of {', '.join(SUFFIXES)}: the suffix selects the format.")
+
+
+def _content(report: ProfileReport, target: Path, comparison: ProfileComparison | None) -> str | bytes:
+    check_suffix(target)
+    name = target.name.lower()
+    if name.endswith(TRACE_SUFFIXES):
+        from sonde.export.profile_trace import trace_of_profile
+        from sonde.export.trace import compressed
+
+        return compressed(trace_of_profile(report), target)
+    if name.endswith(".html"):
+        from sonde.views.flame import page
+
+        return page(report, comparison)
+    return json.dumps(to_dict(report), indent=1, allow_nan=False, ensure_ascii=True) + "\n"
+
+
+def load(path: str | Path) -> ProfileReport:
+    """Reads a report from a `.json` file. Raises SondeError if there is none."""
+    source = Path(path)
+    try:
+        document = json.loads(source.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SondeError(
+            f"no profile can be read from {source}: {error.strerror or error}.\nMake one with: sonde profile script.py -o {source.name}"
+        ) from None
+    except ValueError as error:
+        raise SondeError(f"{source} is not JSON, so it is not a profile of Sonde: {error}.") from None
+    if not isinstance(document, dict):
+        raise SondeError(f"{source} is not a profile of Sonde: it contains no JSON object.")
+    return from_dict(document)
+
+
+def _fields(value: LayerCost | Section) -> dict[str, Any]:
+    return {each.name: getattr(value, each.name) for each in fields(value)}
+
+
+def _spread(value: Any) -> TimeSpread:
+    median, low, high, num = value
+    return TimeSpread(float(median), float(low), float(high), int(num))
+
+
+def _optional(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
+def _scalars(value: Any) -> dict[str, float | str]:
+    # JSON has no NaN and no infinity: they are strings in the file.
+    return {str(key): float(one) if one in ("NaN", "Infinity", "-Infinity") else one for key, one in value.items()}
+
+
+Converters = Mapping[str, Callable[[Any], Any]]
+_LAYER: Converters = {
+    "path": str, "kind": str, "depth": int, "calls": float, "forward": _spread, "backward": _spread, "forward_self": _spread,
+    "backward_self": _spread, "memory_bytes": int, "memory_self_bytes": int, "parameter_bytes": int, "flops_forward": int,
+    "flops_backward": int, "flops_self": int, "source": str,
+}  # fmt: skip
+_SECTION: Converters = {"name": str, "calls": int, "total_ms": float, "spread": _spread, "parent": str}
+_REPORT: Converters = {
+    "title": str, "layers": tuple, "sections": tuple, "step": _spread, "spans": tuple, "num_samples": _optional, "num_tokens": _optional,
+    "phases": lambda value: {str(name): _spread(one) for name, one in value.items()},
+    "remainder": lambda value: {str(name): float(one) for name, one in value.items()},
+    "flops_per_step": int, "peak_flops_per_s": float, "utilisation": _scalars, "batch": str, "own_cost": float,
+    "environment": lambda value: {str(name): str(one) for name, one in value.items()},
+    "notes": lambda value: tuple(str(one) for one in value),
+}  # fmt: skip
+
+
+def _convert(data: Mapping[str, Any], converters: Converters) -> dict[str, Any]:
+    return {name: converters[name](value) for name, value in data.items() if name in converters}

@@ -1,4 +1,4 @@
-"""A script run as it is, some of its steps profiled: what `sonde profile` does."""
+"""Runs a script and profiles some of its training steps: the implementation of `sonde profile`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from sonde.profiler import ProfileReport
 from sonde.profiler.script_step_watcher import StepWatcher, watch_steps
 
 
-class Enough(SystemExit):
-    """Ends a script when its profile is there, as `sys.exit()` would: what the script does on leaving is done."""
+class ProfileFinished(SystemExit):
+    """Ends a script whose profile is complete, as `sys.exit()` would: its `finally` blocks and atexit functions run."""
 
 
 @dataclass(frozen=True, slots=True)
-class Profiled:
-    """What became of the script, and of the profile."""
+class ScriptProfile:
+    """The result of a script and its profile."""
 
-    played: ScriptResult
+    script: ScriptResult
     report: ProfileReport | None
-    why_not: SondeError | None = None  # where there is no profile: a letter that says why
+    error: SondeError | None = None  # why there is no profile
 
 
 def profile_script(
@@ -34,29 +34,32 @@ def profile_script(
     num_steps: int,
     warmup: int,
     keep_going: Callable[[ProfileReport], None] | None = None,
-) -> Profiled:
-    """Runs a file or a module until its profile is there; with `keep_going`, which is given the profile meanwhile, to its end."""
+) -> ScriptProfile:
+    """Runs a file or a module until its profile is complete.
+
+    With `keep_going`, the script runs to its end; `keep_going` is called with the profile as soon as it is complete.
+    """
     title = target if module else Path(target).name
     watchers: list[StepWatcher] = []
     reports: list[ProfileReport] = []
     failures: list[Exception] = []
 
-    def done() -> None:
+    def on_done() -> None:
         if keep_going is not None:
             try:
                 reports.append(watchers[0].report(title))
                 keep_going(reports[0])
-            except Exception as error:  # a file that cannot be written is no reason to end a training
+            except Exception as error:  # a file that cannot be written must not end the training
                 failures.append(error)
-        elif threading.current_thread() is threading.main_thread():  # in another, it would end the thread and leave the script waiting
-            raise Enough(0)
+        elif threading.current_thread() is threading.main_thread():  # in another thread it would end that thread and the script would hang
+            raise ProfileFinished(0)
 
-    with script_environment(target, args, module=module), watch_steps(num_steps=num_steps, warmup=warmup, on_done=done) as watcher:
+    with script_environment(target, args, module=module), watch_steps(num_steps=num_steps, warmup=warmup, on_done=on_done) as watcher:
         watchers.append(watcher)
-        played = run_to_end(target, module=module)
+        script = run_to_end(target, module=module)
     if failures:
         raise failures[0]
     try:
-        return Profiled(played, reports[0] if reports else watcher.report(title))
-    except SondeError as nothing:
-        return Profiled(played, None, nothing)
+        return ScriptProfile(script, reports[0] if reports else watcher.report(title))
+    except SondeError as error:
+        return ScriptProfile(script, None, error)

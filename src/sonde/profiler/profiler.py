@@ -1,10 +1,10 @@
-"""Where the time of a step goes: sections by hand, and whole models layer by layer, forward and backward."""
+"""The Profiler: timers for sections of the user's code, and profiles of whole models, layer by layer, forward and backward."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter_ns
@@ -14,31 +14,30 @@ import torch
 from torch import nn
 
 from sonde.errors import SondeError
-from sonde.profiler import LayerCost, ProfileReport, Section, Span, Spread
-from sonde.profiler.run_model import Loss, measure_alone
+from sonde.profiler import LayerCost, ProfileReport, Section, Span, TimeSpread
+from sonde.profiler.run_model import Loss, profile_model
 from sonde.rules.words import listing
-from sonde.tools.forward_pass import forward_arguments
 
-KEPT = 1000  # durations of a section, for its spread; all are counted
-MAX_SPANS = 5000  # of sections, for a trace
+MAX_DURATIONS = 1000  # of a section, the latest: for median and quartiles. Calls and total include all
+MAX_SPANS = 5000  # of sections, for a trace file
 
 
 @dataclass(slots=True)
-class _Kept:
+class _SectionTimes:
     calls: int = 0
     total_ms: float = 0.0
-    last_ms: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    last_ms: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_DURATIONS))
 
 
 @dataclass(slots=True)
-class _Running:
+class _RunningTimer:
     name: str
     parent: str
-    began: int
+    start: int
 
 
 @dataclass(slots=True)
-class _Layer:
+class _RecordedLayer:
     kind: str
     forward_ms: list[float] = field(default_factory=list)
     backward_ms: list[float] = field(default_factory=list)
@@ -47,66 +46,66 @@ class _Layer:
 
 
 class Profiler:
-    """Times what you name, and what a model does. `report()` has all of it; sections are times of your own code.
+    """Times named sections of your code and the layers of a model; `report()` returns both.
 
-    Timers of one name may run in several threads at once, once in each.
+    A timer of one name may run in several threads at once, once in each.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._running: dict[int, list[_Running]] = {}  # by thread, the innermost last
-        self._sections: dict[tuple[str, str], _Kept] = {}  # by name and the section around it
-        self._spans: list[tuple[str, int, int, int]] = []  # name, began, ended, thread
-        self._layers: dict[str, _Layer] = {}
+        self._running: dict[int, list[_RunningTimer]] = {}  # by thread, the innermost last
+        self._sections: dict[tuple[str, str], _SectionTimes] = {}  # by name and enclosing section
+        self._spans: list[tuple[str, int, int, int]] = []  # name, start, end, thread
+        self._layers: dict[str, _RecordedLayer] = {}
         self._profile: ProfileReport | None = None
 
-    # -- by hand -----------------------------------------------------------------------------------
+    # -- sections of the user's code ---------------------------------------------------------------
 
     def start(self, name: str) -> None:
-        """Start a timer. What starts while it runs lies inside it."""
+        """Start a timer. Timers that start while it runs are nested in it."""
         if not isinstance(name, str) or not name:
-            raise SondeError(f"a timer needs a name, for instance profiler.start('load'); this is {name!r}.")
+            raise SondeError(f"a timer needs a name, for instance profiler.start('load'), not {name!r}.")
         running = self._running.setdefault(threading.get_ident(), [])
         if any(one.name == name for one in running):
             raise SondeError(f"the timer {name!r} is running already. Stop it first with stop({name!r}), or give this one another name.")
-        running.append(_Running(name, running[-1].name if running else "", perf_counter_ns()))
+        running.append(_RunningTimer(name, running[-1].name if running else "", perf_counter_ns()))
 
     def stop(self, name: str) -> float:
-        """Stop a timer; answers with the seconds since its start."""
-        ended = perf_counter_ns()
+        """Stop a timer. Returns the seconds since its start."""
+        end = perf_counter_ns()
         running = self._running.get(threading.get_ident(), [])
         found = next((one for one in reversed(running) if one.name == name), None)
         if found is None:
             others = f"Running in this thread: {listing([one.name for one in running])}." if running else "No timer runs in this thread."
             raise SondeError(f"the timer {name!r} was not started, or was stopped already. {others}\nStart it with start({name!r}).")
         running.remove(found)
-        took = ended - found.began
+        duration = end - found.start
         with self._lock:
-            kept = self._sections.setdefault((name, found.parent), _Kept())
-            kept.calls += 1
-            kept.total_ms += took / 1e6
-            kept.last_ms.append(took / 1e6)
+            times = self._sections.setdefault((name, found.parent), _SectionTimes())
+            times.calls += 1
+            times.total_ms += duration / 1e6
+            times.last_ms.append(duration / 1e6)
             if len(self._spans) < MAX_SPANS:
-                self._spans.append((name, found.began, ended, threading.get_ident()))
-        return took / 1e9
+                self._spans.append((name, found.start, end, threading.get_ident()))
+        return duration / 1e9
 
     def start_timer(self, name: str) -> None:
         """The same as `start`."""
         self.start(name)
 
     def end_timer(self, name: str) -> float:
-        """The same as `stop`: seconds."""
+        """The same as `stop`. Returns seconds."""
         return self.stop(name)
 
     @contextmanager
     def section(self, name: str) -> Iterator[None]:
-        """Time a block; sections may lie inside each other."""
+        """Time a block; sections may be nested."""
         self.start(name)
         try:
             yield
         finally:
             running = self._running.get(threading.get_ident(), [])
-            if any(one.name == name for one in running):  # else it was stopped by name inside, which is nobody's harm
+            if any(one.name == name for one in running):  # else the block stopped it itself
                 self.stop(name)
 
     def record_layer_execution(
@@ -119,17 +118,17 @@ class Profiler:
         memory: int = 0,
         parameters: int = 0,
     ) -> None:
-        """Add one execution of a layer that you timed yourself: seconds, and bytes of memory and of parameters."""
-        for what, value in (("forward_time", forward_time), ("backward_time", backward_time)):
+        """Add one execution of a layer that you timed yourself. Times are seconds; `memory` and `parameters` are bytes."""
+        for argument, value in (("forward_time", forward_time), ("backward_time", backward_time)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0):
-                raise SondeError(f"{what} of {name!r} must be seconds, 0 or more, not {value!r}.")
-        layer = self._layers.setdefault(name, _Layer(kind))
+                raise SondeError(f"{argument} of {name!r} must be seconds, 0 or more, not {value!r}.")
+        layer = self._layers.setdefault(name, _RecordedLayer(kind))
         layer.kind, layer.memory, layer.parameters = kind, max(layer.memory, int(memory)), int(parameters)
         layer.forward_ms.append(forward_time * 1e3)
         if backward_time is not None:
             layer.backward_ms.append(backward_time * 1e3)
 
-    # -- a model -----------------------------------------------------------------------------------
+    # -- layers of a model -------------------------------------------------------------------------
 
     def profile(
         self,
@@ -142,37 +141,36 @@ class Profiler:
         repeats: int = 10,
         backward: bool = True,
     ) -> ProfileReport:
-        """Run steps of this model and measure every layer, forward and backward. Model, optimizer and random state are then as before.
+        """Run steps of this model and measure every layer, forward and backward. Model, optimizer and random state are restored.
 
-        `inputs` is what forward takes: a tensor, a tuple of arguments, or a dict of keyword arguments. `loss` is a function of the output;
-        without it the output's own `.loss`, or else the sum of the outputs, is differentiated. With `optimizer` its step is part of the
-        step. `backward=False` times inference: the forward alone, without gradients. The model runs in the mode that it is in, train
-        or eval.
+        `inputs` are the arguments of forward: a tensor, a tuple of arguments, or a dict of keyword arguments. `loss` maps the output to one
+        number; without it the backward starts at the output's own `.loss`, or at the sum of the outputs. `optimizer`: its update becomes
+        part of the step. `warmup` steps are not measured; `repeats` is the number of bare and of timed steps. `backward=False` times
+        inference: only the forward, without gradients. The model runs in its current mode, train or eval.
         """
         if not isinstance(model, nn.Module):
-            raise SondeError(f"profile takes a torch.nn.Module, not a {type(model).__name__}. For a piece of code use section(name).")
+            raise SondeError(f"profile takes a torch.nn.Module, not a {type(model).__name__}. To time other code use section(name).")
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             raise SondeError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}.")
         if any(nn.parameter.is_lazy(p) for p in model.parameters()):
-            raise SondeError("this model has parameters without a shape yet (Lazy modules). Run it once on an input, then profile it.")
-        for what, value, least in (("warmup", warmup, 0), ("repeats", repeats, 1)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise SondeError(f"{what} must be a whole number, {least} or more, not {value!r}.")
-        given = list(forward_arguments(inputs))
-        if len(given) != 1:
-            raise SondeError(f"profile takes one batch, not a list of {len(given)}: all steps must do the same to be compared.")
-        (args, kwargs), = given  # fmt: skip
-        self._profile, _ = measure_alone(
+            raise SondeError("this model has uninitialized parameters (Lazy modules). Run it once on an input, then profile it.")
+        for argument, value, minimum in (("warmup", warmup, 0), ("repeats", repeats, 1)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+                raise SondeError(f"{argument} must be a whole number, {minimum} or more, not {value!r}.")
+        if isinstance(inputs, list) and len(inputs) != 1:
+            raise SondeError(f"profile takes one batch, not a list of {len(inputs)}: all steps must be equal to be compared.")
+        args, kwargs = _forward_arguments(inputs[0] if isinstance(inputs, list) else inputs)
+        self._profile, _ = profile_model(
             model, args, kwargs, loss=loss, optimizer=optimizer if backward else None, warmup=warmup, repeats=repeats, backward=backward
         )
         return self.report()
 
     def report(self) -> ProfileReport:
-        """Everything measured so far: the last profiled model, recorded layers, sections."""
+        """Everything measured so far: the layers of the last profiled model, recorded layers, sections."""
         with self._lock:
             sections = tuple(
-                Section(name, kept.calls, kept.total_ms, Spread.of(list(kept.last_ms)), parent)
-                for (name, parent), kept in self._sections.items()
+                Section(name, times.calls, times.total_ms, TimeSpread.of(list(times.last_ms)), parent)
+                for (name, parent), times in self._sections.items()
             )
             spans = list(self._spans)
         if self._profile is None and not sections and not self._layers:
@@ -181,11 +179,11 @@ class Profiler:
                 '    with profiler.section("load"): ...'
             )
         base = self._profile or ProfileReport(title="sections")
-        recorded = tuple(_recorded(name, layer) for name, layer in self._layers.items())
+        recorded = tuple(_recorded_cost(name, layer) for name, layer in self._layers.items())
         return replace(base, layers=(*base.layers, *recorded), sections=sections, spans=(*base.spans, *_section_spans(spans)))
 
     def clear(self) -> None:
-        """Forget everything measured; timers that run go on."""
+        """Discard all measurements; running timers continue."""
         with self._lock:
             self._sections.clear()
             self._spans.clear()
@@ -193,8 +191,14 @@ class Profiler:
             self._profile = None
 
 
-def _recorded(name: str, layer: _Layer) -> LayerCost:
-    forward, backward = Spread.of(layer.forward_ms), Spread.of(layer.backward_ms)
+def _forward_arguments(inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    if isinstance(inputs, Mapping):
+        return (), inputs
+    return (inputs, {}) if isinstance(inputs, tuple) else ((inputs,), {})
+
+
+def _recorded_cost(name: str, layer: _RecordedLayer) -> LayerCost:
+    forward, backward = TimeSpread.of(layer.forward_ms), TimeSpread.of(layer.backward_ms)
     return LayerCost(
         name, layer.kind, depth=name.count(".") + 1 if name else 0, calls=float(len(layer.forward_ms)), forward=forward, backward=backward,
         forward_self=forward, backward_self=backward, memory_bytes=layer.memory, memory_self_bytes=layer.memory,
@@ -203,7 +207,7 @@ def _recorded(name: str, layer: _Layer) -> LayerCost:
 
 
 def _section_spans(spans: list[tuple[str, int, int, int]]) -> Iterator[Span]:
-    zero = min((began for _, began, _, _ in spans), default=0)
+    zero = min((start for _, start, _, _ in spans), default=0)
     threads = {thread: number for number, thread in enumerate(dict.fromkeys(thread for *_, thread in spans))}
-    for name, began, ended, thread in sorted(spans, key=lambda span: (span[1], -span[2])):
-        yield Span(0, "section", name, (began - zero) / 1e6, max(0.0, (ended - began) / 1e6), threads[thread])
+    for name, start, end, thread in sorted(spans, key=lambda span: (span[1], -span[2])):
+        yield Span(0, "section", name, (start - zero) / 1e6, max(0.0, (end - start) / 1e6), threads[thread])

@@ -1,4 +1,4 @@
-"""What a profile says to somebody who wants a faster step: where the time is, and what could be done. Nothing here measures."""
+"""Bottlenecks of a profile, and recommendations for a faster step. Nothing is measured here."""
 
 from __future__ import annotations
 
@@ -12,42 +12,40 @@ from sonde.rules.words import listing, number
 if TYPE_CHECKING:
     from sonde.profiler.profile_report import LayerCost, ProfileReport
 
-NOTABLE = 0.10  # share of the step: halving what takes less would not be noticed
-MOST = 5  # bottlenecks: a longer list names none
-DATA_WAIT = 0.15  # share of the step spent waiting for the next batch, which loading in the background would hide
-HEAVY_OPTIMIZER = 0.20  # share; an update is usually far cheaper than forward and backward
-SLOW_ARITHMETIC = 0.25  # of the measured peak: below it a layer waits for memory or for Python, not for arithmetic
-TINY_MS = 0.05  # a call that short is mostly the way to it: Python, dispatch, autograd
-MANY_TINY = 0.30  # share of the step that is in such calls
+NOTABLE = 0.10  # share of the step: halving anything smaller would make no visible difference
+MAX_BOTTLENECKS = 5  # in a longer list none stands out
+DATA_WAIT = 0.15  # share of the step spent waiting for the next batch; loading in the background would hide it
+HEAVY_OPTIMIZER = 0.20  # share of the step: an update usually costs much less than forward and backward
+SLOW_ARITHMETIC = 0.25  # share of the measured peak: below it a layer is limited by memory or by Python, not by arithmetic
+TINY_MS = 0.05  # a shorter call is mostly overhead: Python, dispatch, autograd
+MANY_TINY = 0.30  # share of the step in such calls
 _NUMBERED = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 
 
 class Bottleneck(NamedTuple):
-    """One thing that takes a notable share of the step."""
+    """A layer, a group of equal layers or a phase that takes a large share of the step."""
 
-    where: str  # path of a layer, or of the layers that look alike (`layers.*.linear1`), or the name of a phase in brackets
+    where: str  # path of a layer, pattern of equal layers (`layers.*.linear1`), or the name of a phase in brackets
     kind: str  # class of the layer; "phase" for a phase
     ms: float  # in a step
     share: float  # of the step
-    why: str  # one sentence, with its numbers
+    why: str  # one sentence with the measured numbers
 
 
 def template(path: str) -> str:
-    """`layers.3.linear1` as `layers.*.linear1`: the layers of a stack cost the same and are one thing to change."""
+    """The pattern of a path: `layers.*.linear1` for `layers.3.linear1`. Equal layers of a stack are optimized together."""
     return _NUMBERED.sub("*", path)
 
 
 def bottlenecks(report: ProfileReport) -> tuple[Bottleneck, ...]:
-    found = [
-        Bottleneck(where, kind, ms, report.share(ms), _why(report, kind, layers, ms)) for where, kind, layers, ms in _groups(report)
-    ]
+    found = [Bottleneck(where, kind, ms, report.share(ms), _why(report, kind, layers, ms)) for where, kind, layers, ms in _groups(report)]
     for phase in ("data", "optimizer"):
         spread = report.phases.get(phase)
         if spread is not None and spread.median_ms > 0:
             share = report.phase_share(phase)
             found.append(Bottleneck(f"({phase})", "phase", spread.median_ms, share, f"{_percent(share)} of the step"))
     notable = [one for one in found if one.share >= NOTABLE]
-    return tuple(sorted(notable, key=lambda one: -one.ms)[:MOST])
+    return tuple(sorted(notable, key=lambda one: -one.ms)[:MAX_BOTTLENECKS])
 
 
 def _groups(report: ProfileReport) -> Iterator[tuple[str, str, list[LayerCost], float]]:
@@ -68,11 +66,11 @@ def _name(where: str, layers: list[LayerCost]) -> str:
 
 def _why(report: ProfileReport, kind: str, layers: list[LayerCost], ms: float) -> str:
     flops = sum(layer.flops_self for layer in layers)
-    share = f"{kind} takes {_percent(report.share(ms))} of the step itself"
+    share = f"{kind} itself takes {_percent(report.share(ms))} of the step"
     if len(layers) > 1:
-        share = f"{len(layers)} layers of {kind} take {_percent(report.share(ms))} of the step themselves"
+        share = f"{len(layers)} {kind} layers take {_percent(report.share(ms))} of the step themselves"
     if not flops:
-        return f"{share}, without arithmetic that is counted: it moves memory"
+        return f"{share}, without counted FLOPs: it is limited by memory"
     speed = flops / ms * 1e3
     if not report.peak_flops_per_s > 0:
         return f"{share}, at {number(speed / 1e9)} GFLOP/s"
@@ -88,19 +86,19 @@ def _recommendations(report: ProfileReport) -> Iterator[str]:
     if data is not None and report.phase_share("data") >= DATA_WAIT:
         yield (
             f"{_percent(report.phase_share('data'))} of the step ({number(data.median_ms)} ms) is waiting for data: load it in the "
-            "background (DataLoader(num_workers=…), or more of them, with persistent_workers=True), or do less per sample."
+            "background (DataLoader(num_workers=…) or more workers, with persistent_workers=True), or do less work per sample."
         )
     if optimizer is not None and report.phase_share("optimizer") >= HEAVY_OPTIMIZER:
         yield (
             f"The optimizer takes {_percent(report.phase_share('optimizer'))} of the step ({number(optimizer.median_ms)} ms): "
-            "try its fused=True where it has that, or a larger batch, which spreads one update over more samples."
+            "try fused=True if it has that option, or a larger batch, which needs fewer updates for the same samples."
         )
     tiny = [layer for layer in report.layers if layer.calls and 0 < layer.self_ms / layer.calls < TINY_MS]
     tiny_ms = math.fsum(layer.self_ms for layer in tiny)
     if report.share(tiny_ms) >= MANY_TINY:
         yield (
-            f"{_percent(report.share(tiny_ms))} of the step is in {len(tiny)} layers whose calls take less than {TINY_MS:g} ms each: "
-            "that is the way to the arithmetic, not the arithmetic. Try torch.compile(model), or a larger batch."
+            f"{_percent(report.share(tiny_ms))} of the step is in {len(tiny)} layers with calls shorter than {TINY_MS:g} ms: "
+            "most of that is overhead of Python and torch. Try torch.compile(model), or a larger batch."
         )
     limit = SLOW_ARITHMETIC * report.peak_flops_per_s
     slow = [
@@ -111,13 +109,13 @@ def _recommendations(report: ProfileReport) -> Iterator[str]:
         names = listing(slow)
         yield (
             f"{names}: below {_percent(SLOW_ARITHMETIC)} of this machine's peak of {number(report.peak_flops_per_s / 1e9)} GFLOP/s. "
-            "Larger batches, channels_last for convolutions, or bfloat16 where the machine has it, may bring them nearer."
+            "Larger batches, channels_last for convolutions, or bfloat16 if the machine supports it, may help."
         )
     recomputed = [layer.path for layer in report.layers if layer.flops_backward > 2.5 * layer.flops_forward > 0 and not layer.depth]
     if recomputed:
-        yield "The backward computes more than twice the forward's FLOPs: activation checkpointing trades that time for memory."
+        yield "The backward computes more than twice the FLOPs of the forward: activation checkpointing trades time for memory."
 
 
 def _percent(share: float) -> str:
-    """As the table beside it has it."""
+    """Rounded as in the table of the report."""
     return "less than 1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"

@@ -1,4 +1,4 @@
-"""Running a model by ourselves: steps on the user's own inputs, after which everything is as before, to the last bit."""
+"""Runs training steps of a model on the user's inputs, profiles them, and restores the model and the optimizer bit by bit."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from sonde.capture.patches import suspended
 from sonde.capture.torch_internals import is_compiled
 from sonde.errors import SondeError
 from sonde.profiler import ProfileReport
-from sonde.profiler.build_report import assemble, dtype_and_device
-from sonde.profiler.module_timers import Doors
-from sonde.profiler.step_recording import Kind, Recorded, Recorder, plan
-from sonde.profiler.time_trace import Read
-from sonde.profiler.undisturbed_steps import num_quiet
+from sonde.profiler.build_report import build_report, dtype_and_device
+from sonde.profiler.module_timers import ModuleTimers
+from sonde.profiler.step_recording import ProfileRecorder, StepKind, StepRecordings, plan_steps
+from sonde.profiler.time_trace import ReadCounter
+from sonde.profiler.undisturbed_steps import num_undisturbed
 from sonde.replay.restore_state import state_restored
 from sonde.statistics.tensor_utils import find_tensors
 
-PATIENCE_S = 1.0  # at most, and as long again at most, for more steps where other programs disturbed some
+MAX_EXTRA_S = 1.0  # of additional steps if other programs disturbed some; at most as long as the planned steps took
 
 Loss = Callable[[Any], Tensor]
 
 
-def measure_alone(
+def profile_model(
     model: nn.Module,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -39,37 +39,37 @@ def measure_alone(
     warmup: int,
     repeats: int,
     backward: bool,
-    read: Read | None = None,
-) -> tuple[ProfileReport, Recorded]:
-    """The report, and what it was made from. `read` is the clock, where another than the wall's is wanted."""
+    read: ReadCounter | None = None,
+) -> tuple[ProfileReport, StepRecordings]:
+    """The report, and the recordings that it is built from. See Profiler.profile; `read` replaces the wall clock."""
     compiled = any(is_compiled(module) for module in model.modules())
     body = getattr(model, "_orig_mod", model)
     dtype, device = dtype_and_device([*body.parameters(), *(tensor for _, tensor in find_tensors((args, kwargs)))])
     with ExitStack() as undo:
-        undo.enter_context(suspended())  # a session that watches this model must not take this for training
+        undo.enter_context(suspended())  # a session that watches this model must not record these steps
         if compiled:
             undo.enter_context(torch.compiler.set_stance("force_eager"))
-        undo.enter_context(_kept(body, optimizer, (args, kwargs)))
-        doors = Doors({"": body}, eager=True)
-        recorder = Recorder(doors, left_out=[*body.parameters(), *body.buffers()], read=read or clock(device))
-        step = _Step(body, args, kwargs, loss, optimizer, recorder, backward)
-        began = perf_counter()
-        for kind in plan(warmup, repeats):
+        undo.enter_context(_restored(body, optimizer, (args, kwargs)))
+        timers = ModuleTimers({"": body}, eager=True)
+        recorder = ProfileRecorder(timers, excluded=[*body.parameters(), *body.buffers()], read=read or clock(device))
+        step = _StepRunner(body, args, kwargs, loss, optimizer, recorder, backward)
+        start = perf_counter()
+        for kind in plan_steps(warmup, repeats):
             step.run(kind)
-        until = perf_counter() + min(perf_counter() - began, PATIENCE_S)
-        while num_quiet(recorder.recorded) < repeats and perf_counter() < until:
+        until = perf_counter() + min(perf_counter() - start, MAX_EXTRA_S)
+        while num_undisturbed(recorder.recordings) < repeats and perf_counter() < until:
             step.run("bare")
             step.run("timed")
         if not backward:
-            step.notes.append("the forward alone was timed, without gradients")
+            step.notes.append("only the forward was timed, without gradients")
         if compiled:
-            step.notes.append("compiled parts were run uncompiled: inside a compiled model there are no layers to time")
-        report = assemble(recorder.recorded, doors, title=type(body).__name__, dtype=dtype, device=device, notes=step.notes)
-        return report, recorder.recorded
+            step.notes.append("compiled parts were run uncompiled: the layers inside compiled code cannot be timed")
+        report = build_report(recorder.recordings, timers, title=type(body).__name__, dtype=dtype, device=device, notes=step.notes)
+        return report, recorder.recordings
 
 
 def clock(device: torch.device) -> Callable[[], int]:
-    """On a device that works behind the program's back, a reading waits until it is done."""
+    """The clock for a device. On an asynchronous device each reading waits until the device is idle."""
     if device.type == "cpu" or not torch.accelerator.is_available():
         return perf_counter_ns
 
@@ -80,7 +80,9 @@ def clock(device: torch.device) -> Callable[[], int]:
     return waiting
 
 
-class _Step:
+class _StepRunner:
+    """Runs one training step of the model and reports its phases to the recorder."""
+
     def __init__(
         self,
         model: nn.Module,
@@ -88,7 +90,7 @@ class _Step:
         kwargs: Mapping[str, Any],
         loss: Loss | None,
         optimizer: torch.optim.Optimizer | None,
-        recorder: Recorder,
+        recorder: ProfileRecorder,
         backward: bool,
     ) -> None:
         self._model, self._args, self._kwargs, self._loss = model, args, kwargs, loss
@@ -96,48 +98,48 @@ class _Step:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self.notes: list[str] = []
 
-    def run(self, kind: Kind) -> None:
-        recorder, done = self._recorder, False
-        recorder.begin_step(kind)
+    def run(self, kind: StepKind) -> None:
+        recorder, has_finished = self._recorder, False
+        recorder.start_step(kind)
         try:
             with torch.set_grad_enabled(self._backward):
-                self._once()
-            done = True
+                self._run_step()
+            has_finished = True
         finally:
-            recorder.end_step(keep=done)
+            recorder.end_step(discard=not has_finished)
 
-    def _once(self) -> None:
+    def _run_step(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
         try:
-            output = self._model(*self._args, **self._kwargs)
+            output = self._recorder.run_forward(self._model, self._args, self._kwargs)
         except Exception as error:
             raise SondeError(
                 f"The model could not be run with these inputs: {type(error).__name__}: {error}.\n"
-                "Give what its forward takes: a tensor, a tuple of arguments, or a dict of keyword arguments."
+                "Pass what its forward takes: a tensor, a tuple of arguments, or a dict of keyword arguments."
             ) from error
         if self._backward:
-            loss = self._scalar(output)
+            loss = self._loss_of(output)
             del output
             if loss is None:
                 return
-            self._recorder.backward_begins(loss)
+            self._recorder.start_backward(loss)
             try:
                 loss.backward()  # type: ignore[no-untyped-call]
             finally:
-                self._recorder.backward_ended()
+                self._recorder.end_backward()
         if self._optimizer is not None:
-            self._recorder.begin("optimizer")
+            self._recorder.start_phase("optimizer")
             self._optimizer.step()
-            self._recorder.end("optimizer")
+            self._recorder.end_phase("optimizer")
 
-    def _scalar(self, output: Any) -> Tensor | None:
-        """The user's loss; or the model's own; or the sum of what it puts out, whose gradient is as expensive as any other."""
+    def _loss_of(self, output: Any) -> Tensor | None:
+        """The user's loss, or the output's own `.loss`, or the sum of the outputs, whose gradient costs the same."""
         if self._loss is not None:
             value: Any = self._loss(output)
             if not isinstance(value, Tensor) or value.numel() != 1:
                 raise SondeError(
-                    "The loss function must give one number that depends on the parameters, "
+                    "The loss function must return one number that depends on the parameters, "
                     "for instance loss=lambda output: cross_entropy(output, targets)."
                 )
         else:
@@ -146,9 +148,9 @@ class _Step:
                 parts = [tensor for _, tensor in find_tensors(output) if tensor.requires_grad]
                 value = sum(part.abs().sum() if part.is_complex() else part.sum() for part in parts) if parts else None
                 if parts:
-                    self._note("no loss was given: the sum of the outputs was differentiated instead")
+                    self._note("no loss was given: the backward started at the sum of the outputs")
         if value is None or not value.requires_grad:
-            self._note("nothing that the model puts out depends on a parameter that wants a gradient: there is no backward to time")
+            self._note("no output of the model requires a gradient: there is no backward to time")
             return None
         scalar: Tensor = value.reshape(())
         return scalar
@@ -159,10 +161,10 @@ class _Step:
 
 
 @contextmanager
-def _kept(model: nn.Module, optimizer: torch.optim.Optimizer | None, inputs: Any) -> Iterator[None]:
-    """Parameters, gradients, the optimizer's state and the gradients of inputs; the rest is kept by `state_restored`.
+def _restored(model: nn.Module, optimizer: torch.optim.Optimizer | None, inputs: Any) -> Iterator[None]:
+    """Restores parameters, gradients, the optimizer's state and the gradients of the inputs; `state_restored` restores the rest.
 
-    The model is not copied: a loss may hold on to it, and some models cannot be. The optimizer works on a copy of its state.
+    The model is not copied: the loss function may refer to it, and some models cannot be copied. The optimizer uses a copy of its state.
     """
     leaves = {id(p): p for p in (*model.parameters(), *(optimizer_parameters(optimizer) if optimizer is not None else ()))}
     leaves |= {id(tensor): tensor for _, tensor in find_tensors(inputs) if tensor.is_leaf and tensor.requires_grad}
@@ -173,7 +175,7 @@ def _kept(model: nn.Module, optimizer: torch.optim.Optimizer | None, inputs: Any
             for leaf in written:
                 undo.callback(_write, leaf, leaf.detach().clone())
             state, groups = optimizer.state, optimizer.param_groups
-            undo.callback(_put_back, optimizer, state, groups, [dict(group) for group in groups])
+            undo.callback(_restore_optimizer, optimizer, state, groups, [dict(group) for group in groups])
             copied = type(state)(state.default_factory)
             for key, value in state.items():
                 copied[key] = copy.deepcopy(value, {id(p): p for p in leaves.values()})
@@ -191,7 +193,7 @@ def _write(leaf: Tensor, content: Tensor) -> None:
         leaf.detach().copy_(content)
 
 
-def _put_back(optimizer: torch.optim.Optimizer, state: Any, groups: list[dict[str, Any]], contents: list[dict[str, Any]]) -> None:
+def _restore_optimizer(optimizer: torch.optim.Optimizer, state: Any, groups: list[dict[str, Any]], contents: list[dict[str, Any]]) -> None:
     optimizer.state, optimizer.param_groups = state, groups
     for group, content in zip(groups, contents):
         group.clear()

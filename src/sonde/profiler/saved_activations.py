@@ -1,4 +1,4 @@
-"""Counting what autograd keeps of the forward for the backward: the activations that a step's memory is made of."""
+"""Counts the bytes that autograd saves in the forward for the backward: the activations of a step."""
 
 from __future__ import annotations
 
@@ -12,37 +12,38 @@ from torch import Tensor
 from sonde.statistics.tensor_utils import find_tensors
 
 
-class KeptBytes:
-    """`read` only goes up; it counts inside `around`. A memory that several nodes keep counts once, for the first of them."""
+class SavedActivations:
+    """Counter of saved bytes, active inside `context`; a storage that several nodes save counts once, for the first of them."""
 
-    def __init__(self, left_out: Iterable[Tensor]) -> None:
-        """`left_out`: parameters and buffers, which are there anyway."""
+    def __init__(self, excluded: Iterable[Tensor]) -> None:
+        """`excluded`: parameters and buffers, which exist anyway."""
         self.total = 0
-        self._seen = {place for tensor in left_out if (place := _place(tensor)) is not None}
+        self._counted = {pointer for tensor in excluded if (pointer := _storage_pointer(tensor)) is not None}
 
     def read(self) -> int:
         return self.total
 
     @contextmanager
-    def around(self, args: Any, kwargs: Any) -> Iterator[None]:
-        self._seen.update(place for _, tensor in find_tensors((args, kwargs)) if (place := _place(tensor)) is not None)
-        with torch.autograd.graph.saved_tensors_hooks(self._keep, _give):
+    def context(self, args: Any, kwargs: Any) -> Iterator[None]:
+        """Counts inside; the inputs of the model (`args`, `kwargs`) are excluded."""
+        self._counted.update(pointer for _, tensor in find_tensors((args, kwargs)) if (pointer := _storage_pointer(tensor)) is not None)
+        with torch.autograd.graph.saved_tensors_hooks(self._on_save, _unchanged):
             yield
 
-    def _keep(self, tensor: Tensor) -> Tensor:
-        place = _place(tensor)
-        if place is not None and place not in self._seen:
-            self._seen.add(place)
+    def _on_save(self, tensor: Tensor) -> Tensor:
+        pointer = _storage_pointer(tensor)
+        if pointer is not None and pointer not in self._counted:
+            self._counted.add(pointer)
             self.total += tensor.untyped_storage().nbytes()
         return tensor
 
 
-def _give(tensor: Tensor) -> Tensor:
+def _unchanged(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _place(tensor: Tensor) -> int | None:
+def _storage_pointer(tensor: Tensor) -> int | None:
     try:
         return tensor.untyped_storage().data_ptr() or None
-    except (RuntimeError, NotImplementedError):  # sparse, lazy, and other tensors without a memory of one piece
+    except (RuntimeError, NotImplementedError):  # sparse, lazy and other tensors without a contiguous storage
         return None

@@ -1,7 +1,7 @@
-"""Profiling the steps of somebody else's script, which knows nothing of it: listens to the loop, and measures some of its steps.
+"""Profiles training steps of a script that does not know about it, by following its training loop.
 
-After the warm-up one step counts FLOPs and one bytes; then bare and timed steps take turns. All of them are steps of the training
-itself, whose numbers are what they would have been.
+After the warm-up one step counts FLOPs and one the saved bytes; then bare and timed steps alternate. All of them are steps of the training
+itself, and its results do not change.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from sonde.capture.gradient_state import optimizer_parameters
 from sonde.capture.step_boundaries import StepBoundaries
 from sonde.errors import SondeError
 from sonde.profiler import ProfileReport
-from sonde.profiler.build_report import assemble, dtype_and_device
-from sonde.profiler.module_timers import Doors
-from sonde.profiler.run_model import clock as reading_of
-from sonde.profiler.step_recording import Recorder, plan
-from sonde.profiler.trained_models import Finder
+from sonde.profiler.build_report import build_report, dtype_and_device
+from sonde.profiler.module_timers import ModuleTimers
+from sonde.profiler.run_model import clock
+from sonde.profiler.step_recording import ProfileRecorder, plan_steps
+from sonde.profiler.trained_models import TrainedModelFinder
 
 P = ParamSpec("P")
 _log = logging.getLogger("sonde")
@@ -40,9 +40,10 @@ def watch_steps(
     warmup: int = 3,
     on_done: Callable[[], None] | None = None,
 ) -> Iterator[StepWatcher]:
-    """Measures steps of whatever trains inside: `num_steps` bare and as many timed ones, after `warmup`.
+    """Profiles the training that runs inside: `num_steps` bare and as many timed steps, after `warmup` steps.
 
-    `on_done` is called in the training thread, after the last measured step. What it raises reaches the training: a way to stop it.
+    Without `models` the trained models are searched. `on_done` is called in the training thread after the last measured step; an exception
+    that it raises reaches the training, which is a way to stop it.
     """
     watcher = StepWatcher(models, num_steps, warmup, on_done)
     patches.subscribe(watcher)
@@ -52,11 +53,11 @@ def watch_steps(
         watcher.close()
 
 
-def _contained(method: Callable[Concatenate[StepWatcher, P], None]) -> Callable[Concatenate[StepWatcher, P], None]:
-    """Heard in the training thread alone; an error of ours ends the profile, not the training."""
+def _isolated(method: Callable[Concatenate[StepWatcher, P], None]) -> Callable[Concatenate[StepWatcher, P], None]:
+    """Runs a callback only in the training thread; an error of the profiler ends the profile, not the training."""
 
     @functools.wraps(method)
-    def guarded(self: StepWatcher, *args: P.args, **kwargs: P.kwargs) -> None:
+    def callback(self: StepWatcher, *args: P.args, **kwargs: P.kwargs) -> None:
         if torch.compiler.is_compiling():
             return
         if self.done or self.failure or (self._thread and self._thread != get_ident()):
@@ -67,77 +68,78 @@ def _contained(method: Callable[Concatenate[StepWatcher, P], None]) -> Callable[
             self.failure = f"{type(error).__name__}: {error}"
             _log.warning("sonde: profiling ended early: %s", self.failure)
             self.close()
-        self._tell()
+        self._call_on_done()
 
-    return cast("Callable[Concatenate[StepWatcher, P], None]", guarded)
+    return cast("Callable[Concatenate[StepWatcher, P], None]", callback)
 
 
 class StepWatcher(patches.TrainingCallbacks):
-    """Hears the loop through the switchboard. `report()` may be asked at any time after a few steps."""
+    """Follows a training loop and profiles some of its steps; `report()` may be called at any time after a few steps."""
 
     def __init__(self, models: Iterable[nn.Module] | None, num_steps: int, warmup: int, on_done: Callable[[], None] | None) -> None:
         if num_steps < 1 or warmup < 0:
-            raise SondeError(f"profiling needs 1 or more steps after 0 or more of warm-up, not {num_steps} after {warmup}.")
+            raise SondeError(f"profiling needs at least 1 step after 0 or more warm-up steps, not {num_steps} after {warmup}.")
         self.done = False
         self.failure = ""
-        self.num_seen = 0  # steps of the training that have ended
-        self._given = list(models) if models is not None else None
+        self.num_finished = 0  # steps of the training that have ended
+        self._models = list(models) if models is not None else None  # None: they are searched
         self._warmup, self._num_steps, self._on_done = warmup, num_steps, on_done
-        self._plan = plan(1, num_steps)
-        self._clock = StepBoundaries()
+        self._plan = plan_steps(1, num_steps)
+        self._boundaries = StepBoundaries()
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
-        self._finder = Finder()
-        self._doors: Doors | None = None
-        self._recorder: Recorder | None = None
+        self._finder = TrainedModelFinder()
+        self._timers: ModuleTimers | None = None
+        self._recorder: ProfileRecorder | None = None
         self._device, self._dtype = torch.device("cpu"), torch.float32
-        self._thread = 0
-        self._first = 0  # the step with which the plan begins
-        self._cleared = self._scaler_stepped = False
-        self._compiled = self._uses_functions = False
-        if self._given is None:
+        self._thread = 0  # of the training
+        self._first_step = 0  # with which the plan starts
+        self._has_cleared_gradients = self._has_scaler_stepped = False
+        self._compiles = self._compiles_functions = False
+        if self._models is None:
             self._finder.start()
 
     def report(self, title: str = "") -> ProfileReport:
-        recorder, doors = self._recorder, self._doors
-        if recorder is None or doors is None or not recorder.recorded.timed:
-            raise SondeError(self._why_nothing())
-        num = len(recorder.recorded.timed)
-        notes = [f"the training ended after {num} of {self._num_steps} steps to be timed"] if num < self._num_steps else []
+        """The profile of the steps measured so far. Raises SondeError if there are none."""
+        recorder, timers = self._recorder, self._timers
+        if recorder is None or timers is None or not recorder.recordings.timed:
+            raise SondeError(self._why_no_report())
+        num_timed = len(recorder.recordings.timed)
+        notes = [f"the training ended after {num_timed} of {self._num_steps} steps to be timed"] if num_timed < self._num_steps else []
         if self.failure:
             notes.append(f"profiling ended early: {self.failure}")
-        if not any(step.backward for step in recorder.recorded.timed):
-            notes.append("no call of backward() was seen: times of the backward are not known")
-        if self._compiled:
+        if not any(step.backward for step in recorder.recordings.timed):
+            notes.append("backward() was not called: times of the backward are not known")
+        if self._compiles:
             notes.append("the script compiles: compiled parts are timed as a whole; FLOPs and memory are not counted")
-        return assemble(recorder.recorded, doors, title=title, dtype=self._dtype, device=self._device, notes=notes)
+        return build_report(recorder.recordings, timers, title=title, dtype=self._dtype, device=self._device, notes=notes)
 
-    def _why_nothing(self) -> str:
+    def _why_no_report(self) -> str:
         if self.failure:
             return f"profiling ended early: {self.failure}."
-        if not self.num_seen and self._uses_functions:
-            return "no training step was seen: the script compiles its step, and inside of that nothing is heard. Profile it uncompiled."
-        if not self.num_seen:
+        if not self.num_finished and self._compiles_functions:
+            return "no training step was found: the script compiles its whole step. Profile it uncompiled."
+        if not self.num_finished:
             return (
-                "no training step was seen: no optimizer stepped. Does the script train, and in this process?\n"
+                "no training step was found: no optimizer stepped. Does the script train, and in this process?\n"
                 "For a model without a training loop use sonde.Profiler().profile(model, inputs)."
             )
         if self._recorder is None:
-            return f"{self.num_seen} steps were seen, but no torch.nn.Module in them that is being trained, so there are no layers to time."
-        least, all_of_it = max(1, self._warmup) + 5, max(1, self._warmup) + len(self._plan)
-        return f"the training ended after {self.num_seen} steps: too few for a profile. It needs {least}, and {all_of_it} for all of it."
+            return f"{self.num_finished} training steps ran, but they train no torch.nn.Module, so there are no layers to time."
+        minimum, complete = max(1, self._warmup) + 5, max(1, self._warmup) + len(self._plan)
+        return f"the training ended after {self.num_finished} steps, too few for a profile. It needs {minimum}; a complete one {complete}."
 
     def close(self) -> None:
-        """Takes everything off; closing twice is fine."""
-        with ExitStack() as last:
-            last.callback(patches.unsubscribe, self)
-            last.callback(self._finder.stop)
+        """Removes all hooks; closing twice is allowed."""
+        with ExitStack() as stack:
+            stack.callback(patches.unsubscribe, self)
+            stack.callback(self._finder.stop)
             if self._recorder is not None:
-                last.callback(self._recorder.end_step, keep=False)
+                stack.callback(self._recorder.end_step, discard=True)
 
-    def _tell(self) -> None:
+    def _call_on_done(self) -> None:
         if self.done and self._on_done is not None:
-            tell, self._on_done = self._on_done, None
-            tell()
+            on_done, self._on_done = self._on_done, None
+            on_done()
 
     # -- steps -------------------------------------------------------------------------------------
 
@@ -145,150 +147,142 @@ class StepWatcher(patches.TrainingCallbacks):
         recorder = self._recorder
         if recorder is not None:
             recorder.end_step()
-        self._clock.end_step()
-        self.num_seen += 1
-        if recorder is None and self.num_seen >= max(1, self._warmup):
+        self._boundaries.end_step()
+        self.num_finished += 1
+        if recorder is None and self.num_finished >= max(1, self._warmup):
             recorder = self._prepare()
         if recorder is not None:
-            at = self.num_seen - self._first
-            if at < len(self._plan):
-                recorder.begin_step(self._plan[at])
+            index = self.num_finished - self._first_step
+            if index < len(self._plan):
+                recorder.start_step(self._plan[index])
             else:
                 self.done = True
                 self.close()
 
-    def _prepare(self) -> Recorder | None:
-        models = self._models()
+    def _prepare(self) -> ProfileRecorder | None:
+        models = self._models_by_prefix()
         if not models:
-            if self._given is None and not self._compiled:
-                return None  # still looking
+            if self._models is None and not self._compiles:
+                return None  # the search goes on
             models = {}
         self._finder.stop()
-        self._first = self.num_seen
-        if self._compiled:
-            # What counts is called from inside of compiled code: the compiler would compile that too, or give up on the model.
-            self._plan = plan(1, self._num_steps, counts=False)
-        self._doors = Doors({} if self._uses_functions else models, eager=False)
+        self._first_step = self.num_finished
+        if self._compiles:
+            # The counters would be called from compiled code: torch.compile would compile them too, or give up on the model.
+            self._plan = plan_steps(1, self._num_steps, with_counters=False)
+        self._timers = ModuleTimers({} if self._compiles_functions else models, eager=False)
         tensors = [tensor for model in models.values() for tensor in (*model.parameters(), *model.buffers())]
         self._dtype, self._device = dtype_and_device(tensors)
-        self._recorder = Recorder(self._doors, left_out=tensors, read=reading_of(self._device), trains=True)
+        self._recorder = ProfileRecorder(self._timers, excluded=tensors, read=clock(self._device), follows_training=True)
         return self._recorder
 
-    def _models(self) -> dict[str, nn.Module]:
-        if self._given is None:
+    def _models_by_prefix(self) -> dict[str, nn.Module]:
+        if self._models is None:
             return self._finder.models()
-        if len(self._given) == 1:
-            return {"": self._given[0]}
-        return {f"{type(model).__name__.lower()}{number}": model for number, model in enumerate(self._given)}
+        if len(self._models) == 1:
+            return {"": self._models[0]}
+        return {f"{type(model).__name__.lower()}{number}": model for number, model in enumerate(self._models)}
 
-    # -- what is heard -----------------------------------------------------------------------------
+    # -- callbacks of the training loop (capture/patches.py) ---------------------------------------
 
-    @_contained
+    @_isolated
     def on_batch_start(self) -> None:
-        if self._clock.on_batch_start():
+        if self._boundaries.on_batch_start():
             self._end_step()
-        self._begin("data")
+        self._start_phase("data")
 
-    @_contained
+    @_isolated
     def on_batch_end(self, batch: Any) -> None:
-        self._end("data")
+        self._end_phase("data")
         if self._recorder is not None:
-            self._recorder.fetched(batch)
+            self._recorder.add_fetched(batch)
 
+    @_isolated
     def on_phase_start(self, phase: str, owner: Any) -> None:
         if phase == "data":
-            self._begin_contained(phase)
+            self._start_phase(phase)
 
-    @_contained
+    @_isolated
     def on_phase_end(self, phase: str) -> None:
         if phase == "data":
-            self._end(phase)
+            self._end_phase(phase)
 
-    @_contained
+    @_isolated
     def on_backward_start(self, tensors: Any) -> None:
         self._thread = self._thread or get_ident()
-        cleared, self._cleared = self._cleared, False
-        if self._clock.on_backward_start(has_cleared=cleared, has_moved=False):
+        cleared, self._has_cleared_gradients = self._has_cleared_gradients, False
+        if self._boundaries.on_backward_start(has_cleared=cleared, has_moved=False):
             self._end_step()
         if self._recorder is not None:
-            self._recorder.backward_begins(tensors)
+            self._recorder.start_backward(tensors)
 
-    @_contained
+    @_isolated
     def on_backward_end(self) -> None:
         if self._recorder is not None:
-            self._recorder.backward_ended()
+            self._recorder.end_backward()
 
-    @_contained
-    def on_zero_grad(self, target: Any) -> None:
-        self._cleared = True
-        if self._clock.on_zero_grad(id(target)):
+    @_isolated
+    def on_zero_grad(self, owner: Any) -> None:
+        self._has_cleared_gradients = True
+        if self._boundaries.on_zero_grad(id(owner)):
             self._end_step()
 
-    @_contained
+    @_isolated
     def on_optimizer_created(self, optimizer: torch.optim.Optimizer) -> None:
-        self._knows(optimizer)  # before any steps: else the step of the first of several would be taken for the end of their cycle
-        if self._recorder is None and self._given is None:
-            self._finder.look_around({id(p) for p in optimizer_parameters(optimizer)})
+        self._register(optimizer)  # before any optimizer steps: else the step of the first of several would count as a whole step
+        if self._recorder is None and self._models is None:
+            self._finder.search_caller({id(p) for p in optimizer_parameters(optimizer)})
 
-    @_contained
+    @_isolated
     def on_optimizer_step_start(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
         self._thread = self._thread or get_ident()
-        self._knows(optimizer)
-        if self._clock.on_optimizer_step_start(id(optimizer)):
+        self._register(optimizer)
+        if self._boundaries.on_optimizer_step_start(id(optimizer)):
             self._end_step()
-        if not has_closure:  # else forward and backward happen inside of it
-            self._begin("optimizer")
+        if not has_closure:  # with a closure, forward and backward run inside
+            self._start_phase("optimizer")
 
-    @_contained
+    @_isolated
     def on_optimizer_step_end(self, optimizer: torch.optim.Optimizer) -> None:
-        self._scaler_stepped = True
-        self._end("optimizer")
-        if self._clock.on_optimizer_step_end(id(optimizer)):
+        self._has_scaler_stepped = True
+        self._end_phase("optimizer")
+        if self._boundaries.on_optimizer_step_end(id(optimizer)):
             self._end_step()
 
-    @_contained
+    @_isolated
     def on_scaler_step_start(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
-        self._scaler_stepped = False
+        self._has_scaler_stepped = False
 
-    @_contained
+    @_isolated
     def on_scaler_step_end(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
-        if self._scaler_stepped:
+        if self._has_scaler_stepped:
             return
-        self._knows(optimizer)  # the scaler left the step out: it is a step all the same
-        if self._clock.on_optimizer_step_start(id(optimizer)):
+        self._register(optimizer)  # the scaler skipped the update: it still counts as a step
+        if self._boundaries.on_optimizer_step_start(id(optimizer)):
             self._end_step()
-        if self._clock.on_optimizer_step_end(id(optimizer)):
+        if self._boundaries.on_optimizer_step_end(id(optimizer)):
             self._end_step()
 
-    @_contained
+    @_isolated
     def on_compile(self, target: Any) -> None:
-        # torch's global hooks and the compiler do not go together; and a door inside of what is compiled would compile it again.
-        self._compiled = True
+        # The finder inspects variables of the user in torch's global module hooks, which must not happen inside compiled code.
+        self._compiles = True
         self._finder.stop()
-        self._uses_functions = self._uses_functions or not isinstance(getattr(target, "__self__", target), nn.Module)
+        self._compiles_functions = self._compiles_functions or not isinstance(getattr(target, "__self__", target), nn.Module)
 
+    # -- helpers -----------------------------------------------------------------------------------
 
-
-
-
-
-    # -- inside ------------------------------------------------------------------------------------
-
-    @_contained
-    def _begin_contained(self, phase: str) -> None:
-        self._begin(phase)
-
-    def _begin(self, phase: str) -> None:
+    def _start_phase(self, phase: str) -> None:
         if self._recorder is not None:
-            self._recorder.begin(phase)
+            self._recorder.start_phase(phase)
 
-    def _end(self, phase: str) -> None:
+    def _end_phase(self, phase: str) -> None:
         if self._recorder is not None:
-            self._recorder.end(phase)
+            self._recorder.end_phase(phase)
 
-    def _knows(self, optimizer: torch.optim.Optimizer) -> None:
+    def _register(self, optimizer: torch.optim.Optimizer) -> None:
         known = self._optimizers.get(id(optimizer))
         if known is None or known() is not optimizer:
             self._optimizers[id(optimizer)] = weakref.ref(optimizer)
             self._optimizers = {key: ref for key, ref in self._optimizers.items() if ref() is not None}
-            self._clock.num_optimizers = len(self._optimizers)
+            self._boundaries.num_optimizers = len(self._optimizers)

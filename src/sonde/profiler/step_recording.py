@@ -1,237 +1,249 @@
-"""Recording steps of one kind or another. It is told when a step and its phases begin and end, by who drives the model or by who listens
-to a script, and keeps what the tapes say.
+"""Records training steps with timers or counters installed.
 
-A *bare* step has doors at the outermost modules alone, whose cost is lost in it: it tells how long a step and its phases really take.
-A *timed* step has all doors and nodes. They take turns, so that whatever else the machine does falls on both alike.
-Two more steps count FLOPs and bytes.
+The caller (run_model.py, or script_step_watcher.py for the training loop of a script) reports when a step and its phases start and end.
+A *bare* step has timers on the outermost modules alone and gives the duration of a step and its phases. A *timed* step has timers on all
+modules and autograd nodes. Bare and timed steps alternate, so that other load on the machine affects both alike. Two more steps count FLOPs
+and the bytes saved for the backward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sonde.profiler import Span
-from sonde.profiler.autograd_node_timers import Nodes
+from sonde.profiler.autograd_node_timers import AutogradNodeTimers
 from sonde.profiler.flops import FlopCounter
-from sonde.profiler.layer_costs import Figures, figures, spans
-from sonde.profiler.module_timers import Doors
-from sonde.profiler.samples_per_step import Batch, batch_of
-from sonde.profiler.saved_activations import KeptBytes
-from sonde.profiler.time_trace import Read, Tape
-from sonde.profiler.timer_cost import door_ns, node_ns
-from sonde.profiler.utilization import Utilisation, switches
+from sonde.profiler.layer_costs import LayerCosts, evaluate, spans
+from sonde.profiler.module_timers import ModuleTimers
+from sonde.profiler.samples_per_step import InputBatch, input_batch
+from sonde.profiler.saved_activations import SavedActivations
+from sonde.profiler.time_trace import ReadCounter, TimeTrace
+from sonde.profiler.timer_cost import TimerCost, timer_cost
+from sonde.profiler.utilization import UtilizationMeter, num_preemptions
 from sonde.statistics.tensor_utils import find_tensors
 
-Kind = Literal["warmup", "bare", "timed", "flops", "memory"]
-MAX_SPANS = 20_000  # a trace of the first steps: more is slow to open and says the same
+StepKind = Literal["warmup", "bare", "timed", "flops", "memory"]
+MAX_SPANS = 20_000  # of the first steps, for a trace file: more is slow to open and shows nothing new
 
 
-def plan(warmup: int, repeats: int, *, counts: bool = True) -> list[Kind]:
-    """The kinds of steps, in order. What is counted comes first: a script may end early."""
-    counted: list[Kind] = ["flops", "memory"] if counts else []
-    measured: list[Kind] = ["bare", "timed"]
-    warm: list[Kind] = ["warmup"]
-    return warm * max(1, warmup) + counted + measured * repeats
+def plan_steps(warmup: int, repeats: int, *, with_counters: bool = True) -> list[StepKind]:
+    """The kinds of steps, in order. The counting steps come first: a script may end early."""
+    counting: list[StepKind] = ["flops", "memory"] if with_counters else []
+    measured: list[StepKind] = ["bare", "timed"]
+    warm: list[StepKind] = ["warmup"]
+    return warm * max(1, warmup) + counting + measured * repeats
 
 
 @dataclass(slots=True)
-class Recorded:
-    """What is known after some steps."""
+class StepRecordings:
+    """The measurements of all recorded steps."""
 
     bare: list[dict[str, float]] = field(default_factory=list)  # milliseconds by phase, and "step"
-    timed: list[Figures] = field(default_factory=list)
-    timed_ms: list[dict[str, float]] = field(default_factory=list)  # as for bare ones; what the profiler does itself is in "other"
-    bare_switches: list[int] = field(default_factory=list)  # how often others took the processor away, by step
-    timed_switches: list[int] = field(default_factory=list)
-    flops: Figures | None = None
-    kept: Figures | None = None
-    batches: dict[int, list[Batch]] = field(default_factory=dict)  # by layer, of one step
-    num_fetched: int = 0  # samples that loaders gave in it
-    autocast: torch.dtype | None = None  # in which the products of the model are computed, where that is not its own dtype
+    timed: list[LayerCosts] = field(default_factory=list)
+    timed_ms: list[dict[str, float]] = field(default_factory=list)  # as `bare`; the profiler's own work is in "other"
+    bare_preemptions: list[int] = field(default_factory=list)  # per step: how often the system gave the processor to another program
+    timed_preemptions: list[int] = field(default_factory=list)
+    flops: LayerCosts | None = None
+    saved_bytes: LayerCosts | None = None
+    batches: dict[int, list[InputBatch]] = field(default_factory=dict)  # by layer, of one step
+    num_fetched: int = 0  # samples from data loaders in that step
+    autocast: torch.dtype | None = None  # dtype of the matrix products under autocast
     spans: list[Span] = field(default_factory=list)
-    uncounted: set[str] = field(default_factory=set)  # operations without a formula
-    failures: list[str] = field(default_factory=list)  # of the profiler itself; the steps are not kept
-    utilisation: Utilisation = field(default_factory=Utilisation)
-    door_ns: int = 0  # what a call and a node of a timed step cost, as measured on their own
-    node_ns: int = 0
+    uncounted: set[str] = field(default_factory=set)  # operations without a FLOP formula
+    failures: list[str] = field(default_factory=list)  # errors of the profiler itself; these steps were discarded
+    utilization: UtilizationMeter = field(default_factory=UtilizationMeter)
+    timer_cost: TimerCost = field(default_factory=TimerCost)
 
 
-class Recorder:
-    """One step at a time. `end_step` may be called whatever happened; it leaves nothing behind in the model."""
+class ProfileRecorder:
+    """Records one step at a time; `end_step` may be called at any moment and leaves nothing on the model."""
 
-    def __init__(self, doors: Doors, *, left_out: Iterable[Tensor], read: Read = perf_counter_ns, trains: bool = False) -> None:
-        """`trains`: what runs without gradients (validation between two steps) is left out."""
-        self.recorded = Recorded()
-        self._doors, self._left_out, self._read, self._trains = doors, list(left_out), read, trains
-        self._kind: Kind = "warmup"
-        self._tape: Tape | None = None
-        self._nodes: Nodes | None = None
-        self._around = ExitStack()  # of the backward that is under way
+    def __init__(
+        self, timers: ModuleTimers, *, excluded: Iterable[Tensor], read: ReadCounter = perf_counter_ns, follows_training: bool = False
+    ) -> None:
+        """`excluded` tensors (parameters, buffers) do not count as saved activations.
+
+        With `follows_training`, the steps are those of a training loop: forward calls under no_grad (validation between two steps) are
+        ignored. Without it, the caller runs the model with `run_forward`.
+        """
+        self.recordings = StepRecordings(timer_cost=timer_cost(read))
+        self._timers, self._excluded, self._read, self._follows_training = timers, list(excluded), read, follows_training
+        self._kind: StepKind = "warmup"
+        self._trace: TimeTrace | None = None
+        self._node_timers: AutogradNodeTimers | None = None
+        self._backward_context = ExitStack()
         self._phases: dict[str, int] = {}
-        self._open: dict[str, int] = {}
-        self._began = self._switches = 0
-        self._zero: int | None = None  # when the first timed step began
+        self._open_phases: dict[str, int] = {}
+        self._start = self._preemptions = 0
+        self._zero: int | None = None  # start of the first timed step
         self._counter: FlopCounter | None = None
-        self._batches: list[tuple[int, Batch]] = []  # with the place that the call has on the tape
-        self._num_fetched = self._num_backwards = self._num_updates = 0  # in the step under way
-        self.recorded.door_ns, self.recorded.node_ns = door_ns(read), node_ns(read)
+        self._batches: list[tuple[int, InputBatch]] = []  # with the index of the call in the trace
+        self._num_fetched = self._num_backwards = self._num_updates = 0  # in the current step
 
-    @property
-    def is_open(self) -> bool:
-        return self._tape is not None
-
-    def begin_step(self, kind: Kind) -> None:
+    def start_step(self, kind: StepKind) -> None:
         self._kind = kind
-        self._phases, self._open = {}, {}
+        self._phases, self._open_phases = {}, {}
         self._num_fetched = self._num_backwards = self._num_updates = 0
-        self._tape = tape = self._tape_for(kind)
-        self._doors.put_in(tape, roots_alone=kind == "bare")
-        tape.trains = self._trains
-        tape.start()
+        self._trace = trace = self._trace_for(kind)
+        self._timers.install(trace, only_roots=kind == "bare", watch_roots=self._follows_training)
+        trace.requires_grad_mode = self._follows_training
+        trace.start()
         if kind == "bare":
-            self.recorded.utilisation.begin()
-        self._switches = switches()
-        self._began = self._read()
+            self.recordings.utilization.start()
+        self._preemptions = num_preemptions()
+        self._start = self._read()
 
-    def _tape_for(self, kind: Kind) -> Tape:
+    def _trace_for(self, kind: StepKind) -> TimeTrace:
         if kind == "flops":
             self._counter = FlopCounter()
-            return Tape(self._counter.read, self._counter.around)
+            return TimeTrace(self._counter.read, self._counter.context)
         if kind == "memory":
-            counter = KeptBytes(self._left_out)
-            return Tape(counter.read, counter.around)
+            counter = SavedActivations(self._excluded)
+            return TimeTrace(counter.read, counter.context)
         if kind == "warmup":
             self._batches.clear()
-            return Tape(self._read, self._noting)
-        return Tape(self._read)
+            return TimeTrace(self._read, self._on_outermost_call)
+        return TimeTrace(self._read)
 
-    def _noting(self, args: Any, kwargs: Any) -> AbstractContextManager[Any]:
-        """What goes into the outermost modules."""
-        batch = batch_of(args, kwargs)
-        if batch is not None and self._tape is not None:
-            self._batches.append((len(self._tape.calls), batch._replace(backward=self._num_backwards, update=self._num_updates)))
-            self.recorded.autocast = _autocast()
+    def _on_outermost_call(self, args: Any, kwargs: Any) -> AbstractContextManager[Any]:
+        batch = input_batch(args, kwargs)
+        if batch is not None and self._trace is not None:
+            batch = batch._replace(num_backwards=self._num_backwards, num_updates=self._num_updates)
+            self._batches.append((len(self._trace.calls), batch))
+            self.recordings.autocast = _autocast_dtype()
         return nullcontext()
+
+    def run_forward(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Calls the model and records the call; in a bare step nothing else is installed."""
+        if self._kind != "bare":
+            return model(*args, **kwargs)
+        self._timers.on_forward_start(model, args, dict(kwargs))
+        output = None
+        try:
+            output = model(*args, **kwargs)
+            return output
+        finally:
+            self._timers.on_forward_end(model, output)
 
     # -- phases ------------------------------------------------------------------------------------
 
-    def begin(self, phase: str) -> None:
-        self._open[phase] = self._read()
+    def start_phase(self, phase: str) -> None:
+        self._open_phases[phase] = self._read()
 
-    def end(self, phase: str) -> None:
-        began = self._open.pop(phase, None)
-        if began is not None:
-            now = self._read()
-            self._phases[phase] = self._phases.get(phase, 0) + now - began
-            self._trace(phase, began, now)
+    def end_phase(self, phase: str) -> None:
+        start = self._open_phases.pop(phase, None)
+        if start is not None:
+            end = self._read()
+            self._phases[phase] = self._phases.get(phase, 0) + end - start
+            self._add_span(phase, start, end)
             self._num_updates += phase == "optimizer"
 
-    def fetched(self, batch: Any) -> None:
-        """A loader gave it, in the step under way."""
-        if self._kind == "warmup" and (found := batch_of((batch,), {})) is not None:
-            self._num_fetched += found.num_samples
+    def add_fetched(self, batch: Any) -> None:
+        """Counts the samples of a batch from a data loader."""
+        if self._kind == "warmup" and (fetched := input_batch((batch,), {})) is not None:
+            self._num_fetched += fetched.num_samples
 
-    def backward_begins(self, roots: Any) -> None:
-        tape = self._tape
-        if tape is None:
+    def start_backward(self, roots: Any) -> None:
+        trace = self._trace
+        if trace is None:
             return
         if self._kind in ("timed", "flops"):
-            if self._nodes is None:
-                self._nodes = Nodes(tape)
-            self._nodes.hook(tensor for _, tensor in find_tensors(roots))
-        if tape.around is not None:
-            self._around.enter_context(tape.around((), {}))
-        tape.backward_begins()
+            if self._node_timers is None:
+                self._node_timers = AutogradNodeTimers(trace)
+            self._node_timers.install(tensor for _, tensor in find_tensors(roots))
+        if trace.context is not None:
+            self._backward_context.enter_context(trace.context((), {}))
+        trace.start_backward()
 
-    def backward_ended(self) -> None:
-        if self._tape is not None and self._tape.in_backward:
-            self._tape.backward_ended()
+    def end_backward(self) -> None:
+        if self._trace is not None and self._trace.in_backward:
+            self._trace.end_backward()
             self._num_backwards += 1
-        self._around.close()
+        self._backward_context.close()
 
-    # -- the end -----------------------------------------------------------------------------------
+    # -- the end of a step -------------------------------------------------------------------------
 
-    def end_step(self, *, keep: bool = True) -> None:
-        """`keep` is False where the step failed: nothing of it is kept."""
-        ended = self._read()
-        num_switches = switches() - self._switches
-        tape, self._tape = self._tape, None
-        if tape is None:
+    def end_step(self, *, discard: bool = False) -> None:
+        """Removes the timers and stores the measurements, unless the step failed (`discard`)."""
+        end = self._read()
+        preemptions = num_preemptions() - self._preemptions
+        trace, self._trace = self._trace, None
+        if trace is None:
             return
-        tape.stop()
-        self._around.close()
-        self._doors.take_out()
-        if self._nodes is not None:
-            self._nodes.remove()
-            self._nodes = None
+        trace.stop()
+        self._backward_context.close()
+        self._timers.remove()
+        if self._node_timers is not None:
+            self._node_timers.remove()
+            self._node_timers = None
         if self._kind == "bare":
-            self.recorded.utilisation.pause()
-        if tape.failure:
-            self.recorded.failures.append(tape.failure)
-        elif keep:
-            self._keep(tape, ended, num_switches)
+            self.recordings.utilization.pause()
+        if trace.failure:
+            self.recordings.failures.append(trace.failure)
+        elif not discard:
+            self._store(trace, end, preemptions)
 
-    def _keep(self, tape: Tape, ended: int, num_switches: int) -> None:
-        recorded = self.recorded
+    def _store(self, trace: TimeTrace, end: int, preemptions: int) -> None:
+        recordings = self.recordings
         if self._kind == "bare":
-            recorded.bare.append(self._times(figures(tape), ended))
-            recorded.bare_switches.append(num_switches)
+            recordings.bare.append(self._phase_times(evaluate(trace), end))
+            recordings.bare_preemptions.append(preemptions)
         elif self._kind == "timed":
-            self._zero = self._began if self._zero is None else self._zero
-            if len(recorded.spans) < MAX_SPANS:
-                self._trace_step(tape, ended)
-            found = figures(tape)
-            recorded.timed.append(found)
-            recorded.timed_ms.append(self._times(found, ended))
-            recorded.timed_switches.append(num_switches)
+            self._zero = self._start if self._zero is None else self._zero
+            if len(recordings.spans) < MAX_SPANS:
+                self._add_step_spans(trace, end)
+            costs = evaluate(trace)
+            recordings.timed.append(costs)
+            recordings.timed_ms.append(self._phase_times(costs, end))
+            recordings.timed_preemptions.append(preemptions)
         elif self._kind == "flops":
-            recorded.flops = figures(tape)
-            recorded.uncounted = self._counter.uncounted if self._counter is not None else set()
+            recordings.flops = evaluate(trace)
+            recordings.uncounted = self._counter.uncounted if self._counter is not None else set()
         elif self._kind == "memory":
-            recorded.kept = figures(tape)
-        elif tape.calls:  # warming up: which modules are called from outside, and with what, is known now
-            self._doors.keep_roots(call.layer for call in tape.calls if call.parent is None)
-            recorded.batches.clear()
-            recorded.num_fetched = self._num_fetched
-            for place, batch in self._batches:
-                if place < len(tape.calls):
-                    recorded.batches.setdefault(tape.calls[place].layer, []).append(batch)
+            recordings.saved_bytes = evaluate(trace)
+        elif trace.calls:  # warm-up: it shows which modules are outermost, and their inputs
+            self._timers.set_roots(call.layer for call in trace.calls if call.parent is None)
+            recordings.batches.clear()
+            recordings.num_fetched = self._num_fetched
+            for index, batch in self._batches:
+                if index < len(trace.calls):
+                    recordings.batches.setdefault(trace.calls[index].layer, []).append(batch)
 
-    def _times(self, found: Figures, ended: int) -> dict[str, float]:
-        step = ended - self._began
-        phases = {**self._phases, "forward": found.forward, "backward": found.backward}
+    def _phase_times(self, costs: LayerCosts, end: int) -> dict[str, float]:
+        step = end - self._start
+        phases = {**self._phases, "forward": costs.forward, "backward": costs.backward}
         phases["other"] = max(0, step - sum(phases.values()))
         return {name: ns / 1e6 for name, ns in (*phases.items(), ("step", step))}
 
-    # -- for a trace -------------------------------------------------------------------------------
+    # -- spans for a trace file --------------------------------------------------------------------
 
-    def _trace(self, phase: str, began: int, ended: int) -> None:
-        if self._kind == "timed" and len(self.recorded.spans) < MAX_SPANS:
-            zero = self._zero if self._zero is not None else self._began
-            self.recorded.spans.append(Span(len(self.recorded.timed), "phase", phase, (began - zero) / 1e6, (ended - began) / 1e6))
+    def _add_span(self, phase: str, start: int, end: int) -> None:
+        if self._kind == "timed" and len(self.recordings.spans) < MAX_SPANS:
+            zero = self._zero if self._zero is not None else self._start
+            self.recordings.spans.append(Span(len(self.recordings.timed), "phase", phase, (start - zero) / 1e6, (end - start) / 1e6))
 
-    def _trace_step(self, tape: Tape, ended: int) -> None:
-        step = len(self.recorded.timed)
+    def _add_step_spans(self, trace: TimeTrace, end: int) -> None:
+        step = len(self.recordings.timed)
         assert self._zero is not None
-        found = list(spans(tape, self._doors.layers, step, self._zero))
-        if len(found) + len(self.recorded.spans) > MAX_SPANS and self.recorded.timed:
-            return  # whole steps only
-        for call in tape.calls:
-            if call.parent is None and call.ended >= 0:
-                self._trace("forward", call.began, call.ended)
-        for first, _, end in tape.ends:
-            self._trace("backward", tape.marks[first][0], end)
-        self._trace("step", self._began, ended)
-        self.recorded.spans += found[:MAX_SPANS]
+        layer_spans = list(spans(trace, self._timers.layers, step, self._zero))
+        if len(layer_spans) + len(self.recordings.spans) > MAX_SPANS and self.recordings.timed:
+            return  # only whole steps
+        for call in trace.calls:
+            if call.parent is None and call.end >= 0:
+                self._add_span("forward", call.start, call.end)
+        for first, _, backward_end in trace.backwards:
+            self._add_span("backward", trace.marks[first][0], backward_end)
+        self._add_span("step", self._start, end)
+        self.recordings.spans += layer_spans[:MAX_SPANS]
 
 
-def _autocast() -> torch.dtype | None:
+def _autocast_dtype() -> torch.dtype | None:
     device = "cuda" if torch.is_autocast_enabled("cuda") else "cpu"
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None

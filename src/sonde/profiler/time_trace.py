@@ -1,146 +1,170 @@
-"""The tape: what happened in one step, in order, with a reading at each event. Nothing is computed while the step runs.
+"""Trace of one measured step: the start and end of every module call, and the start of every autograd node, each with a counter reading.
 
-A reading is a clock's, or that of any counter that only goes up: FLOPs and bytes are laid to the modules' account in the same way as
-time. In the forward, a call of a module has a reading at both ends. Autograd numbers its nodes as they are made, so the numbers at which
-calls begin and end tell later which call made a node. In the backward, each node that begins leaves a mark: from there to the next mark
-everything is its owner's. Gradients are accumulated right after the node that made them, and so come onto the same account.
+The counter is a clock, or any other counter that only increases: the same trace attributes FLOPs and bytes to modules. Nothing is computed
+while the step runs; layer_costs.py evaluates the trace afterwards.
+
+Forward: a module call has a reading at its start and at its end. Backward: autograd numbers its nodes in the order of their creation, so
+the node numbers at the start and end of a call identify the nodes that the call created. Each node that starts adds a mark; everything
+until the next mark belongs to the call that created the node. Gradient accumulation runs right after the node that produced the gradient
+and is therefore attributed to the same call.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
 from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]
 
-Read = Callable[[], int]
-Around = Callable[[Any, Any], AbstractContextManager[Any]]  # of the arguments of the outermost forward; of (), {} for a backward
+ReadCounter = Callable[[], int]
+CallContext = Callable[[Any, Any], AbstractContextManager[Any]]  # from args and kwargs of an outermost forward; from (), {} for a backward
 
 
-class Call:
-    """One call of a module's forward."""
+class LayerCall:
+    """One forward call of one module."""
 
-    __slots__ = ("back", "back_all", "began", "ended", "inside", "layer", "marks", "marks_all", "num_all", "num_inside", "parent")
+    __slots__ = (
+        "backward", "backward_total", "children", "end", "layer", "num_children", "num_descendants", "num_nodes", "num_nodes_total",
+        "parent", "start",
+    )  # fmt: skip
 
-    def __init__(self, layer: int, parent: Call | None) -> None:
+    def __init__(self, layer: int, parent: LayerCall | None) -> None:
         self.layer, self.parent = layer, parent
-        self.began = self.ended = -1
-        # What follows is added up when the tape is read.
-        self.inside = self.num_inside = self.num_all = 0  # reading and number of the calls inside; number of all within
-        self.back = self.back_all = 0  # reading of its nodes, and of those of all within
-        self.marks = self.marks_all = 0  # number of these nodes
+        self.start = self.end = -1  # readings; -1 until the call starts and ends
+        # The sums below are filled in when the trace is evaluated (layer_costs.py).
+        self.children = self.num_children = self.num_descendants = 0  # reading and number of the direct calls inside; number of all inside
+        self.backward = self.backward_total = 0  # reading of its own nodes; with those of the calls inside
+        self.num_nodes = self.num_nodes_total = 0
 
 
-ENGINE = Call(-1, None)  # owns what autograd does before the first node
-OURS = Call(-2, None)  # owns what the profiler does in the middle of a backward: nobody's cost
-LOSS = Call(-3, None)  # owns nodes that were made outside of all modules
+# Owners of marks that belong to no module call.
+ENGINE = LayerCall(-1, None)  # autograd, before the first node
+PROFILER = LayerCall(-2, None)  # work of the profiler inside a backward: excluded from all costs
+OUTSIDE = LayerCall(-3, None)  # nodes created outside of all modules: the loss
 
 
-class Tape:
-    """Records what the thread that started it does; a tape that is not running costs its callers a comparison."""
+class TimeTrace:
+    """Records the module calls and backward passes of the thread that started it."""
 
-    def __init__(self, read: Read = perf_counter_ns, around: Around | None = None) -> None:
-        self.read, self.around = read, around
-        self.thread = 0
-        self.calls: list[Call] = []
-        self.marks: list[tuple[int, Call]] = []  # of all backwards
-        self.ends: list[tuple[int, int, int]] = []  # of each backward: its first mark, the mark after its last, its last reading
+    def __init__(self, read: ReadCounter = perf_counter_ns, context: CallContext | None = None) -> None:
+        """`context` is entered around every outermost forward call: the FLOP counter and the saved-tensor hooks."""
+        self.read, self.context = read, context
+        self.thread = 0  # 0: not running
+        self.calls: list[LayerCall] = []
+        self.marks: list[tuple[int, LayerCall]] = []  # of all backward passes
+        self.backwards: list[tuple[int, int, int]] = []  # per backward: index of its first mark, index after its last, last reading
         self.in_backward = False
-        self.trains = False  # calls from outside that are not differentiated are none of its business
+        self.requires_grad_mode = False  # ignore outermost calls under no_grad: validation between two training steps
         self.failure = ""
-        self.on_repeat: Callable[[Any, int], None] | None = None  # a module was called again in the backward: output, first number
-        self._top: Call | None = None
-        self._numbers: list[int] = []  # of nodes: from each of these on …
-        self._owners: list[Call] = []  # … they are made by this call
-        self._latest: dict[int, Call] = {}
+        self.on_recomputed: Callable[[Any, int], None] | None = None  # called with output and first node number of a repeated forward
+        self._current: LayerCall | None = None
+        self._contexts = ExitStack()  # of the outermost call that runs
+        self._first_nodes: list[int] = []  # nodes from each of these numbers on …
+        self._creators: list[LayerCall] = []  # … are created by this call
+        self._latest: dict[int, LayerCall] = {}  # by layer
 
     def start(self) -> None:
         self.thread = get_ident()
 
     def stop(self) -> None:
-        """Also after an exception, from wherever."""
+        """Ends the recording; also works in the middle of a forward or backward that raised."""
         self.thread = 0
-        self._top = None
+        self._current = None
+        self._contexts.close()
         if self.in_backward:
-            self.backward_ended()
+            self.end_backward()
 
-    def broke(self, error: Exception) -> None:
-        """The profiler itself failed: this step is not kept, and the model runs on."""
+    def fail(self, error: Exception) -> None:
+        """Stores an error of the profiler itself and stops recording: the step is discarded, the model runs on."""
         self.failure = f"{type(error).__name__}: {error}"
         self.thread = 0
+        self._contexts.close()
 
     @property
-    def is_outside(self) -> bool:
-        """Is the next call an outermost one?"""
-        return self._top is None and not self.in_backward
+    def is_outermost(self) -> bool:
+        """True if the next forward call is not inside another one."""
+        return self._current is None and not self.in_backward
 
     # -- forward -----------------------------------------------------------------------------------
 
-    def enter(self, layer: int) -> Call:
+    def enter_context(self, context: AbstractContextManager[Any]) -> None:
+        """Enters a context that ends with the outermost call which starts next."""
+        self._contexts.enter_context(context)
+
+    def start_call(self, layer: int) -> None:
         if self.in_backward:
-            return self._enter_again(layer)
-        call = Call(layer, self._top)
+            self._start_recomputation(layer)
+            return
+        call = LayerCall(layer, self._current)
         self.calls.append(call)
         self._latest[layer] = call
-        self._top = call
-        self._numbers.append(_get_sequence_nr())
-        self._owners.append(call)
-        call.began = self.read()
-        return call
+        self._current = call
+        self._first_nodes.append(_get_sequence_nr())
+        self._creators.append(call)
+        call.start = self.read()
 
-    def leave(self, call: Call, output: Any) -> None:
+    def end_call(self, layer: int, output: Any) -> None:
+        """Ends the innermost call of this layer. Calls inside it that never ended (a BaseException passed through them) are dropped."""
+        end = self.read()
+        call = self._current
+        while call is not None and call.layer != layer:
+            call = call.parent
+        if call is None:
+            return  # its start was not recorded: the trace started later, or the call ran under no_grad
         if self.in_backward:
-            self._leave_again(call, output)
+            self._end_recomputation(call, output)
             return
-        call.ended = self.read()
-        self._top = call.parent
-        self._numbers.append(_get_sequence_nr())
-        self._owners.append(call.parent or LOSS)
+        call.end = end
+        self._current = call.parent
+        self._first_nodes.append(_get_sequence_nr())
+        self._creators.append(call.parent or OUTSIDE)
+        if call.parent is None:
+            self._contexts.close()
 
-    # Activation checkpointing calls modules again from inside the backward. That is part of what their backward costs, and goes onto
-    # the account of the call that it repeats.
+    # Activation checkpointing calls modules again inside the backward. These calls are part of the backward cost of the call that they
+    # repeat. `start` is the index of the next mark, `end` the number of the next node.
 
-    def _enter_again(self, layer: int) -> Call:
-        again = Call(layer, self._top)
-        again.began, again.ended = len(self.marks), _get_sequence_nr()
-        self._top = again
+    def _start_recomputation(self, layer: int) -> None:
+        repeated = LayerCall(layer, self._current)
+        repeated.start, repeated.end = len(self.marks), _get_sequence_nr()
+        self._current = repeated
         owner = self._latest.get(layer)
         if owner is None:
-            owner = self._latest[layer] = Call(layer, None)
+            owner = self._latest[layer] = LayerCall(layer, None)
             self.calls.append(owner)
-        self._numbers.append(again.ended)
-        self._owners.append(owner)
+        self._first_nodes.append(repeated.end)
+        self._creators.append(owner)
         self.marks.append((self.read(), owner))
-        return again
 
-    def _leave_again(self, again: Call, output: Any) -> None:
-        self._top = again.parent
-        back = self._latest[again.parent.layer] if again.parent is not None else self.marks[again.began - 1][1]
-        self._numbers.append(_get_sequence_nr())
-        self._owners.append(back)
-        if again.parent is None and self.on_repeat is not None:
-            self.marks.append((self.read(), OURS))
-            self.on_repeat(output, again.ended)
-        self.marks.append((self.read(), back))
+    def _end_recomputation(self, repeated: LayerCall, output: Any) -> None:
+        self._current = parent = repeated.parent
+        owner = self._latest[parent.layer] if parent is not None else self.marks[repeated.start - 1][1]
+        self._first_nodes.append(_get_sequence_nr())
+        self._creators.append(owner)
+        if parent is None and self.on_recomputed is not None:
+            self.marks.append((self.read(), PROFILER))
+            self.on_recomputed(output, repeated.end)
+        self.marks.append((self.read(), owner))
 
     # -- backward ----------------------------------------------------------------------------------
 
-    def owner(self, number: int) -> Call:
-        """The call in which the node of this number was made."""
-        at = bisect_right(self._numbers, number) - 1
-        return self._owners[at] if at >= 0 else LOSS
+    def creator(self, node_number: int) -> LayerCall:
+        """The call that created the autograd node with this number."""
+        index = bisect_right(self._first_nodes, node_number) - 1
+        return self._creators[index] if index >= 0 else OUTSIDE
 
-    def backward_begins(self) -> None:
-        self.in_backward, self._top = True, None
-        self.ends.append((len(self.marks), 0, 0))
+    def start_backward(self) -> None:
+        self.in_backward, self._current = True, None
+        self._contexts.close()
+        self.backwards.append((len(self.marks), 0, 0))
         self.marks.append((self.read(), ENGINE))
 
-    def backward_ended(self) -> None:
-        now = self.read()
-        first, _, _ = self.ends.pop()
-        self.ends.append((first, len(self.marks), now))
-        self.in_backward, self._top = False, None
+    def end_backward(self) -> None:
+        end = self.read()
+        first, _, _ = self.backwards.pop()
+        self.backwards.append((first, len(self.marks), end))
+        self.in_backward, self._current = False, None

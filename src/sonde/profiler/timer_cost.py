@@ -1,76 +1,89 @@
-"""What the measuring itself takes, once per process: it is taken off again, so that many small layers do not look larger than they are."""
+"""Measures what the timers themselves cost, once per process and clock; timer_cost_correction.py subtracts it from the results."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from sonde.profiler.autograd_node_timers import Nodes
-from sonde.profiler.module_timers import Doors
-from sonde.profiler.time_trace import Read, Tape
+from sonde.profiler.autograd_node_timers import AutogradNodeTimers
+from sonde.profiler.module_timers import ModuleTimers
+from sonde.profiler.time_trace import ReadCounter, TimeTrace
 
-NUM = 64  # calls, and nodes of a graph
+NUM_CALLS = 64  # of a module per repetition, and nodes of a graph
 REPEATS = 12
 
 
+class TimerCost(NamedTuple):
+    """Nanoseconds that the profiler adds."""
+
+    timed_call: float = 0.0  # a call of a module with a timer, to the time of its caller
+    inside_call: float = 0.0  # the same, to the time of the module itself: the part between its two readings
+    node: float = 0.0  # an autograd node with a pre-hook
+
+
 @cache
-def door_ns(read: Read) -> int:
-    """What one call through a door adds to whoever makes it, with two readings of this clock."""
+def timer_cost(read: ReadCounter) -> TimerCost:
+    """The cost of each timer with this clock."""
     module, value = nn.Identity(), torch.empty(0, device="cpu")
-    doors = Doors({"": module}, eager=True)
+    timers = ModuleTimers({"": module}, eager=True)
+    inside: list[int] = []
 
-    def calls() -> int:
-        began = read()
-        for _ in range(NUM):
-            module(value)
-        return read() - began
+    def calls(call: Callable[[torch.Tensor], torch.Tensor]) -> int:
+        start = read()
+        for _ in range(NUM_CALLS):
+            call(value)
+        return read() - start
 
-    def measured() -> int:
-        tape = Tape(read)
-        tape.start()
-        with doors.open(tape, roots_alone=False):
-            return calls()
+    def timed() -> int:
+        trace = TimeTrace(read)
+        trace.start()
+        with timers.installed(trace, only_roots=False):
+            duration = calls(module)
+        inside.extend(call.end - call.start for call in trace.calls)
+        return duration
 
-    return _added(calls, measured)
+    bare_forward = min(calls(module.forward) for _ in range(REPEATS)) // NUM_CALLS
+    timed_call = _difference(lambda: calls(module), timed)
+    inside_call = min(timed_call, max(0, int(statistics.median(inside)) - bare_forward))
+    return TimerCost(timed_call, inside_call, _node_cost(read))
 
 
-@cache
-def node_ns(read: Read) -> int:
-    """What the mark of one node adds to it."""
+def _node_cost(read: ReadCounter) -> int:
     leaf = torch.zeros(1, requires_grad=True, device="cpu")
 
     def chain() -> torch.Tensor:
         value = leaf
-        for _ in range(NUM):
+        for _ in range(NUM_CALLS):
             value = value.view(1)
         return value
 
     def bare() -> int:
         return _backward(chain(), leaf, read)
 
-    def measured() -> int:
+    def hooked() -> int:
         value = chain()
-        tape = Tape(read)
-        tape.start()
-        nodes = Nodes(tape)
-        nodes.hook([value])
-        tape.backward_begins()
+        trace = TimeTrace(read)
+        trace.start()
+        AutogradNodeTimers(trace).install([value])
+        trace.start_backward()
         return _backward(value, leaf, read)
 
     with torch.enable_grad():
-        return _added(bare, measured)
+        return _difference(bare, hooked)
 
 
-def _backward(value: torch.Tensor, leaf: torch.Tensor, read: Read) -> int:
-    began = read()
-    torch.autograd.grad(value, leaf)  # not backward(): sessions listen to that
-    return read() - began
+def _backward(value: torch.Tensor, leaf: torch.Tensor, read: ReadCounter) -> int:
+    start = read()
+    torch.autograd.grad(value, leaf)  # not backward(): a session would record it
+    return read() - start
 
 
-def _added(bare: Callable[[], int], measured: Callable[[], int]) -> int:
-    """Per call, in turns, the least of several: whatever disturbs only adds."""
-    turns = [(bare(), measured()) for _ in range(REPEATS)]
-    return max(0, (min(with_it for _, with_it in turns) - min(without for without, _ in turns)) // NUM)
+def _difference(bare: Callable[[], int], measured: Callable[[], int]) -> int:
+    """Per call; both alternate, and the minimum of each is compared: other programs can only make a repetition longer."""
+    durations = [(bare(), measured()) for _ in range(REPEATS)]
+    return max(0, (min(each for _, each in durations) - min(each for each, _ in durations)) // NUM_CALLS)

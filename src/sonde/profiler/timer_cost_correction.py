@@ -1,47 +1,56 @@
-"""Taking off what the measuring added to timed steps, so that many small layers do not look larger than they are.
+"""Subtracts the cost of the timers from the timed steps, so that many small layers do not look larger than they are.
 
-The sum is known: bare and timed steps took turns, and the difference of their forwards is what all the doors added. It is laid evenly on
-the calls. Where layers are large the difference is mostly chance, so it may not be far from what a door costs on its own; in a step
-that does more than opening doors it costs rather more than in a loop that does nothing else.
+In a loop of their own the timers cost less than in a real step, where caches are cold. The steps themselves show how much less: bare steps
+(timers on the outermost modules) and timed steps (timers on all modules and nodes) alternate, and the difference of their forward times is
+what the timers of the inner modules add. The ratio of that difference to the cost in a loop scales the costs. With large layers the
+difference is mostly noise, so the ratio is limited.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 
-from sonde.profiler.layer_costs import Cost, Figures
-from sonde.profiler.step_recording import Recorded
+from sonde.profiler.layer_costs import LayerCosts, ModuleCost
+from sonde.profiler.step_recording import StepRecordings
+from sonde.profiler.timer_cost import TimerCost
 
-LEAST, MOST = 0.5, 4.0  # times what it costs on its own: in cold caches up to three times were seen
-
-
-def corrected(recorded: Recorded) -> list[Figures]:
-    """The timed steps as they would have been."""
-    door = _each(recorded, "forward", recorded.door_ns, lambda step: step.forward, lambda step: step.num_calls)
-    node = _each(recorded, "backward", recorded.node_ns, lambda step: step.backward, lambda step: step.num_nodes)
-    return [_step(step, door, node) for step in recorded.timed]
+MIN_RATIO, MAX_RATIO = 0.5, 4.0  # of the cost in a step to the cost in a loop: up to 3 was measured with cold caches
 
 
-def _each(recorded: Recorded, phase: str, alone: int, took: Callable[[Figures], int], num: Callable[[Figures], int]) -> float:
-    steps = [step for step in recorded.timed if num(step)]
-    if not steps or not recorded.bare:
-        return 0.0
-    bare_ms = statistics.median(step.get(phase, 0.0) for step in recorded.bare)
-    added = statistics.median(map(took, steps)) - bare_ms * 1e6
-    return min(max(added / statistics.median(map(num, steps)), LEAST * alone), MOST * alone)
+def without_timer_cost(recordings: StepRecordings) -> list[LayerCosts]:
+    """The timed steps as they would be without timers."""
+    alone = recordings.timer_cost
+    calls = _ratio(recordings, "forward", alone.timed_call, lambda step: step.forward, lambda step: step.num_calls)
+    nodes = _ratio(recordings, "backward", alone.node, lambda step: step.backward, lambda step: step.num_nodes)
+    cost = TimerCost(alone.timed_call * calls, alone.inside_call * calls, alone.node * nodes)
+    return [_timed_step(step, cost) for step in recordings.timed]
 
 
-def _step(step: Figures, door: float, node: float) -> Figures:
-    layers = {layer: _cost(cost, door, node) for layer, cost in step.layers.items()}
-    loss = max(0, int(step.loss_backward - node * step.num_nodes_loss))
-    return Figures(layers, loss, step.engine, step.forward, step.backward, step.num_calls, step.num_nodes, step.num_nodes_loss)
+def _ratio(
+    recordings: StepRecordings, phase: str, alone: float, duration: Callable[[LayerCosts], int], num: Callable[[LayerCosts], int]
+) -> float:
+    """Cost of a timer in these steps over its cost in a loop (`alone`)."""
+    steps = [step for step in recordings.timed if num(step)]
+    if not steps or not recordings.bare or alone <= 0:
+        return 1.0
+    bare_ms = statistics.median(step.get(phase, 0.0) for step in recordings.bare)
+    added = statistics.median(map(duration, steps)) - bare_ms * 1e6
+    return min(max(added / statistics.median(map(num, steps)) / alone, MIN_RATIO), MAX_RATIO)
 
 
-def _cost(cost: Cost, door: float, node: float) -> Cost:
-    return cost._replace(
-        forward=max(0, int(cost.forward - door * cost.num_calls)),
-        forward_self=max(0, int(cost.forward_self - door * cost.num_calls_self)),
-        backward=max(0, int(cost.backward - node * cost.num_nodes)),
-        backward_self=max(0, int(cost.backward_self - node * cost.num_nodes_self)),
+def _timed_step(step: LayerCosts, cost: TimerCost) -> LayerCosts:
+    layers = {layer: _module(module, cost) for layer, module in step.layers.items()}
+    return replace(step, layers=layers, loss_backward=max(0, int(step.loss_backward - cost.node * step.num_nodes_loss)))
+
+
+def _module(module: ModuleCost, cost: TimerCost) -> ModuleCost:
+    own = cost.inside_call * module.calls
+    outside_call = cost.timed_call - cost.inside_call  # what the timer of an inner module adds to its caller alone
+    return module._replace(
+        forward=max(0, int(module.forward - own - cost.timed_call * module.num_calls)),
+        forward_self=max(0, int(module.forward_self - own - outside_call * module.num_calls_self)),
+        backward=max(0, int(module.backward - cost.node * module.num_nodes)),
+        backward_self=max(0, int(module.backward_self - cost.node * module.num_nodes_self)),
     )

@@ -1,7 +1,7 @@
-"""Steps in which another program took the processor away say more about that program: the least disturbed ones are used.
+"""Selects the steps during which other programs interrupted this process least.
 
-The system counts how often it took the processor from this process although that had work to do. On a quiet machine that is never, and all
-steps are used; on a busy one a short step is either left alone or many times as long.
+The operating system counts how often it took the processor away from this process although it had work to do. On an idle machine that never
+happens and all steps are used; on a busy one a short step is either undisturbed or many times as long.
 """
 
 from __future__ import annotations
@@ -9,27 +9,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sonde.profiler.step_recording import Recorded
+from sonde.profiler.step_recording import StepRecordings
 
-ENOUGH = 5  # steps, for a spread: if so many were left alone, only such are used
-
-
-def num_quiet(recorded: Recorded) -> int:
-    """Steps of each kind that were left alone."""
-    return min(recorded.bare_switches.count(0), recorded.timed_switches.count(0))
+ENOUGH = 5  # steps for a median and quartiles: if that many were undisturbed, only such steps are used
 
 
-def least_disturbed(recorded: Recorded) -> Recorded:
-    bare, timed = _quietest(recorded.bare_switches), _quietest(recorded.timed_switches)
+def num_undisturbed(recordings: StepRecordings) -> int:
+    """The number of undisturbed steps, of the kind (bare or timed) that has fewer."""
+    return min(recordings.bare_preemptions.count(0), recordings.timed_preemptions.count(0))
+
+
+def least_disturbed(recordings: StepRecordings) -> StepRecordings:
+    bare, timed = _least_preempted(recordings.bare_preemptions), _least_preempted(recordings.timed_preemptions)
     return replace(
-        recorded,
-        bare=[recorded.bare[place] for place in bare],
-        timed=[recorded.timed[place] for place in timed],
-        timed_ms=[recorded.timed_ms[place] for place in timed],
+        recordings,
+        bare=[recordings.bare[index] for index in bare],
+        timed=[recordings.timed[index] for index in timed],
+        timed_ms=[recordings.timed_ms[index] for index in timed],
     )
 
 
-def _quietest(switches: Sequence[int]) -> list[int]:
-    wanted = min(len(switches), ENOUGH)
-    limit = sorted(switches)[wanted - 1] if wanted else 0
-    return [place for place, num in enumerate(switches) if num <= limit]
+def _least_preempted(preemptions: Sequence[int]) -> list[int]:
+    num = min(len(preemptions), ENOUGH)
+    limit = sorted(preemptions)[num - 1] if num else 0
+    return [index for index, count in enumerate(preemptions) if count <= limit]

@@ -1,4 +1,4 @@
-"""How busy the machine is while steps run: this process by its own clock, the others by psutil, GPUs by NVML, where these are there."""
+"""Processor and GPU utilization while steps run: this process by its own clock, other programs by psutil, GPUs by NVML, if installed."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
 
-class Utilisation:
-    """Measures over the steps between `begin` and `pause`, which may alternate."""
+class UtilizationMeter:
+    """Measures over the intervals between `start` and `pause`, which may alternate."""
 
     def __init__(self) -> None:
         self._cpu_s = self._wall_s = 0.0
-        self._began = (0.0, 0.0)
-        self._machine: list[float] = []
+        self._started = (0.0, 0.0)
         self._gpu: list[float] = []
 
-    def begin(self) -> None:
-        self._began = process_time(), perf_counter()
+    def start(self) -> None:
+        self._started = process_time(), perf_counter()
 
     def pause(self) -> None:
-        cpu, wall = self._began
+        cpu, wall = self._started
         self._cpu_s += process_time() - cpu
         self._wall_s += perf_counter() - wall
         gpu = gpu_share()
@@ -35,14 +34,15 @@ class Utilisation:
             self._gpu.append(gpu)
 
     def result(self) -> dict[str, float | str]:
+        """busy_cores, cpu_share, num_cores and num_threads; others_busy_cores and gpu_share if they can be measured."""
         cores = num_cores()
         busy = self._cpu_s / self._wall_s if self._wall_s > 0 else float("nan")
         found: dict[str, float | str] = {
             "busy_cores": busy, "cpu_share": busy / cores, "num_cores": float(cores), "num_threads": float(torch.get_num_threads()),
         }  # fmt: skip
-        load = other_load(busy)
-        if load is not None:
-            found["others_busy_cores"] = load
+        others = cores_used_by_others()
+        if others is not None:
+            found["others_busy_cores"] = others
         if self._gpu:
             found["gpu_share"] = sum(self._gpu) / len(self._gpu)
         return found
@@ -52,23 +52,23 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def switches() -> int:
-    """How often the system took the processor from this process for another; 0 where it does not say."""
+def num_preemptions() -> int:
+    """How often the system took the processor from this process for another one; 0 if the system does not count it."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource is not None else 0
 
 
-def other_load(own: float) -> float | None:
-    """Cores that other programs kept busy just now; times vary where that is much. None: psutil is not installed."""
+def cores_used_by_others() -> float | None:
+    """Cores that other programs use right now; measured times vary if it is much. None: psutil is not installed."""
     try:
         import psutil
     except ImportError:
         return None
-    share = psutil.cpu_percent(interval=0.05) / 100  # over this pause, in which this process does nothing
+    share = psutil.cpu_percent(interval=0.05) / 100  # during this interval the own process sleeps
     return float(share * (psutil.cpu_count() or 1))
 
 
 def gpu_share() -> float | None:
-    """Of the current CUDA device, by NVML (pip install nvidia-ml-py). None: there is none."""
+    """Utilization of the current CUDA device by NVML (pip install nvidia-ml-py). None: no device, or NVML is not installed."""
     if not torch.cuda.is_available():
         return None
     try:  # pragma: no cover - no device here to try it on

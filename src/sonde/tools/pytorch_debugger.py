@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sonde.config import DebugConfig, load_config
 from sonde.errors import NonFiniteError, SondeError
-from sonde.profiler.utilization import switches
+from sonde.profiler.utilization import num_preemptions
 from sonde.session import DebugSession
 from sonde.tools.forward_pass import eval_mode_restored, forward_arguments
 from sonde.tools.loop_debugger import measurements
@@ -318,7 +318,7 @@ class _Open:
 
     def begins(self) -> None:
         measurements.wait_for_devices()
-        self._pushed_off, self._worked = -switches(), -thread_time_ns()
+        self._pushed_off, self._worked = -num_preemptions(), -thread_time_ns()
         self._began = perf_counter_ns()
 
     def ended(self) -> None:
@@ -326,7 +326,7 @@ class _Open:
         if not self._ended:
             measurements.wait_for_devices()
             self._ended = perf_counter_ns()
-            self._pushed_off, self._worked = self._pushed_off + switches(), self._worked + thread_time_ns()
+            self._pushed_off, self._worked = self._pushed_off + num_preemptions(), self._worked + thread_time_ns()
 
     def seconds(self) -> float:
         return max(0, self._ended - self._began - self.left_out_ns) / 1e9

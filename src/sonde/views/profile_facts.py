@@ -10,7 +10,7 @@ from sonde.views.numbers import counted
 from sonde.views.quantities import large, milliseconds, whole_percent
 
 if TYPE_CHECKING:
-    from sonde.profiler import ProfileReport, Spread
+    from sonde.profiler import ProfileReport, TimeSpread
 
 TOLD = ("torch", "device", "dtype")  # of the environment: what a time depends on most; the rest is in the file
 IDLE = 0.2  # cores: some program is always running
@@ -37,7 +37,7 @@ def headline(report: ProfileReport) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def phases(report: ProfileReport) -> list[tuple[str, Spread, float]]:
+def phases(report: ProfileReport) -> list[tuple[str, TimeSpread, float]]:
     """Each phase that took time, with its share of the step."""
     return [(name, spread, report.phase_share(name)) for name, spread in report.phases.items() if spread.is_known]
 

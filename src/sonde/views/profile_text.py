@@ -20,7 +20,7 @@ from sonde.views.profile_tree import Node, rows
 from sonde.views.quantities import NOTHING, factor, large, milliseconds, whole_percent
 
 if TYPE_CHECKING:
-    from sonde.profiler import LayerChange, ProfileComparison, ProfileReport, Spread
+    from sonde.profiler import LayerChange, ProfileComparison, ProfileReport, TimeSpread
 
 MAX_ROWS = 40  # of the tree: what one screen and a half hold
 NAME_WIDTH = (26, 56)  # at least, at most
@@ -123,7 +123,7 @@ def _phases(report: ProfileReport, options: ConsoleOptions) -> Iterator[Text]:
         )  # fmt: skip
 
 
-def _range(spread: Spread) -> str:
+def _range(spread: TimeSpread) -> str:
     if spread.num < 2:
         return ""
     low, high = milliseconds(spread.low_ms), milliseconds(spread.high_ms)
@@ -292,5 +292,5 @@ def _fitted_end(text: str, width: int) -> str:
     return set_cell_size(text, width) if cell_len(text) <= width else "…" + text[-(width - 1) :]
 
 
-def _known(spread: Spread) -> float:
+def _known(spread: TimeSpread) -> float:
     return spread.median_ms if math.isfinite(spread.median_ms) else 0.0

@@ -14,7 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sonde.profiler import LayerCost, ProfileReport, Spread
+    from sonde.profiler import LayerCost, ProfileReport, TimeSpread
 
 SMALLEST = 0.005  # share of the step: a layer below it is not what makes a step slow
 ODD_ONE = 1.5  # times the median of its like: then it is not like them
@@ -126,11 +126,11 @@ def _node(name: str, layers: tuple[LayerCost, ...]) -> Node:
     return node
 
 
-def _ms(spread: Spread) -> float:
+def _ms(spread: TimeSpread) -> float:
     return spread.median_ms if spread.is_known and math.isfinite(spread.median_ms) else 0.0
 
 
-def _half_width(spread: Spread) -> float:
+def _half_width(spread: TimeSpread) -> float:
     width = (spread.high_ms - spread.low_ms) / 2
     return width if math.isfinite(width) else 0.0
 

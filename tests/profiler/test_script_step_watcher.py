@@ -1,4 +1,4 @@
-"""Steps of somebody else's loop, profiled while it trains: found, measured, and not changed by a bit."""
+"""Steps of a script's training loop are found and measured; the training stays identical bit by bit."""
 
 from __future__ import annotations
 
@@ -59,17 +59,17 @@ def test_the_model_and_its_layers_are_found(watched: tuple[StepWatcher, nn.Modul
     assert watched[0].done
     assert [layer.path for layer in report.layers] == ["", "encoder", *(f"encoder.{i}" for i in range(4)), "rnn", "head"]
     assert report.title == "train.py"
-    assert all(layer.forward.num == 4 and layer.calls == 1 for layer in report.layers)  # too few to leave any out
+    assert all(layer.forward.num == 4 and layer.calls == 1 for layer in report.layers)  # too few steps to leave any out
     assert report.layer("rnn").backward.median_ms > 0
-    assert report.layer("").source.startswith("test_watch_steps.py:")
+    assert report.layer("").source.startswith("test_script_step_watcher.py:")
 
 
-def test_phases_and_the_batch_are_known(watched: tuple[StepWatcher, nn.Module]) -> None:
+def test_phases_and_the_batch_are_in_the_report(watched: tuple[StepWatcher, nn.Module]) -> None:
     report = watched[0].report()
     assert set(report.phases) == {"data", "forward", "backward", "optimizer", "other"}
     assert (report.num_samples, report.batch) == (8, "float32 [8, 3, 9]")
     assert report.layer("head").flops_forward == 2 * 8 * 8 * 2
-    assert report.layer("encoder.0").flops_backward == 2 * report.layer("encoder.0").flops_forward  # computed again, then its weights
+    assert report.layer("encoder.0").flops_backward == 2 * report.layer("encoder.0").flops_forward  # one is the recomputation
 
 
 def test_a_step_of_a_gan_ends_with_the_last_of_its_optimizers() -> None:
@@ -85,14 +85,14 @@ def test_a_step_of_a_gan_ends_with_the_last_of_its_optimizers() -> None:
     report = watcher.report()
     assert report.layer("linear0").backward.median_ms > 0  # in the same step as its forward
     assert report.layer("linear1").calls == 2
-    assert (report.num_samples, report.batch) == (8, "float32 [8, 4]")  # the critic sees as many twice, of which half are made
+    assert (report.num_samples, report.batch) == (8, "float32 [8, 4]")  # the critic receives as many twice
 
 
 def test_training_is_bit_identical(watched: tuple[StepWatcher, nn.Module]) -> None:
     assert all(torch.equal(a, b) for a, b in zip(watched[1].state_dict().values(), train(20).state_dict().values()))
 
 
-def test_nothing_is_left_behind(watched: tuple[StepWatcher, nn.Module]) -> None:
+def test_all_hooks_are_removed(watched: tuple[StepWatcher, nn.Module]) -> None:
     net = watched[1]
     assert all("forward" not in module.__dict__ and not module._forward_hooks for module in net.modules())
     assert watched[0] not in patches._subscribers
@@ -109,7 +109,7 @@ def test_validation_between_steps_is_not_part_of_the_layers() -> None:
     assert watcher.report().layer("head").calls == 1
 
 
-def test_micro_batches_are_one_step() -> None:
+def test_accumulated_batches_are_one_step() -> None:
     with watch_steps(num_steps=2, warmup=1) as watcher:
         train(10, accumulate=3)
     report = watcher.report()
@@ -128,7 +128,7 @@ def test_a_copy_made_in_a_measured_step_is_a_plain_model() -> None:
         copied(x)
 
 
-def test_two_models_are_told_apart_by_their_names() -> None:
+def test_two_models_are_distinguished_by_their_variable_names() -> None:
     torch.manual_seed(0)
     generator, critic = nn.Linear(2, 3), nn.Linear(3, 1)
     first, second = torch.optim.SGD(generator.parameters(), lr=0.01), torch.optim.SGD(critic.parameters(), lr=0.01)
@@ -144,7 +144,7 @@ def test_two_models_are_told_apart_by_their_names() -> None:
     assert found == {"generator": 2, "critic": 2}
 
 
-def test_a_stop_after_the_last_step_reaches_the_training() -> None:
+def test_an_exception_of_on_done_reaches_the_training() -> None:
     class Stop(Exception):
         pass
 
@@ -153,30 +153,30 @@ def test_a_stop_after_the_last_step_reaches_the_training() -> None:
 
     with pytest.raises(Stop), watch_steps(num_steps=2, warmup=1, on_done=stop) as watcher:
         train(100)
-    assert watcher.num_seen == 1 + 3 + 4
+    assert watcher.num_finished == 1 + 3 + 4
     assert watcher.report().step.num == 2
 
 
 def test_a_training_that_raises_keeps_what_was_measured() -> None:
     def fail(net: nn.Module) -> None:
-        if watcher.num_seen == 9:
-            raise ValueError("theirs")
+        if watcher.num_finished == 9:
+            raise ValueError("of the script")
 
-    with pytest.raises(ValueError, match="theirs"), watch_steps(num_steps=10, warmup=1) as watcher:
+    with pytest.raises(ValueError, match="of the script"), watch_steps(num_steps=10, warmup=1) as watcher:
         train(30, fail)
     report = watcher.report()
     assert report.notes[0] == "the training ended after 2 of 10 steps to be timed"
 
 
-def test_a_script_that_does_not_train_gets_a_letter() -> None:
+def test_a_script_that_does_not_train_gets_an_explanation() -> None:
     with watch_steps() as watcher:
         nn.Linear(2, 2)(torch.ones(1, 2))
-    with pytest.raises(SondeError, match="no training step was seen"):
+    with pytest.raises(SondeError, match="no training step was found"):
         watcher.report()
 
 
-def test_a_script_that_ends_too_early_gets_a_letter() -> None:
+def test_a_script_that_ends_too_early_gets_an_explanation() -> None:
     with watch_steps() as watcher:
         train(4)
-    with pytest.raises(SondeError, match="ended after 4 steps: too few"):
+    with pytest.raises(SondeError, match="ended after 4 steps, too few"):
         watcher.report()

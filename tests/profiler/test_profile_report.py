@@ -1,4 +1,4 @@
-"""A profile on disk: everything comes back, numbers that are not finite too, and what is no profile is refused with a letter."""
+"""Profile reports and their files: everything is restored, including NaN and infinity, and other files are rejected."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from pathlib import Path
 import pytest
 
 from sonde.errors import SondeError
-from sonde.profiler import LayerCost, ProfileReport, Section, Span, Spread, load
+from sonde.profiler import LayerCost, ProfileReport, Section, Span, TimeSpread, load
 
 REPORT = ProfileReport(
     title="Net",
     layers=(
-        LayerCost("", "Net", forward=Spread(3.0, 2.5, 3.5, 10), backward=Spread(5.0, 4.5, 5.5, 10), flops_forward=10, parameter_bytes=64),
-        LayerCost("a\x1b[31m", "Linear", depth=1, forward_self=Spread(math.inf, math.nan, math.inf, 3), source="net.py:12"),
+        LayerCost(
+            "", "Net", forward=TimeSpread(3.0, 2.5, 3.5, 10), backward=TimeSpread(5.0, 4.5, 5.5, 10), flops_forward=10, parameter_bytes=64
+        ),
+        LayerCost("a\x1b[31m", "Linear", depth=1, forward_self=TimeSpread(math.inf, math.nan, math.inf, 3), source="net.py:12"),
     ),
-    sections=(Section("load", 3, 12.5, Spread(4.0, 3.0, 5.0, 3), parent="epoch"),),
-    step=Spread(10.0, 9.0, 11.0, 10),
-    phases={"forward": Spread(3.0, 2.5, 3.5, 10), "data": Spread()},
+    sections=(Section("load", 3, 12.5, TimeSpread(4.0, 3.0, 5.0, 3), parent="epoch"),),
+    step=TimeSpread(10.0, 9.0, 11.0, 10),
+    phases={"forward": TimeSpread(3.0, 2.5, 3.5, 10), "data": TimeSpread()},
     remainder={"optimizer": 2.0, "loss, backward": math.nan},
     num_samples=32,
     num_tokens=640,
@@ -36,10 +38,10 @@ REPORT = ProfileReport(
 
 
 def same(one: object, other: object) -> bool:
-    return repr(one) == repr(other)  # NaN is not equal to itself, but it reads alike
+    return repr(one) == repr(other)  # NaN is not equal to itself, but its repr is
 
 
-def test_everything_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_a_saved_profile_is_loaded_unchanged(tmp_path: Path) -> None:
     path = REPORT.save(tmp_path / "profile.json")
     back = load(path)
     assert same(back, REPORT)
@@ -54,7 +56,7 @@ def test_the_file_is_strict_json(tmp_path: Path) -> None:
     assert document["derived"]["samples_per_s"] == 3200
 
 
-def test_a_field_of_a_later_version_is_left_out(tmp_path: Path) -> None:
+def test_a_field_of_a_later_version_is_ignored(tmp_path: Path) -> None:
     path = REPORT.save(tmp_path / "profile.json")
     document = json.loads(path.read_text(encoding="utf-8"))
     document["colour"] = document["layers"][0]["colour"] = "red"
@@ -62,7 +64,7 @@ def test_a_field_of_a_later_version_is_left_out(tmp_path: Path) -> None:
     assert same(load(path), REPORT)
 
 
-def test_a_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
+def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     REPORT.save(tmp_path / "profile.json")
     with pytest.raises(SondeError, match="exists already"):
         REPORT.save(tmp_path / "profile.json")
@@ -70,7 +72,7 @@ def test_a_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         ("{", "not JSON"),
         ("[]", "no JSON object"),
@@ -81,38 +83,38 @@ def test_a_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
     ],
     ids=["half", "list", "other", "newer", "short", "incomplete"],
 )
-def test_what_is_no_profile_is_refused_with_a_letter(tmp_path: Path, content: str, says: str) -> None:
+def test_a_file_that_is_not_a_profile_is_rejected_with_an_explanation(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "profile.json"
     path.write_text(content, encoding="utf-8")
-    with pytest.raises(SondeError, match=says):
+    with pytest.raises(SondeError, match=message):
         load(path)
 
 
-def test_a_file_that_is_not_there_gets_a_letter(tmp_path: Path) -> None:
+def test_for_a_missing_file_the_error_names_the_command(tmp_path: Path) -> None:
     with pytest.raises(SondeError, match="sonde profile"):
         load(tmp_path / "none.json")
 
 
-def test_rates_follow_from_the_step() -> None:
+def test_rates_are_computed_from_the_step() -> None:
     assert REPORT.samples_per_s == 3200
     assert REPORT.tokens_per_s == 64000
     assert REPORT.flops_per_s == 1e14
     assert REPORT.mfu == 1.0
 
 
-def test_what_was_not_measured_is_not_a_number_rather_than_nothing() -> None:
+def test_values_that_were_not_measured_are_nan() -> None:
     empty = ProfileReport()
     assert all(math.isnan(value) for value in (empty.samples_per_s, empty.mfu, empty.step.median_ms, LayerCost("a", "b").total_ms))
     assert empty.tokens_per_s is None
 
 
-def test_a_spread_is_the_middle_half() -> None:
-    assert Spread.of([4.0, 1.0, 3.0, 2.0, 5.0]) == Spread(3.0, 2.0, 4.0, 5)
-    assert Spread.of([7.0]) == Spread(7.0, 7.0, 7.0, 1)
-    assert not Spread.of([]).is_known
+def test_a_time_spread_has_the_median_and_the_quartiles() -> None:
+    assert TimeSpread.of([4.0, 1.0, 3.0, 2.0, 5.0]) == TimeSpread(3.0, 2.0, 4.0, 5)
+    assert TimeSpread.of([7.0]) == TimeSpread(7.0, 7.0, 7.0, 1)
+    assert not TimeSpread.of([]).is_known
 
 
-def test_a_layer_is_found_by_its_path_and_an_unknown_one_is_named() -> None:
+def test_a_layer_is_found_by_its_path_and_an_unknown_path_raises() -> None:
     assert REPORT.layer("").kind == "Net"
     with pytest.raises(KeyError, match="nowhere"):
         REPORT.layer("nowhere")

@@ -1,14 +1,14 @@
-"""Bottlenecks by name and what could be done, from the numbers of a profile alone."""
+"""Bottlenecks and recommendations, computed from the numbers of a profile."""
 
 from __future__ import annotations
 
 import pytest
 
-from sonde.profiler import LayerCost, ProfileReport, Spread
+from sonde.profiler import LayerCost, ProfileReport, TimeSpread
 
 
-def ms(value: float) -> Spread:
-    return Spread(value, value, value, 10)
+def ms(value: float) -> TimeSpread:
+    return TimeSpread(value, value, value, 10)
 
 
 def layer(path: str, forward: float, *, flops: int = 0, calls: float = 1.0) -> LayerCost:
@@ -28,7 +28,7 @@ def test_a_single_layer_keeps_its_path_and_small_ones_are_left_out() -> None:
     assert [one.where for one in report.bottlenecks()] == ["head"]
 
 
-def test_waiting_for_data_is_named_with_what_to_do() -> None:
+def test_waiting_for_data_gets_a_recommendation() -> None:
     report = ProfileReport(step=ms(100.0), phases={"data": ms(60.0), "optimizer": ms(5.0)})
     assert report.bottlenecks()[0].where == "(data)"
     (advice,) = report.recommendations()
@@ -36,12 +36,12 @@ def test_waiting_for_data_is_named_with_what_to_do() -> None:
     assert "num_workers" in advice
 
 
-def test_a_heavy_optimizer_is_named_with_what_to_do() -> None:
+def test_a_heavy_optimizer_gets_a_recommendation() -> None:
     report = ProfileReport(step=ms(10.0), phases={"optimizer": ms(4.0)})
     assert "fused=True" in report.recommendations()[0]
 
 
-def test_many_tiny_calls_are_told_from_slow_arithmetic() -> None:
+def test_many_tiny_calls_and_slow_arithmetic_get_different_recommendations() -> None:
     tiny = ProfileReport(layers=tuple(layer(f"{i}", 0.02, flops=1000) for i in range(100)), step=ms(4.0), peak_flops_per_s=1e11)
     slow = ProfileReport(layers=(layer("conv", 3.0, flops=10**7),), step=ms(4.0), peak_flops_per_s=1e11)
     assert "torch.compile" in tiny.recommendations()[0]
@@ -54,18 +54,18 @@ def test_a_balanced_profile_gets_no_recommendation() -> None:
     assert ProfileReport(layers=layers, step=ms(90.0), peak_flops_per_s=1e11, phases=phases).recommendations() == ()
 
 
-def test_nothing_measured_is_nothing_said() -> None:
+def test_an_empty_profile_has_no_bottlenecks_and_no_recommendations() -> None:
     assert ProfileReport().bottlenecks() == ()
     assert ProfileReport().recommendations() == ()
 
 
-def test_shares_are_of_the_sum_where_other_programs_made_the_step_longer() -> None:
+def test_shares_refer_to_the_sum_if_other_programs_disturbed_the_step() -> None:
     layers = (layer("a", 30.0), layer("b", 10.0))
     assert ProfileReport(layers=layers, step=ms(42.0)).share(30.0) == 30 / 42
     assert ProfileReport(layers=layers, step=ms(400.0)).share(30.0) == 30 / 40
     assert ProfileReport(layers=layers, step=ms(20.0)).share(30.0) == 30 / 40
 
 
-def test_phases_are_all_of_the_step_also_where_their_medians_do_not_add_up_to_it() -> None:
+def test_phase_shares_add_up_to_one_even_if_their_medians_do_not_add_up_to_the_step() -> None:
     report = ProfileReport(step=ms(100.0), phases={"data": ms(10.0), "forward": ms(30.0), "backward": ms(30.0), "other": ms(10.0)})
     assert sum(report.phase_share(phase) for phase in report.phases) == pytest.approx(1)

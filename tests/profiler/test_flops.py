@@ -1,4 +1,4 @@
-"""FLOPs equal hand counts, forward and backward, for whoever computes them. Times go by the same tape: this proves who owns what."""
+"""FLOPs equal hand counts for every layer, forward and backward. Times use the same trace, so this also proves the attribution of time."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def rows() -> Any:
     return torch.randn(BATCH, WIDTH)
 
 
-def test_of_an_mlp() -> None:
+def test_flops_of_an_mlp() -> None:
     found = counts(nn.Sequential(linear(), nn.ReLU(), nn.Linear(WIDTH, 10)), rows())
     last = 2 * BATCH * WIDTH * 10
-    # The first layer's input wants no gradient: one product instead of two.
+    # The input of the first layer needs no gradient: one product instead of two.
     assert found == {"": (PRODUCT + last, PRODUCT + 2 * last), "0": (PRODUCT, PRODUCT), "1": (0, 0), "2": (last, 2 * last)}
 
 
 @pytest.mark.parametrize("groups", [1, 4])
-def test_of_a_convolution(groups: int) -> None:
+def test_flops_of_a_convolution(groups: int) -> None:
     model = nn.Sequential(nn.Conv2d(8, 16, 3, stride=2, padding=1, groups=groups), nn.Conv2d(16, 4, 1))
     found = counts(model, torch.randn(2, 8, 10, 10))
     first, second = 2 * 2 * 16 * 25 * 8 * 9 // groups, 2 * 2 * 4 * 25 * 16
@@ -58,37 +58,37 @@ def test_of_a_convolution(groups: int) -> None:
     assert found["1"] == (second, 2 * second)
 
 
-def test_of_a_transposed_convolution() -> None:
+def test_flops_of_a_transposed_convolution() -> None:
     found = counts(nn.Sequential(nn.Conv1d(4, 4, 1), nn.ConvTranspose1d(4, 6, 3, stride=2, groups=2)), torch.randn(2, 4, 10))
     forward = 2 * 2 * 10 * 4 * 3 * 3
     assert found["1"] == (forward, 2 * forward)
 
 
-def test_of_fused_attention_on_this_device() -> None:
+def test_flops_of_fused_attention_on_this_device() -> None:
     class Attention(nn.Module):
         def forward(self, query: Any, key: Any) -> Any:
             return functional.scaled_dot_product_attention(query, key, key)
 
     query, key = torch.randn(2, 4, 10, 16, requires_grad=True), torch.randn(2, 4, 6, 16, requires_grad=True)
     one = 2 * 2 * 4 * 10 * 6 * 16
-    assert counts(Attention(), (query, key)) == {"": (2 * one, 5 * one)}  # the backward computes the scores again
+    assert counts(Attention(), (query, key)) == {"": (2 * one, 5 * one)}  # the backward recomputes the scores
 
 
 @pytest.mark.parametrize("with_weights", [False, True], ids=["fused", "by products"])
-def test_of_multihead_attention(with_weights: bool) -> None:
+def test_flops_of_multihead_attention(with_weights: bool) -> None:
     x = torch.randn(2, 10, WIDTH)
     found = counts(nn.MultiheadAttention(WIDTH, 4, batch_first=True), {"query": x, "key": x, "value": x, "need_weights": with_weights})
     projection, one = 2 * 20 * WIDTH * WIDTH, 2 * 2 * 4 * 10 * 10 * 16
     assert found[""] == (4 * projection + 2 * one, 3 * projection + 2 * projection + (4 if with_weights else 5) * one)
 
 
-def test_of_the_fast_path_that_inference_takes() -> None:
+def test_flops_of_the_fast_path_that_inference_takes() -> None:
     layer = nn.TransformerEncoderLayer(WIDTH, 4, 128, batch_first=True).eval()
     found = counts(layer, torch.randn(2, 10, WIDTH), backward=False)
     assert found == {"": (8 * 20 * WIDTH * WIDTH + 4 * 2 * 10 * 10 * WIDTH + 4 * 20 * WIDTH * 128, 0)}
 
 
-def test_of_an_lstm() -> None:
+def test_flops_of_an_lstm() -> None:
     found = counts(nn.LSTM(WIDTH, 32), torch.randn(5, BATCH, WIDTH))
     forward = 2 * 5 * BATCH * 4 * 32 * (WIDTH + 32)
     assert found[""] == (forward, 2 * forward)
@@ -105,23 +105,23 @@ class Checkpointed(nn.Module):
 
 
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "by saved tensors"])
-def test_what_checkpointing_computes_again_belongs_to_the_backward_of_its_layers(reentrant: bool) -> None:
+def test_recomputation_by_checkpointing_belongs_to_the_backward_of_its_layers(reentrant: bool) -> None:
     found = counts(Checkpointed(reentrant), rows())
     assert found["block.0"] == (PRODUCT, 3 * PRODUCT)
-    # The newer kind stops as soon as it has all it needs: the last product is not computed again.
+    # Non-reentrant checkpointing stops as soon as all saved tensors are recomputed: the last product is not repeated.
     assert found["block.2"] == (PRODUCT, 3 * PRODUCT if reentrant else 2 * PRODUCT)
     assert found["last"] == (PRODUCT, 2 * PRODUCT)
     assert found["block"][1] == found["block.0"][1] + found["block.2"][1]
 
 
-def test_what_checkpointing_does_not_keep_is_not_counted_as_memory() -> None:
+def test_activations_that_checkpointing_discards_are_not_counted_as_memory() -> None:
     found = layers(Checkpointed(reentrant=False), rows())
     assert found["block.1"].memory_self_bytes == 0
     assert layers(nn.Sequential(linear(), nn.ReLU(), linear()), rows())["1"].memory_self_bytes == BATCH * WIDTH * 4
 
 
-class Odd(nn.Module):
-    """Calls one layer twice, changes its result in place, computes itself, and puts out a dict with other things than tensors."""
+class Unusual(nn.Module):
+    """Calls one layer twice, changes its result in place, computes a product itself, and returns a dict that also contains non-tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,11 +130,11 @@ class Odd(nn.Module):
     def forward(self, x: Any) -> dict[str, Any]:
         hidden = self.layer(self.relu(self.layer(x)))
         hidden += 1
-        return {"logits": hidden @ self.layer.weight, "name": "odd", "parts": (hidden, None)}
+        return {"logits": hidden @ self.layer.weight, "name": "unusual", "parts": (hidden, None)}
 
 
-def test_a_layer_that_is_called_twice_counts_twice_and_a_parents_own_product_is_its_own() -> None:
-    found = layers(Odd(), rows())
+def test_a_layer_that_is_called_twice_counts_twice_and_the_product_of_a_parent_is_its_own() -> None:
+    found = layers(Unusual(), rows())
     assert found["layer"].calls == 2
     assert (found["layer"].flops_forward, found["layer"].flops_backward) == (2 * PRODUCT, 3 * PRODUCT)
     assert found[""].flops_self == 3 * PRODUCT
