@@ -104,6 +104,7 @@ class DebugSession:
         self._discovers_models = False
         self._models_to_watch.append((model, name))
         self._optimizers.extend(weakref.ref(each) for each in optimizers)
+        self._concerned.clear()
         if self._tracker is not None:
             self._watch_attached(self._tracker)
         return self
@@ -332,6 +333,7 @@ class DebugSession:
         """Record a number of your own with the steps: what `function()` or `function(session)` returns after every n-th of them. What it
         does with the model does not count as training; an error in it does not reach the training."""
         self._triggers.add_metric(name, function, every)
+        self._plan_handlers()
 
     def when(self, condition: str, then: str | Iterable[str], *, for_steps: int = 20) -> None:
         """Turn switches on when a condition holds at the end of a step, and off again when it has not held for so many steps.
@@ -342,6 +344,7 @@ class DebugSession:
         if not switches:
             raise SondeError(f"nothing would happen when {condition}: name the switches to turn on, as in then=['gradient_norms'].")
         self._triggers.add_trigger(condition, switches, for_steps)
+        self._plan_handlers()
 
     def early_stopping(self, monitor: str = "val_loss", *, patience: int = 5, min_delta: float = 0.0, mode: str = "auto") -> EarlyStopping:
         """When to stop: `if stopping.step(val_loss): break`. Each value and the decision, with its reason, are recorded in the run."""
@@ -464,6 +467,10 @@ class DebugSession:
 
     # -- inside ------------------------------------------------------------------------------------
 
+    def _plan_handlers(self) -> None:
+        if self._tracker is not None:
+            self._tracker.plan_handlers()
+
     def _make_probes(self, context: ProbeContext) -> list[Probe]:
         return [TriggerProbe(context, self._triggers), SwitchProbe(context, self._switches)]
 
@@ -499,13 +506,15 @@ class DebugSession:
 
     def _concerns(self, optimizer: Optimizer) -> bool:
         """Whether this optimizer is part of the watched training."""
-        if self._discovers_models or any(ref() is optimizer for ref in self._optimizers):
+        if self._discovers_models:
             return True
         known = self._concerned.get(id(optimizer))
         if known is None or known[0]() is not optimizer:
-            watched = {id(p) for model in self._registry for _, p in model.parameters()}
-            known = (weakref.ref(optimizer), any(id(p) in watched for p in optimizer_parameters(optimizer)))
-            self._concerned[id(optimizer)] = known
+            is_concerned = any(ref() is optimizer for ref in self._optimizers)
+            if not is_concerned:
+                watched = {id(p) for model in self._registry for _, p in model.parameters()}
+                is_concerned = any(id(p) in watched for p in optimizer_parameters(optimizer))
+            known = self._concerned[id(optimizer)] = (weakref.ref(optimizer), is_concerned)
         return known[1]
 
     def _record_disabled(self, probe: str, where: str, error: str) -> None:

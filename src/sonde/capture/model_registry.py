@@ -128,6 +128,7 @@ class ModelRegistry:
         self._names = None
         for watched in self._watched:
             watched.version += 1
+            watched.renew_entry_points()
 
     # -- parameters --------------------------------------------------------------------------------
 

@@ -429,15 +429,18 @@ class WatchedCall:
     def __init__(self, owner: type[nn.Module]) -> None:
         self.owner: Any = owner
         self.original = owner.__dict__.get("__call__")  # None: inherited
+        self._is_compiled_wrapper = owner is compiled_wrapper()
         self.entries: dict[int, tuple[weakref.ref[nn.Module], tuple[TrainingCallbacks, ...]]] = {}
 
     def __get__(self, module: nn.Module | None, owner: type | None = None) -> Any:
         # The next `__call__` is looked up at every call, since torch.fx patches that of nn.Module.
         if self.original is not None:
-            plain = self.original.__get__(module, owner)
+            plain = self.original.__get__(module, owner) if hasattr(type(self.original), "__get__") else self.original
         else:
             plain = super(self.owner, module if module is not None else owner or self.owner).__call__  # type: ignore[misc]
         if module is None:
+            return plain
+        if not self._is_compiled_wrapper and id(module) not in self.entries:
             return plain
         watched, callbacks = self._find(module)
         return functools.partial(_call_watched, plain, watched, callbacks) if callbacks else plain
@@ -447,8 +450,8 @@ class WatchedCall:
         entry = self.entries.get(id(module))
         if entry is not None and entry[0]() is module:
             return module, entry[1]
-        inner = unwrap_compiled(module) if self.owner is compiled_wrapper() else None
-        watched = next((vars(kind)["__call__"] for kind in type(inner).__mro__ if kind in _watched_classes), None)
+        inner = unwrap_compiled(module) if self._is_compiled_wrapper else None
+        watched = next((_watched_classes[kind] for kind in type(inner).__mro__ if kind in _watched_classes), None)
         return watched._find(inner) if inner is not None and watched is not None else (module, ())
 
     def __reduce__(self) -> Any:
@@ -501,9 +504,19 @@ def watch_forward(module: nn.Module, callbacks: TrainingCallbacks) -> None:
         watched.entries[id(module)] = (weakref.ref(module), (*others, callbacks))
 
 
+def is_forward_watched(module: nn.Module, callbacks: TrainingCallbacks) -> bool:
+    """Whether a call of this module is seen: a lazy module becomes one of another class, and some code replaces `__call__` of a class."""
+    for kind in type(module).__mro__:
+        found = vars(kind).get("__call__")
+        if found is not None:
+            entry = found.entries.get(id(module)) if isinstance(found, WatchedCall) else None
+            return entry is not None and entry[0]() is module and callbacks in entry[1]
+    return False
+
+
 def unwatch_forward(module: nn.Module, callbacks: TrainingCallbacks) -> None:
     """Undo `watch_forward`; the last one of a class restores its `__call__`."""
-    for watched in _watched_classes.values():
+    for watched in list(_watched_classes.values()):
         entry = watched.entries.get(id(module))
         if entry is not None and entry[0]() is module:
             others = tuple(other for other in entry[1] if other is not callbacks)
@@ -512,14 +525,17 @@ def unwatch_forward(module: nn.Module, callbacks: TrainingCallbacks) -> None:
 
 
 def _restore_classes() -> None:
-    for watched in _watched_classes.values():
-        watched.entries = {key: entry for key, entry in watched.entries.items() if entry[1] and entry[0]() is not None}
+    classes = list(_watched_classes.items())
+    for _, watched in classes:
+        watched.entries = {key: entry for key, entry in list(watched.entries.items()) if entry[1] and entry[0]() is not None}
     wrapper = compiled_wrapper()
-    is_needed = any(watched.entries for watched in _watched_classes.values())
-    for owner, watched in list(_watched_classes.items()):
-        if watched.entries or (owner is wrapper and is_needed) or owner.__dict__.get("__call__") is not watched:
+    is_needed = any(watched.entries for _, watched in classes)
+    for owner, watched in classes:
+        if watched.entries or (owner is wrapper and is_needed):
             continue
-        del _watched_classes[owner]
+        _watched_classes.pop(owner, None)
+        if owner.__dict__.get("__call__") is not watched:
+            continue  # somebody replaced it meanwhile
         if watched.original is None:
             del owner.__call__
         else:

@@ -45,3 +45,11 @@ class StepState:
     num_optimizers_stepped: int = 0
     is_backward_unchecked: bool = False  # no optimizer will check the gradients of this backward before they are used
     nonfinite: set[str] = field(default_factory=set)  # what was reported: "loss", "gradient", "input"
+
+    def start_step(self, number: int) -> None:
+        """Forget the facts of the last step."""
+        self.number = number
+        self.loss = self.loss_scale = math.nan
+        self.is_loss_scaled = False
+        if self.nonfinite:
+            self.nonfinite.clear()

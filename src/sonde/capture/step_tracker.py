@@ -113,10 +113,13 @@ class HandlerPlan:
     on_detach: Handlers
 
     @classmethod
-    def of(cls, probes: Sequence[Probe]) -> HandlerPlan:
+    def of(cls, probes: Sequence[Probe], *, is_observed: bool) -> HandlerPlan:
+        def is_called(probe: Probe, callback: str) -> bool:
+            is_overridden = getattr(type(probe), callback) is not getattr(Probe, callback)
+            return is_overridden and (is_observed or not (probe.OBSERVED_ONLY or callback in probe.OBSERVED_CALLBACKS))
+
         def overriding(callback: str) -> Handlers:
-            default = getattr(Probe, callback)
-            return tuple((each, getattr(each, callback)) for each in probes if getattr(type(each), callback) is not default)
+            return tuple((each, getattr(each, callback)) for each in probes if is_called(each, callback))
 
         return cls(**{field.name: overriding(field.name) for field in fields(cls)})
 
@@ -147,13 +150,13 @@ class StepTracker(TrainingCallbacks):
         self._deferred = DeferredReads()
         self.timer = PhaseTimer(recorder.scalars, is_recorded=measured.times)
         context = self.context = ProbeContext(
-            config, measured, recorder, models, self.state, self.timer, isolation, CallSites(recorder), self.gradients, self._deferred, self.buffer,
-            concerns,
+            config, measured, recorder, models, self.state, self.timer, isolation, CallSites(recorder), self.gradients, self._deferred,
+            self.buffer, concerns,
         )  # fmt: skip
         self.step_profiler = StepProfiler(recorder, models, self.timer, isolation, measured)
         self._probes = [probe for kind in PROBES if (probe := kind(context)).is_enabled]
         self._probes += more_probes(context)
-        self._plan_handlers()
+        self.plan_handlers()
         self._num_observed = 0
         self._reported: set[tuple[str, str]] = set()  # probes and reasons for which tensors could not be measured
         self._depth, self._thread = 0, 0  # forwards that are under way, one inside of the other, and their thread
@@ -166,10 +169,11 @@ class StepTracker(TrainingCallbacks):
 
     # -- probes ------------------------------------------------------------------------------------
 
-    def _plan_handlers(self) -> None:
-        enabled = [probe for probe in self._probes if not self.isolation.is_disabled(probe.name)]
-        self._observed_plan = HandlerPlan.of(enabled)
-        self._plain_plan = HandlerPlan.of([probe for probe in enabled if not probe.OBSERVED_ONLY])
+    def plan_handlers(self) -> None:
+        """Find out which probes are called when: at attach, and when a probe is disabled or has something to do from now on."""
+        enabled = [probe for probe in self._probes if probe.is_enabled and not self.isolation.is_disabled(probe.name)]
+        self._observed_plan = HandlerPlan.of(enabled, is_observed=True)
+        self._plain_plan = HandlerPlan.of(enabled, is_observed=False)
         self._plan = self._observed_plan if self.state.is_observed else self._plain_plan
 
     def _call(self, handlers: Handlers, *args: Any) -> None:
@@ -187,7 +191,7 @@ class StepTracker(TrainingCallbacks):
     def _disable_after(self, probe: Probe, error: Exception) -> None:
         self.isolation.report(probe.name, "", error)
         if self.isolation.is_disabled(probe.name):
-            self._plan_handlers()
+            self.plan_handlers()
             with contextlib.suppress(Exception):
                 probe.on_detach()
 
@@ -535,9 +539,12 @@ class StepTracker(TrainingCallbacks):
         step_ns, own_ns = self.timer.finish_step()
         self._call(self._plan.on_step_timed, step_ns - own_ns)
         has_unseen_model = state.scalars["backwards"] > 0 and state.scalars["forwards"] == 0
+        if has_unseen_model:
+            self.models.refresh()
         recorder.end_step(step, is_incomplete=bool(self._deferred.waiting))
         self._budget.on_step_end(step_ns=step_ns, own_ns=own_ns, observed=state.is_observed)
-        self._call(self._plan.reset)
+        if state.is_observed:
+            self._call(self._plan.reset)
         self.boundaries.end_step()
         self.buffer.clear()
         for watched in self.models:
@@ -548,13 +555,13 @@ class StepTracker(TrainingCallbacks):
 
     def _start_step(self) -> None:
         state = self.state
-        state.number = self.boundaries.number
+        state.start_step(self.boundaries.number)
         state.is_observed = self._measured.statistics and (state.number == 0 or self._budget.should_observe(state.number))
-        num = self._num_observed
-        is_histogram_due = num in HISTOGRAM_FIRST or num % HISTOGRAM_EVERY == 0
-        state.with_histograms = state.is_observed and (self._measured.in_full or is_histogram_due)
         self._plan = self._observed_plan if state.is_observed else self._plain_plan
-        self._call(self._plan.on_step_start)
+        if state.is_observed:
+            num = self._num_observed
+            state.with_histograms = self._measured.in_full or num in HISTOGRAM_FIRST or num % HISTOGRAM_EVERY == 0
+            self._call(self._plan.on_step_start)
 
     def _collect(self) -> None:
         """Probes write what they have measured in an observed step, after one transfer of what is still on devices."""

@@ -45,7 +45,8 @@ def has_map_dataset(loader: Any) -> bool:
 def unwrap_compiled(model: Any) -> nn.Module | None:
     """The module inside of torch.compile's wrapper; None where there is no wrapper. Reads the dictionary of submodules, because a model's
     own `__getattr__` may do anything. Gone: the wrapper counts as the model."""
-    inner = vars(model).get("_modules", {}).get("_orig_mod") if isinstance(model, nn.Module) else None
+    modules = vars(model).get("_modules") if isinstance(model, nn.Module) else None
+    inner = modules.get("_orig_mod") if isinstance(modules, dict) else None  # a ScriptModule has something else there
     return inner if isinstance(inner, nn.Module) else None
 
 

@@ -55,6 +55,13 @@ class WatchedModel:
         known = self._entry_points.get(id(module))
         return known is not None and known() is module
 
+    def renew_entry_points(self) -> None:
+        """Watch entry points again whose class has changed meanwhile."""
+        for ref in self._entry_points.values():
+            module = ref()
+            if module is not None and not patches.is_forward_watched(module, self._callbacks):
+                patches.watch_forward(module, self._callbacks)
+
     def remove_entry_points(self) -> None:
         for ref in self._entry_points.values():
             module = ref()

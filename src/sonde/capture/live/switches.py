@@ -99,6 +99,8 @@ class Switches:
         if context is None:
             return
         now_ns = context.timer.entered_ns
+        if not self._on and not self._requested and now_ns < self._next_read_ns and self._memory_every is None:
+            return  # all off
         for name in self._on:
             self._isolate(name, lambda name=name: self._report(name, step, now_ns))  # type: ignore[misc]
         if self._memory_every is not None and step % self._memory_every == 0:

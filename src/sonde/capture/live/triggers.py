@@ -62,6 +62,10 @@ class Triggers:
         self.holding: set[str] = set()  # named conditions that hold in the running step
         self._usual_ns = 0.0
 
+    @property
+    def has_any(self) -> bool:
+        return bool(self._metrics or self._triggers)
+
     def add_metric(self, name: str, function: Callable[..., Any], every: int) -> None:
         if not isinstance(name, str) or not name:
             raise SondeError(f'a metric has a name, for instance "accuracy", not {name!r}.')
@@ -146,6 +150,10 @@ class TriggerProbe(Probe):
     def __init__(self, context: ProbeContext, triggers: Triggers) -> None:
         super().__init__(context)
         self._triggers = triggers
+
+    @property
+    def is_enabled(self) -> bool:
+        return self._triggers.has_any
 
     def on_incident(self, incident: Incident, is_confirmed: bool) -> None:
         if isinstance(incident, SpikeIncident):

@@ -53,7 +53,8 @@ class Probe(TrainingCallbacks):
     """
 
     name: ClassVar[str]
-    OBSERVED_ONLY: ClassVar[bool] = False
+    OBSERVED_ONLY: ClassVar[bool] = False  # no callback is called in other steps
+    OBSERVED_CALLBACKS: ClassVar[frozenset[str]] = frozenset({"tables", "collect"})  # these are called in observed steps only
 
     def __init__(self, context: ProbeContext) -> None:
         self._context = context
@@ -66,7 +67,7 @@ class Probe(TrainingCallbacks):
         return True
 
     def on_step_start(self) -> None:
-        """A step begins; whether it is observed is in the state."""
+        """An observed step begins."""
 
     def on_eval_forward_start(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A watched model is called without gradients, or in eval mode."""
@@ -94,7 +95,7 @@ class Probe(TrainingCallbacks):
         """After `on_step_end`: the times of the step are in its scalars; `training_ns` is what it took without Sonde."""
 
     def reset(self) -> None:
-        """Forget the step, whatever became of it."""
+        """After an observed step: forget it, whatever became of it."""
 
     def on_detach(self) -> None:
         """Watching pauses or ends: remove everything from torch."""

@@ -44,6 +44,7 @@ class EvalInTrainModeProbe(Probe):
     """Records pauses in which a trained model is evaluated in train mode."""
 
     name = "eval_in_train_mode"
+    OBSERVED_CALLBACKS = Probe.OBSERVED_CALLBACKS | {"on_forward_start"}
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
@@ -51,7 +52,7 @@ class EvalInTrainModeProbe(Probe):
         self._pauses: dict[WatchedModel, _Pause] = {}
 
     def on_forward_start(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._state.is_observed and self._state.model is not None:
+        if self._state.model is not None:
             self._trained.add(self._state.model)
 
     def on_eval_forward_start(self, module: nn.Module, args: Any, kwargs: Any) -> None:

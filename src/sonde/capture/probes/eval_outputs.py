@@ -33,6 +33,7 @@ class EvalOutputProbe(Probe):
     """Checks what models put out in evaluation."""
 
     name = "eval_outputs"
+    OBSERVED_CALLBACKS = Probe.OBSERVED_CALLBACKS | {"on_forward_end"}
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
@@ -73,7 +74,7 @@ class EvalOutputProbe(Probe):
 
     def on_forward_end(self, module: nn.Module, output: Any) -> None:
         """A training forward, on an observed step. Rows of padding may be NaN, and nobody uses them: not in evaluation either."""
-        if self._state.is_observed and module.training and not self._is_nan_usual and output is not None:
+        if module.training and not self._is_nan_usual and output is not None:
             counts = _count_nonfinite(output)
             if counts is not None:
                 self._is_nan_usual = counts[1] > 0
@@ -91,7 +92,7 @@ class EvalOutputProbe(Probe):
             self._num_recorded += is_confirmed
             self._is_inf_meant = self._is_inf_meant or (incident.is_only_inf and not is_confirmed)
 
-    def reset(self) -> None:
+    def on_step_end(self) -> None:
         self._open.clear()
 
 

@@ -144,10 +144,7 @@ class FiniteCheck(Probe):
     def on_step_end(self) -> None:
         if self._sum_of_squares is not None:
             self._state.scalars["grad_norm"] = math.sqrt(self._sum_of_squares)
-
-    def reset(self) -> None:
-        self._sum_of_squares = None
-        self._state.nonfinite.clear()
+            self._sum_of_squares = None
 
     # -- gradients on a device -----------------------------------------------------------------------
 

@@ -89,12 +89,10 @@ class LossProbe(Probe):
             mean = torch.stack(losses).mean().reshape(1) * (divisor() if divisor is not None else 1.0)
             numbers = torch.cat([mean, _first_element(scale).to(mean.device)])
             self._context.deferred.add(numbers, partial(self._on_fetched, self._state.number, series))
-
-    def reset(self) -> None:
         self._sums.clear()
-        self._on_device.clear()
+        if self._on_device:
+            self._on_device.clear()
         self._scale_on_device = None
-        self._state.loss_scale, self._state.is_loss_scaled = math.nan, False
 
     def log_deferred(self, name: str, value: torch.Tensor, step: int) -> None:
         """A number of the user's that is on a device."""

@@ -37,6 +37,7 @@ class MemoryProbe(Probe):
     """Records the memory of the process and counts graphs of earlier steps that are still alive."""
 
     name = "memory"
+    OBSERVED_CALLBACKS = Probe.OBSERVED_CALLBACKS | {"on_forward_start", "on_forward_end"}
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
@@ -53,13 +54,13 @@ class MemoryProbe(Probe):
         return self._context.measured.memory
 
     def on_forward_start(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if not self.outside_bytes and self._state.is_observed:
+        if not self.outside_bytes:
             heap = process_memory.heap()
             parameters = storage_bytes(parameter for each in self._context.models for _, parameter in each.parameters())
             self.outside_bytes = max(1, heap.used - parameters) if heap is not None else 1
 
     def on_forward_end(self, module: nn.Module, output: Any) -> None:
-        if not self._state.is_observed or not self._state.is_first_forward:
+        if not self._state.is_first_forward:
             return
         step = self._state.number
         for _, tensor in find_tensors(output)[:1]:
