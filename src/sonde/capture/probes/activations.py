@@ -84,11 +84,11 @@ class ActivationProbe(Probe):
         self._histograms = ExponentHistograms()
         self._leaves: dict[int, _Leaf] = {}  # by id(module), stored between plans so that sites stay the same
         self._plans: dict[int, tuple[int, dict[int, _Leaf]]] = {}  # by watched model: its version, its leaves by id(module)
-        self._plan: dict[int, _Leaf] = {}  # of the forward that is under way
+        self._plan: dict[int, _Leaf] = {}  # of the forward that is under way, by id(module)
         self._remove: list[Callable[[], None]] = []  # the hooks of that forward
-        self._skipped: set[int] = set()  # ids of the modules that the hook on all modules passes over
         self._frames: dict[str, tuple[bytes, FramePlan, npt.NDArray[np.intp] | slice]] = {}
         self._hook_ns = int(hook_ns())
+        self._timer, self._disabled = context.timer, context.isolation.disabled
 
     @property
     def is_enabled(self) -> bool:
@@ -101,23 +101,25 @@ class ActivationProbe(Probe):
         if watched is None or not self._state.is_first_forward:
             return
         self.on_detach()  # hooks of a forward whose end was not seen
-        self._plan = self._leaves_of(watched)
-        self._skipped = {id(module)}  # where the model itself is a leaf, its output is measured at the end
+        leaves = self._leaves_of(watched)
+        self._plan = {**leaves}
+        self._plan.pop(id(module), None)  # where the model itself is a leaf, its output is measured at the end
         has_compiled_parts = watched.has_compiled_parts
-        for leaf in self._plan.values():
+        for leaf in leaves.values():
             # The output that flows on is what the user's hooks return: then ours comes after theirs. Where a part of the model is
             # compiled, torch warns about global hooks: there the eager leaves are hooked one by one.
             part = leaf.module()
             if part is not None and (has_compiled_parts or part._forward_hooks) and part is not module:
-                self._skipped.add(id(part))
+                del self._plan[id(part)]
                 self._remove.append(part.register_forward_hook(_LeafHook(partial(self._on_own_output, leaf))).remove)
         if not has_compiled_parts:
             self._remove.append(patches.hook_all_modules(after=self._on_output))
 
     def on_forward_end(self, module: nn.Module, output: Any) -> None:
-        plan, self._plan = self._plan, {}
+        self._plan = {}
         self.on_detach()
-        leaf = plan.get(id(module))
+        watched = self._state.model
+        leaf = self._leaves_of(watched).get(id(module)) if watched is not None and self._state.is_first_forward else None
         if leaf is not None and output is not None:
             self._measure(leaf, output)
 
@@ -138,39 +140,34 @@ class ActivationProbe(Probe):
     # -- measuring ---------------------------------------------------------------------------------
 
     def _on_output(self, module: nn.Module, args: Any, output: Any) -> None:
-        """The hook on all modules of the process."""
+        """The hook on all modules of the process, or on one leaf."""
         leaf = self._plan.get(id(module))
-        if leaf is None or id(module) in self._skipped:
+        if leaf is None or is_compiling():
             return
         started = perf_counter_ns()
         try:
-            if not is_compiling():
-                self._measure(leaf, output)
+            self._measure(leaf, output)
         except Exception as error:
             self._context.isolation.report(self.name, leaf.path, error)
-        self._context.timer.own_ns += perf_counter_ns() - started + self._hook_ns
+        self._timer.own_ns += perf_counter_ns() - started + self._hook_ns
 
     def _on_own_output(self, leaf: _Leaf, module: nn.Module, args: Any, output: Any) -> None:
-        """The hook on one leaf."""
-        started = perf_counter_ns()
-        try:
-            if leaf.module() is module and not is_compiling():
-                self._measure(leaf, output)
-        except Exception as error:
-            self._context.isolation.report(self.name, leaf.path, error)
-        self._context.timer.own_ns += perf_counter_ns() - started + self._hook_ns
+        """The hook on one leaf, which the hook on all modules passes over."""
+        if leaf.module() is module:
+            self._plan[id(module)] = leaf
+            self._on_output(module, args, output)
+            del self._plan[id(module)]
 
     def _measure(self, leaf: _Leaf, output: Any) -> None:
-        number = self._state.number
+        state = self._state
+        number = state.number
         if leaf.step != number:
             leaf.step, leaf.num_calls = number, 0
         call = leaf.num_calls
         leaf.num_calls = call + 1
-        disabled = self._context.isolation.disabled
-        if call >= MAX_CALLS or (disabled and (self.name, leaf.path) in disabled):
+        if call >= MAX_CALLS or (self._disabled and (self.name, leaf.path) in self._disabled):
             return
-        tensors = ((0, output),) if type(output) is torch.Tensor else enumerate(tensor for _, tensor in find_tensors(output))
-        for item, tensor in tensors:
+        for item, tensor in ((0, output),) if type(output) is torch.Tensor else enumerate(each for _, each in find_tensors(output)):
             row = leaf.rows.get((call, item), -1)
             if row == -1:
                 row = leaf.rows[call, item] = self._new_row(leaf, call, item, tensor)
@@ -180,7 +177,7 @@ class ActivationProbe(Probe):
             self._outputs.is_written[row] = 1
             if tensor.requires_grad:
                 add_gradient_hook(tensor, partial(self._on_gradient, row, number))
-            if self._state.with_histograms:
+            if state.with_histograms:
                 self._histograms.add(Kind.ACTIVATION, self._sites[row].id, tensor)
 
     def _on_gradient(self, row: int, number: int, gradient: torch.Tensor) -> None:
@@ -196,7 +193,7 @@ class ActivationProbe(Probe):
                 self._histograms.add(Kind.ACTIVATION_GRADIENT, self._sites[row].id, gradient)
         except Exception as error:
             self._context.isolation.report(self.name, self._sites[row].path, error)
-        self._context.timer.own_ns += perf_counter_ns() - started + self._hook_ns
+        self._timer.own_ns += perf_counter_ns() - started + self._hook_ns
 
     def _new_row(self, leaf: _Leaf, call: int, item: int, tensor: torch.Tensor) -> int | None:
         reason = unsupported_reason(tensor)

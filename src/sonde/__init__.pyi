@@ -1,0 +1,52 @@
+"""The public names of Sonde, each listed once: type checkers read this file, and `__init__.py` loads from it when a name is used."""
+
+from sonde.comparison.compare import RunComparison as RunComparison
+from sonde.comparison.compare import compare as compare
+from sonde.compat import LeakWatch as LeakWatch
+from sonde.config import DebugConfig as DebugConfig
+from sonde.config import DebugLevel as DebugLevel
+from sonde.config import DebugMode as DebugMode
+from sonde.diagnostics.data import ModelArchitectureInfo as ModelArchitectureInfo
+from sonde.diagnostics.data import ModelPerformanceMetrics as ModelPerformanceMetrics
+from sonde.diagnostics.report import DiagnosticsReport as DiagnosticsReport
+from sonde.errors import NonFiniteError as NonFiniteError
+from sonde.errors import SondeError as SondeError
+from sonde.events import Finding as Finding
+from sonde.events import Severity as Severity
+from sonde.leaks.leak_detector import LeakDetector as LeakDetector
+from sonde.memory_profiler.memory_profiler import MemoryProfiler as MemoryProfiler
+from sonde.nonfinite.find_origin import find_origin as find_origin
+from sonde.nonfinite.origin import Origin as Origin
+from sonde.profiler.operations import profile_operations as profile_operations
+from sonde.profiler.profiler import Profiler as Profiler
+from sonde.report import Report as Report
+from sonde.report import judge as judge
+from sonde.runlog.reader import Run as Run
+from sonde.session import DebugSession as DebugSession
+from sonde.session import debug_session as debug_session
+from sonde.session import watch as watch
+from sonde.step_decorator import step as step
+from sonde.tools.activation_visualizer import ActivationVisualizer as ActivationVisualizer
+from sonde.tools.debug_visualizer import DebugVisualizer as DebugVisualizer
+from sonde.tools.debug_visualizer import VisualizationConfig as VisualizationConfig
+from sonde.tools.gradient_debugger import GradientAnalyzer as GradientAnalyzer
+from sonde.tools.gradient_debugger import GradientDebugger as GradientDebugger
+from sonde.tools.gradient_flow_animator import GradientFlowAnimator as GradientFlowAnimator
+from sonde.tools.gradient_flow_animator import GradientHealth as GradientHealth
+from sonde.tools.hooks import AlertSeverity as AlertSeverity
+from sonde.tools.hooks import HookAction as HookAction
+from sonde.tools.hooks import HookBuilder as HookBuilder
+from sonde.tools.hooks import Hooks as Hooks
+from sonde.tools.hooks import HookTrigger as HookTrigger
+from sonde.tools.hooks import TrainingStopped as TrainingStopped
+from sonde.tools.loop_debugger.debug_info import DebugInfo as DebugInfo
+from sonde.tools.loop_debugger.loop_report import DebugReport as DebugReport
+from sonde.tools.model_diagnostics import ModelDiagnostics as ModelDiagnostics
+from sonde.tools.pytorch_debugger import PyTorchDebugger as PyTorchDebugger
+from sonde.tools.pytorch_debugger import PyTorchDebugManager as PyTorchDebugManager
+from sonde.tools.stability_checker import StabilityChecker as StabilityChecker
+from sonde.tools.tensor_inspector import TensorInspector as TensorInspector
+from sonde.tools.terminal_visualizer import TerminalVisualizer as TerminalVisualizer
+from sonde.tools.weight_analyzer import WeightAnalyzer as WeightAnalyzer
+
+__version__: str
