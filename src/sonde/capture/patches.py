@@ -289,7 +289,7 @@ def _wrap_clip(original: Any) -> Any:
     def clip(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         if not is_compiling():
-            limit = args[1] if len(args) > 1 else next(iter(kwargs.values()), None)
+            limit = args[1] if len(args) > 1 else kwargs.get("max_norm", kwargs.get("clip_value"))
             for subscriber in subscribers():
                 subscriber.on_clip(limit)
         return result
@@ -508,9 +508,11 @@ def is_forward_watched(module: nn.Module, callbacks: TrainingCallbacks) -> bool:
     """Whether a call of this module is seen: a lazy module becomes one of another class, and some code replaces `__call__` of a class."""
     for kind in type(module).__mro__:
         found = vars(kind).get("__call__")
-        if found is not None:
-            entry = found.entries.get(id(module)) if isinstance(found, WatchedCall) else None
-            return entry is not None and entry[0]() is module and callbacks in entry[1]
+        entry = found.entries.get(id(module)) if isinstance(found, WatchedCall) else None
+        if entry is not None and entry[0]() is module and callbacks in entry[1]:
+            return True
+        if found is not None and not (isinstance(found, WatchedCall) and found.original is None):
+            return False  # this `__call__` hides those of the base classes
     return False
 
 

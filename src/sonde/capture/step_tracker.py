@@ -313,11 +313,13 @@ class StepTracker(TrainingCallbacks):
         watched.has_run = True
         state = self.state
         if not torch.is_grad_enabled():
-            state.model = watched
+            trained, state.model = state.model, watched
             state.scalars["eval_forwards"] += 1
             if not state.scalars["forwards"]:
                 self.timer.start_validation()
             self._call(self._plan.on_eval_forward_start, module, args, kwargs)
+            if self._open_forward is not None:
+                state.model = trained  # a teacher inside of the forward of a student
             return
         if self._depth and self._thread != get_ident():
             state.scalars["forwards"] += 1  # counted; the thread that came first is the one that is measured

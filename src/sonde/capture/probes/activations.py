@@ -142,7 +142,7 @@ class ActivationProbe(Probe):
     def _on_output(self, module: nn.Module, args: Any, output: Any) -> None:
         """The hook on all modules of the process, or on one leaf."""
         leaf = self._plan.get(id(module))
-        if leaf is None or is_compiling():
+        if leaf is None or leaf.module() is not module or is_compiling():
             return
         started = perf_counter_ns()
         try:
