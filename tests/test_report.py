@@ -145,7 +145,7 @@ def test_what_could_not_be_observed_is_listed_once(tmp_path):
     }
     report = judge(write(tmp_path / "run", training(events=events)))
     assert [(one.where, one.reason) for one in report.unobserved] == [("net.3", "it is compiled")]
-    assert [(one.where, one.reason) for one in report.disabled] == [("gradients net.0", "RuntimeError: no")]
+    assert [(one.where, one.reason) for one in report.retired] == [("gradients net.0", "RuntimeError: no")]
 
 
 def test_a_run_that_dies_in_the_step_of_its_first_bad_number_is_still_explained(tmp_path):

@@ -1,4 +1,4 @@
-"""What went in: shape, range, non-finite values and a content hash of the tensors in a batch; are its samples alike, and its labels?"""
+"""The batch: statistics and a content hash of its tensors and of the model's inputs; whether its samples are all equal, and its labels."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from sonde.statistics.torch_ops import unsupported_reason
 MAX_TENSORS = 8  # of one batch, and of one model's inputs
 NUM_FIRST_STEPS = 16  # observed steps; then those at this distance: hashing a batch costs as much as all statistics of a small layer
 MIN_DISTANCE = 32  # steps
-MAX_SAMPLES = 64  # of a batch are compared with the first; the second alone where that differs
-MAX_OUTPUTS = 4  # of the models of a step, whose shapes are kept
+MAX_SAMPLES = 64  # of a batch are compared with the first, until one differs
+MAX_OUTPUTS = 4  # whose shapes are stored, to recognize the labels
 
 
 class BatchProbe(Probe):
@@ -42,11 +42,11 @@ class BatchProbe(Probe):
         self._num_steps = 0
         self._last_step = 0
         self._is_active = True
-        self._batch: Any = None  # what the loader handed out last, before the training's first forward: not what is validated with
-        self._num_fetched = 0  # up to that forward: more than one, where several loaders feed it or a validation came before
-        self._fetched: dict[int, torch.Tensor] = {}  # its tensors, by id: as inputs they are not measured again
-        self._samples: dict[str, Any] = {}  # of what was given to the first forward
-        self._are_samples_alike: dict[tuple[int, int], bool] = {}  # its inputs that can tell samples apart, by their place: do they not?
+        self._batch: Any = None  # the loader's last batch before the first training forward of the step, so not one of a validation
+        self._num_fetched = 0  # batches up to that forward: several, where several loaders feed it or a validation came before
+        self._fetched: dict[int, torch.Tensor] = {}  # tensors of the batch, by id: as inputs they are not measured again
+        self._samples: dict[str, Any] = {}  # size and, where all samples are equal, content hash of one, of the first forward's inputs
+        self._are_equal: dict[tuple[int, int], bool] = {}  # inputs that tell samples apart, by place in memory: are all samples equal?
         self._outputs: list[tuple[int, ...]] = []
         self._labels: list[Labels | None] = []
 
@@ -73,8 +73,8 @@ class BatchProbe(Probe):
         self._measure_batch()
         inputs = find_tensors((args, kwargs))[:MAX_TENSORS]
         if not self._samples:
-            near = [tensor for _, tensor in inputs if not on_device(tensor)] or list(self._fetched.values())[:1]
-            self._samples, self._are_samples_alike = _compare_samples(near)
+            readable = [tensor for _, tensor in inputs if not on_device(tensor)] or list(self._fetched.values())[:1]
+            self._samples, self._are_equal = _compare_samples(readable)
         for place, tensor in inputs:
             if id(tensor) not in self._fetched:
                 self._measure(f"input.{place.partition('.')[2]}", tensor)
@@ -87,12 +87,12 @@ class BatchProbe(Probe):
         if self._is_active:
             found = find_labels(tensors, self._outputs, self._fetched.values())
             self._labels += found
-            for labels in found:  # a model that computes its loss itself is given them too; its first input is what it learns from
-                if labels is not None and labels.place in list(self._are_samples_alike)[1:]:
-                    del self._are_samples_alike[labels.place]
+            for labels in found:  # a model that computes its loss itself gets them as an input too, after the first
+                if labels is not None and labels.place in list(self._are_equal)[1:]:
+                    del self._are_equal[labels.place]
 
     def tables(self) -> Iterable[StatisticsTable]:
-        self._measure_batch()  # where no model was called
+        self._measure_batch()  # no model was called
         return (self._table,)
 
     def collect(self) -> None:
@@ -105,14 +105,14 @@ class BatchProbe(Probe):
             self._recorder.frame(self._plan[1], step, np.hstack([self._table.values[:num], self._extra[:num]]))
         if self._samples:
             event = BatchInspected(
-                num_fetched=self._num_fetched, num_inputs=len(self._are_samples_alike), num_alike=sum(self._are_samples_alike.values()),
+                num_fetched=self._num_fetched, num_inputs=len(self._are_equal), num_alike=sum(self._are_equal.values()),
                 size=self._samples["size"], sample=self._samples["sample"], labels=count_labels(self._labels),
             )  # fmt: skip
             self._recorder.emit(event, step)
 
     def reset(self) -> None:
         self._batch, self._num_fetched = None, 0
-        for held in (self._measured_sites, self._fetched, self._samples, self._are_samples_alike, self._outputs, self._labels):
+        for held in (self._measured_sites, self._fetched, self._samples, self._are_equal, self._outputs, self._labels):
             held.clear()
 
     def _measure_batch(self) -> None:
@@ -140,28 +140,28 @@ class BatchProbe(Probe):
 
 
 def _compare_samples(inputs: list[torch.Tensor]) -> tuple[dict[str, Any], dict[tuple[int, int], bool]]:
-    """How many samples there are, and what one of them is where they are alike in an input; then the inputs that can tell samples apart, by
-    their place in memory: are all samples alike in it?
+    """The number of samples, with the content hash of one where all are equal; and for each input that tells samples apart, by its place in
+    memory, whether all samples are equal in it.
 
-    Those with as many rows as the first, and what is neither that nor a mask or a position, in the shape of one sample: a hidden state has
-    its samples in another dimension, the edges of a graph say how its nodes differ. Such a one says nothing where it is one number.
+    Such inputs have as many rows as the first, or are neither that nor a mask or a position in the shape of one sample: a hidden state has
+    its samples in another dimension, the edges of a graph describe how its nodes differ. A constant one of these says nothing.
     """
     inputs = [tensor for tensor in inputs if tensor.dim()]
     size = len(inputs[0]) if inputs else 0
-    told: dict[str, Any] = {"size": size, "sample": None}
-    judged: dict[tuple[int, int], bool] = {}
+    samples: dict[str, Any] = {"size": size, "sample": None}
+    are_equal: dict[tuple[int, int], bool] = {}
     for number, tensor in enumerate(inputs if size > 1 else ()):
         if not is_plain(tensor):
-            judged[-number, 0] = False  # it cannot be told
+            are_equal[-number, 0] = False  # not known
         elif len(tensor) == size:
-            alike = judged[tensor.data_ptr(), tensor.numel()] = _are_alike(tensor.detach().numpy())
-            if alike and told["sample"] is None:
-                told["sample"] = content_hash(tensor[0])
+            is_equal = are_equal[tensor.data_ptr(), tensor.numel()] = _are_rows_equal(tensor.detach().numpy())
+            if is_equal and samples["sample"] is None:
+                samples["sample"] = content_hash(tensor[0])
         elif tensor.numel() and not {*tensor.shape} <= {1, *inputs[0].shape[1:]}:
             values = tensor.detach().numpy()
-            judged[tensor.data_ptr(), tensor.numel()] = bool((values == values.flat[0]).all())
-    return told, judged
+            are_equal[tensor.data_ptr(), tensor.numel()] = bool((values == values.flat[0]).all())
+    return samples, are_equal
 
 
-def _are_alike(rows: np.ndarray[Any, Any]) -> bool:
+def _are_rows_equal(rows: np.ndarray[Any, Any]) -> bool:
     return all(bool((rows[i] == rows[0]).all()) for i in range(1, min(len(rows), MAX_SAMPLES)))
