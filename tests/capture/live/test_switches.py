@@ -308,7 +308,7 @@ def test_switches_may_be_set_before_the_start(tmp_path: Path, caplog: pytest.Log
 
 
 def test_the_file_in_the_run_flips_switches_between_two_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(board, "LOOK_NS", 0)
+    monkeypatch.setattr(board, "FILE_INTERVAL_NS", 0)
     found: dict[int, bool] = {}
 
     def flip(session: sonde.DebugSession, step: int) -> None:
@@ -324,8 +324,8 @@ def test_the_file_in_the_run_flips_switches_between_two_steps(tmp_path: Path, mo
 
 def test_the_file_is_looked_at_no_more_than_twice_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
-    monkeypatch.setattr(board, "LOOK_NS", 10**15)
-    monkeypatch.setattr(board.Switches, "_look", lambda self: looks.append(1))
+    monkeypatch.setattr(board, "FILE_INTERVAL_NS", 10**15)
+    monkeypatch.setattr(board.Switches, "_read_file", lambda self: looks.append(1))
     train(tmp_path / "run", steps=50)
     assert len(looks) == 1
 
@@ -340,7 +340,7 @@ HOSTILE = {
 def test_a_file_that_is_not_ours_is_ignored_with_one_warning(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(board, "LOOK_NS", 0)
+    monkeypatch.setattr(board, "FILE_INTERVAL_NS", 0)
 
     def flip(session: sonde.DebugSession, step: int) -> None:
         if step >= 0:
@@ -352,7 +352,7 @@ def test_a_file_that_is_not_ours_is_ignored_with_one_warning(
 
 
 def test_a_pipe_a_link_or_a_folder_in_the_place_of_the_file_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(board, "LOOK_NS", 0)
+    monkeypatch.setattr(board, "FILE_INTERVAL_NS", 0)
     elsewhere = tmp_path / "elsewhere.json"
     elsewhere.write_text('{"gradient_norms": true}')
 
@@ -409,9 +409,8 @@ def test_a_thousand_flips_change_nothing_and_leave_nothing(tmp_path: Path, monke
 
 def test_all_off_nothing_is_told_and_nothing_asked_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("sonde.capture.live.switches.Switches._contained", lambda self, name, work: asked.append(name))
-    monkeypatch.setattr("sonde.capture.live.switch_log.LogLines.say", lambda *args: asked.append("line"))
-    monkeypatch.setattr("sonde.capture.live.switch_output.SwitchOutput.__getitem__", lambda self, name: asked.append(name))
+    monkeypatch.setattr("sonde.capture.live.switches.Switches._isolate", lambda self, name, work: asked.append(name))
+    monkeypatch.setattr("sonde.capture.live.switch_log.SwitchLog.write", lambda *args: asked.append("line"))
     train(tmp_path / "run")
     assert not asked
     assert not list(sonde.Run(tmp_path / "run").events("switch"))
@@ -421,7 +420,7 @@ def test_a_switch_that_fails_is_turned_off_and_the_training_goes_on(tmp_path: Pa
     def fail(self: Any, step: int) -> None:
         raise ZeroDivisionError("told too much")
 
-    monkeypatch.setattr("sonde.capture.live.switch_output.SwitchOutput.backward_pass", fail)
+    monkeypatch.setattr("sonde.capture.live.switch_output.SwitchOutput._backward_pass", fail)
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with sonde.watch(model, optimizer, to=tmp_path / "run") as session:

@@ -143,7 +143,7 @@ def test_who_asks_a_tensor_for_its_numbers_is_found_with_the_line(tmp_path, ask,
     (event,) = looked_at(Asking(), tmp_path)
     found = [wait for wait in event.data["waits"] if wait["call"] == call and wait["num"] == 3]
     assert len(found) == 1
-    assert found[0]["line"].startswith("test_xray.py:")
+    assert found[0]["line"].startswith("test_step_profiler.py:")
     assert found[0]["ms"] > 0
 
 
@@ -299,8 +299,8 @@ def test_where_slow_steps_come_at_equal_distances_the_next_is_looked_at(tmp_path
             xray.due_ns = 1 << 62
             slow = (step - 1) % 12 == 10 or step - 1 in (15, 41)  # these two are the machine's own doing
             took_ms = 300 if slow else 10
-            xray.step_begins(step, took_ms * 1_000_000, False)
-            if xray.active:
+            xray.on_step_start(step, took_ms * 1_000_000, is_observed=False)
+            if xray.is_active:
                 looked.append(step)
                 xray.give_up()
     assert looked == [46, 58, 70]
@@ -311,9 +311,9 @@ def test_the_first_look_comes_late_where_steps_are_small(tmp_path, step_ms, firs
     training = Training()
     with sonde.watch(training.model, training.optimizer, to=tmp_path / "run", strict=True) as session:
         xray, step = session._tracker.step_profiler, 0
-        while not xray.active:
+        while not xray.is_active:
             step += 1
-            xray.step_begins(step, step_ms * 1_000_000, False)
+            xray.on_step_start(step, step_ms * 1_000_000, is_observed=False)
         xray.give_up()
     assert step * step_ms == pytest.approx(1000 * first_look_s, abs=step_ms)
 
@@ -338,7 +338,7 @@ def test_a_step_that_turns_out_bad_is_no_longer_timed_but_explained(tmp_path):
 
 def test_where_every_step_is_observed_a_look_is_put_off_but_not_for_good(tmp_path, monkeypatch):
     training = Training()
-    monkeypatch.setattr(OverheadBudget, "observes", lambda governor, step: True)  # as where observing costs next to nothing
+    monkeypatch.setattr(OverheadBudget, "should_observe", lambda budget, step: True)  # as where observing costs next to nothing
     with sonde.watch(training.model, training.optimizer, to=tmp_path / "run", strict=True) as session:
         for _ in range(40):
             due(session, True)
@@ -352,11 +352,11 @@ def test_an_error_inside_of_it_is_contained_and_said(tmp_path, caplog):
     training = Training()
     with sonde.watch(training.model, training.optimizer, to=tmp_path / "run", every=1000) as session:
         xray = session._tracker.step_profiler
-        xray._machine.since = lambda: 1 / 0
+        xray._cpu.since_last = lambda: 1 / 0
         for _ in range(40):
             due(session, True)
             training.step()
-        assert not xray.active
+        assert not xray.is_active
     (retired,) = sonde.Run(tmp_path / "run").events("retired")
     assert retired.data["probe"] == "xray"
     assert len(training.losses) == 40

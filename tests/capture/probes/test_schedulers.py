@@ -45,7 +45,7 @@ def test_a_scheduler_is_told_of_with_its_plan_when_it_is_made(tmp_path):
         update(model, optimizer)
     (one,) = events(session, "scheduler")
     assert (one["class"], one["plan"], one["rates"]) == ("MultiStepLR", {"milestones": [3, 5], "gamma": 0.5}, [0.1])
-    assert one["source"].startswith("test_course.py:")
+    assert one["source"].startswith("test_schedulers.py:")
     assert events(session, "scheduler_begins") == []
 
 
@@ -157,7 +157,7 @@ def test_passes_know_the_loop_of_epochs_around_them_and_where_it_may_be_left(tmp
     assert [(one["num"], one["at"], one["planned"], one["num_batches"]) for one in found] == [(1, 0, 5, 4), (2, 1, 5, 4), (3, 2, 5, 4)]
     assert [event.step for event in sonde.Run(session.run).events("pass")] == [0, 4, 8]
     assert len(found[0]["breaks"]) == 1
-    assert dict(session.report().run.told)["stopped"].startswith("in round 3 of 5 of the loop at test_course.py:")
+    assert dict(session.report().run.told)["stopped"].startswith("in round 3 of 5 of the loop at test_schedulers.py:")
 
 
 def rounds_in(tmp_path, run):

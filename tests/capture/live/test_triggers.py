@@ -13,6 +13,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import sonde  # noqa: E402
+from sonde.capture.live.triggers import Triggers  # noqa: E402
+from step_trackers import new_tracker  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -124,18 +126,16 @@ def test_a_named_condition_holds_when_it_happens_and_not_before(name: str, tmp_p
     assert len([1 for event in sonde.Run(tmp_path / "run").events("condition")]) == 1
 
 
-def test_a_slow_step_is_one_that_takes_much_longer_than_the_others() -> None:
-    from sonde.capture.live.triggers import Triggers
-    from sonde.config import DebugConfig
-
-    triggers = Triggers(sonde.DebugSession(DebugConfig())._switches, None)
-    triggers._loop = type("Loop", (), {"_guard": type("Guard", (), {"said_bad": False})})()
-    found = []
+def test_a_slow_step_is_one_that_takes_much_longer_than_the_others(tmp_path: Path) -> None:
+    tracker, session = new_tracker(tmp_path / "run"), sonde.debug_session()
+    triggers = Triggers(session._switches, session)
+    triggers.add_trigger("slow_step", ("validation",), 1)
     for step, ms in enumerate([50, 40, 10, 10, 10, 10, 10, 10, 10, 10, 11, 14, 60, 10]):
-        triggers._told.clear()
-        triggers._note(step, ms * 1_000_000)
-        found += [step] if "slow_step" in triggers._told else []
-    assert found == [12]
+        tracker.state.number = step
+        triggers.on_step_end(tracker.context, ms * 1_000_000)
+    tracker.recorder.flush()
+    tracker.recorder.close()
+    assert [event.step for event in sonde.Run(tmp_path / "run").events("condition")] == [12]
 
 
 WRONG: dict[str, tuple[Callable[[sonde.DebugSession], Any], str]] = {

@@ -193,7 +193,7 @@ def test_validation_in_training_mode_is_noted_with_what_it_ran_on(tmp_path, data
     first, last = training.events("evaluated_in_training")
     assert (first["at"], first["num_forwards"], first["num_inputs"], first["num_dropout"], first["num_batch_norm"]) == (6, 3, 3, 1, 1)
     assert (last["at"], last["num_pauses"], last["input"]) == (12, 2, first["input"])
-    assert (first["line"].partition(":")[0], first["text"]) == ("test_batch_probe.py", "training.model(x)")
+    assert (first["line"].partition(":")[0], first["text"]) == ("test_batch.py", "training.model(x)")
 
 
 def test_validation_in_eval_mode_and_models_that_are_not_trained_are_not_noted(tmp_path, data):

@@ -56,7 +56,7 @@ def test_the_step_after_the_look_tells_what_it_moved_and_from_where_to_where(tmp
     assert event.step == LOOKED_AT + 1
     assert (row["call"], row["origin"], row["target"], row["num"], row["num_bytes"]) == (".to()", "cpu", "meta", 1, 640)
     assert (row["what"], row["num_same"], row["num_again"], row["num_pageable"]) == ("float32 [10, 16]", 1, 0, 0)
-    assert row["line"].startswith("test_transfers_heard.py:")
+    assert row["line"].startswith("test_device_transfers.py:")
     assert 'constant.to("meta")' in row["text"]
     assert row["ms"] > 0
 
