@@ -205,12 +205,12 @@ def makes_another(worker_id):
 def test_a_worker_init_fn_that_seeds_the_global_generators_leaves_others_alike():
     datasets = (Drawing(), DrawnOutside(), Stream())
     seeded = [describe_loader(DataLoader(dataset, num_workers=2, worker_init_fn=seeds_from_torch)) for dataset in datasets]
-    assert [(each["copied_generators"], each["copied_globals"], each["knows_worker"]) for each in seeded] == [
+    assert [(each["copied_generators"], each["copied_globals"], each["is_worker_aware"]) for each in seeded] == [
         (["rng"], [], False), ([], ["RNG"], False), ([], [], False),
     ]  # fmt: skip
     assert describe_loader(DataLoader(Drawing(), num_workers=2, worker_init_fn=takes_hold))["copied_generators"] == []
     assert describe_loader(DataLoader(DrawnOutside(), num_workers=2, worker_init_fn=makes_another))["copied_globals"] == []
-    assert describe_loader(DataLoader(Stream(), num_workers=2, worker_init_fn=takes_hold))["knows_worker"]
+    assert describe_loader(DataLoader(Stream(), num_workers=2, worker_init_fn=takes_hold))["is_worker_aware"]
 
 
 @pytest.mark.parametrize(
@@ -236,8 +236,8 @@ def test_one_worker_has_nobody_to_draw_the_same():
 
 def test_an_iterable_dataset_is_asked_whether_it_knows_its_worker():
     told = describe_loader(DataLoader(Stream(), num_workers=2))
-    assert (told["order"], told["knows_worker"], "num_batches" in told) == ("stream", False, False)
-    assert describe_loader(DataLoader(Divided(), num_workers=2))["knows_worker"]
+    assert (told["order"], told["is_worker_aware"], "num_batches" in told) == ("stream", False, False)
+    assert describe_loader(DataLoader(Divided(), num_workers=2))["is_worker_aware"]
 
 
 def test_the_order_and_the_number_of_batches_are_told():

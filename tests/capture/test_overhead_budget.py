@@ -42,7 +42,7 @@ def overhead(observed_steps: list[bool], *, step_ns: float, plain_ns: float, obs
 def test_the_first_steps_are_always_observed() -> None:
     observed_steps = simulate(OverheadBudget(0.001), 50, step_ns=MS, plain_ns=0, observed_ns=1000 * MS)
     assert observed_steps[:FIRST_STEPS] == [True] * FIRST_STEPS
-    assert [step for step in range(FIRST_STEPS, 50) if observed_steps[step]] == [3, 4, 6, 8, 12, 16, 24, 32, 48]  # and milestones after them
+    assert [step for step in range(FIRST_STEPS, 50) if observed_steps[step]] == [3, 4, 6, 8, 12, 16, 24, 32, 48]  # and milestones
 
 
 @pytest.mark.parametrize("every", [1, 2, 7])

@@ -19,7 +19,8 @@ FILES = sorted(path.stem for path in Path(probes.__file__).parent.glob("*.py") i
 
 def probes_in(file: str) -> list[type[Probe]]:
     module = importlib.import_module(f"{probes.__name__}.{file}")
-    return [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, Probe) and each.__module__ == module.__name__]
+    own = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__]
+    return [each for each in own if issubclass(each, Probe)]
 
 
 @pytest.mark.parametrize("file", FILES)

@@ -127,7 +127,7 @@ def test_a_named_condition_holds_when_it_happens_and_not_before(name: str, tmp_p
 
 
 def test_a_slow_step_is_one_that_takes_much_longer_than_the_others(tmp_path: Path) -> None:
-    tracker, session = new_tracker(tmp_path / "run"), sonde.debug_session()
+    tracker, session = new_tracker(tmp_path), sonde.debug_session()
     triggers = Triggers(session._switches, session)
     triggers.add_trigger("slow_step", ("validation",), 1)
     for step, ms in enumerate([50, 40, 10, 10, 10, 10, 10, 10, 10, 10, 11, 14, 60, 10]):
@@ -135,7 +135,7 @@ def test_a_slow_step_is_one_that_takes_much_longer_than_the_others(tmp_path: Pat
         triggers.on_step_end(tracker.context, ms * 1_000_000)
     tracker.recorder.flush()
     tracker.recorder.close()
-    assert [event.step for event in sonde.Run(tmp_path / "run").events("condition")] == [12]
+    assert [event.step for event in sonde.Run(tmp_path).events("condition")] == [12]
 
 
 WRONG: dict[str, tuple[Callable[[sonde.DebugSession], Any], str]] = {

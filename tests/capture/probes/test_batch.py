@@ -1,4 +1,4 @@
-"""What is noted of batches and of validations, on real trainings."""
+"""What is recorded of batches, on real trainings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ pytestmark = pytest.mark.torch
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
-from torch.optim.swa_utils import update_bn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 import sonde  # noqa: E402
@@ -177,78 +176,6 @@ def test_a_training_whose_labels_are_read_is_left_as_it_was(tmp_path, data):
             training.epoch()
         results.append(torch.cat([p.detach().flatten() for p in training.model.parameters()]))
     assert torch.equal(*results)
-
-
-def validate(training, batches):
-    with torch.no_grad():
-        for x in batches:
-            training.model(x)
-
-
-def test_validation_in_training_mode_is_noted_with_what_it_ran_on(tmp_path, data):
-    with Training(tmp_path / "run", data) as training:
-        for _ in range(2):
-            training.epoch()
-            validate(training, training.x.split(20))
-    first, last = training.events("evaluated_in_training")
-    assert (first["at"], first["num_forwards"], first["num_inputs"], first["num_dropout"], first["num_batch_norm"]) == (6, 3, 3, 1, 1)
-    assert (last["at"], last["num_pauses"], last["input"]) == (12, 2, first["input"])
-    assert (first["line"].partition(":")[0], first["text"]) == ("test_batch.py", "training.model(x)")
-
-
-def test_validation_in_eval_mode_and_models_that_are_not_trained_are_not_noted(tmp_path, data):
-    teacher = nn.Sequential(nn.Linear(6, 2), nn.Dropout(0.5))
-    with Training(tmp_path / "run", data) as training:
-        training.session.attach(teacher, name="teacher")
-        training.epoch()
-        with torch.no_grad():
-            teacher(training.x)
-        training.model.eval()
-        validate(training, training.x.split(20))
-    assert training.events("evaluated_in_training") == []
-
-
-def test_parts_that_are_in_eval_mode_while_the_model_is_not_are_not_counted(tmp_path, data):
-    with Training(tmp_path / "run", data) as training:
-        training.epoch()
-        training.model[1].eval()
-        validate(training, training.x.split(20))
-    (noted,) = training.events("evaluated_in_training")
-    assert (noted["num_dropout"], noted["num_batch_norm"]) == (1, 0)
-
-
-def test_a_pause_of_the_training_is_told_of_once_though_watching_pauses_too(tmp_path, data):
-    with Training(tmp_path / "run", data) as training:
-        training.epoch()
-        validate(training, training.x.split(20))
-        with training.session.pause():
-            validate(training, training.x.split(20))
-    assert len(training.events("evaluated_in_training")) == 1
-
-
-def test_samples_of_one_input_are_told_from_a_dataset(tmp_path, data):
-    with Training(tmp_path / "run", data) as training:
-        training.epoch()
-        validate(training, [training.x] * 10)
-    (noted,) = training.events("evaluated_in_training")
-    assert (noted["num_forwards"], noted["num_inputs"]) == (10, 1)
-
-
-def test_batch_statistics_that_are_computed_anew_are_told_from_a_validation(tmp_path, data):
-    with Training(tmp_path / "run", data) as training:
-        training.epoch()
-        update_bn(training.loader, training.model)
-    (noted,) = training.events("evaluated_in_training")
-    assert noted["cumulative"]
-    assert "eval-in-train-mode" not in {finding.rule for finding in judge(training.run).findings}
-
-
-def test_many_pauses_are_not_all_looked_into(tmp_path, data):
-    with Training(tmp_path / "run", data) as training:
-        for _ in range(100):
-            training.step(training.x[:10], training.y[:10])
-            validate(training, [training.x])
-    assert [noted["num_pauses"] for noted in training.events("evaluated_in_training")] == [*range(1, 17), 32, 64]
 
 
 def test_a_loader_begun_anew_for_every_step_is_the_finding_of_a_whole_run(tmp_path, data):

@@ -358,5 +358,5 @@ def test_an_error_inside_of_it_is_contained_and_said(tmp_path, caplog):
             training.step()
         assert not xray.is_active
     (retired,) = sonde.Run(tmp_path / "run").events("retired")
-    assert retired.data["probe"] == "xray"
+    assert retired.data["probe"] == "step_profiler"
     assert len(training.losses) == 40
