@@ -70,12 +70,12 @@ class Recording(patches.TrainingCallbacks):
 @pytest.fixture
 def recording() -> Iterator[Recording]:
     """Whatever a test watches with it is unwatched afterwards, and no class of this file is left patched."""
-    recording = Recording()
+    recording, before = Recording(), set(patches._watched_classes)
     yield recording
     for watched in list(patches._watched_classes.values()):
         for module, _ in list(watched.entries.values()):
             patches.unwatch_forward(module(), recording)  # type: ignore[arg-type]
-    assert patches._watched_classes == {}
+    assert set(patches._watched_classes) == before
     assert "__call__" not in vars(Net)
 
 
@@ -167,6 +167,78 @@ def test_a_subclass_of_a_watched_class_calls_back_once(recording: Recording) -> 
     assert recording.starts == [deeper, base]
 
 
+class Product:
+    def __call__(self, x: Tensor) -> Tensor:
+        return 3 * x
+
+
+class Odd(nn.Module):
+    __call__ = Product()  # an object that is not bound to the module
+
+
+def test_a_call_that_is_no_function_is_called_as_it_is(recording: Recording) -> None:
+    model = Odd()
+    patches.watch_forward(model, recording)
+    assert torch.equal(model(X), 3 * X)
+    assert recording.starts == [model]
+
+
+def test_a_scripted_model_is_watched(tmp_path: Path) -> None:
+    model = torch.jit.script(net())
+    with sonde.watch(model, to=tmp_path, strict=True):
+        train(model)
+    assert sonde.Run(tmp_path).scalar("forwards")[1].tolist() == [1, 1, 1]
+
+
+def test_a_graph_of_fx_is_watched_also_after_it_was_made_anew(tmp_path: Path) -> None:
+    model, before = torch.fx.symbolic_trace(net()), set(patches._watched_classes)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with sonde.watch(model, optimizer, to=tmp_path, strict=True):
+        for number in range(6):
+            if number == 2:
+                model.recompile()
+            optimizer.zero_grad()
+            model(X).square().mean().backward()
+            optimizer.step()
+    assert set(patches._watched_classes) == before
+    forwards = sonde.Run(tmp_path).scalar("forwards")[1].tolist()
+    assert forwards[:2] == [1, 1]
+    assert forwards[4:] == [1, 1]  # that it is not seen any more is noticed after a step
+
+
+def test_a_module_that_becomes_another_class_stays_watched(tmp_path: Path) -> None:
+    model = nn.LazyLinear(1)
+    with sonde.watch(model, to=tmp_path, strict=True):
+        with torch.no_grad():
+            model(X)
+        train(model, 5)
+    assert "__call__" not in vars(nn.Linear)
+    assert "__call__" not in vars(nn.LazyLinear)
+    forwards = sonde.Run(tmp_path).scalar("forwards")[1].tolist()
+    assert forwards[2:] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["replaced", "deleted"])
+def test_a_call_that_somebody_takes_away_while_it_is_watched_does_not_fail(name: str, recording: Recording) -> None:
+    class Local(Net):
+        pass
+
+    torch._dynamo.reset()
+    model = Local()
+    fast = torch.compile(model, backend="eager")
+    expected = fast(X)
+    patches.watch_forward(model, recording)
+    if name == "replaced":
+        Local.__call__ = lambda self, *args: nn.Module.__call__(self, *args)  # type: ignore[method-assign]
+    else:
+        del Local.__call__
+    assert torch.equal(fast(X), expected)
+    assert torch.equal(model(X), expected)
+    patches.unwatch_forward(model, recording)
+    assert ("__call__" in vars(Local)) is (name == "replaced")
+    torch._dynamo.reset()
+
+
 def test_a_class_of_which_a_watched_module_died_is_restored_with_the_next_that_is_unwatched(recording: Recording) -> None:
     model, other = net(), net()
     patches.watch_forward(model, recording)
@@ -240,24 +312,36 @@ def test_a_saved_model_has_the_same_bytes_watched_and_not(tmp_path: Path) -> Non
     assert saved(model) == bare
 
 
-def test_a_class_is_pickled_by_value_as_if_it_were_not_watched(recording: Recording) -> None:
+LOADING = """
+    import pickle, sys
+    import torch
+    kind, model = pickle.load(open("both.pickle", "rb"))
+    print(vars(kind).get("__call__") in (None, torch.nn.Module.__call__), "sonde" in sys.modules)
+    print(torch.equal(model(torch.ones(2, 6)), torch.nn.functional.linear(torch.ones(2, 6), model.weight, model.bias)))
+"""
+
+
+def test_a_class_is_pickled_by_value_as_if_it_were_not_watched(recording: Recording, tmp_path: Path) -> None:
     cloudpickle = pytest.importorskip("cloudpickle")
 
     class Local(nn.Linear):
         pass
 
-    bare = cloudpickle.loads(cloudpickle.dumps(Local))
-    patches.watch_forward(Local(6, 1), recording)
     model = Local(6, 1)
     patches.watch_forward(model, recording)
-    clone = cloudpickle.loads(cloudpickle.dumps(Local))
-    other = clone(6, 1)
-    assert other(X).shape == bare(6, 1)(X).shape
-    other.load_state_dict(model.state_dict())
-    copied = cloudpickle.loads(cloudpickle.dumps(model))
-    assert torch.equal(copied(X), other(X))
-    assert not recording.starts
-    assert not isinstance(vars(clone).get("__call__"), patches.WatchedCall)
+    (tmp_path / "both.pickle").write_bytes(cloudpickle.dumps((Local, model)))
+    patches.unwatch_forward(model, recording)
+    loaded = python(LOADING, tmp_path, PYTHONPATH=str(Path(cloudpickle.__file__).parents[1]))
+    assert (loaded.stdout, loaded.stderr) == ("True False\nTrue\n", "")
+
+
+def test_what_stands_for_a_call_is_copied_and_pickled_as_that_call(recording: Recording) -> None:
+    model, doubled, own = net(), Doubled(), vars(Doubled)["__call__"]
+    for each in (model, doubled):
+        patches.watch_forward(each, recording)
+    assert copy.copy(vars(Net)["__call__"]) is nn.Module.__call__
+    assert pickle.loads(pickle.dumps(vars(Net)["__call__"])) is nn.Module.__call__
+    assert copy.copy(vars(Doubled)["__call__"]) is own
 
 
 # -- tracing and compiling -------------------------------------------------------------------------
