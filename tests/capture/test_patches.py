@@ -1,4 +1,4 @@
-"""Forwards are observed through the class of a module: nothing is on the module itself, so it is copied, saved, traced and compiled as ever."""
+"""Forwards are observed through the class of a module: nothing is on the module, so it is copied, saved, traced and compiled as ever."""
 
 from __future__ import annotations
 
