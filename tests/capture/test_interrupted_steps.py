@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import resource
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -181,3 +183,26 @@ def test_a_destructor_may_make_an_optimizer_while_the_frame_of_backward_is_let_g
             optimizer.step()
     assert len(made) == 1
     assert sonde.Run(tmp_path).last_step == STEPS - 1
+
+
+def test_a_step_waits_while_another_thread_writes_and_nothing_is_lost(tmp_path: Path) -> None:
+    model, optimizer = pair()
+    over = threading.Event()
+    with sonde.watch(model, optimizer, to=tmp_path, every=10_000, strict=True) as session:
+        writer = session._recorder.writer
+
+        def disturb() -> None:
+            while not over.wait(0.001):
+                with writer._lock:
+                    time.sleep(0.001)
+                session.log(noise=1.0)
+
+        thread = threading.Thread(target=disturb)
+        thread.start()
+        for _ in range(300):
+            one_step(model, optimizer)
+        over.set()
+        thread.join()
+    run = sonde.Run(tmp_path)
+    assert not run.damage
+    assert list(run.scalar("optimizer_steps")[0]) == list(range(300))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import os
 import pickle
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -501,6 +502,168 @@ def test_a_wrapper_that_was_made_before_anybody_watched_is_known_too(recording: 
     torch.compile(net(), backend="eager")(X)
     assert recording.starts == [model, model]
     torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, about what it compiles
+def test_a_compiled_step_with_its_backward_and_optimizer_has_as_many_frames(tmp_path: Path) -> None:
+    def frames(watch: Callable[..., Any]) -> tuple[int, float]:
+        torch._dynamo.reset()
+        model, counter = net(), CompileCounter()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+        @torch.compile(backend=counter)
+        def step(x: Tensor) -> Tensor:
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        with watch(model, optimizer):
+            losses = [step(X).item() for _ in range(12)]
+        torch._dynamo.reset()
+        return counter.frame_count, losses[-1]
+
+    assert frames(lambda *args: sonde.watch(*args, to=tmp_path / "run")) == frames(lambda *args: nullcontext())
+
+
+# -- patched functions -----------------------------------------------------------------------------
+
+
+class Backwards(patches.TrainingCallbacks):
+    """Records backwards and steps of optimizers, and raises where a test wants it."""
+
+    def __init__(self, **errors: BaseException) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self._errors = errors
+
+    def _record(self, name: str, *args: Any) -> None:
+        self.calls.append((name, *args))
+        if name in self._errors:
+            raise self._errors[name]
+
+    def on_backward_start(self, tensors: Any) -> None:
+        self._record("start", tensors)
+
+    def on_backward_end(self) -> None:
+        self._record("end")
+
+    def on_optimizer_step_start(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
+        self._record("step", has_closure)
+
+    def on_clip(self, limit: Any) -> None:
+        self._record("clip", limit)
+
+
+@contextmanager
+def subscribed(callbacks: patches.TrainingCallbacks) -> Iterator[None]:
+    patches.subscribe(callbacks)
+    try:
+        yield
+    finally:
+        patches.unsubscribe(callbacks)
+
+
+@pytest.mark.parametrize(
+    ("errors", "in_backward", "expected", "names"),
+    [
+        ({}, None, None, ["start", "end"]),
+        ({}, ValueError, ValueError, ["start", "end"]),
+        ({"start": KeyboardInterrupt()}, None, KeyboardInterrupt, ["start"]),
+        ({"end": KeyboardInterrupt()}, None, KeyboardInterrupt, ["start", "end"]),
+        ({"end": KeyboardInterrupt()}, ValueError, KeyboardInterrupt, ["start", "end"]),
+    ],
+)
+def test_backward_passes_its_arguments_on_and_raises_what_torch_raises(errors: Any, in_backward: Any, expected: Any, names: Any) -> None:
+    passed: list[Any] = []
+
+    def original(*args: Any, **kwargs: Any) -> str:
+        passed.append((args, kwargs))
+        if in_backward:
+            raise in_backward
+        return "answer"
+
+    backward, callbacks = patches._wrap_backward(original), Backwards(**errors)
+    with subscribed(callbacks):
+        if expected is None:
+            assert backward(1, 2, inputs=3) == "answer"
+        else:
+            with pytest.raises(expected):
+                backward(1, 2, inputs=3)
+    assert [name for name, *_ in callbacks.calls] == names
+    assert callbacks.calls[0] == ("start", 1)
+    assert passed == ([((1, 2), {"inputs": 3})] if "start" not in errors else [])
+
+
+def test_a_backward_inside_of_a_backward_is_part_of_it() -> None:
+    class Again(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            with torch.enable_grad():
+                torch.ones(1, requires_grad=True).sum().backward()
+            return gradients[0] * 2
+
+    callbacks = Backwards()
+    with subscribed(callbacks):
+        x = torch.ones(1, requires_grad=True)
+        Again.apply(x).sum().backward()
+        torch.autograd.backward(tensors=x.sum())
+    assert [name for name, *_ in callbacks.calls] == ["start", "end"] * 2
+
+
+def test_whether_an_optimizer_has_a_closure_is_known_however_it_is_passed() -> None:
+    callbacks, model = Backwards(), net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with subscribed(callbacks):
+        optimizer.step()
+        optimizer.step(lambda: 0.0)
+        optimizer.step(closure=lambda: 0.0)
+        optimizer.step(None)
+    assert [has_closure for name, has_closure in callbacks.calls] == [False, True, True, False]
+
+
+def test_the_limit_of_clipping_is_known_however_it_is_passed() -> None:
+    callbacks, model = Backwards(), net()
+    model(X).sum().backward()
+    with subscribed(callbacks):
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        nn.utils.clip_grad_norm_(model.parameters(), max_norm=0.25)
+        nn.utils.clip_grad_norm_(model.parameters(), norm_type=2.0, max_norm=0.25)
+        nn.utils.clip_grad_norm_(parameters=model.parameters(), max_norm=0.25)
+        nn.utils.clip_grad_value_(model.parameters(), clip_value=0.1)
+    assert callbacks.calls == [("clip", 0.5), ("clip", 0.25), ("clip", 0.25), ("clip", 0.25), ("clip", 0.1)]
+
+
+PATCHED = {
+    "backward": lambda: torch.autograd.backward, "zero_grad": lambda: torch.optim.Optimizer.zero_grad, "save": lambda: torch.save,
+    "clip": lambda: nn.utils.clip_grad_norm_, "compile": lambda: torch.compile, "init": lambda: torch.optim.Optimizer.__init__,
+    "step": lambda: torch.optim.lr_scheduler.StepLR.__init__, "scale": lambda: torch.amp.GradScaler.scale,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PATCHED)
+def test_a_patched_function_has_the_name_the_signature_and_the_documentation_of_torch(name: str, tmp_path: Path) -> None:
+    own = PATCHED[name]()
+    with sonde.watch(nn.Linear(1, 1), to=tmp_path):
+        ours = PATCHED[name]()
+        assert ours is not own
+        assert (ours.__name__, ours.__qualname__, ours.__module__, ours.__doc__) == (
+            own.__name__, own.__qualname__, own.__module__, own.__doc__,
+        )  # fmt: skip
+        assert inspect.signature(ours) == inspect.signature(own)
+        assert copy.deepcopy(ours) is ours
+    assert PATCHED[name]() is own
+
+
+def test_a_patched_function_is_pickled_as_that_of_torch(tmp_path: Path) -> None:
+    own = torch.autograd.backward
+    with sonde.watch(nn.Linear(1, 1), to=tmp_path):
+        pickled = pickle.dumps(torch.autograd.backward)
+    assert pickle.loads(pickled) is own
 
 
 # -- threads and processes -------------------------------------------------------------------------
