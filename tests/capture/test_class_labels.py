@@ -43,7 +43,7 @@ def test_labels_of_a_classifier_are_counted_whatever_is_around_its_loss(loss):
     }  # fmt: skip
 
 
-def test_labels_in_order_are_told_apart_from_mixed_ones():
+def test_labels_in_order_are_distinguished_from_mixed_ones():
     out = scores(4, 3)
     assert counted(F.cross_entropy(out, SORTED), out)["in_order"]
     assert counted(F.cross_entropy(out, SORTED.flip(0)), out)["in_order"]
@@ -55,7 +55,7 @@ def test_ignored_labels_are_not_counted():
     assert counted(F.cross_entropy(out, torch.tensor([-100, 1, 1, -100])), out)["counts"] == [[1, 2]]
 
 
-def test_a_single_label_is_not_told_of():
+def test_a_single_label_is_not_counted():
     out = scores(4, 3)
     assert counted(F.cross_entropy(out, torch.tensor([-100, 1, -100, -100])), out) is None
 
@@ -120,7 +120,7 @@ def at_a_temperature(x):
     ],
     ids=["linear", "viewed", "convolution", "product", "autocast", "frozen", "between_samples", "at_a_temperature"],
 )
-def test_columns_that_weights_in_training_make_are_told_from_others(head, is_learnt):
+def test_columns_made_by_trained_weights_are_distinguished_from_others(head, is_learnt):
     out = head(scores(4, 8) * 2)
     assert counted(F.cross_entropy(out, MIXED), out)["is_learnt"] is is_learnt
 
@@ -182,7 +182,7 @@ def test_labels_on_a_device_are_those_of_the_batch_that_was_handed_out(monkeypat
     assert counted(loss, out, fetched=[MIXED, MIXED.clone()]) is None
 
 
-def test_many_different_labels_are_told_of_by_the_most_frequent():
+def test_of_many_different_labels_the_most_frequent_are_reported():
     out = scores(200, 300)
     found = counted(F.cross_entropy(out, torch.arange(200)), out)
     assert (found["num"], found["num_distinct"], len(found["counts"])) == (200, 200, class_labels.MAX_REPORTED)

@@ -1,4 +1,4 @@
-"""What a DataLoader says of itself; the code of datasets is read, never run."""
+"""The description of a DataLoader; the code of datasets is read, never run."""
 
 from __future__ import annotations
 
@@ -235,19 +235,19 @@ def test_one_worker_has_nobody_to_draw_the_same():
 
 
 def test_an_iterable_dataset_is_asked_whether_it_knows_its_worker():
-    told = describe_loader(DataLoader(Stream(), num_workers=2))
-    assert (told["order"], told["is_worker_aware"], "num_batches" in told) == ("stream", False, False)
+    facts = describe_loader(DataLoader(Stream(), num_workers=2))
+    assert (facts["order"], facts["is_worker_aware"], "num_batches" in facts) == ("stream", False, False)
     assert describe_loader(DataLoader(Divided(), num_workers=2))["is_worker_aware"]
 
 
-def test_the_order_and_the_number_of_batches_are_told():
+def test_the_order_and_the_number_of_batches_are_described():
     data = TensorDataset(torch.zeros(10, 2))
-    told = [describe_loader(loader) for loader in (DataLoader(data, 4), DataLoader(data, 4, shuffle=True, drop_last=True))]
-    assert [(each["order"], each["num_batches"], each["batch_size"]) for each in told] == [("sequential", 3, 4), ("random", 2, 4)]
+    facts = [describe_loader(loader) for loader in (DataLoader(data, 4), DataLoader(data, 4, shuffle=True, drop_last=True))]
+    assert [(each["order"], each["num_batches"], each["batch_size"]) for each in facts] == [("sequential", 3, 4), ("random", 2, 4)]
     assert describe_loader(DataLoader(data, sampler=WeightedRandomSampler([1.0] * 10, 10)))["order"] == "other"
 
 
-def test_a_loader_that_raises_when_it_is_asked_is_believed_to_say_nothing():
+def test_a_loader_that_raises_when_it_is_read_has_no_description():
     class Rude:
         num_workers = "many"
 

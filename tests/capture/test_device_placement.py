@@ -46,13 +46,13 @@ def test_nothing_is_left_behind_where_everything_is_on_the_cpu():
     assert find_left_behind(Masked()) == []
 
 
-def test_parameters_that_stay_on_the_cpu_are_told_of():
+def test_parameters_that_stay_on_the_cpu_are_found():
     model = Masked().to("meta")
     model.linear.bias = nn.Parameter(torch.zeros(4))
     assert ("parameter", "linear.bias") in {(row["kind"], row["path"]) for row in find_left_behind(model)}
 
 
-def test_a_run_says_what_was_left_behind(tmp_path):
+def test_a_run_records_what_was_left_behind(tmp_path):
     model = Masked().to("meta")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with sonde.watch(model, optimizer, to=tmp_path / "run"):

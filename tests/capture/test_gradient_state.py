@@ -92,7 +92,7 @@ def test_a_step_without_any_backward_is_empty_but_nothing_was_lost() -> None:
     assert loop.step() == (False, False)
 
 
-def test_a_backward_that_follows_clearing_says_so() -> None:
+def test_a_backward_that_follows_clearing_reports_it() -> None:
     loop = Loop()
     assert loop.backward() is False
     assert loop.backward() is False  # accumulates
@@ -100,7 +100,7 @@ def test_a_backward_that_follows_clearing_says_so() -> None:
     assert loop.backward() is True
 
 
-def test_an_optimizer_that_died_makes_room_for_a_new_one_with_the_same_id() -> None:
+def test_an_optimizer_that_died_is_replaced_by_a_new_one_with_the_same_id() -> None:
     loop = Loop()
     loop.backward()
     loop.step()

@@ -71,7 +71,7 @@ def test_an_error_of_ours_at_the_end_of_a_step_stays_ours(tmp_path: Path) -> Non
 
 def test_a_step_with_a_scalar_that_is_new_is_in_the_file_when_it_has_ended(tmp_path: Path) -> None:
     model, optimizer = pair()
-    seen = []
+    last_steps = []
     with sonde.watch(model, optimizer, to=tmp_path, every=10_000):
         for number in range(24):
             optimizer.zero_grad()
@@ -81,8 +81,8 @@ def test_a_step_with_a_scalar_that_is_new_is_in_the_file_when_it_has_ended(tmp_p
                 model(torch.randn(5, 6)).exp().mean().backward()
             optimizer.step()
             if number >= 20:
-                seen.append(sonde.Run(tmp_path).last_step)
-    assert seen == [20, 21, 22, 23]
+                last_steps.append(sonde.Run(tmp_path).last_step)
+    assert last_steps == [20, 21, 22, 23]
 
 
 class Interrupted(torch.optim.SGD):
@@ -173,7 +173,7 @@ def test_a_destructor_may_make_an_optimizer_while_the_frame_of_backward_is_let_g
         made.append(float(len(torch.optim.SGD(model.parameters(), lr=0.02).param_groups)))
 
     def learn(number: int) -> None:
-        kept = Doomed(make) if number == NUMBER else None  # noqa: F841 - as long as the frame is
+        doomed = Doomed(make) if number == NUMBER else None  # noqa: F841 - as long as the frame is
         model(torch.randn(5, 6)).square().mean().backward()
 
     with sonde.watch(model, optimizer, to=tmp_path, every=10_000):

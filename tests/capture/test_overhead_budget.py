@@ -46,7 +46,7 @@ def test_the_first_steps_are_always_observed() -> None:
 
 
 @pytest.mark.parametrize("every", [1, 2, 7])
-def test_a_fixed_cadence_is_kept_whatever_it_costs(every: int) -> None:
+def test_a_fixed_interval_is_followed_whatever_it_costs(every: int) -> None:
     observed_steps = simulate(OverheadBudget(0.001, every), 30, step_ns=MS, plain_ns=MS, observed_ns=1000 * MS)
     assert observed_steps == [step % every == 0 for step in range(30)]
 
@@ -83,12 +83,12 @@ def test_cheap_observing_happens_at_every_step() -> None:
     assert all(simulate(OverheadBudget(0.02), 200, step_ns=100 * MS, plain_ns=0, observed_ns=MS))
 
 
-def test_dear_observing_still_happens_now_and_then() -> None:
+def test_expensive_observing_still_happens_now_and_then() -> None:
     observed_steps = simulate(OverheadBudget(0.02), 2000, step_ns=10 * MS, plain_ns=MS // 10, observed_ns=5 * MS)
     assert 10 < sum(observed_steps[100:]) < 200
 
 
-def test_a_budget_that_the_ever_present_work_uses_up_does_not_blind_it() -> None:
+def test_where_plain_steps_use_up_the_budget_some_steps_are_still_observed() -> None:
     observed_steps = simulate(OverheadBudget(0.02), 5000, step_ns=MS, plain_ns=MS // 20, observed_ns=MS)
     assert sum(observed_steps[1000:]) >= 10
 

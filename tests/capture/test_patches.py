@@ -240,6 +240,25 @@ def test_a_call_that_somebody_takes_away_while_it_is_watched_does_not_fail(name:
     torch._dynamo.reset()
 
 
+def test_a_module_that_becomes_one_of_a_subclass_is_still_reported_once(recording: Recording) -> None:
+    """As with parametrizations and FSDP; here another module of the subclass is watched too."""
+
+    class Sharded(Net):
+        pass
+
+    model, other = net(), Sharded()
+    patches.watch_forward(model, recording)
+    patches.watch_forward(other, recording)
+    model.__class__ = Sharded  # type: ignore[assignment]
+    assert patches.is_forward_watched(model, recording)
+    model(X)
+    other(X)
+    assert recording.starts == [model, other]
+    patches.unwatch_forward(model, recording)
+    assert not patches.is_forward_watched(model, recording)
+    assert patches.is_forward_watched(other, recording)
+
+
 def test_a_class_of_which_a_watched_module_died_is_restored_with_the_next_that_is_unwatched(recording: Recording) -> None:
     model, other = net(), net()
     patches.watch_forward(model, recording)

@@ -153,9 +153,9 @@ def test_starting_the_workers_of_a_loader_is_data_and_the_run_knows_the_loader(t
 def test_without_a_device_no_method_of_tensors_is_patched_and_nothing_is_brought_over(tmp_path):
     if torch.accelerator.is_available():
         pytest.skip("there is a device")
-    seen = []
-    run = trained(tmp_path, lambda model, step: seen.append("to" in torch.Tensor.__dict__))
-    assert not any(seen)
+    is_patched = []
+    run = trained(tmp_path, lambda model, step: is_patched.append("to" in torch.Tensor.__dict__))
+    assert not any(is_patched)
     assert ms(run, "transfer") == [0, 0, 0, 0]
 
 

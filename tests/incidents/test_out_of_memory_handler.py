@@ -1,4 +1,4 @@
-"""Out of memory: the error that ended a training, told in the user's terms."""
+"""Out of memory: the error that ended a training, explained in the user's terms."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def fail(what):
     raise AssertionError
 
 
-def test_every_way_to_say_out_of_memory_is_understood():
+def test_every_kind_of_out_of_memory_error_is_recognized():
     for error in (
         fail(lambda: torch.empty(TOO_MUCH)), fail(lambda: np.zeros(TOO_MUCH)), MemoryError(), torch.OutOfMemoryError("CUDA out of memory."),
         RuntimeError("[enforce fail] std::bad_alloc"),
@@ -109,7 +109,7 @@ def test_a_watched_training_that_runs_out_of_memory_is_explained(tmp_path):
     assert report.run.ended == "exception"
 
 
-def test_an_ordinary_error_leaves_no_word_of_memory(tmp_path):
+def test_an_ordinary_error_leaves_no_out_of_memory_event(tmp_path):
     model = nn.Linear(4, 4)
     with pytest.raises(RuntimeError, match="shapes"), sonde.watch(model, to=tmp_path / "run", strict=True):
         model(torch.randn(2, 5))

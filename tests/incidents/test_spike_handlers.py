@@ -1,4 +1,4 @@
-"""When a spike or a skipped update is looked back at, how often, and what that costs a healthy step."""
+"""When a spike is attributed and a skipped update explained, how often, and what that costs a healthy step."""
 
 import pytest
 
@@ -48,7 +48,7 @@ def of(events, kind):
     return [event for event in events if event.kind == kind]
 
 
-def test_a_few_spikes_are_looked_back_at_and_the_rest_is_left_to_the_rules(tmp_path):
+def test_a_few_spikes_are_attributed_and_the_rest_is_left_to_the_rules(tmp_path):
     odd = [60, 90, 120, 150, 180]
     found = of(train(tmp_path / "run", odd=odd, steps=190), "spike")
     assert [event.step for event in found] == odd[:MAX_SEARCHES]
@@ -57,11 +57,11 @@ def test_a_few_spikes_are_looked_back_at_and_the_rest_is_left_to_the_rules(tmp_p
     assert finding.evidence["num_leaps"] == len(odd)
 
 
-def test_the_first_steps_are_never_looked_back_at(tmp_path):
+def test_the_first_steps_are_never_spikes(tmp_path):
     assert not of(train(tmp_path / "run", odd=[1, 5, 12, 25], steps=30), "spike")
 
 
-def test_a_loss_and_a_gradient_that_leap_in_the_same_step_are_one_look(tmp_path):
+def test_a_loss_and_a_gradient_that_spike_in_the_same_step_are_one_search(tmp_path):
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
@@ -155,7 +155,7 @@ def test_finding_spikes_costs_no_operation_of_torch(spikes):
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, lambda p, lr: torch.optim.Adam(p, lr=lr, fused=True)], ids=["plain", "fused"])
-def test_a_skipped_update_tells_who_overflowed_and_the_scale_before_and_after(kind, tmp_path):
+def test_a_skipped_update_records_what_overflowed_and_the_scale_before_and_after(kind, tmp_path):
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
     (found,) = of(train(tmp_path / "run", steps=6, kind=kind, scaler=scaler, bad=[3]), "overflow")
     assert found.step == 3
@@ -164,7 +164,7 @@ def test_a_skipped_update_tells_who_overflowed_and_the_scale_before_and_after(ki
     assert scaler.get_scale() == 2.0**15
 
 
-def test_gradients_that_are_bad_without_a_scale_are_told_from_those_that_overflow(tmp_path):
+def test_gradients_that_are_bad_without_a_scale_are_distinguished_from_those_that_overflow(tmp_path):
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14)
     found = of(train(tmp_path / "run", steps=30, scaler=scaler, bad=range(4, 30)), "overflow")
     assert len(found) <= MAX_RECORDED + 2
@@ -194,7 +194,7 @@ def test_a_number_that_only_the_scale_makes_overflow_is_traced_in_half_precision
     assert found[0]["origin"]["key"] == "fp16-overflow"
 
 
-def test_training_with_skipped_updates_looked_back_at_is_bit_identical(tmp_path):
+def test_training_with_explained_skipped_updates_is_bit_identical(tmp_path):
     def trained(watched):
         torch.manual_seed(5)
         model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 1))
@@ -222,7 +222,7 @@ def test_training_with_skipped_updates_looked_back_at_is_bit_identical(tmp_path)
     assert any("by" in event.data for event in Run(tmp_path / "run").events("overflow"))
 
 
-def test_a_loss_on_a_device_is_known_too_late_to_look_back_but_the_rule_sees_it(tmp_path, monkeypatch):
+def test_a_loss_on_a_device_is_known_too_late_for_a_replay_but_the_rule_finds_it(tmp_path, monkeypatch):
     monkeypatch.setattr("sonde.statistics.deferred_reads.TREAT_CPU_AS_DEVICE", True)
     monkeypatch.setattr("sonde.statistics.native.ENABLED", False)
     assert not of(train(tmp_path / "run", odd=[60], steps=80), "spike")

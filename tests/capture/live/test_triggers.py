@@ -43,7 +43,7 @@ def flips(path: Path, switch: str) -> list[tuple[int, bool]]:
 # -- metrics -------------------------------------------------------------------------------------------
 
 
-def test_a_metric_is_kept_with_its_steps(tmp_path: Path) -> None:
+def test_a_metric_is_recorded_with_its_steps(tmp_path: Path) -> None:
     numbers = iter(range(100))
     train(tmp_path / "run", lambda session: session.metric("counted", lambda: next(numbers), every=4), steps=10)
     steps, values = sonde.Run(tmp_path / "run").series("log", "counted", "value")
@@ -101,7 +101,7 @@ def test_a_condition_turns_switches_on_for_a_while(tmp_path: Path) -> None:
     assert (event.step, event.data["condition"], event.data["then"]) == (5, "step == 5", ["gradient_norms"])
 
 
-def test_a_condition_that_goes_on_holding_keeps_them_on(tmp_path: Path) -> None:
+def test_switches_stay_on_while_their_condition_holds(tmp_path: Path) -> None:
     train(tmp_path / "run", lambda session: session.when("5 <= step < 9", then="gradient_norms", for_steps=3))
     assert flips(tmp_path / "run", "gradient_norms") == [(6, True), (12, False)]
 
@@ -152,6 +152,6 @@ WRONG: dict[str, tuple[Callable[[sonde.DebugSession], Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_what_cannot_be_meant_is_refused(case: str) -> None:
-    ask, says = WRONG[case]
-    with pytest.raises(sonde.SondeError, match=says):
+    ask, message = WRONG[case]
+    with pytest.raises(sonde.SondeError, match=message):
         ask(sonde.debug_session())

@@ -56,14 +56,14 @@ class Training:
         return [event.data for event in Run(self.run).events(kind)]
 
 
-def test_a_step_says_whether_its_samples_are_alike_and_which_labels_they_have(tmp_path, data):
+def test_a_step_records_whether_its_samples_are_alike_and_which_labels_they_have(tmp_path, data):
     with Training(tmp_path / "run", data) as training:
         training.epoch()
         training.step(torch.zeros(10, 6), training.y[:10])
-    noted = training.events("data")
-    assert [(one["size"], one["num_inputs"], one["num_alike"], one["num_fetched"]) for one in noted[:6]] == [(10, 1, 0, 1)] * 6
-    assert (noted[6]["num_alike"], noted[6]["num_fetched"]) == (1, 0)
-    for place, one in enumerate(noted[:6]):
+    recorded = training.events("data")
+    assert [(one["size"], one["num_inputs"], one["num_alike"], one["num_fetched"]) for one in recorded[:6]] == [(10, 1, 0, 1)] * 6
+    assert (recorded[6]["num_alike"], recorded[6]["num_fetched"]) == (1, 0)
+    for place, one in enumerate(recorded[:6]):
         ones = int(training.y[10 * place : 10 * place + 10].sum())
         assert one["labels"]["counts"] == [pair for pair in ([0, 10 - ones], [1, ones]) if pair[1]]
 
@@ -80,7 +80,7 @@ class Several(nn.Module):
         return scores, F.cross_entropy(scores, labels.view(-1))
 
 
-def test_one_input_that_can_tell_samples_apart_is_not_taken_for_one_that_cannot(tmp_path):
+def test_an_input_that_distinguishes_samples_is_not_taken_for_one_that_does_not(tmp_path):
     """Next to samples that are all alike."""
     more = {
         "a hidden state": (torch.randn(1, 10, 4), (2, 1)),
@@ -100,12 +100,12 @@ def test_one_input_that_can_tell_samples_apart_is_not_taken_for_one_that_cannot(
             optimizer.zero_grad()
             model(torch.zeros(10, 6), beside, labels=torch.arange(10) % 2)[1].backward()
             optimizer.step()
-    noted = [(event.data["num_inputs"], event.data["num_alike"]) for event in Run(tmp_path / "run").events("data")]
-    assert dict(zip(more, noted, strict=True)) == {name: expected for name, (_, expected) in more.items()}
+    recorded = [(event.data["num_inputs"], event.data["num_alike"]) for event in Run(tmp_path / "run").events("data")]
+    assert dict(zip(more, recorded, strict=True)) == {name: expected for name, (_, expected) in more.items()}
 
 
 def test_what_a_model_is_to_give_back_is_an_input_and_no_label(tmp_path):
-    """Tokens with a mask beside them: the loss compares with the tokens, and without these nothing would tell samples apart."""
+    """Tokens with a mask beside them: the loss compares with the tokens, and without these nothing would distinguish samples."""
     model = nn.Sequential(nn.Embedding(4, 4))
     model.forward = lambda tokens, mask: model[0](tokens) * mask[..., None]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -113,8 +113,8 @@ def test_what_a_model_is_to_give_back_is_an_input_and_no_label(tmp_path):
         tokens = torch.randint(0, 4, (10, 5))
         F.cross_entropy(model(tokens, torch.ones(10, 5)).flatten(0, 1), tokens.view(-1)).backward()
         optimizer.step()
-    (noted,) = [event.data for event in Run(tmp_path / "run").events("data")]
-    assert (noted["num_inputs"], noted["num_alike"]) == (2, 1)
+    (recorded,) = [event.data for event in Run(tmp_path / "run").events("data")]
+    assert (recorded["num_inputs"], recorded["num_alike"]) == (2, 1)
 
 
 def test_what_is_validated_with_is_not_taken_for_what_is_trained_on(tmp_path, data):
@@ -135,7 +135,7 @@ def test_what_is_validated_with_is_not_taken_for_what_is_trained_on(tmp_path, da
     assert len({row["hash"] for row in rows}) == 6
 
 
-def test_of_several_batches_that_make_a_step_the_first_is_looked_at(tmp_path, data):
+def test_of_several_batches_that_make_a_step_the_first_is_measured(tmp_path, data):
     with Training(tmp_path / "run", data) as training:
         batches = iter(training.loader)
         for _ in range(3):

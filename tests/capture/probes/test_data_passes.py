@@ -74,7 +74,7 @@ def test_a_loop_that_is_not_plain_is_not_read(tmp_path):
     assert rounds_in(tmp_path, counting) == [None, None]
 
 
-def test_a_progress_bar_around_the_loader_is_looked_through(tmp_path):
+def test_the_loop_is_found_behind_a_progress_bar_around_the_loader(tmp_path):
     bars = {}  # as tqdm does it, from where it is installed
     exec(compile("def bar(data):\n    yield from data\n", "/lib/site-packages/tqdm/std.py", "exec"), bars)
 
@@ -86,7 +86,7 @@ def test_a_progress_bar_around_the_loader_is_looked_through(tmp_path):
     assert rounds_in(tmp_path, with_bar) == [3, 3, 3]
 
 
-def test_a_loop_over_a_few_names_is_looked_through(tmp_path):
+def test_the_loop_is_found_behind_a_loop_over_a_few_names(tmp_path):
     def phases(model, optimizer, data):
         for _epoch in range(2):
             for _phase in ["train", "val"]:
@@ -102,12 +102,12 @@ def test_reading_the_loop_keeps_nothing_of_the_users_alive(tmp_path):
 
     def train():
         big = torch.zeros(1000)
-        seen = weakref.ref(big)
+        alive = weakref.ref(big)
         for _epoch in range(2):
             one_pass(model, optimizer, data)
             big = None
             gc.collect()
-            assert seen() is None
+            assert alive() is None
         return big
 
     with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True) as session:
@@ -115,19 +115,19 @@ def test_reading_the_loop_keeps_nothing_of_the_users_alive(tmp_path):
     assert len(events(session, "pass")) == 2
 
 
-def test_a_loader_that_is_begun_for_single_batches_is_told_of_a_few_times_only(tmp_path):
+def test_a_loader_that_is_started_for_single_batches_is_recorded_a_few_times_only(tmp_path):
     model, optimizer = parts()
     data = loader()
     with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True) as session:
         for _ in range(40):
             update(model, optimizer, next(iter(data))[0])
-    told = events(session, "pass")
-    assert len(told) == 16
-    assert told[-1]["last_told"]
+    passes = events(session, "pass")
+    assert len(passes) == 16
+    assert passes[-1]["last_told"]
     assert "stopped" not in dict(session.report().run.told)
 
 
-def test_a_loop_around_the_session_is_not_one_that_it_sees_the_end_of(tmp_path):
+def test_a_loop_around_the_session_is_not_a_loop_inside_of_it(tmp_path):
     model, optimizer = parts()
     data = loader()
     for epoch in range(3):
@@ -145,7 +145,7 @@ class Endless(IterableDataset):
 
 
 def test_a_loader_over_an_iterable_is_not_asked_for_its_length(tmp_path):
-    # It would warn, since there is more than its length says.
+    # It would warn, since there is more than its length.
     model, optimizer = parts()
     with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True) as session:
         for x in DataLoader(Endless(), batch_size=2):

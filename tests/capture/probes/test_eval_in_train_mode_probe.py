@@ -60,7 +60,7 @@ def validate(training, batches):
             training.model(x)
 
 
-def test_validation_in_training_mode_is_noted_with_what_it_ran_on(tmp_path, data):
+def test_validation_in_training_mode_is_recorded_with_its_inputs(tmp_path, data):
     with Training(tmp_path / "run", data) as training:
         for _ in range(2):
             training.epoch()
@@ -71,7 +71,7 @@ def test_validation_in_training_mode_is_noted_with_what_it_ran_on(tmp_path, data
     assert (first["line"].partition(":")[0], first["text"]) == ("test_eval_in_train_mode_probe.py", "training.model(x)")
 
 
-def test_validation_in_eval_mode_and_models_that_are_not_trained_are_not_noted(tmp_path, data):
+def test_validation_in_eval_mode_and_models_that_are_not_trained_are_not_recorded(tmp_path, data):
     teacher = nn.Sequential(nn.Linear(6, 2), nn.Dropout(0.5))
     with Training(tmp_path / "run", data) as training:
         training.session.attach(teacher, name="teacher")
@@ -88,11 +88,11 @@ def test_parts_that_are_in_eval_mode_while_the_model_is_not_are_not_counted(tmp_
         training.epoch()
         training.model[1].eval()
         validate(training, training.x.split(20))
-    (noted,) = training.events("evaluated_in_training")
-    assert (noted["num_dropout"], noted["num_batch_norm"]) == (1, 0)
+    (recorded,) = training.events("evaluated_in_training")
+    assert (recorded["num_dropout"], recorded["num_batch_norm"]) == (1, 0)
 
 
-def test_a_pause_of_the_training_is_told_of_once_though_watching_pauses_too(tmp_path, data):
+def test_a_pause_of_the_training_is_recorded_once_though_watching_pauses_too(tmp_path, data):
     with Training(tmp_path / "run", data) as training:
         training.epoch()
         validate(training, training.x.split(20))
@@ -101,26 +101,26 @@ def test_a_pause_of_the_training_is_told_of_once_though_watching_pauses_too(tmp_
     assert len(training.events("evaluated_in_training")) == 1
 
 
-def test_samples_of_one_input_are_told_from_a_dataset(tmp_path, data):
+def test_repeated_samples_of_one_input_are_distinguished_from_a_dataset(tmp_path, data):
     with Training(tmp_path / "run", data) as training:
         training.epoch()
         validate(training, [training.x] * 10)
-    (noted,) = training.events("evaluated_in_training")
-    assert (noted["num_forwards"], noted["num_inputs"]) == (10, 1)
+    (recorded,) = training.events("evaluated_in_training")
+    assert (recorded["num_forwards"], recorded["num_inputs"]) == (10, 1)
 
 
-def test_batch_statistics_that_are_computed_anew_are_told_from_a_validation(tmp_path, data):
+def test_batch_statistics_that_are_computed_anew_are_distinguished_from_a_validation(tmp_path, data):
     with Training(tmp_path / "run", data) as training:
         training.epoch()
         update_bn(training.loader, training.model)
-    (noted,) = training.events("evaluated_in_training")
-    assert noted["cumulative"]
+    (recorded,) = training.events("evaluated_in_training")
+    assert recorded["cumulative"]
     assert "eval-in-train-mode" not in {finding.rule for finding in judge(training.run).findings}
 
 
-def test_many_pauses_are_not_all_looked_into(tmp_path, data):
+def test_of_many_pauses_not_all_are_recorded(tmp_path, data):
     with Training(tmp_path / "run", data) as training:
         for _ in range(100):
             training.step(training.x[:10], training.y[:10])
             validate(training, [training.x])
-    assert [noted["num_pauses"] for noted in training.events("evaluated_in_training")] == [*range(1, 17), 32, 64]
+    assert [recorded["num_pauses"] for recorded in training.events("evaluated_in_training")] == [*range(1, 17), 32, 64]

@@ -34,7 +34,7 @@ def loader(num=8, size=2):
     return DataLoader(TensorDataset(torch.randn(num, 3)), batch_size=size)
 
 
-def test_a_scheduler_is_told_of_with_its_plan_when_it_is_made(tmp_path):
+def test_a_scheduler_is_recorded_with_its_plan_when_it_is_constructed(tmp_path):
     model, optimizer = parts()
     with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True) as session:
         lr_scheduler.MultiStepLR(optimizer, milestones=[3, 5], gamma=0.5)
@@ -45,7 +45,7 @@ def test_a_scheduler_is_told_of_with_its_plan_when_it_is_made(tmp_path):
     assert events(session, "scheduler_begins") == []
 
 
-def test_the_parts_of_a_sequence_are_known_as_such_and_its_first_step_is_told_once(tmp_path):
+def test_the_parts_of_a_sequence_are_known_as_such_and_its_first_step_is_recorded_once(tmp_path):
     model, optimizer = parts()
     with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True) as session:
         warm = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)
@@ -87,7 +87,7 @@ def test_under_a_grad_scaler_that_skips_the_first_update_nothing_is_before_the_o
     assert events(session, "scheduler_begins")[0]["before_optimizer"] is False
 
 
-def test_a_scheduler_that_was_made_before_anybody_listened_is_told_of_with_its_first_step(tmp_path):
+def test_a_scheduler_that_was_constructed_before_the_session_is_recorded_with_its_first_step(tmp_path):
     model, optimizer = parts()
     scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
     update(model, optimizer)
