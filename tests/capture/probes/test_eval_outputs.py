@@ -87,7 +87,10 @@ def test_a_part_that_is_called_inside_is_not_checked_by_itself(evaluation):
 def test_a_forward_that_was_interrupted_does_not_hide_those_after_the_next_update(evaluation):
     output = Output(torch.ones(8))
     evaluation.start(nn.Identity())
-    evaluation.probe.reset()
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters())
+    evaluation.tracker.on_optimizer_step_start(optimizer, False)
+    evaluation.tracker.on_optimizer_step_end(optimizer)
+    assert evaluation.tracker.boundaries.number == 1
     evaluation.forward(nn.Identity(), output, took_ns=1000)
     assert output.num_reads == 1
 
