@@ -22,8 +22,8 @@ def scores(*shape):
     return torch.zeros(*shape, requires_grad=True)
 
 
-def told(loss, *outputs, fetched=()):
-    return class_labels.counted(class_labels.labels_of(loss, [tuple(output.shape) for output in outputs], fetched))
+def counted(loss, *outputs, fetched=()):
+    return class_labels.count_labels(class_labels.find_labels(loss, [tuple(output.shape) for output in outputs], fetched))
 
 
 @pytest.mark.parametrize(
@@ -38,49 +38,49 @@ def told(loss, *outputs, fetched=()):
 )
 def test_labels_of_a_classifier_are_counted_whatever_is_around_its_loss(loss):
     out = scores(4, 3)
-    assert told(loss(out), out) == {
+    assert counted(loss(out), out) == {
         "num": 4, "num_classes": 3, "num_distinct": 3, "is_learnt": False, "counts": [[0, 1], [1, 1], [2, 2]], "in_order": False,
     }  # fmt: skip
 
 
-def test_labels_in_order_are_told_apart_from_mixed_ones():
+def test_labels_in_order_are_distinguished_from_mixed_ones():
     out = scores(4, 3)
-    assert told(F.cross_entropy(out, SORTED), out)["in_order"]
-    assert told(F.cross_entropy(out, SORTED.flip(0)), out)["in_order"]
-    assert not told(F.cross_entropy(out, MIXED), out)["in_order"]
+    assert counted(F.cross_entropy(out, SORTED), out)["in_order"]
+    assert counted(F.cross_entropy(out, SORTED.flip(0)), out)["in_order"]
+    assert not counted(F.cross_entropy(out, MIXED), out)["in_order"]
 
 
 def test_ignored_labels_are_not_counted():
     out = scores(4, 3)
-    assert told(F.cross_entropy(out, torch.tensor([-100, 1, 1, -100])), out)["counts"] == [[1, 2]]
+    assert counted(F.cross_entropy(out, torch.tensor([-100, 1, 1, -100])), out)["counts"] == [[1, 2]]
 
 
-def test_a_single_label_is_not_told_of():
+def test_a_single_label_is_not_counted():
     out = scores(4, 3)
-    assert told(F.cross_entropy(out, torch.tensor([-100, 1, -100, -100])), out) is None
+    assert counted(F.cross_entropy(out, torch.tensor([-100, 1, -100, -100])), out) is None
 
 
 def test_labels_of_every_pixel_and_every_token_are_counted():
     pixels, tokens = scores(2, 3, 4, 4), scores(2, 5, 3)
-    assert told(F.cross_entropy(pixels, torch.ones(2, 4, 4, dtype=torch.long)), pixels)["counts"] == [[1, 32]]
-    assert told(F.cross_entropy(tokens.flatten(0, 1), torch.ones(10, dtype=torch.long)), tokens)["counts"] == [[1, 10]]
+    assert counted(F.cross_entropy(pixels, torch.ones(2, 4, 4, dtype=torch.long)), pixels)["counts"] == [[1, 32]]
+    assert counted(F.cross_entropy(tokens.flatten(0, 1), torch.ones(10, dtype=torch.long)), tokens)["counts"] == [[1, 10]]
 
 
 def test_binary_labels_are_counted_where_there_is_one_for_each_sample():
     out = scores(4, 1)
     yes = torch.tensor([[1.0], [0.0], [1.0], [1.0]])
-    assert told(F.binary_cross_entropy_with_logits(out, yes), out)["counts"] == [[0, 1], [1, 3]]
-    assert told(F.binary_cross_entropy(out.sigmoid(), yes), out)["num_classes"] == 2
-    assert told(F.binary_cross_entropy_with_logits(out, 0.9 * yes), out) is None
+    assert counted(F.binary_cross_entropy_with_logits(out, yes), out)["counts"] == [[0, 1], [1, 3]]
+    assert counted(F.binary_cross_entropy(out.sigmoid(), yes), out)["num_classes"] == 2
+    assert counted(F.binary_cross_entropy_with_logits(out, 0.9 * yes), out) is None
     many = scores(4, 3)
-    assert told(F.binary_cross_entropy_with_logits(many, torch.ones(4, 3)), many) is None
+    assert counted(F.binary_cross_entropy_with_logits(many, torch.ones(4, 3)), many) is None
 
 
 def test_the_columns_of_a_contrastive_loss_are_no_classes():
     """The right answer is always column 0, on purpose: what the model puts out are features."""
     features = scores(4, 16)
     logits = torch.cat([features[:, :1], features @ torch.ones(16, 64)], dim=1)
-    assert told(F.cross_entropy(logits, torch.zeros(4, dtype=torch.long)), features) is None
+    assert counted(F.cross_entropy(logits, torch.zeros(4, dtype=torch.long)), features) is None
 
 
 def linear(x):
@@ -120,22 +120,22 @@ def at_a_temperature(x):
     ],
     ids=["linear", "viewed", "convolution", "product", "autocast", "frozen", "between_samples", "at_a_temperature"],
 )
-def test_columns_that_weights_in_training_make_are_told_from_others(head, is_learnt):
+def test_columns_made_by_trained_weights_are_distinguished_from_others(head, is_learnt):
     out = head(scores(4, 8) * 2)
-    assert told(F.cross_entropy(out, MIXED), out)["is_learnt"] is is_learnt
+    assert counted(F.cross_entropy(out, MIXED), out)["is_learnt"] is is_learnt
 
 
 def test_one_column_of_weights_is_learnt_too():
     out = torch.nn.Linear(8, 1)(scores(4, 8) * 2)
-    assert told(F.binary_cross_entropy_with_logits(out, torch.ones(4, 1)), out)["is_learnt"]
-    assert told(F.binary_cross_entropy(out.sigmoid().squeeze(1), torch.ones(4)), out)["is_learnt"]
+    assert counted(F.binary_cross_entropy_with_logits(out, torch.ones(4, 1)), out)["is_learnt"]
+    assert counted(F.binary_cross_entropy(out.sigmoid().squeeze(1), torch.ones(4)), out)["is_learnt"]
 
 
 def test_real_and_fake_are_counted_together():
     """Each loss of a discriminator has one label; both together have two."""
     out = scores(4, 1)
     loss = F.binary_cross_entropy_with_logits(out, torch.ones(4, 1)) + F.binary_cross_entropy_with_logits(out, torch.zeros(4, 1))
-    found = told(loss, out)
+    found = counted(loss, out)
     assert (found["num"], found["num_classes"], found["counts"], found["in_order"]) == (8, 2, [[0, 4], [1, 4]], False)
 
 
@@ -144,7 +144,7 @@ def test_what_the_user_packed_is_not_unpacked():
     out = scores(4, 3)
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: (unpacked.append(1), tensor)[1]):
         loss = F.cross_entropy(out, MIXED)
-    assert told(loss, out) is None
+    assert counted(loss, out) is None
     assert not unpacked
 
 
@@ -157,7 +157,7 @@ def test_a_loss_inside_of_a_checkpoint_is_not_computed_again():
 
     out = scores(4, 3)
     loss = checkpoint(loss_of, out, use_reentrant=False)
-    assert told(loss, out) is None
+    assert counted(loss, out) is None
     assert len(runs) == 1
     loss.backward()
     assert len(runs) == 2
@@ -165,10 +165,10 @@ def test_a_loss_inside_of_a_checkpoint_is_not_computed_again():
 
 def test_other_losses_and_what_is_no_loss_have_no_labels():
     out = scores(4, 3)
-    assert told((out - 1).square().mean(), out) is None
-    assert told(None) is None
-    assert told([out.sum()], out) is None
-    assert told(torch.tensor(1.0), out) is None
+    assert counted((out - 1).square().mean(), out) is None
+    assert counted(None) is None
+    assert counted([out.sum()], out) is None
+    assert counted(torch.tensor(1.0), out) is None
 
 
 def test_labels_on_a_device_are_those_of_the_batch_that_was_handed_out(monkeypatch):
@@ -177,12 +177,12 @@ def test_labels_on_a_device_are_those_of_the_batch_that_was_handed_out(monkeypat
     target = class_labels._saved(loss.grad_fn, "target")
     monkeypatch.setattr(class_labels, "on_device", lambda tensor: tensor.data_ptr() == target.data_ptr())
     assert not deferred_reads.TREAT_CPU_AS_DEVICE
-    assert told(loss, out) is None
-    assert told(loss, out, fetched=[torch.ones(4, 2), MIXED])["counts"] == [[0, 1], [1, 1], [2, 2]]
-    assert told(loss, out, fetched=[MIXED, MIXED.clone()]) is None
+    assert counted(loss, out) is None
+    assert counted(loss, out, fetched=[torch.ones(4, 2), MIXED])["counts"] == [[0, 1], [1, 1], [2, 2]]
+    assert counted(loss, out, fetched=[MIXED, MIXED.clone()]) is None
 
 
-def test_many_different_labels_are_told_of_by_the_most_frequent():
+def test_of_many_different_labels_the_most_frequent_are_reported():
     out = scores(200, 300)
-    found = told(F.cross_entropy(out, torch.arange(200)), out)
-    assert (found["num"], found["num_distinct"], len(found["counts"])) == (200, 200, class_labels.MAX_TOLD)
+    found = counted(F.cross_entropy(out, torch.arange(200)), out)
+    assert (found["num"], found["num_distinct"], len(found["counts"])) == (200, 200, class_labels.MAX_REPORTED)

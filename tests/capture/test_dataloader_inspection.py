@@ -1,4 +1,4 @@
-"""What a DataLoader says of itself; the code of datasets is read, never run."""
+"""The description of a DataLoader; the code of datasets is read, never run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:This DataLoa
 import torch  # noqa: E402
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, WeightedRandomSampler  # noqa: E402
 
-from sonde.capture.dataloader_inspection import about  # noqa: E402
+from sonde.capture.dataloader_inspection import describe_loader  # noqa: E402
 
 
 class Eight(Dataset):
@@ -168,7 +168,7 @@ def seeds_from_torch(worker_id):
     ids=["its_own", "of_a_transform", "of_a_subset", "drawn_once", "seeded_by_worker", "seeded_by_sample", "global"],
 )
 def test_generators_that_workers_draw_from_are_found(dataset, copied):
-    assert about(DataLoader(dataset, num_workers=2))["copied_generators"] == copied
+    assert describe_loader(DataLoader(dataset, num_workers=2))["copied_generators"] == copied
 
 
 @pytest.mark.parametrize(
@@ -185,12 +185,12 @@ def test_generators_that_workers_draw_from_are_found(dataset, copied):
     ids=["by_a_function", "by_a_transform", "by_a_partial", "by_a_closure", "an_attribute", "the_global_one", "builtin"],
 )
 def test_generators_of_a_module_that_workers_draw_from_are_found(dataset, names):
-    assert about(DataLoader(dataset, num_workers=2))["copied_globals"] == names
+    assert describe_loader(DataLoader(dataset, num_workers=2))["copied_globals"] == names
 
 
 def test_a_collate_fn_runs_in_the_workers_too():
-    assert about(DataLoader(Eight(), num_workers=2, collate_fn=drawn_outside))["copied_globals"] == ["RNG"]
-    assert about(DataLoader(Eight(), num_workers=2))["copied_globals"] == []
+    assert describe_loader(DataLoader(Eight(), num_workers=2, collate_fn=drawn_outside))["copied_globals"] == ["RNG"]
+    assert describe_loader(DataLoader(Eight(), num_workers=2))["copied_globals"] == []
 
 
 def takes_hold(worker_id):
@@ -204,13 +204,13 @@ def makes_another(worker_id):
 
 def test_a_worker_init_fn_that_seeds_the_global_generators_leaves_others_alike():
     datasets = (Drawing(), DrawnOutside(), Stream())
-    seeded = [about(DataLoader(dataset, num_workers=2, worker_init_fn=seeds_from_torch)) for dataset in datasets]
-    assert [(each["copied_generators"], each["copied_globals"], each["knows_worker"]) for each in seeded] == [
+    seeded = [describe_loader(DataLoader(dataset, num_workers=2, worker_init_fn=seeds_from_torch)) for dataset in datasets]
+    assert [(each["copied_generators"], each["copied_globals"], each["is_worker_aware"]) for each in seeded] == [
         (["rng"], [], False), ([], ["RNG"], False), ([], [], False),
     ]  # fmt: skip
-    assert about(DataLoader(Drawing(), num_workers=2, worker_init_fn=takes_hold))["copied_generators"] == []
-    assert about(DataLoader(DrawnOutside(), num_workers=2, worker_init_fn=makes_another))["copied_globals"] == []
-    assert about(DataLoader(Stream(), num_workers=2, worker_init_fn=takes_hold))["knows_worker"]
+    assert describe_loader(DataLoader(Drawing(), num_workers=2, worker_init_fn=takes_hold))["copied_generators"] == []
+    assert describe_loader(DataLoader(DrawnOutside(), num_workers=2, worker_init_fn=makes_another))["copied_globals"] == []
+    assert describe_loader(DataLoader(Stream(), num_workers=2, worker_init_fn=takes_hold))["is_worker_aware"]
 
 
 @pytest.mark.parametrize(
@@ -226,28 +226,28 @@ def test_a_worker_init_fn_that_seeds_the_global_generators_leaves_others_alike()
     ids=["alike", "each", "from_torch", "nothing_is_drawn", "random", "another_library"],
 )
 def test_workers_that_are_seeded_alike_are_found_where_they_draw(dataset, init, alike):
-    assert about(DataLoader(dataset, num_workers=2, worker_init_fn=init))["seeded_alike"] == alike
+    assert describe_loader(DataLoader(dataset, num_workers=2, worker_init_fn=init))["seeded_alike"] == alike
 
 
 def test_one_worker_has_nobody_to_draw_the_same():
-    assert "copied_generators" not in about(DataLoader(Drawing(), num_workers=1))
-    assert "copied_generators" not in about(DataLoader(Drawing()))
+    assert "copied_generators" not in describe_loader(DataLoader(Drawing(), num_workers=1))
+    assert "copied_generators" not in describe_loader(DataLoader(Drawing()))
 
 
 def test_an_iterable_dataset_is_asked_whether_it_knows_its_worker():
-    told = about(DataLoader(Stream(), num_workers=2))
-    assert (told["order"], told["knows_worker"], "num_batches" in told) == ("stream", False, False)
-    assert about(DataLoader(Divided(), num_workers=2))["knows_worker"]
+    facts = describe_loader(DataLoader(Stream(), num_workers=2))
+    assert (facts["order"], facts["is_worker_aware"], "num_batches" in facts) == ("stream", False, False)
+    assert describe_loader(DataLoader(Divided(), num_workers=2))["is_worker_aware"]
 
 
-def test_the_order_and_the_number_of_batches_are_told():
+def test_the_order_and_the_number_of_batches_are_described():
     data = TensorDataset(torch.zeros(10, 2))
-    told = [about(loader) for loader in (DataLoader(data, 4), DataLoader(data, 4, shuffle=True, drop_last=True))]
-    assert [(each["order"], each["num_batches"], each["batch_size"]) for each in told] == [("sequential", 3, 4), ("random", 2, 4)]
-    assert about(DataLoader(data, sampler=WeightedRandomSampler([1.0] * 10, 10)))["order"] == "other"
+    facts = [describe_loader(loader) for loader in (DataLoader(data, 4), DataLoader(data, 4, shuffle=True, drop_last=True))]
+    assert [(each["order"], each["num_batches"], each["batch_size"]) for each in facts] == [("sequential", 3, 4), ("random", 2, 4)]
+    assert describe_loader(DataLoader(data, sampler=WeightedRandomSampler([1.0] * 10, 10)))["order"] == "other"
 
 
-def test_a_loader_that_raises_when_it_is_asked_is_believed_to_say_nothing():
+def test_a_loader_that_raises_when_it_is_read_has_no_description():
     class Rude:
         num_workers = "many"
 
@@ -255,4 +255,4 @@ def test_a_loader_that_raises_when_it_is_asked_is_believed_to_say_nothing():
         def dataset(self):
             raise RuntimeError("not now")
 
-    assert about(Rude()) == {}
+    assert describe_loader(Rude()) == {}

@@ -11,7 +11,7 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
 import sonde  # noqa: E402
-from sonde.capture.device_placement import left_behind  # noqa: E402
+from sonde.capture.device_placement import find_left_behind  # noqa: E402
 from sonde.events import Event, Severity, Step  # noqa: E402
 from sonde.rules.rule import Clear, NotEvaluated  # noqa: E402
 from sonde.rules.tensor_left_behind import TensorLeftBehind  # noqa: E402
@@ -39,20 +39,20 @@ def judged(left_behind, *lines):
 
 def test_a_plain_attribute_stays_behind_and_a_buffer_does_not():
     model = nn.Sequential(Masked()).to("meta")
-    assert [(row["kind"], row["path"], row["model_on"]) for row in left_behind(model)] == [("attribute", "0.mask", "meta")]
+    assert [(row["kind"], row["path"], row["model_on"]) for row in find_left_behind(model)] == [("attribute", "0.mask", "meta")]
 
 
 def test_nothing_is_left_behind_where_everything_is_on_the_cpu():
-    assert left_behind(Masked()) == []
+    assert find_left_behind(Masked()) == []
 
 
-def test_parameters_that_stay_on_the_cpu_are_told_of():
+def test_parameters_that_stay_on_the_cpu_are_found():
     model = Masked().to("meta")
     model.linear.bias = nn.Parameter(torch.zeros(4))
-    assert ("parameter", "linear.bias") in {(row["kind"], row["path"]) for row in left_behind(model)}
+    assert ("parameter", "linear.bias") in {(row["kind"], row["path"]) for row in find_left_behind(model)}
 
 
-def test_a_run_says_what_was_left_behind(tmp_path):
+def test_a_run_records_what_was_left_behind(tmp_path):
     model = Masked().to("meta")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with sonde.watch(model, optimizer, to=tmp_path / "run"):
@@ -65,13 +65,13 @@ def test_a_run_says_what_was_left_behind(tmp_path):
 
 
 def test_what_a_line_brings_over_each_time_is_a_warning_with_that_line():
-    rows = left_behind(Masked().to("meta"))
+    rows = find_left_behind(Masked().to("meta"))
     (finding,) = judged(rows, "x, y = x.to(device), y.to(device)", "return self.linear(x) * self.mask.to(x.device)")
     assert (finding.severity, finding.where, finding.evidence["source"]) == (Severity.WARNING, "mask", "model.py:1")
 
 
 def test_what_nobody_brings_over_is_only_mentioned():
-    (finding,) = judged(left_behind(Masked().to("meta")), "x = x.to(device)", "attention_mask = attention_mask.to(device)")
+    (finding,) = judged(find_left_behind(Masked().to("meta")), "x = x.to(device)", "attention_mask = attention_mask.to(device)")
     assert finding.severity == Severity.INFO
 
 
@@ -81,4 +81,4 @@ def test_a_model_with_nothing_left_behind_is_clear_and_no_model_is_not_judged():
 
 
 def test_a_model_of_which_a_small_part_is_elsewhere_has_left_nothing_behind():
-    assert left_behind(nn.Sequential(Masked(), nn.Linear(4, 4), nn.Linear(4, 1, device="meta"))) == []
+    assert find_left_behind(nn.Sequential(Masked(), nn.Linear(4, 4), nn.Linear(4, 1, device="meta"))) == []

@@ -40,7 +40,7 @@ def train(to: Path, config: DebugConfig, *, bad_at: int = -1, steps: int = STEPS
     return session
 
 
-class Seen:
+class Contents:
     """What a run holds, counted."""
 
     def __init__(self, path: Path) -> None:
@@ -60,21 +60,21 @@ class Seen:
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def contents(tmp_path_factory: pytest.TempPathFactory) -> Any:
     @cache
-    def see(mode: DebugMode = DebugMode.FULL_DEBUG, level: DebugLevel = DebugLevel.INTERMEDIATE, bad_at: int = 20) -> Seen:
+    def read(mode: DebugMode = DebugMode.FULL_DEBUG, level: DebugLevel = DebugLevel.INTERMEDIATE, bad_at: int = 20) -> Contents:
         path = tmp_path_factory.mktemp("run") / "run"
         train(path, DebugConfig(mode=mode, level=level, **SOON), bad_at=bad_at)  # type: ignore[arg-type]
-        return Seen(path)
+        return Contents(path)
 
-    return see
+    return read
 
 
 # -- modes -------------------------------------------------------------------------------------------
 
 
-def test_mode_none_writes_a_beginning_and_an_end(seen: Any) -> None:
-    run = seen(DebugMode.NONE)
+def test_mode_none_writes_a_beginning_and_an_end(contents: Any) -> None:
+    run = contents(DebugMode.NONE)
     assert run.events == {"start": 1, "end": 1}
     assert not run.steps
     assert not run.frames
@@ -93,8 +93,8 @@ def test_in_mode_none_nothing_is_put_into_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [mode for mode in DebugMode if mode is not DebugMode.NONE], ids=str)
-def test_every_other_mode_knows_every_step_and_its_bad_number(mode: DebugMode, seen: Any) -> None:
-    run = seen(mode)
+def test_every_other_mode_knows_every_step_and_its_bad_number(mode: DebugMode, contents: Any) -> None:
+    run = contents(mode)
     assert run.steps == STEPS
     assert run.events["nonfinite"] >= 1
 
@@ -109,8 +109,8 @@ MODES = {
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_a_mode_measures_its_aspects_and_no_other(mode: DebugMode, seen: Any) -> None:
-    run = seen(mode)
+def test_a_mode_measures_its_aspects_and_no_other(mode: DebugMode, contents: Any) -> None:
+    run = contents(mode)
     kinds, events = MODES[mode]
     assert run.kinds == kinds
     assert set(run.events) & {"origin", "xray"} == events
@@ -119,22 +119,22 @@ def test_a_mode_measures_its_aspects_and_no_other(mode: DebugMode, seen: Any) ->
     assert ("optimizer_state_mb" in run.scalars) is (mode is DebugMode.MEMORY_PROFILING)
 
 
-def test_no_two_modes_write_the_same(seen: Any) -> None:
-    runs = [seen(mode) for mode in DebugMode]
+def test_no_two_modes_write_the_same(contents: Any) -> None:
+    runs = [contents(mode) for mode in DebugMode]
     what = {(frozenset(run.kinds), frozenset(run.events), frozenset(run.scalars)) for run in runs}
     assert len(what) == len(DebugMode)
 
 
-def test_a_mode_keeps_to_its_frequency(seen: Any) -> None:
-    assert 1 <= seen(DebugMode.PERFORMANCE_PROFILING).asked <= len(range(5, STEPS, 5))  # a step that is observed is put off
-    assert seen(DebugMode.FULL_DEBUG).asked == 0
+def test_a_mode_observes_at_its_frequency(contents: Any) -> None:
+    assert 1 <= contents(DebugMode.PERFORMANCE_PROFILING).asked <= len(range(5, STEPS, 5))  # a step that is observed is put off
+    assert contents(DebugMode.FULL_DEBUG).asked == 0
 
 
 # -- levels ------------------------------------------------------------------------------------------
 
 
-def test_basic_has_no_layers_and_intermediate_has_them(seen: Any) -> None:
-    basic, intermediate = seen(level=DebugLevel.BASIC), seen(level=DebugLevel.INTERMEDIATE)
+def test_basic_has_no_layers_and_intermediate_has_them(contents: Any) -> None:
+    basic, intermediate = contents(level=DebugLevel.BASIC), contents(level=DebugLevel.INTERMEDIATE)
     assert basic.kinds == GRADIENTS | {"batch"}
     assert intermediate.kinds == GRADIENTS | {"batch"} | LAYERS | WEIGHTS
     assert basic.num_sites < intermediate.num_sites
@@ -144,7 +144,7 @@ def test_advanced_takes_histograms_in_every_observed_step(tmp_path: Path) -> Non
     found = {}
     for level in (DebugLevel.INTERMEDIATE, DebugLevel.ADVANCED):
         train(tmp_path / level, DebugConfig(level=level, every=1))
-        found[level] = Seen(tmp_path / level)
+        found[level] = Contents(tmp_path / level)
     advanced = found[DebugLevel.ADVANCED]
     assert advanced.frames["gradient"] == advanced.frames["batch"] == STEPS
     assert advanced.histograms % STEPS == 0
@@ -152,8 +152,8 @@ def test_advanced_takes_histograms_in_every_observed_step(tmp_path: Path) -> Non
     assert found[DebugLevel.INTERMEDIATE].frames["batch"] < STEPS
 
 
-def test_expert_keeps_to_the_frequencies_at_any_price(seen: Any) -> None:
-    advanced, expert = seen(level=DebugLevel.ADVANCED), seen(level=DebugLevel.EXPERT)
+def test_expert_observes_at_the_frequencies_at_any_price(contents: Any) -> None:
+    advanced, expert = contents(level=DebugLevel.ADVANCED), contents(level=DebugLevel.EXPERT)
     assert advanced.asked == 0
     assert expert.asked >= 1
     assert "optimizer_state_mb" not in advanced.scalars
@@ -177,29 +177,29 @@ TAKES_AWAY: dict[str, set[str]] = {
 
 
 @pytest.mark.parametrize("setting", TAKES_AWAY)
-def test_a_setting_takes_away_what_it_names(setting: str, seen: Any, tmp_path: Path) -> None:
+def test_a_setting_takes_away_what_it_names(setting: str, contents: Any, tmp_path: Path) -> None:
     train(tmp_path / "run", DebugConfig(every=3, **{setting: False}), steps=4)  # type: ignore[arg-type]
-    assert seen().kinds - Seen(tmp_path / "run").kinds == TAKES_AWAY[setting]
+    assert contents().kinds - Contents(tmp_path / "run").kinds == TAKES_AWAY[setting]
 
 
-def test_without_anomaly_detection_a_bad_number_is_told_and_not_explained(tmp_path: Path) -> None:
+def test_without_anomaly_detection_a_bad_number_is_recorded_and_not_explained(tmp_path: Path) -> None:
     train(tmp_path / "run", DebugConfig(enable_anomaly_detection=False), bad_at=3, steps=5)
-    events = Seen(tmp_path / "run").events
+    events = Contents(tmp_path / "run").events
     assert events["nonfinite"] >= 1
     assert not events["origin"] + events["origin_unknown"]
 
 
-def test_without_performance_profiling_no_step_is_looked_at_line_by_line(tmp_path: Path) -> None:
+def test_without_performance_profiling_no_step_is_profiled_line_by_line(tmp_path: Path) -> None:
     config = DebugConfig(level=DebugLevel.EXPERT, enable_performance_profiling=False, performance_profiling_frequency=2)
     train(tmp_path / "run", config, steps=12)
-    assert not Seen(tmp_path / "run").events["xray"]
+    assert not Contents(tmp_path / "run").events["xray"]
 
 
 def test_memory_that_is_not_logged_is_not_in_the_run(tmp_path: Path) -> None:
     train(tmp_path / "run", DebugConfig(log_memory=False), steps=9)
-    assert not {"rss_mb", "kept_graphs"} & Seen(tmp_path / "run").scalars
+    assert not {"rss_mb", "kept_graphs"} & Contents(tmp_path / "run").scalars
     train(tmp_path / "off", DebugConfig(enable_memory_profiling=False), steps=9)
-    assert not Seen(tmp_path / "off").events["memory_limit"]
+    assert not Contents(tmp_path / "off").events["memory_limit"]
 
 
 def test_times_that_are_not_logged_are_unknown_not_zero(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_sampling_rate_thins_out_what_the_budget_allows(tmp_path: Path) -> Non
     num = {}
     for rate in (1.0, 0.25):
         train(tmp_path / str(rate), DebugConfig(overhead_budget=1.0, sampling_rate=rate), steps=43)
-        num[rate] = Seen(tmp_path / str(rate)).frames["gradient"]
+        num[rate] = Contents(tmp_path / str(rate)).frames["gradient"]
     assert num[0.25] <= FIRST_STEPS + 40 * 0.25 + 1 < num[1.0]  # of which the budget allows the more, the faster this machine is
     assert num[0.25] >= 3
 

@@ -147,15 +147,15 @@ def test_starting_the_workers_of_a_loader_is_data_and_the_run_knows_the_loader(t
     (event,) = [event for event in run.events("source") if event.data["call"] == "loader"]
     assert event.data["num_workers"] == 0
     assert event.data["batch_size"] == 2
-    assert event.data["line"].startswith("test_phases.py:")
+    assert event.data["line"].startswith("test_phase_timer.py:")
 
 
 def test_without_a_device_no_method_of_tensors_is_patched_and_nothing_is_brought_over(tmp_path):
     if torch.accelerator.is_available():
         pytest.skip("there is a device")
-    seen = []
-    run = trained(tmp_path, lambda model, step: seen.append("to" in torch.Tensor.__dict__))
-    assert not any(seen)
+    is_patched = []
+    run = trained(tmp_path, lambda model, step: is_patched.append("to" in torch.Tensor.__dict__))
+    assert not any(is_patched)
     assert ms(run, "transfer") == [0, 0, 0, 0]
 
 
@@ -169,7 +169,7 @@ def test_bringing_a_tensor_over_is_a_phase_of_its_own(tmp_path):
         time.sleep(NAP_S)
         return tensor.to(device)
 
-    to = patches._transfer(slowly)  # no device here: torch's own is a stand-in, the door around it is real
+    to = patches._wrap_transfer(slowly)  # no device here: torch's own is a stand-in, the wrapper around it is real
     with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True):
         for _ in range(2):
             optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""The x-ray of a step: which lines and layers it spends its time in. It changes nothing and leaves nothing behind."""
+"""The profile of a step: which lines and layers it spends its time in. It changes nothing and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from guarantees.harness import patched_functions
 from sonde.capture.overhead_budget import OverheadBudget
 
 NUM_STEPS = 14
-LOOKED_AT = 11  # the step that is looked at
+PROFILED = 11  # the step that is profiled
 NAP_S = 0.01
 
 
@@ -52,18 +52,18 @@ class Training:
     def run(self, session: Any = None) -> None:
         for step in range(NUM_STEPS):
             if session is not None:
-                due(session, step == LOOKED_AT - 1)
+                due(session, step == PROFILED - 1)
             self.step()
             self.own(step)
 
 
 def due(session: Any, now: bool) -> None:
-    """The next step is to be looked at, or certainly not."""
+    """The next step is to be profiled, or certainly not."""
     session._tracker.step_profiler.long_ns = 0
     session._tracker.step_profiler.due_ns = 0 if now else 1 << 62
 
 
-def looked_at(training: Training, tmp_path: Path, *, every: int = 1000) -> list[sonde.Event]:
+def profiled(training: Training, tmp_path: Path, *, every: int = 1000) -> list[sonde.Event]:
     with sonde.watch(training.model, training.optimizer, to=tmp_path / "run", every=every, strict=True) as session:
         training.run(session)
     return list(sonde.Run(tmp_path / "run").events("xray"))
@@ -74,9 +74,9 @@ def line_with(event: Any, text: str) -> dict[str, Any]:
     return line
 
 
-def test_one_step_is_looked_at_and_no_other(tmp_path):
-    (event,) = looked_at(Training(), tmp_path)
-    assert event.step == LOOKED_AT
+def test_one_step_is_profiled_and_no_other(tmp_path):
+    (event,) = profiled(Training(), tmp_path)
+    assert event.step == PROFILED
 
 
 def test_a_line_is_charged_with_what_runs_below_it_and_counted(tmp_path):
@@ -85,7 +85,7 @@ def test_a_line_is_charged_with_what_runs_below_it_and_counted(tmp_path):
             for _ in range(7):
                 time.sleep(NAP_S)
 
-    (event,) = looked_at(Napping(), tmp_path)
+    (event,) = profiled(Napping(), tmp_path)
     line = line_with(event, "time.sleep(NAP_S)")
     assert line["num"] == 7
     assert line["ms"] >= 7e3 * NAP_S
@@ -99,11 +99,11 @@ def test_the_lines_of_a_step_add_up_to_it(tmp_path):
         def own(self, step):
             time.sleep(5 * NAP_S)
 
-    (event,) = looked_at(Napping(), tmp_path)
+    (event,) = profiled(Napping(), tmp_path)
     run = sonde.Run(tmp_path / "run")
     steps, whole = run.scalar("step_ms")
     own = run.scalar("sonde_ms")[1]
-    training_ms = (whole - own)[steps.tolist().index(LOOKED_AT)]
+    training_ms = (whole - own)[steps.tolist().index(PROFILED)]
     assert sum(line["ms"] for line in event.data["lines"]) == pytest.approx(training_ms, rel=0.1)
 
 
@@ -117,7 +117,7 @@ def test_more_lines_than_can_be_followed_are_charged_to_the_loop_they_are_in(tmp
                 total += number
             super().step()
 
-    (event,) = looked_at(Counting(), tmp_path)
+    (event,) = profiled(Counting(), tmp_path)
     loop = [line for line in event.data["lines"] if line["function"] == "step" and line["num"] > 1000]
     whole = sum(line["ms"] for line in event.data["lines"])
     assert sum(line["ms"] for line in loop) > 0.5 * whole
@@ -140,20 +140,20 @@ def test_who_asks_a_tensor_for_its_numbers_is_found_with_the_line(tmp_path, ask,
             for _ in range(3):
                 ask(torch.ones(()))
 
-    (event,) = looked_at(Asking(), tmp_path)
+    (event,) = profiled(Asking(), tmp_path)
     found = [wait for wait in event.data["waits"] if wait["call"] == call and wait["num"] == 3]
     assert len(found) == 1
-    assert found[0]["line"].startswith("test_xray.py:")
+    assert found[0]["line"].startswith("test_step_profiler.py:")
     assert found[0]["ms"] > 0
 
 
 def test_what_torch_asks_for_itself_is_not_the_users(tmp_path):
-    (event,) = looked_at(Training(), tmp_path)  # Adam reads its counters
+    (event,) = profiled(Training(), tmp_path)  # Adam reads its counters
     assert [(wait["call"], wait["text"]) for wait in event.data["waits"]] == [(".item()", "self.losses.append(loss.item())")]
 
 
 def test_layers_are_timed_and_their_work_is_known(tmp_path):
-    (event,) = looked_at(Training(), tmp_path)
+    (event,) = profiled(Training(), tmp_path)
     layers = {layer["path"]: layer for layer in event.data["layers"]}
     assert {path: layer["multiplications"] for path, layer in layers.items()} == {"first": 2 * 4 * 8, "second": 2 * 8 * 2}
     assert layers["first"]["elements"] == 2 * 4 + 2 * 8 + 4 * 8 + 8
@@ -186,7 +186,7 @@ class Slowly(torch.autograd.Function):
 def test_the_backward_of_a_layer_is_its_own_and_not_that_of_the_branch_beside_it(tmp_path):
     model = Branches()
     model.long[3].register_forward_hook(lambda module, args, output: Slowly.apply(output))
-    (event,) = looked_at(Training(model), tmp_path)
+    (event,) = profiled(Training(model), tmp_path)
     layers = {layer["path"]: layer for layer in event.data["layers"]}
     assert layers["first"]["backward_ms"] < 100  # the other branch sleeps for 200
 
@@ -196,13 +196,13 @@ def test_where_forwards_are_run_again_the_backward_of_a_layer_is_not_known(tmp_p
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return checkpoint(super().forward, x, use_reentrant=False)
 
-    (event,) = looked_at(Training(Again()), tmp_path)
+    (event,) = profiled(Training(Again()), tmp_path)
     assert [layer["num"] for layer in event.data["layers"]] == [1, 1]
     assert all(math.isnan(layer["backward_ms"]) for layer in event.data["layers"])
 
 
-def test_the_machine_is_told(tmp_path):
-    (event,) = looked_at(Training(), tmp_path)
+def test_the_machine_is_described(tmp_path):
+    (event,) = profiled(Training(), tmp_path)
     machine = event.data["machine"]
     assert machine["threads"] == torch.get_num_threads()
     assert 0 < machine["cores"] <= (os.cpu_count() or 1)
@@ -213,7 +213,7 @@ def test_r01_training_is_bit_identical_with_it(tmp_path, every):
     bare, watched = Training(), Training()
     bare.run()
     generator = torch.get_rng_state()
-    assert looked_at(watched, tmp_path, every=every)
+    assert profiled(watched, tmp_path, every=every)
     assert watched.losses == bare.losses
     assert torch.equal(torch.get_rng_state(), generator)
     for one, other in zip(bare.model.parameters(), watched.model.parameters()):
@@ -225,35 +225,35 @@ def test_r07_nothing_of_it_stays_after_the_step(tmp_path):
 
     class Looking(Training):
         def own(self, step):
-            if step in (LOOKED_AT - 2, LOOKED_AT + 1):
+            if step in (PROFILED - 2, PROFILED + 1):
                 hooks = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in self.model.children()]
                 weights = [len(p._post_accumulate_grad_hooks or ()) for p in self.model.parameters()]
                 after.append((hooks, weights, patched_functions(), sys._getframe(0).f_trace, sys._getframe(1).f_trace))
 
-    assert looked_at(Looking(), tmp_path)
+    assert profiled(Looking(), tmp_path)
     assert after[0] == after[1]
 
 
 def test_r08_an_exception_in_the_middle_of_it_leaves_nothing_behind(tmp_path):
     class Failing(Training):
         def own(self, step):
-            if step == LOOKED_AT - 1:
+            if step == PROFILED - 1:
                 raise RuntimeError("no")
 
     before = patched_functions()
     training = Failing()
     with pytest.raises(RuntimeError, match="no"):
-        looked_at(training, tmp_path)
+        profiled(training, tmp_path)
     assert patched_functions() == before
     assert all(not module._forward_hooks for module in training.model.modules())
 
 
 def test_a_debugger_that_traces_already_keeps_its_tracer_and_gets_every_event(tmp_path):
-    seen = []
+    calls = []
 
     def tracer(frame, event, arg):
         if frame.f_code.co_name == "step" and event == "call":
-            seen.append(frame.f_code.co_name)
+            calls.append(frame.f_code.co_name)
         return tracer
 
     training = Training()
@@ -266,7 +266,7 @@ def test_a_debugger_that_traces_already_keeps_its_tracer_and_gets_every_event(tm
             assert sys.gettrace() is tracer
         finally:
             sys.settrace(None)
-    assert len(seen) >= NUM_STEPS
+    assert len(calls) >= NUM_STEPS
     assert all(event.data["lines"] == [] for event in sonde.Run(tmp_path / "run").events("xray"))
 
 
@@ -275,46 +275,46 @@ def test_a_child_that_is_forked_in_the_middle_of_it_is_not_traced(tmp_path):
 
     class Forking(Training):
         def own(self, step):
-            if step == LOOKED_AT - 1:
+            if step == PROFILED - 1:
                 child = os.fork()
                 if child == 0:
                     os._exit(0 if sys.gettrace() is None else 1)
                 statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
-    assert looked_at(Forking(), tmp_path)
+    assert profiled(Forking(), tmp_path)
     assert statuses == [0]
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
-def test_compiled_models_are_not_looked_at(tmp_path):
-    assert looked_at(Training(torch.compile(Net(), backend="eager")), tmp_path) == []
+def test_compiled_models_are_not_profiled(tmp_path):
+    assert profiled(Training(torch.compile(Net(), backend="eager")), tmp_path) == []
 
 
-def test_where_slow_steps_come_at_equal_distances_the_next_is_looked_at(tmp_path):
+def test_where_slow_steps_come_at_equal_distances_the_next_is_profiled(tmp_path):
     training = Training()
-    looked: list[int] = []
+    profiled_steps: list[int] = []
     with sonde.watch(training.model, training.optimizer, to=tmp_path / "run", strict=True) as session:
-        xray = session._tracker.step_profiler
+        profiler = session._tracker.step_profiler
         for step in range(1, 80):
-            xray.due_ns = 1 << 62
+            profiler.due_ns = 1 << 62
             slow = (step - 1) % 12 == 10 or step - 1 in (15, 41)  # these two are the machine's own doing
             took_ms = 300 if slow else 10
-            xray.step_begins(step, took_ms * 1_000_000, False)
-            if xray.active:
-                looked.append(step)
-                xray.give_up()
-    assert looked == [46, 58, 70]
+            profiler.on_step_start(step, took_ms * 1_000_000, is_observed=False)
+            if profiler.is_active:
+                profiled_steps.append(step)
+                profiler.give_up()
+    assert profiled_steps == [46, 58, 70]
 
 
 @pytest.mark.parametrize(("step_ms", "first_look_s"), [(1, 20.0), (10, 0.4)], ids=["small steps", "larger ones"])
-def test_the_first_look_comes_late_where_steps_are_small(tmp_path, step_ms, first_look_s):
+def test_the_first_profile_comes_late_where_steps_are_small(tmp_path, step_ms, first_look_s):
     training = Training()
     with sonde.watch(training.model, training.optimizer, to=tmp_path / "run", strict=True) as session:
-        xray, step = session._tracker.step_profiler, 0
-        while not xray.active:
+        profiler, step = session._tracker.step_profiler, 0
+        while not profiler.is_active:
             step += 1
-            xray.step_begins(step, step_ms * 1_000_000, False)
-        xray.give_up()
+            profiler.on_step_start(step, step_ms * 1_000_000, is_observed=False)
+        profiler.give_up()
     assert step * step_ms == pytest.approx(1000 * first_look_s, abs=step_ms)
 
 
@@ -324,21 +324,21 @@ def test_a_step_that_turns_out_bad_is_no_longer_timed_but_explained(tmp_path):
             self.optimizer.zero_grad()
             x = torch.arange(8.0).view(2, 4)
             loss = self.model(x).square().sum()
-            if len(self.losses) == LOOKED_AT:
+            if len(self.losses) == PROFILED:
                 loss = loss * torch.log(torch.zeros(()) - 1)
             loss.backward()
             self.optimizer.step()
             self.losses.append(0.0)
 
-    assert looked_at(Diverging(), tmp_path) == []
+    assert profiled(Diverging(), tmp_path) == []
     (origin,) = sonde.Run(tmp_path / "run").events("origin")
-    assert origin.step == LOOKED_AT
+    assert origin.step == PROFILED
     assert sys.gettrace() is None
 
 
-def test_where_every_step_is_observed_a_look_is_put_off_but_not_for_good(tmp_path, monkeypatch):
+def test_where_every_step_is_observed_a_profile_is_put_off_but_not_for_good(tmp_path, monkeypatch):
     training = Training()
-    monkeypatch.setattr(OverheadBudget, "observes", lambda governor, step: True)  # as where observing costs next to nothing
+    monkeypatch.setattr(OverheadBudget, "should_observe", lambda budget, step: True)  # as where observing costs next to nothing
     with sonde.watch(training.model, training.optimizer, to=tmp_path / "run", strict=True) as session:
         for _ in range(40):
             due(session, True)
@@ -348,15 +348,15 @@ def test_where_every_step_is_observed_a_look_is_put_off_but_not_for_good(tmp_pat
     assert 1 <= len(list(run.events("xray"))) <= 40 / 8
 
 
-def test_an_error_inside_of_it_is_contained_and_said(tmp_path, caplog):
+def test_an_error_inside_of_it_is_isolated_and_recorded(tmp_path, caplog):
     training = Training()
     with sonde.watch(training.model, training.optimizer, to=tmp_path / "run", every=1000) as session:
-        xray = session._tracker.step_profiler
-        xray._machine.since = lambda: 1 / 0
+        profiler = session._tracker.step_profiler
+        profiler._cpu.since_last = lambda: 1 / 0
         for _ in range(40):
             due(session, True)
             training.step()
-        assert not xray.active
+        assert not profiler.is_active
     (retired,) = sonde.Run(tmp_path / "run").events("retired")
-    assert retired.data["probe"] == "xray"
+    assert retired.data["probe"] == "step_profiler"
     assert len(training.losses) == 40

@@ -29,7 +29,7 @@ def both(code: str, folder: Path, *arguments: str) -> tuple[subprocess.Completed
     return python(code, folder, *arguments), sonde_run(code, folder, *arguments)
 
 
-def test_a_script_sees_the_world_that_it_sees_under_python_alone(tmp_path: Path) -> None:
+def test_a_script_has_the_environment_that_it_has_under_python_alone(tmp_path: Path) -> None:
     write("value = 'from beside the script'", tmp_path, "neighbour.py")
     code = """
         import argparse, os, sys, pickle
@@ -104,7 +104,7 @@ def test_a_module_runs_as_with_python_m(tmp_path: Path) -> None:
     assert sonde.Run(tmp_path / "run").last_step == 2
 
 
-def test_a_missing_script_is_a_letter_and_not_a_traceback(tmp_path: Path) -> None:
+def test_a_missing_script_is_an_error_message_and_not_a_traceback(tmp_path: Path) -> None:
     write("", tmp_path, "train_mnist.py")
     result = call("-m", "sonde", "run", "train_mnst.py", folder=tmp_path)
     assert result.returncode not in (0, 1)
@@ -114,11 +114,11 @@ def test_a_missing_script_is_a_letter_and_not_a_traceback(tmp_path: Path) -> Non
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_script_that_never_trains_says_so_and_keeps_its_exit_code(tmp_path: Path) -> None:
+def test_a_script_that_never_trains_is_reported_and_keeps_its_exit_code(tmp_path: Path) -> None:
     result = sonde_run("print('hello')", tmp_path, options=("--strict", "--to", "run"))
     assert (result.returncode, result.stdout) == (0, "hello\n")
     assert "Traceback" not in result.stderr
-    assert result.stderr  # something is said
+    assert result.stderr  # there is a message
     assert sonde.Run(tmp_path / "run").last_step == -1
 
 

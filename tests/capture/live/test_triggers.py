@@ -13,6 +13,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import sonde  # noqa: E402
+from sonde.capture.live.triggers import Triggers  # noqa: E402
+from step_trackers import new_tracker  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -41,7 +43,7 @@ def flips(path: Path, switch: str) -> list[tuple[int, bool]]:
 # -- metrics -------------------------------------------------------------------------------------------
 
 
-def test_a_metric_is_kept_with_its_steps(tmp_path: Path) -> None:
+def test_a_metric_is_recorded_with_its_steps(tmp_path: Path) -> None:
     numbers = iter(range(100))
     train(tmp_path / "run", lambda session: session.metric("counted", lambda: next(numbers), every=4), steps=10)
     steps, values = sonde.Run(tmp_path / "run").series("log", "counted", "value")
@@ -99,7 +101,7 @@ def test_a_condition_turns_switches_on_for_a_while(tmp_path: Path) -> None:
     assert (event.step, event.data["condition"], event.data["then"]) == (5, "step == 5", ["gradient_norms"])
 
 
-def test_a_condition_that_goes_on_holding_keeps_them_on(tmp_path: Path) -> None:
+def test_switches_stay_on_while_their_condition_holds(tmp_path: Path) -> None:
     train(tmp_path / "run", lambda session: session.when("5 <= step < 9", then="gradient_norms", for_steps=3))
     assert flips(tmp_path / "run", "gradient_norms") == [(6, True), (12, False)]
 
@@ -124,18 +126,16 @@ def test_a_named_condition_holds_when_it_happens_and_not_before(name: str, tmp_p
     assert len([1 for event in sonde.Run(tmp_path / "run").events("condition")]) == 1
 
 
-def test_a_slow_step_is_one_that_takes_much_longer_than_the_others() -> None:
-    from sonde.capture.live.triggers import Triggers
-    from sonde.config import DebugConfig
-
-    triggers = Triggers(sonde.DebugSession(DebugConfig())._switches, None)
-    triggers._loop = type("Loop", (), {"_guard": type("Guard", (), {"said_bad": False})})()
-    found = []
+def test_a_slow_step_is_one_that_takes_much_longer_than_the_others(tmp_path: Path) -> None:
+    tracker, session = new_tracker(tmp_path), sonde.debug_session()
+    triggers = Triggers(session._switches, session)
+    triggers.add_trigger("slow_step", ("validation",), 1)
     for step, ms in enumerate([50, 40, 10, 10, 10, 10, 10, 10, 10, 10, 11, 14, 60, 10]):
-        triggers._told.clear()
-        triggers._note(step, ms * 1_000_000)
-        found += [step] if "slow_step" in triggers._told else []
-    assert found == [12]
+        tracker.state.number = step
+        triggers.on_step_end(tracker.context, ms * 1_000_000)
+    tracker.recorder.flush()
+    tracker.recorder.close()
+    assert [event.step for event in sonde.Run(tmp_path).events("condition")] == [12]
 
 
 WRONG: dict[str, tuple[Callable[[sonde.DebugSession], Any], str]] = {
@@ -152,6 +152,6 @@ WRONG: dict[str, tuple[Callable[[sonde.DebugSession], Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_what_cannot_be_meant_is_refused(case: str) -> None:
-    ask, says = WRONG[case]
-    with pytest.raises(sonde.SondeError, match=says):
+    ask, message = WRONG[case]
+    with pytest.raises(sonde.SondeError, match=message):
         ask(sonde.debug_session())

@@ -56,7 +56,7 @@ def test_without_settings_no_brackets_are_needed(tmp_path, monkeypatch):
     assert len(list(sonde.Run(train_step.session.run).steps())) == 1
 
 
-def test_a_step_that_fails_is_told_of_and_the_training_goes_on(tmp_path):
+def test_a_step_that_fails_is_recorded_and_the_training_goes_on(tmp_path):
     model, optimizer = parts()
     with sonde.watch(model, optimizer, to=tmp_path / "run", every=1, strict=True) as session:
 

@@ -1,4 +1,4 @@
-"""What is noted of batches and of validations, on real trainings."""
+"""What is recorded of batches, on real trainings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ pytestmark = pytest.mark.torch
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
-from torch.optim.swa_utils import update_bn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 import sonde  # noqa: E402
@@ -57,14 +56,14 @@ class Training:
         return [event.data for event in Run(self.run).events(kind)]
 
 
-def test_a_step_says_whether_its_samples_are_alike_and_which_labels_they_have(tmp_path, data):
+def test_a_step_records_whether_its_samples_are_alike_and_which_labels_they_have(tmp_path, data):
     with Training(tmp_path / "run", data) as training:
         training.epoch()
         training.step(torch.zeros(10, 6), training.y[:10])
-    noted = training.events("data")
-    assert [(one["size"], one["num_inputs"], one["num_alike"], one["num_fetched"]) for one in noted[:6]] == [(10, 1, 0, 1)] * 6
-    assert (noted[6]["num_alike"], noted[6]["num_fetched"]) == (1, 0)
-    for place, one in enumerate(noted[:6]):
+    recorded = training.events("data")
+    assert [(one["size"], one["num_inputs"], one["num_alike"], one["num_fetched"]) for one in recorded[:6]] == [(10, 1, 0, 1)] * 6
+    assert (recorded[6]["num_alike"], recorded[6]["num_fetched"]) == (1, 0)
+    for place, one in enumerate(recorded[:6]):
         ones = int(training.y[10 * place : 10 * place + 10].sum())
         assert one["labels"]["counts"] == [pair for pair in ([0, 10 - ones], [1, ones]) if pair[1]]
 
@@ -81,7 +80,7 @@ class Several(nn.Module):
         return scores, F.cross_entropy(scores, labels.view(-1))
 
 
-def test_one_input_that_can_tell_samples_apart_is_not_taken_for_one_that_cannot(tmp_path):
+def test_an_input_that_distinguishes_samples_is_not_taken_for_one_that_does_not(tmp_path):
     """Next to samples that are all alike."""
     more = {
         "a hidden state": (torch.randn(1, 10, 4), (2, 1)),
@@ -101,12 +100,12 @@ def test_one_input_that_can_tell_samples_apart_is_not_taken_for_one_that_cannot(
             optimizer.zero_grad()
             model(torch.zeros(10, 6), beside, labels=torch.arange(10) % 2)[1].backward()
             optimizer.step()
-    noted = [(event.data["num_inputs"], event.data["num_alike"]) for event in Run(tmp_path / "run").events("data")]
-    assert dict(zip(more, noted, strict=True)) == {name: expected for name, (_, expected) in more.items()}
+    recorded = [(event.data["num_inputs"], event.data["num_alike"]) for event in Run(tmp_path / "run").events("data")]
+    assert dict(zip(more, recorded, strict=True)) == {name: expected for name, (_, expected) in more.items()}
 
 
 def test_what_a_model_is_to_give_back_is_an_input_and_no_label(tmp_path):
-    """Tokens with a mask beside them: the loss compares with the tokens, and without these nothing would tell samples apart."""
+    """Tokens with a mask beside them: the loss compares with the tokens, and without these nothing would distinguish samples."""
     model = nn.Sequential(nn.Embedding(4, 4))
     model.forward = lambda tokens, mask: model[0](tokens) * mask[..., None]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -114,8 +113,8 @@ def test_what_a_model_is_to_give_back_is_an_input_and_no_label(tmp_path):
         tokens = torch.randint(0, 4, (10, 5))
         F.cross_entropy(model(tokens, torch.ones(10, 5)).flatten(0, 1), tokens.view(-1)).backward()
         optimizer.step()
-    (noted,) = [event.data for event in Run(tmp_path / "run").events("data")]
-    assert (noted["num_inputs"], noted["num_alike"]) == (2, 1)
+    (recorded,) = [event.data for event in Run(tmp_path / "run").events("data")]
+    assert (recorded["num_inputs"], recorded["num_alike"]) == (2, 1)
 
 
 def test_what_is_validated_with_is_not_taken_for_what_is_trained_on(tmp_path, data):
@@ -136,7 +135,7 @@ def test_what_is_validated_with_is_not_taken_for_what_is_trained_on(tmp_path, da
     assert len({row["hash"] for row in rows}) == 6
 
 
-def test_of_several_batches_that_make_a_step_the_first_is_looked_at(tmp_path, data):
+def test_of_several_batches_that_make_a_step_the_first_is_measured(tmp_path, data):
     with Training(tmp_path / "run", data) as training:
         batches = iter(training.loader)
         for _ in range(3):
@@ -177,78 +176,6 @@ def test_a_training_whose_labels_are_read_is_left_as_it_was(tmp_path, data):
             training.epoch()
         results.append(torch.cat([p.detach().flatten() for p in training.model.parameters()]))
     assert torch.equal(*results)
-
-
-def validate(training, batches):
-    with torch.no_grad():
-        for x in batches:
-            training.model(x)
-
-
-def test_validation_in_training_mode_is_noted_with_what_it_ran_on(tmp_path, data):
-    with Training(tmp_path / "run", data) as training:
-        for _ in range(2):
-            training.epoch()
-            validate(training, training.x.split(20))
-    first, last = training.events("evaluated_in_training")
-    assert (first["at"], first["num_forwards"], first["num_inputs"], first["num_dropout"], first["num_batch_norm"]) == (6, 3, 3, 1, 1)
-    assert (last["at"], last["num_pauses"], last["input"]) == (12, 2, first["input"])
-    assert (first["line"].partition(":")[0], first["text"]) == ("test_batch_probe.py", "training.model(x)")
-
-
-def test_validation_in_eval_mode_and_models_that_are_not_trained_are_not_noted(tmp_path, data):
-    teacher = nn.Sequential(nn.Linear(6, 2), nn.Dropout(0.5))
-    with Training(tmp_path / "run", data) as training:
-        training.session.attach(teacher, name="teacher")
-        training.epoch()
-        with torch.no_grad():
-            teacher(training.x)
-        training.model.eval()
-        validate(training, training.x.split(20))
-    assert training.events("evaluated_in_training") == []
-
-
-def test_parts_that_are_in_eval_mode_while_the_model_is_not_are_not_counted(tmp_path, data):
-    with Training(tmp_path / "run", data) as training:
-        training.epoch()
-        training.model[1].eval()
-        validate(training, training.x.split(20))
-    (noted,) = training.events("evaluated_in_training")
-    assert (noted["num_dropout"], noted["num_batch_norm"]) == (1, 0)
-
-
-def test_a_pause_of_the_training_is_told_of_once_though_watching_pauses_too(tmp_path, data):
-    with Training(tmp_path / "run", data) as training:
-        training.epoch()
-        validate(training, training.x.split(20))
-        with training.session.pause():
-            validate(training, training.x.split(20))
-    assert len(training.events("evaluated_in_training")) == 1
-
-
-def test_samples_of_one_input_are_told_from_a_dataset(tmp_path, data):
-    with Training(tmp_path / "run", data) as training:
-        training.epoch()
-        validate(training, [training.x] * 10)
-    (noted,) = training.events("evaluated_in_training")
-    assert (noted["num_forwards"], noted["num_inputs"]) == (10, 1)
-
-
-def test_batch_statistics_that_are_computed_anew_are_told_from_a_validation(tmp_path, data):
-    with Training(tmp_path / "run", data) as training:
-        training.epoch()
-        update_bn(training.loader, training.model)
-    (noted,) = training.events("evaluated_in_training")
-    assert noted["cumulative"]
-    assert "eval-in-train-mode" not in {finding.rule for finding in judge(training.run).findings}
-
-
-def test_many_pauses_are_not_all_looked_into(tmp_path, data):
-    with Training(tmp_path / "run", data) as training:
-        for _ in range(100):
-            training.step(training.x[:10], training.y[:10])
-            validate(training, [training.x])
-    assert [noted["num_pauses"] for noted in training.events("evaluated_in_training")] == [*range(1, 17), 32, 64]
 
 
 def test_a_loader_begun_anew_for_every_step_is_the_finding_of_a_whole_run(tmp_path, data):

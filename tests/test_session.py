@@ -1,4 +1,4 @@
-"""Sessions: what they accept, what `log` keeps, what a run says about the training that made it."""
+"""Sessions: what they accept, what `log` records, what a run holds of the training."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_failed_start_leaves_no_hook_behind(pair: Any, tmp_path: Path) -> None
     assert not any(module._forward_hooks for module in pair[0].modules())
 
 
-def test_the_run_says_what_was_trained(pair: Any, tmp_path: Path) -> None:
+def test_the_run_records_what_was_trained(pair: Any, tmp_path: Path) -> None:
     model, optimizer = pair
     with sonde.watch(model, optimizer, to=tmp_path / "run", every=1, strict=True):
         losses = [one_step(model, optimizer).item() for _ in range(3)]
@@ -91,12 +91,12 @@ def test_the_run_says_what_was_trained(pair: Any, tmp_path: Path) -> None:
     assert run.ended.how == "finished"
 
 
-def test_log_keeps_numbers_tensors_and_texts_of_their_step(pair: Any, tmp_path: Path) -> None:
+def test_log_records_numbers_tensors_and_texts_with_their_step(pair: Any, tmp_path: Path) -> None:
     model, optimizer = pair
     with sonde.watch(model, optimizer, to=tmp_path / "run", every=1, strict=True) as session:
         for step in range(3):
             loss = one_step(model, optimizer)
-            session.log(accuracy=step / 10, loss_again=loss, nothing=math.nan, much=torch.tensor(7), said="a text", flag=True)
+            session.log(accuracy=step / 10, loss_again=loss, nothing=math.nan, much=torch.tensor(7), remark="a text", flag=True)
     run = sonde.Run(tmp_path / "run")
     steps, values = run.series("log", "accuracy", "value")
     assert steps.tolist() == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""The thirteen switches: each has its effect, all are live, they say what they cost, and none changes the training or stays behind."""
+"""The thirteen switches: each has its effect, all are live, they report what they cost, and none changes the training or stays behind."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 import sonde  # noqa: E402
 from sonde.capture import patches  # noqa: E402
-from sonde.capture.live import switches as board  # noqa: E402
+from sonde.capture.live import switches as switches_module  # noqa: E402
 from sonde.config import DebugConfig  # noqa: E402
 from sonde.runlog.switch_file import SWITCHES, WISHES, write_wishes  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 Flip = Callable[[sonde.DebugSession, int], object]
-TELLING = [name for name in SWITCHES if name not in ("autograd_anomaly", "autograd_profiler", "tensorboard_profiler")]
+REPORTING = [name for name in SWITCHES if name not in ("autograd_anomaly", "autograd_profiler", "tensorboard_profiler")]
 
 
 def train(
@@ -64,13 +64,13 @@ def at(step: int, what: Callable[[sonde.DebugSession], object]) -> Flip:
     return lambda session, now: what(session) if now == step else None
 
 
-def told(caplog: pytest.LogCaptureFixture, switch: str) -> list[dict[str, Any]]:
+def reports(caplog: pytest.LogCaptureFixture, switch: str) -> list[dict[str, Any]]:
     return [record.sonde for record in caplog.records if record.name == f"sonde.{switch}"]  # type: ignore[attr-defined]
 
 
-# -- what each tells -----------------------------------------------------------------------------------
+# -- what each reports ----------------------------------------------------------------------------------
 
-SAYS: dict[str, set[str]] = {
+FIELDS: dict[str, set[str]] = {
     "memory_usage": {"rss_mb", "parameters_mb", "gradients_mb", "optimizer_state_mb"},
     "gradient_norms": {"grad_norm", "largest", "smallest", "num_not_finite"},
     "forward_pass": {"forwards", "forward_ms", "inputs"},
@@ -86,22 +86,22 @@ SAYS: dict[str, set[str]] = {
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """One run with all of the telling switches on, and the lines that it wrote."""
+    """One run with all of the reporting switches on, and the lines that it wrote."""
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = records.append  # type: ignore[method-assign]
     logging.getLogger("sonde").addHandler(handler)
     path = tmp_path_factory.mktemp("run") / "run"
-    losses, model, _ = train(path, at(-1, lambda session: session.enable_debugging(TELLING)))
+    losses, model, _ = train(path, at(-1, lambda session: session.enable_debugging(REPORTING)))
     logging.getLogger("sonde").removeHandler(handler)
     return losses, model, path, records
 
 
-@pytest.mark.parametrize("switch", TELLING)
+@pytest.mark.parametrize("switch", REPORTING)
 def test_a_switch_writes_structured_lines_under_its_name(switch: str, everything: Any) -> None:
     lines = [record for record in everything[3] if record.name == f"sonde.{switch}"]
     assert len(lines) >= 2
-    assert set(lines[0].sonde) == SAYS[switch] | {"step"}
+    assert set(lines[0].sonde) == FIELDS[switch] | {"step"}
     assert lines[0].getMessage().startswith(f"sonde: {switch}, step ")
 
 
@@ -109,7 +109,7 @@ def line(everything: Any, switch: str, number: int = 0) -> dict[str, Any]:
     return [record for record in everything[3] if record.name == f"sonde.{switch}"][number].sonde  # type: ignore[no-any-return]
 
 
-def test_what_the_lines_say_is_so(everything: Any) -> None:
+def test_the_lines_hold_the_right_values(everything: Any) -> None:
     losses, model, _, _ = everything
     assert line(everything, "backward_pass", 1)["loss"] == pytest.approx(losses[1])
     assert line(everything, "forward_pass")["inputs"] == "4x6"
@@ -132,11 +132,11 @@ def test_the_norms_of_gradients_are_those_of_torch(tmp_path: Path, caplog: pytes
         model(torch.randn(4, 6)).square().mean().backward()
         norms |= {name: float(p.grad.norm()) for name, p in model.named_parameters() if p.grad is not None}
         optimizer.step()
-    (said,) = told(caplog, "gradient_norms")
+    (report,) = reports(caplog, "gradient_norms")
     largest, smallest = (pick(norms, key=norms.__getitem__) for pick in (max, min))
-    assert said["largest"] == f"{largest} {norms[largest]:.4g}"
-    assert said["smallest"] == f"{smallest} {norms[smallest]:.4g}"
-    assert said["grad_norm"] == pytest.approx(sum(norm**2 for norm in norms.values()) ** 0.5, rel=1e-5)
+    assert report["largest"] == f"{largest} {norms[largest]:.4g}"
+    assert report["smallest"] == f"{smallest} {norms[smallest]:.4g}"
+    assert report["grad_norm"] == pytest.approx(sum(norm**2 for norm in norms.values()) ** 0.5, rel=1e-5)
     assert sonde.Run(tmp_path / "run").series("log", "gradient_norms.largest", "value")[1] == pytest.approx([norms[largest]], rel=1e-5)
 
 
@@ -148,14 +148,14 @@ def test_numbers_that_a_run_would_not_have_are_in_it(everything: Any) -> None:
     assert [event.data["parameters"] for event in run.events("placement")] == [{"cpu": 4}]
 
 
-def test_a_validation_loss_that_is_logged_is_what_early_stopping_looks_at(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_early_stopping_reads_a_validation_loss_that_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def flip(session: sonde.DebugSession, step: int) -> None:
         session.enable_debugging(["early_stopping"])
         if step >= 0:
             session.log(val_loss=float(abs(step - 1)))
 
     train(tmp_path / "run", flip, steps=4)
-    assert told(caplog, "early_stopping")[-1]["watches"] == "val_loss"
+    assert reports(caplog, "early_stopping")[-1]["watches"] == "val_loss"
 
 
 def test_lines_are_json_where_that_is_set(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -168,10 +168,10 @@ def test_lines_are_json_where_that_is_set(tmp_path: Path, caplog: pytest.LogCapt
 def test_lines_are_few_and_none_is_forgotten(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sonde.capture.live.switch_log.PAUSE_NS", 10**15)  # longer than any test
     _, _, session = train(tmp_path / "run", at(-1, lambda session: session.enable_debugging("backward_pass")))
-    assert [said["step"] for said in told(caplog, "backward_pass")] == [0, 1, 2]
+    assert [report["step"] for report in reports(caplog, "backward_pass")] == [0, 1, 2]
     monkeypatch.setattr("sonde.capture.live.switch_log.PAUSE_NS", 0)
     train(tmp_path / "again", at(-1, lambda session: session.enable_debugging("backward_pass")))
-    assert len(told(caplog, "backward_pass")) == 3 + 12
+    assert len(reports(caplog, "backward_pass")) == 3 + 12
     assert session is not None
     assert session.get_debugging_status()["backward_pass"]["num_lines"] == 3
 
@@ -185,19 +185,19 @@ def anomaly() -> tuple[bool, bool]:
 
 @pytest.mark.parametrize("before", [(False, True), (True, True), (True, False)], ids=["off", "on", "on without checks"])
 def test_the_anomaly_mode_is_on_while_its_switch_is_and_then_as_the_user_had_it(before: tuple[bool, bool], tmp_path: Path) -> None:
-    seen = []
+    modes = []
 
     def flip(session: sonde.DebugSession, step: int) -> None:
         if step == 2:
             session.enable_debugging("autograd_anomaly")
         if step == 5:
             session.disable_debugging("autograd_anomaly")
-        seen.append(torch.is_anomaly_enabled())
+        modes.append(torch.is_anomaly_enabled())
 
     torch.autograd.set_detect_anomaly(*before)
     try:
         train(tmp_path / "run", flip, steps=8)
-        assert seen == [before[0]] * 3 + [True] * 3 + [before[0]] * 3
+        assert modes == [before[0]] * 3 + [True] * 3 + [before[0]] * 3
         assert anomaly() == before
         train(tmp_path / "closed", at(2, lambda session: session.enable_debugging("autograd_anomaly")), steps=4)
         assert anomaly() == before
@@ -229,7 +229,7 @@ def test_a_profiler_writes_a_trace_of_the_next_steps_and_turns_itself_off(
     names = [entry.get("name") for entry in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]]
     assert names.count("aten::addmm") in range(6, 10)  # two layers, three steps, a validation or two
     assert [(flip.data["on"], flip.data["by"]) for flip in run.events("switch")] == [(True, "session"), (False, "profile written")]
-    assert len(told(caplog, switch)) == 1
+    assert len(reports(caplog, switch)) == 1
     assert not torch._C._autograd._profiler_enabled()
 
 
@@ -250,7 +250,7 @@ def test_a_profiler_of_the_user_goes_first(tmp_path: Path) -> None:
 # -- status ----------------------------------------------------------------------------------------------
 
 
-def test_the_status_says_what_is_on_since_when_and_what_it_cost(tmp_path: Path) -> None:
+def test_the_status_holds_what_is_on_since_when_and_what_it_cost(tmp_path: Path) -> None:
     found: dict[int, dict[str, Any]] = {}
 
     def flip(session: sonde.DebugSession, step: int) -> None:
@@ -301,14 +301,14 @@ def test_switches_may_be_set_before_the_start(tmp_path: Path, caplog: pytest.Log
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
-    assert [said["step"] for said in told(caplog, "backward_pass")] == [0]
+    assert [report["step"] for report in reports(caplog, "backward_pass")] == [0]
 
 
 # -- from outside ------------------------------------------------------------------------------------------
 
 
 def test_the_file_in_the_run_flips_switches_between_two_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(board, "LOOK_NS", 0)
+    monkeypatch.setattr(switches_module, "FILE_INTERVAL_NS", 0)
     found: dict[int, bool] = {}
 
     def flip(session: sonde.DebugSession, step: int) -> None:
@@ -322,12 +322,12 @@ def test_the_file_in_the_run_flips_switches_between_two_steps(tmp_path: Path, mo
     assert flips == [(True, "sonde switch"), (False, "sonde switch")]
 
 
-def test_the_file_is_looked_at_no_more_than_twice_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = []
-    monkeypatch.setattr(board, "LOOK_NS", 10**15)
-    monkeypatch.setattr(board.Switches, "_look", lambda self: looks.append(1))
+def test_the_file_is_read_no_more_than_twice_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = []
+    monkeypatch.setattr(switches_module, "FILE_INTERVAL_NS", 10**15)
+    monkeypatch.setattr(switches_module.Switches, "_read_file", lambda self: reads.append(1))
     train(tmp_path / "run", steps=50)
-    assert len(looks) == 1
+    assert len(reads) == 1
 
 
 HOSTILE = {
@@ -340,7 +340,7 @@ HOSTILE = {
 def test_a_file_that_is_not_ours_is_ignored_with_one_warning(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(board, "LOOK_NS", 0)
+    monkeypatch.setattr(switches_module, "FILE_INTERVAL_NS", 0)
 
     def flip(session: sonde.DebugSession, step: int) -> None:
         if step >= 0:
@@ -352,7 +352,7 @@ def test_a_file_that_is_not_ours_is_ignored_with_one_warning(
 
 
 def test_a_pipe_a_link_or_a_folder_in_the_place_of_the_file_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(board, "LOOK_NS", 0)
+    monkeypatch.setattr(switches_module, "FILE_INTERVAL_NS", 0)
     elsewhere = tmp_path / "elsewhere.json"
     elsewhere.write_text('{"gradient_norms": true}')
 
@@ -407,11 +407,10 @@ def test_a_thousand_flips_change_nothing_and_leave_nothing(tmp_path: Path, monke
     assert not list(sonde.Run(tmp_path / "run").events("retired"))
 
 
-def test_all_off_nothing_is_told_and_nothing_asked_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_off_nothing_is_reported_and_torch_is_not_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("sonde.capture.live.switches.Switches._contained", lambda self, name, work: asked.append(name))
-    monkeypatch.setattr("sonde.capture.live.switch_log.LogLines.say", lambda *args: asked.append("line"))
-    monkeypatch.setattr("sonde.capture.live.switch_output.SwitchOutput.__getitem__", lambda self, name: asked.append(name))
+    monkeypatch.setattr("sonde.capture.live.switches.Switches._isolate", lambda self, name, work: asked.append(name))
+    monkeypatch.setattr("sonde.capture.live.switch_log.SwitchLog.write", lambda *args: asked.append("line"))
     train(tmp_path / "run")
     assert not asked
     assert not list(sonde.Run(tmp_path / "run").events("switch"))
@@ -419,9 +418,9 @@ def test_all_off_nothing_is_told_and_nothing_asked_of_torch(tmp_path: Path, monk
 
 def test_a_switch_that_fails_is_turned_off_and_the_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Any, step: int) -> None:
-        raise ZeroDivisionError("told too much")
+        raise ZeroDivisionError("in a report")
 
-    monkeypatch.setattr("sonde.capture.live.switch_output.SwitchOutput.backward_pass", fail)
+    monkeypatch.setattr("sonde.capture.live.switch_output.SwitchOutput._backward_pass", fail)
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with sonde.watch(model, optimizer, to=tmp_path / "run") as session:

@@ -1,16 +1,12 @@
-"""What a run knows of schedulers and of passes over the data."""
+"""What a run records of schedulers."""
 
 from __future__ import annotations
-
-import argparse
-import gc
-import weakref
 
 import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import sonde
 
@@ -38,18 +34,18 @@ def loader(num=8, size=2):
     return DataLoader(TensorDataset(torch.randn(num, 3)), batch_size=size)
 
 
-def test_a_scheduler_is_told_of_with_its_plan_when_it_is_made(tmp_path):
+def test_a_scheduler_is_recorded_with_its_plan_when_it_is_constructed(tmp_path):
     model, optimizer = parts()
     with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True) as session:
         lr_scheduler.MultiStepLR(optimizer, milestones=[3, 5], gamma=0.5)
         update(model, optimizer)
     (one,) = events(session, "scheduler")
     assert (one["class"], one["plan"], one["rates"]) == ("MultiStepLR", {"milestones": [3, 5], "gamma": 0.5}, [0.1])
-    assert one["source"].startswith("test_course.py:")
+    assert one["source"].startswith("test_schedulers.py:")
     assert events(session, "scheduler_begins") == []
 
 
-def test_the_parts_of_a_sequence_are_known_as_such_and_its_first_step_is_told_once(tmp_path):
+def test_the_parts_of_a_sequence_are_known_as_such_and_its_first_step_is_recorded_once(tmp_path):
     model, optimizer = parts()
     with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True) as session:
         warm = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)
@@ -91,7 +87,7 @@ def test_under_a_grad_scaler_that_skips_the_first_update_nothing_is_before_the_o
     assert events(session, "scheduler_begins")[0]["before_optimizer"] is False
 
 
-def test_a_scheduler_that_was_made_before_anybody_listened_is_told_of_with_its_first_step(tmp_path):
+def test_a_scheduler_that_was_constructed_before_the_session_is_recorded_with_its_first_step(tmp_path):
     model, optimizer = parts()
     scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
     update(model, optimizer)
@@ -138,119 +134,3 @@ def test_a_scheduler_of_an_optimizer_that_is_not_watched_is_none_of_ours(tmp_pat
         lr_scheduler.ExponentialLR(other, 0.5)
         update(model, optimizer)
     assert events(session, "scheduler") == []
-
-
-def one_pass(model, optimizer, data):
-    for (x,) in data:
-        update(model, optimizer, x)
-
-
-def test_passes_know_the_loop_of_epochs_around_them_and_where_it_may_be_left(tmp_path):
-    model, optimizer = parts()
-    data, args = loader(), argparse.Namespace(epochs=5)
-    with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True) as session:
-        for epoch in range(1, args.epochs + 1):
-            one_pass(model, optimizer, data)
-            if epoch == 3:
-                break
-    found = events(session, "pass")
-    assert [(one["num"], one["at"], one["planned"], one["num_batches"]) for one in found] == [(1, 0, 5, 4), (2, 1, 5, 4), (3, 2, 5, 4)]
-    assert [event.step for event in sonde.Run(session.run).events("pass")] == [0, 4, 8]
-    assert len(found[0]["breaks"]) == 1
-    assert dict(session.report().run.told)["stopped"].startswith("in round 3 of 5 of the loop at test_course.py:")
-
-
-def rounds_in(tmp_path, run):
-    model, optimizer = parts()
-    with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True) as session:
-        run(model, optimizer, loader())
-    return [one.get("planned") for one in events(session, "pass")]
-
-
-def test_a_loop_that_is_not_plain_is_not_read(tmp_path):
-    def counting(model, optimizer, data):
-        epoch = 0
-        while epoch < 2:
-            one_pass(model, optimizer, data)
-            epoch += 1
-
-    assert rounds_in(tmp_path, counting) == [None, None]
-
-
-def test_a_progress_bar_around_the_loader_is_looked_through(tmp_path):
-    bars = {}  # as tqdm does it, from where it is installed
-    exec(compile("def bar(data):\n    yield from data\n", "/lib/site-packages/tqdm/std.py", "exec"), bars)
-
-    def with_bar(model, optimizer, data):
-        for _epoch in range(3):
-            for (x,) in bars["bar"](data):
-                update(model, optimizer, x)
-
-    assert rounds_in(tmp_path, with_bar) == [3, 3, 3]
-
-
-def test_a_loop_over_a_few_names_is_looked_through(tmp_path):
-    def phases(model, optimizer, data):
-        for _epoch in range(2):
-            for _phase in ["train", "val"]:
-                for (x,) in data:
-                    update(model, optimizer, x)
-
-    assert rounds_in(tmp_path, phases) == [2, 2, 2, 2]
-
-
-def test_reading_the_loop_keeps_nothing_of_the_users_alive(tmp_path):
-    model, optimizer = parts()
-    data = loader()
-
-    def train():
-        big = torch.zeros(1000)
-        seen = weakref.ref(big)
-        for _epoch in range(2):
-            one_pass(model, optimizer, data)
-            big = None
-            gc.collect()
-            assert seen() is None
-        return big
-
-    with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True) as session:
-        train()
-    assert len(events(session, "pass")) == 2
-
-
-def test_a_loader_that_is_begun_for_single_batches_is_told_of_a_few_times_only(tmp_path):
-    model, optimizer = parts()
-    data = loader()
-    with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True) as session:
-        for _ in range(40):
-            update(model, optimizer, next(iter(data))[0])
-    told = events(session, "pass")
-    assert len(told) == 16
-    assert told[-1]["last_told"]
-    assert "stopped" not in dict(session.report().run.told)
-
-
-def test_a_loop_around_the_session_is_not_one_that_it_sees_the_end_of(tmp_path):
-    model, optimizer = parts()
-    data = loader()
-    for epoch in range(3):
-        with sonde.watch(model, optimizer, to=tmp_path / f"run{epoch}", strict=True) as session:
-            one_pass(model, optimizer, data)
-        assert "planned" not in events(session, "pass")[0]
-
-
-class Endless(IterableDataset):
-    def __iter__(self):
-        return iter(torch.randn(6, 3))
-
-    def __len__(self):
-        return 2
-
-
-def test_a_loader_over_an_iterable_is_not_asked_for_its_length(tmp_path):
-    # It would warn, since there is more than its length says.
-    model, optimizer = parts()
-    with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True) as session:
-        for x in DataLoader(Endless(), batch_size=2):
-            update(model, optimizer, x)
-    assert events(session, "pass")[0]["num_batches"] is None

@@ -1,4 +1,4 @@
-"""When a spike or a skipped update is looked back at, how often, and what that costs a healthy step."""
+"""When a spike is attributed and a skipped update explained, how often, and what that costs a healthy step."""
 
 import pytest
 
@@ -7,13 +7,17 @@ pytestmark = pytest.mark.torch
 
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
-from sonde.capture.spike_watch import MAX_OPTIMIZERS, Spikes  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import sonde  # noqa: E402
 from sonde import Run  # noqa: E402
-from sonde.incidents.spike_handler import MAX_LOOKS, MAX_SKIPS  # noqa: E402
+from sonde.capture.incident import SpikeIncident  # noqa: E402
+from sonde.capture.probes.finite_check import MAX_OPTIMIZERS, FiniteCheck  # noqa: E402
+from sonde.capture.probes.loss import LossProbe  # noqa: E402
+from sonde.incidents.skipped_update_handler import MAX_RECORDED  # noqa: E402
+from sonde.incidents.spike_handler import MAX_SEARCHES  # noqa: E402
+from step_trackers import new_tracker  # noqa: E402
 
 
 def train(path, *, odd=(), steps=50, kind=torch.optim.SGD, lr=0.01, scaler=None, bad=()):
@@ -44,20 +48,20 @@ def of(events, kind):
     return [event for event in events if event.kind == kind]
 
 
-def test_a_few_spikes_are_looked_back_at_and_the_rest_is_left_to_the_rules(tmp_path):
+def test_a_few_spikes_are_attributed_and_the_rest_is_left_to_the_rules(tmp_path):
     odd = [60, 90, 120, 150, 180]
     found = of(train(tmp_path / "run", odd=odd, steps=190), "spike")
-    assert [event.step for event in found] == odd[:MAX_LOOKS]
+    assert [event.step for event in found] == odd[:MAX_SEARCHES]
     assert all(event.data["samples"] == [2] for event in found)
     (finding,) = [one for one in sonde.judge(tmp_path / "run").findings if one.rule == "loss-spike"]
     assert finding.evidence["num_leaps"] == len(odd)
 
 
-def test_the_first_steps_are_never_looked_back_at(tmp_path):
+def test_the_first_steps_are_never_spikes(tmp_path):
     assert not of(train(tmp_path / "run", odd=[1, 5, 12, 25], steps=30), "spike")
 
 
-def test_a_loss_and_a_gradient_that_leap_in_the_same_step_are_one_look(tmp_path):
+def test_a_loss_and_a_gradient_that_spike_in_the_same_step_are_one_search(tmp_path):
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
@@ -72,42 +76,67 @@ def test_a_loss_and_a_gradient_that_leap_in_the_same_step_are_one_look(tmp_path)
     assert found.data["what"] == "loss"
 
 
-def test_a_new_optimizer_begins_anew():
-    told = []
-    spikes = Spikes(lambda what, where, leap: told.append(what))
+class Spikes:
+    """The two probes that find spikes, called with the numbers of a training as the step tracker calls them."""
+
+    def __init__(self, folder):
+        self.tracker = new_tracker(folder)
+        self.losses, self.gradients = self.tracker.probe(LossProbe), self.tracker.probe(FiniteCheck)
+        self.model = nn.Linear(1, 1, bias=False)
+        self.optimizer = self.new_optimizer()
+        self.found = []
+
+    def new_optimizer(self):
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
+        self.tracker.add_optimizer(optimizer)
+        return optimizer
+
+    def step(self, loss, sum_of_squares, *, index=0):
+        """A step with this loss and these gradients, of the optimizer that was registered with this number."""
+        state, entry = self.tracker.state, self.tracker.gradients.register(self.optimizer)
+        incidents = [self.losses.on_backward_start(torch.tensor(loss))]
+        entry.index = index
+        state.optimizer, state.gradient_check = entry, (sum_of_squares, -1)
+        incidents.append(self.gradients.on_optimizer_step_start(self.optimizer, False))
+        state.optimizer = None
+        for probe in (self.losses, self.gradients):
+            probe.reset()
+        self.found += [(each.what, each.leap.value) for each in incidents if isinstance(each, SpikeIncident)]
+
+
+@pytest.fixture
+def spikes(tmp_path):
+    spikes = Spikes(tmp_path)
+    yield spikes
+    spikes.tracker.recorder.close()
+
+
+def test_after_a_new_optimizer_numbers_are_not_compared_with_those_before(spikes):
     for step in range(60):
-        spikes.loss("loss", 1.0 + 0.01 * (step % 5))
-        spikes.gradient(0, 1.0 + 0.01 * (step % 5))
-    spikes.begin_anew()
-    spikes.loss("loss", 1e6)
-    spikes.gradient(0, 1e12)
-    assert told == []
+        spikes.step(1.0 + 0.01 * (step % 5), 1.0 + 0.01 * (step % 5))
+    spikes.optimizer = spikes.new_optimizer()
+    spikes.step(1e6, 1e12)
+    assert spikes.found == []
 
 
-def test_numbers_that_are_not_there_or_not_finite_are_no_spikes_and_spoil_nothing():
-    told = []
-    spikes = Spikes(lambda what, where, leap: told.append((what, leap.value)))
+def test_numbers_that_are_not_there_or_not_finite_are_no_spikes_and_spoil_nothing(spikes):
     for step in range(60):
         for number in (float("nan"), float("inf"), float("-inf")):
-            spikes.loss("loss", number)
-            spikes.gradient(1, number)
-        spikes.gradient(1, 0.0)
-        spikes.loss("loss", 1.0 + 0.01 * (step % 5))
-        spikes.gradient(1, 4.0 + 0.01 * (step % 5))
-    assert told == []
-    spikes.loss("loss", 1e6)
-    spikes.gradient(1, 1e12)
-    assert told == [("loss", 1e6), ("gradient", pytest.approx(1e6))]
+            spikes.step(number, number, index=1)
+        spikes.step(1.0 + 0.01 * (step % 5), 0.0, index=1)
+        spikes.step(1.0 + 0.01 * (step % 5), 4.0 + 0.01 * (step % 5), index=1)
+    assert spikes.found == []
+    spikes.step(1e6, 1e12, index=1)
+    assert spikes.found == [("loss", 1e6), ("gradient", pytest.approx(1e6))]
 
 
-def test_optimizers_without_end_take_no_more_memory():
-    spikes = Spikes(lambda what, where, leap: None)
+def test_optimizers_without_end_take_no_more_memory(spikes):
     for index in range(500):
-        spikes.gradient(index, 1.0)
-    assert len(spikes._norms) == MAX_OPTIMIZERS
+        spikes.step(1.0, 1.0, index=index)
+    assert len(spikes.gradients._recent_norms) == MAX_OPTIMIZERS
 
 
-def test_a_healthy_step_costs_no_operation_of_torch():
+def test_finding_spikes_costs_no_operation_of_torch(spikes):
     class Counting(TorchDispatchMode):
         num = 0
 
@@ -115,11 +144,10 @@ def test_a_healthy_step_costs_no_operation_of_torch():
             Counting.num += 1
             return func(*args, **(kwargs or {}))
 
-    spikes = Spikes(lambda what, where, leap: None)
     with Counting():
         for step in range(200):
-            spikes.loss("loss", 1.0 + 0.1 * (step % 7))
-            spikes.gradient(0, 1.0 + 0.1 * (step % 7))
+            spikes.losses._check_spike("loss", 1.0 + 0.1 * (step % 7))
+            spikes.gradients._check_spike(0, 1.0 + 0.1 * (step % 7))
     assert Counting.num == 0
 
 
@@ -127,7 +155,7 @@ def test_a_healthy_step_costs_no_operation_of_torch():
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, lambda p, lr: torch.optim.Adam(p, lr=lr, fused=True)], ids=["plain", "fused"])
-def test_a_skipped_update_tells_who_overflowed_and_the_scale_before_and_after(kind, tmp_path):
+def test_a_skipped_update_records_what_overflowed_and_the_scale_before_and_after(kind, tmp_path):
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
     (found,) = of(train(tmp_path / "run", steps=6, kind=kind, scaler=scaler, bad=[3]), "overflow")
     assert found.step == 3
@@ -136,10 +164,10 @@ def test_a_skipped_update_tells_who_overflowed_and_the_scale_before_and_after(ki
     assert scaler.get_scale() == 2.0**15
 
 
-def test_gradients_that_are_bad_without_a_scale_are_told_from_those_that_overflow(tmp_path):
+def test_gradients_that_are_bad_without_a_scale_are_distinguished_from_those_that_overflow(tmp_path):
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14)
     found = of(train(tmp_path / "run", steps=30, scaler=scaler, bad=range(4, 30)), "overflow")
-    assert len(found) <= MAX_SKIPS + 2
+    assert len(found) <= MAX_RECORDED + 2
     (first, *_) = [event.data for event in found if "by" in event.data]
     assert first["by"] == "number"
     assert (first["origin"]["operation"], first["origin"]["phase"]) == ("sqrt", "backward")
@@ -166,7 +194,7 @@ def test_a_number_that_only_the_scale_makes_overflow_is_traced_in_half_precision
     assert found[0]["origin"]["key"] == "fp16-overflow"
 
 
-def test_training_with_skipped_updates_looked_back_at_is_bit_identical(tmp_path):
+def test_training_with_explained_skipped_updates_is_bit_identical(tmp_path):
     def trained(watched):
         torch.manual_seed(5)
         model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 1))
@@ -194,7 +222,7 @@ def test_training_with_skipped_updates_looked_back_at_is_bit_identical(tmp_path)
     assert any("by" in event.data for event in Run(tmp_path / "run").events("overflow"))
 
 
-def test_a_loss_on_a_device_is_known_too_late_to_look_back_but_the_rule_sees_it(tmp_path, monkeypatch):
+def test_a_loss_on_a_device_is_known_too_late_for_a_replay_but_the_rule_finds_it(tmp_path, monkeypatch):
     monkeypatch.setattr("sonde.statistics.deferred_reads.TREAT_CPU_AS_DEVICE", True)
     monkeypatch.setattr("sonde.statistics.native.ENABLED", False)
     assert not of(train(tmp_path / "run", odd=[60], steps=80), "spike")

@@ -1,4 +1,4 @@
-"""Reading the variables of a running function keeps nothing alive, and takes nothing from anybody."""
+"""Reading the local variables of a running function keeps nothing alive, and takes nothing from anybody."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from sonde.capture.standins import Desk
-
+from sonde.capture.call_site import read_locals
+from sonde.capture.phase_timer import PhaseTimer
 from sonde.capture.step_profiler.line_times import LineTimes
 
 pytestmark = pytest.mark.torch
@@ -20,23 +20,23 @@ class Thing:
     pass
 
 
-def test_a_variable_that_was_read_dies_when_the_function_lets_go_of_it():
+def test_a_variable_that_was_read_dies_when_the_function_deletes_it():
     thing = Thing()
     alive = weakref.ref(thing)
-    assert variables(sys._getframe())["thing"] is thing
+    assert read_locals(sys._getframe())["thing"] is thing
     del thing
     assert alive() is None
 
 
-def test_a_dictionary_of_locals_that_the_user_keeps_stays_as_it_is():
+def test_a_dictionary_of_locals_that_the_user_holds_stays_as_it_is():
     number = 7
-    kept = locals()
-    assert variables(sys._getframe())["number"] == number
-    assert kept["number"] == 7
+    held = locals()
+    assert read_locals(sys._getframe())["number"] == number
+    assert held["number"] == 7
 
 
 def test_the_variables_of_a_traced_step_die_with_the_next():
-    times = LineTimes(Desk())
+    times = LineTimes(PhaseTimer({}, is_recorded=True))
     alive = None
     for number in range(2):
         thing = Thing()

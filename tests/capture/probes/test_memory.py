@@ -1,4 +1,4 @@
-"""The memory of a watched training: a cheap series, and an inquest where it grows."""
+"""The memory of a watched training: a cheap series, and an investigation where it grows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_memory_is_written_now_and_then_and_at_observed_steps(tmp_path):
     assert limit.data["num_bytes"] == process_memory.limit().num_bytes
 
 
-def test_graphs_that_are_kept_are_counted_and_their_holder_is_named(tmp_path):
+def test_graphs_that_stay_alive_are_counted_and_their_holder_is_named(tmp_path):
     train(tmp_path / "run", 70, lambda kept, output: kept.append(output))
     run = Run(tmp_path / "run")
     assert run.scalar("kept_graphs")[1].max() >= 8
@@ -55,7 +55,7 @@ def test_graphs_that_are_kept_are_counted_and_their_holder_is_named(tmp_path):
     assert "train() local 'kept'" in finding.cause
 
 
-def test_a_healthy_training_keeps_no_graph_and_has_no_inquest(tmp_path):
+def test_a_healthy_training_keeps_no_graph_alive_and_is_not_investigated(tmp_path):
     train(tmp_path / "run", 70, lambda kept, output: kept.append(output.detach()))
     run = Run(tmp_path / "run")
     assert run.scalar("kept_graphs")[1].max() <= 1
@@ -63,7 +63,7 @@ def test_a_healthy_training_keeps_no_graph_and_has_no_inquest(tmp_path):
     assert "graph-leak" in sonde.judge(run).clear
 
 
-def test_a_session_that_ends_during_an_inquest_leaves_no_hook(tmp_path):
+def test_a_session_that_ends_during_a_leak_investigation_leaves_no_hook(tmp_path):
     before = dict(torch_optimizer._global_optimizer_post_hooks)
     train(tmp_path / "run", 46, lambda kept, output: kept.append(output))  # it began at step 41 and takes 14
     assert torch_optimizer._global_optimizer_post_hooks == before

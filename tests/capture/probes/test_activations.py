@@ -1,4 +1,4 @@
-"""A ReLU's numbers are learnt while its input is read, and are those of its real output, whatever happens between the two."""
+"""The recorded statistics of a layer's output are those of its real output, whatever happens to its input or output afterwards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 import sonde
-from sonde.statistics import native
 from statistics_cases import as_numpy, assert_right, reference
 
 pytestmark = pytest.mark.torch
@@ -35,16 +34,16 @@ KINDS = {
 
 
 class Pair(nn.Module):
-    """A leaf that puts out what it is told, and a ReLU behind it."""
+    """A leaf with an output that a test chooses, and a ReLU behind it."""
 
     def __init__(self, source: nn.Module, between: Callable[[Tensor], Tensor] = lambda x: x, *, inplace: bool = False) -> None:
         super().__init__()
         self.source, self.relu, self.between = source, nn.ReLU(inplace=inplace), between
-        self.seen: list[Tensor] = []
+        self.outputs: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.relu(self.between(self.source(x)))
-        self.seen.append(out.detach().clone())
+        self.outputs.append(out.detach().clone())
         return out
 
 
@@ -57,14 +56,8 @@ class Scale(nn.Module):
         return x * self.weight.to(x.dtype)
 
 
-@pytest.fixture(autouse=True)
-def _native() -> None:
-    if not native.ENABLED:
-        pytest.skip("the native kernel is not built here")
-
-
 def watched(model: Pair, batches: list[Tensor], folder: Path) -> list[tuple[int, dict[str, float]]]:
-    """What the run says of the ReLU's output, by step."""
+    """The statistics of the ReLU's output in the run, by step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-12)
     with sonde.watch(model, optimizer, to=folder / "run", every=1, strict=True):
         for batch in batches:
@@ -83,7 +76,7 @@ def watched(model: Pair, batches: list[Tensor], folder: Path) -> list[tuple[int,
 def check(model: Pair, batches: list[Tensor], folder: Path) -> None:
     found = watched(model, batches, folder)
     assert [step for step, _ in found] == list(range(len(batches)))
-    for (_, row), output in zip(found, model.seen):
+    for (_, row), output in zip(found, model.outputs):
         assert_right(row, reference(as_numpy(output)))
 
 
@@ -102,14 +95,14 @@ def test_what_comes_between_the_two_is_noticed(between: Callable[[Tensor], Tenso
     check(Pair(Scale(), between), [torch.randn(16, 256, requires_grad=True) for _ in range(3)], tmp_path)
 
 
-def test_an_output_that_nobody_else_keeps_is_not_kept(tmp_path: Path) -> None:
+def test_an_output_that_nobody_else_holds_is_not_held(tmp_path: Path) -> None:
     alive = []
 
     def drop(x: Tensor) -> Tensor:
-        kept = weakref.ref(x)
+        held = weakref.ref(x)
         y = x + 1
         del x
-        alive.append(kept)
+        alive.append(held)
         return y
 
     class Dropping(Pair):

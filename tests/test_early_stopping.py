@@ -38,7 +38,7 @@ def test_a_larger_accuracy_is_better():
     assert (stopping.mode, stopping.best) == ("max", 0.6)
 
 
-def test_a_nan_at_first_is_not_the_best_and_is_said():
+def test_a_nan_at_first_is_not_the_best_and_is_reported():
     stopping = EarlyStopping(patience=3)
     assert answers(stopping, [math.nan, 2.0, 3.0, math.nan]) == [False] * 4
     assert stopping.best == 2.0
@@ -64,7 +64,7 @@ def test_a_tensor_is_a_number_too():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"patience": 0}, "patience must be a number of evaluations, 1 or more, not 0"),
         ({"patience": 2.5}, "not 2.5"),
@@ -77,8 +77,8 @@ def test_a_tensor_is_a_number_too():
     ],
     ids=str,
 )
-def test_what_cannot_be_meant_is_refused_with_a_letter(wrong, said):
-    with pytest.raises(SondeError, match=said):
+def test_impossible_settings_are_refused_with_a_message(wrong, message):
+    with pytest.raises(SondeError, match=message):
         EarlyStopping(**wrong)
 
 
@@ -106,13 +106,13 @@ def test_the_run_has_the_values_the_decisions_and_the_reason(tmp_path):
                 break
     run = sonde.Run(session.run)
     assert run.scalar("val_loss")[1].tolist() == [0.9, 0.5, 0.7, 0.6, 0.8]
-    told = [event.data for event in run.events("early_stopping")]
-    assert [one.get("better") for one in told] == [None, True, True, False, False, False]
-    assert [one["stopped"] for one in told] == [False] * 5 + [True]
-    said = dict(session.report().run.told)
+    evaluations = [event.data for event in run.events("early_stopping")]
+    assert [one.get("better") for one in evaluations] == [None, True, True, False, False, False]
+    assert [one["stopped"] for one in evaluations] == [False] * 5 + [True]
+    about = dict(session.report().run.told)
     reason = "no improvement of val_loss by more than 0.01 in 3 evaluations, best 0.5 at step 9"
-    assert said["stopped"] == f"early, by session.early_stopping: {reason}"
-    assert said["validation"].startswith("val_loss was best at step 9 (0.5), 3 evaluations before the last")
+    assert about["stopped"] == f"early, by session.early_stopping: {reason}"
+    assert about["validation"].startswith("val_loss was best at step 9 (0.5), 3 evaluations before the last")
     assert "no improvement of val_loss" in session.report().summary()
 
 
@@ -123,7 +123,7 @@ def test_it_goes_on_deciding_where_the_session_is_closed(tmp_path):
     assert answers(stopping, [1.0, 2.0]) == [False, True]
 
 
-def test_the_switch_tells_of_the_one_that_was_asked_for(tmp_path, caplog):
+def test_the_switch_reports_the_early_stopping_of_the_session(tmp_path, caplog):
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True) as session:

@@ -1,4 +1,4 @@
-"""Out of memory: the error that ended a training, told in the user's terms."""
+"""Out of memory: the error that ended a training, explained in the user's terms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 import sonde
 from sonde.capture.replay_buffer import ReplayBuffer
-from sonde.incidents.out_of_memory_handler import autopsy, is_out_of_memory
+from sonde.incidents.out_of_memory_handler import explain_out_of_memory, find_out_of_memory
 
 pytestmark = pytest.mark.torch
 TOO_MUCH = 1 << 48  # numbers: more than any machine has addresses for
@@ -49,14 +49,14 @@ def fail(what):
     raise AssertionError
 
 
-def test_every_way_to_say_out_of_memory_is_understood():
+def test_every_kind_of_out_of_memory_error_is_recognized():
     for error in (
         fail(lambda: torch.empty(TOO_MUCH)), fail(lambda: np.zeros(TOO_MUCH)), MemoryError(), torch.OutOfMemoryError("CUDA out of memory."),
         RuntimeError("[enforce fail] std::bad_alloc"),
     ):  # fmt: skip
-        assert is_out_of_memory(error) is error
-    assert is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) is None
-    assert is_out_of_memory(None) is None
+        assert find_out_of_memory(error) is error
+    assert find_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) is None
+    assert find_out_of_memory(None) is None
 
 
 def test_an_error_below_another_is_found():
@@ -68,7 +68,7 @@ def test_an_error_below_another_is_found():
 
     outer = fail(step)
     assert isinstance(outer, ValueError)
-    assert is_out_of_memory(outer) is outer.__cause__
+    assert find_out_of_memory(outer) is outer.__cause__
 
 
 @pytest.mark.parametrize(
@@ -81,15 +81,15 @@ def test_an_error_below_another_is_found():
     ids=["torch", "numpy", "python"],
 )
 def test_what_was_asked_for_is_read_from_the_message(what, requested, shape):
-    found = autopsy(fail(what), {}, [], ReplayBuffer())
-    assert found["requested"] == (pytest.approx(requested, rel=0.01) if requested else None)
-    assert found["shape"] == shape
-    assert found["in_use"] > 0
+    found = explain_out_of_memory(fail(what), {}, [], ReplayBuffer())
+    assert found.requested == (pytest.approx(requested, rel=0.01) if requested else None)
+    assert found.shape == shape
+    assert found.in_use > 0
 
 
 def test_cuda_messages_are_understood():
     message = "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 15.77 GiB of which 14.5 GiB is free."
-    assert autopsy(torch.OutOfMemoryError(message), {}, [], ReplayBuffer())["requested"] == 20 << 30
+    assert explain_out_of_memory(torch.OutOfMemoryError(message), {}, [], ReplayBuffer()).requested == 20 << 30
 
 
 def test_a_watched_training_that_runs_out_of_memory_is_explained(tmp_path):
@@ -109,7 +109,7 @@ def test_a_watched_training_that_runs_out_of_memory_is_explained(tmp_path):
     assert report.run.ended == "exception"
 
 
-def test_an_ordinary_error_leaves_no_word_of_memory(tmp_path):
+def test_an_ordinary_error_leaves_no_out_of_memory_event(tmp_path):
     model = nn.Linear(4, 4)
     with pytest.raises(RuntimeError, match="shapes"), sonde.watch(model, to=tmp_path / "run", strict=True):
         model(torch.randn(2, 5))
