@@ -60,4 +60,4 @@ def test_a_step_that_cannot_be_replayed_is_explained_from_the_graph_with_the_rea
     (event,) = Run(tmp_path / "run").events("origin")
     found = Origin.from_dict(event.data)
     assert (found.operation, found.key, found.how) == ("mul", "overflow", "graph")
-    assert any("what made it so was not run" in note for note in found.caveats)
+    assert any("the operation that made it so did not run again" in note for note in found.caveats)
