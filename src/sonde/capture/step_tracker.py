@@ -163,7 +163,7 @@ class StepTracker(TrainingCallbacks):
         self._open_forward: nn.Module | None = None  # whose start the probes know, and whose end they do not
         self._has_scaler_stepped = False
         self.on_new_optimizer: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None  # for the discovery of models
-        self.on_step_written: Callable[[int, bool], None] = lambda step, has_unseen_model: None
+        self.on_step_written: Callable[[int, bool], None] | None = None
         self.on_compile_start: Callable[[Any], None] = lambda target: None
         self._start_step()
 
@@ -527,7 +527,8 @@ class StepTracker(TrainingCallbacks):
     def _end_step(self) -> None:
         """Write what happened and was measured in this step, and start the next one."""
         recorder, state, step = self.recorder, self.state, self.boundaries.number
-        self.step_profiler.on_step_end(step)
+        if self.step_profiler.is_active:
+            self.step_profiler.on_step_end(step)
         self._end_forwards()
         if step & (step - 1) == 0:  # 0, 1, 2, 4, 8 …: models and optimizers change rarely
             if self.models.record_ownership(self.gradients, step):
@@ -553,7 +554,8 @@ class StepTracker(TrainingCallbacks):
             watched.entry_points_used.clear()
         self._start_step()
         self.step_profiler.on_step_start(step + 1, step_ns - own_ns, is_observed=state.is_observed and self._budget.every != 1)
-        self.on_step_written(step, has_unseen_model)
+        if self.on_step_written is not None:
+            self.on_step_written(step, has_unseen_model)
 
     def _start_step(self) -> None:
         state = self.state
