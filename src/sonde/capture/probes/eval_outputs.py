@@ -92,6 +92,9 @@ class EvalOutputProbe(Probe):
             self._num_recorded += is_confirmed
             self._is_inf_meant = self._is_inf_meant or (incident.is_only_inf and not is_confirmed)
 
+    def on_step_end(self) -> None:
+        self._open.clear()  # a forward whose end was not seen must not hide those of the next step
+
 
 def _count_nonfinite(output: Any) -> tuple[int, int, int] | None:
     """Number of elements, of NaN and of Inf; None where all are finite, and on a device, where reading would wait."""
