@@ -1,16 +1,21 @@
-"""PyTorchDebugger: for loops that are written by hand. Each operation is timed, measured and judged by what is usual in the same loop."""
+"""PyTorchDebugger: wraps the operations of a hand-written training loop, or whole steps, and records and checks each of them.
+
+How it is built: the debugger measures at the call, with the functions that the probes of a session use (`loop_debugger.measurements`), and
+keeps the results in memory (`OperationHistory`); the report is computed from there. So it needs neither a session nor a run directory, and
+torch is not patched. Files are written only for `save_debug_info`, `setup_training_logging` and `create_debug_plots`, into `output_dir`.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import threading
-import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from datetime import datetime
 from pathlib import Path
-from time import perf_counter_ns, thread_time_ns
 from typing import Any
 
 import torch
@@ -18,114 +23,180 @@ from torch import Tensor, nn
 
 from sonde.config import DebugConfig, load_config
 from sonde.errors import NonFiniteError, SondeError
-from sonde.profiler.utilization import num_preemptions
+from sonde.report import strict
 from sonde.session import DebugSession
+from sonde.statistics.tensor_utils import find_tensors
 from sonde.tools.forward_pass import eval_mode_restored, forward_arguments
+from sonde.tools.layer_patterns import require_name
 from sonde.tools.loop_debugger import measurements
+from sonde.tools.loop_debugger.anomaly_mode import anomaly_mode
 from sonde.tools.loop_debugger.debug_info import DebugInfo
-from sonde.tools.loop_debugger.find_nan import MOST, Generators, search
-from sonde.tools.loop_debugger.loop_report import DebugReport, panels_of, report_of
-from sonde.tools.loop_debugger.operation_history import Book
-from sonde.tools.loop_debugger.options import Asked
-from sonde.tools.loop_debugger.training_log import TrainingLog
+from sonde.tools.loop_debugger.find_nan import MAX_SEARCHES, RandomState, find_cause
+from sonde.tools.loop_debugger.loop_report import DebugReport, build_debug_report, plot_history
+from sonde.tools.loop_debugger.operation_history import OperationHistory
+from sonde.tools.loop_debugger.options import LoopOptions
+from sonde.tools.loop_debugger.rotating_file import RotatingFile
+from sonde.tools.loop_debugger.running_operation import RunningOperation
+from sonde.tools.loop_debugger.training_log import TrainingLogger
 
-PICTURE = "debug_plots.png"
-MOST_WARNINGS = 5  # of one kind on the log: the report counts all of them
-_log = logging.getLogger("sonde")
+PLOT_FILE = "debug_analysis.png"
+LINES_FILE = "debug_info.jsonl"
+MAX_WARNINGS = 5  # of one kind in the log: the report counts all of them
 
 
 class PyTorchDebugger:
-    """Wraps the operations of a training loop, or the whole step, and remembers what each took.
+    """Records and checks the operations of a training loop.
 
-    It changes nothing in what it wraps: results, random numbers, training mode, and the anomaly mode of torch are the user's. Where a
-    session watches the same training it hears everything as usual; give it as `session` to have its findings in the report.
+    It changes nothing in the training: results, random numbers, training mode and torch's anomaly mode are those of the loop without it.
+    Of a `session` that watches the same training, the report has the verdict and the findings.
     """
 
     def __init__(self, config: DebugConfig | None = None, *, session: DebugSession | None = None) -> None:
         if config is not None and not isinstance(config, DebugConfig):
-            raise SondeError(f"config must be a DebugConfig, not a {type(config).__name__}.")
+            raise SondeError(f"config must be a DebugConfig, for instance DebugConfig(level='advanced'), not a {type(config).__name__}.")
         self.config = config if config is not None else load_config()
         self.session = session
-        self._asked = Asked.of(self.config)
-        self._book = Book(self._tell)
-        self._meter = measurements.Meter(self.config)
-        self._threads = threading.local()  # what lies inside what is a matter of each thread
-        self._told: dict[str, int] = {}
-        self._training_log: TrainingLog | None = None
+        self.logger = logging.getLogger("sonde.debugger")
+        self.training_logger: TrainingLogger | None = None
+        options = self._options = LoopOptions.of(self.config)
+        self._history = OperationHistory(self._report_problem, logs_memory=options.logs_memory, logs_times=options.logs_times)
+        self._measurements = measurements.LoopMeasurements(self.config)
+        self._local = threading.local()  # nesting of operations is per thread
+        self._num_warnings: dict[str, int] = {}
         self._num_searches = 0
+        self._lines: RotatingFile | None = None
+        if self.config.save_debug_info and options.anything:
+            self._lines = RotatingFile(Path(self.config.output_dir) / LINES_FILE)
+            weakref.finalize(self, self._lines.close)
 
     @property
-    def debug_info(self) -> list[DebugInfo]:
-        """What is known of every operation, the oldest first; the last 10,000 are kept."""
-        return list(self._book.infos)
+    def debugger(self) -> PyTorchDebugger:
+        """This object: manager and debugger are one class."""
+        return self
+
+    @property
+    def debug_history(self) -> list[DebugInfo]:
+        """Every operation, the oldest first; at most the last 10,000, as in the other histories."""
+        return list(self._history.infos)
+
+    @property
+    def memory_history(self) -> list[float]:
+        """Memory of the process, MiB, at the end of every operation that is not inside another one."""
+        return list(self._history.memory_mb)
+
+    @property
+    def performance_history(self) -> list[float]:
+        """Seconds of every operation that is not inside another one."""
+        return list(self._history.times_s)
+
+    @property
+    def gradient_history(self) -> list[float]:
+        """Gradient norm of every backward pass."""
+        return [norm for _, norm in self._history.gradient_norms]
+
+    @property
+    def anomaly_detection_active(self) -> bool:
+        """Whether the cause of a NaN or Inf is searched."""
+        return self._options.finds_cause
+
+    @property
+    def gradient_checking_active(self) -> bool:
+        """Whether gradients are measured by layer (from level INTERMEDIATE on)."""
+        return self._options.gradients
+
+    @property
+    def memory_profiling_active(self) -> bool:
+        """Whether memory is measured by category (from level INTERMEDIATE on)."""
+        return self._options.memory
+
+    @property
+    def performance_profiling_active(self) -> bool:
+        """Whether mode and settings ask for the performance of operations."""
+        return self._options.performance
 
     # -- operations --------------------------------------------------------------------------------
 
     @contextmanager
     def debug_context(self, operation: str, model_name: str = "", epoch: int = 0, batch: int = 0) -> Iterator[DebugInfo]:
-        """Times and judges a block of code. What it yields is filled when the block has ended, also by an exception."""
+        """Record a block of code as an operation. Yields its DebugInfo, which is also complete after an exception."""
         if not isinstance(operation, str) or not operation:
             raise SondeError(f'an operation needs a name, for instance debug_context("forward"); this is {operation!r}.')
-        with self._operation(operation, model_name, epoch, batch) as opened:
-            yield opened.info
+        with self._operation(operation, model_name, epoch, batch) as running:
+            yield running.info
 
-    def debug_forward_pass(self, model: nn.Module, x: Any, *, epoch: int = 0, batch: int = 0) -> Any:
-        """The model's output for `x` (a tensor, a tuple of arguments or a dict of keyword arguments), as `model(x)` gives it."""
-        with self._operation("forward_pass", _name(model), epoch, batch) as opened:
-            output = _call(model, x)
-            opened.ended()
-            if self._asked.anything and not measurements.is_finite(output):
-                self._book.note(opened.info, "the output is not finite")
-                self._stop_if_asked("what the model put out is not finite", None)
+    def debug_forward_pass(self, model: nn.Module, x: Any, epoch: int = 0, batch: int = 0) -> Any:
+        """Call the model and check input and output.
+
+        Args:
+            model: the model.
+            x: a tensor, a tuple of arguments or a dict of keyword arguments.
+
+        Returns:
+            The output of the model.
+        """
+        name = _model_name(model)
+        random_state = RandomState() if self._options.finds_cause else None
+        with self._operation("forward_pass", name, epoch, batch) as running:
+            output, is_finite = self._forward(running, model, x)
+            if not is_finite:
+                origin = self._find_cause(running.info, [model], random_state, lambda: _call(model, x))
+                self._raise_if_configured("the output is not finite", origin)
             return output
 
-    def debug_backward_pass(self, loss: Tensor, model: nn.Module, *, epoch: int = 0, batch: int = 0) -> dict[str, Any]:
-        """`loss.backward()`, and how large the gradients are. With anomaly_detection_mode "raise" a bad number ends it here."""
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            shape = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-            raise SondeError(f"backward needs a loss of one number, not {shape}. Reduce it, for instance with loss.mean().")
-        with self._operation("backward_pass", _name(model), epoch, batch) as opened:
+    def debug_backward_pass(self, loss: Tensor, model: nn.Module, epoch: int = 0, batch: int = 0) -> float:
+        """Call `loss.backward()` and check loss and gradients. Returns the gradient norm.
+
+        With anomaly_detection_mode "raise", a NaN or Inf raises `NonFiniteError`.
+        """
+        _check_loss(loss)
+        with self._operation("backward_pass", _model_name(model), epoch, batch) as running:
             self._backward(loss)
-            opened.ended()
-            return self._after_backward(opened.info, loss, model)
+            running.stop_clock()
+            self._check_backward(running, loss, model)
+        return running.info.gradient_norm
 
     def debug_optimization_step(
         self,
         optimizer: torch.optim.Optimizer,
         model: nn.Module,
-        *,
-        closure: Callable[[], Any] | None = None,
         epoch: int = 0,
         batch: int = 0,
-    ) -> dict[str, Any]:
-        """`optimizer.step()`, how large the parameters are afterwards and, from level ADVANCED on, how much they changed."""
-        self._meter.know(model, optimizer)
-        with self._operation("optimization_step", _name(model), epoch, batch) as opened:
-            self._meter.before_update(model)
-            opened.begins()
+        *,
+        closure: Callable[[], Any] | None = None,
+    ) -> float:
+        """Call `optimizer.step()` and check the parameters. Returns their norm after the step.
+
+        Learning rate and, from level ADVANCED on, the size of the update are in the DebugInfo.
+        """
+        _check_optimizer(optimizer)
+        with self._operation("optimization_step", _model_name(model), epoch, batch) as running:
+            if self._options.anything:
+                self._measurements.before_update(model)
+                running.start_clock()
             optimizer.step(closure) if closure is not None else optimizer.step()
-            opened.ended()
-            found = self._meter.after_update(model, optimizer)
-            opened.info.param_norm = norm = found["param_norm"]
-            if norm is not None and not math.isfinite(norm):
-                self._book.note(opened.info, "a parameter is not finite after the update")
-        return {**found, "execution_time": opened.info.execution_time, "anomaly_detected": opened.info.anomaly_detected}
+            running.stop_clock()
+            if self._options.anything:
+                self._check_update(running, model, optimizer)
+        return running.info.param_norm
 
-    def debug_memory_usage(self) -> dict[str, Any]:
-        """MiB: of the process, of the GPU, and, where a model was seen, which tensors take it."""
-        return self._meter.memory_now()
+    def debug_memory_usage(self, epoch: int = 0, batch: int = 0) -> tuple[float, float]:
+        """Memory now, MiB: of the process, and of tensors on GPUs (0.0 without one)."""
+        with self._operation("memory_usage", "", epoch, batch):
+            pass
+        return measurements.process_memory_mb(), measurements.gpu_memory_mb()
 
-    def debug_performance(self, op: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Calls `op(*args, **kwargs)` and says how long it took, with its `result`; or, for the name of an operation, what is known of
-        its times so far."""
-        if isinstance(op, str):
-            return self.create_debug_report().operation(op)
-        if not callable(op):
-            raise SondeError(f"debug_performance takes something to call, or the name of an operation, not a {type(op).__name__}.")
-        name = str(getattr(op, "__name__", type(op).__name__))
-        with self._operation(name, "", 0, 0) as opened:
-            result = op(*args, **kwargs)
-        return {**self.create_debug_report().operation(name), "execution_time": opened.info.execution_time, "result": result}
+    def debug_performance(self, operation: str | Callable[[], Any], epoch: int = 0, batch: int = 0) -> float:
+        """Seconds of the last operation of this name; a callable is called and timed, as an operation with its name."""
+        if isinstance(operation, str):
+            known = self._history.last_times_s
+            if not known:
+                raise SondeError(f"no operation {operation!r} was recorded: nothing is recorded yet.")
+            return known[require_name(operation, known, "operation")]
+        if not callable(operation):
+            raise SondeError(f"debug_performance takes the name of an operation or a function to call, not a {type(operation).__name__}.")
+        with self._operation(str(getattr(operation, "__name__", type(operation).__name__)), "", epoch, batch) as running:
+            operation()
+        return running.info.execution_time
 
     # -- whole steps -------------------------------------------------------------------------------
 
@@ -139,205 +210,270 @@ class PyTorchDebugger:
         epoch: int = 0,
         batch: int = 0,
     ) -> dict[str, Any]:
-        """zero_grad, forward, loss, backward, step: one update, with what it measured. A bad loss or gradient is traced to its operation;
-        with anomaly_detection_mode "raise" the parameters are then left as they were."""
-        self._meter.know(model, optimizer)
-        with self._operation("training_step", _name(model), epoch, batch) as whole:
-            whole.has_judged = True
-            generators = Generators() if self._asked.looks_back else None
-            whole.begins()
+        """One update: zero_grad, forward pass, loss, backward pass, optimizer step.
+
+        The cause of a NaN or Inf in loss or gradients is searched. With anomaly_detection_mode "raise", `NonFiniteError` is then raised
+        before the optimizer step.
+
+        Returns:
+            loss, gradient_norm, param_norm, cpu_memory and gpu_memory (MiB), execution_time (seconds).
+        """
+        _check_optimizer(optimizer)
+        name = _model_name(model)
+        if not callable(loss_fn):
+            raise SondeError(f"loss_fn must be a function of output and target, for instance nn.MSELoss(), not a {type(loss_fn).__name__}.")
+        with self._operation("training_step", name, epoch, batch) as step:
+            step.is_checked = True
+            random_state = RandomState() if self._options.finds_cause else None
+            step.start_clock()
             optimizer.zero_grad()
-            with self._operation("forward_pass", _name(model), epoch, batch) as opened:
-                output = _call(model, x)
-                opened.ended()
-            with self._operation("loss", _name(model), epoch, batch):
+            with self._operation("forward_pass", name, epoch, batch) as running:
+                output, _ = self._forward(running, model, x)
+            with self._operation("loss", name, epoch, batch):
                 loss = loss_fn(output, y)
             del output
-            again = None
-            if generators is not None:
-                again = partial(search, model, _modules(loss_fn), generators, lambda: loss_fn(_call(model, x), y))
-            with self._operation("backward_pass", _name(model), epoch, batch) as opened:
+            _check_loss(loss)
+
+            def run_to_loss() -> Tensor:
+                return loss_fn(_call(model, x), y)
+
+            with self._operation("backward_pass", name, epoch, batch) as running:
                 self._backward(loss)
-                opened.ended()
-                found = self._after_backward(opened.info, loss, model, again)
-            del loss, again  # its graph would live through the update
-            updated = self.debug_optimization_step(optimizer, model, epoch=epoch, batch=batch)
-            whole.info.loss, whole.info.gradient_norm, whole.info.param_norm = found["loss"], found["gradient_norm"], updated["param_norm"]
-        info = whole.info
+                running.stop_clock()
+                self._check_backward(running, loss, model, modules=[model, *_modules(loss_fn)], random_state=random_state, run=run_to_loss)
+            info = step.info
+            info.loss, info.gradient_norm = running.info.loss, running.info.gradient_norm
+            del loss, running  # the graph would live through the update
+            info.param_norm = self.debug_optimization_step(optimizer, model, epoch, batch)
         values = {
             "loss": info.loss, "gradient_norm": info.gradient_norm, "param_norm": info.param_norm, "cpu_memory": info.memory_usage,
             "gpu_memory": info.gpu_memory, "execution_time": info.execution_time,
         }  # fmt: skip
-        if self._training_log is not None:
-            self._training_log.step({"step": info.number, "epoch": epoch, "batch": batch, **values})
+        if self.training_logger is not None:
+            self.training_logger.log_batch_metrics({"step": info.number, "epoch": epoch, "batch": batch, **self._logged(values)})
         return values
 
     def debug_model_inference(self, model: nn.Module, x: Any) -> dict[str, Any]:
-        """The output in eval mode without gradients, and what it took. The model's training mode is then as before."""
-        with self._operation("inference", _name(model), 0, 0) as opened, eval_mode_restored(model):
-            opened.begins()
-            output = _call(model, x)
-            opened.ended()
-            finite = measurements.is_finite(output)
-            if not finite:
-                self._book.note(opened.info, "the output is not finite")
-        info, size = opened.info, measurements.batch_size(x)
-        took = info.execution_time
+        """Call the model in eval mode without gradients; the training mode of every module is restored.
+
+        Returns:
+            output, is_finite, execution_time (seconds), samples_per_second (None where unknown), cpu_memory and gpu_memory (MiB).
+        """
+        with self._operation("inference", _model_name(model), 0, 0) as running, eval_mode_restored(model):
+            output, is_finite = self._forward(running, model, x)
+        info, size = running.info, measurements.batch_size(x)
+        time_s = info.execution_time
         return {
-            "output": output, "execution_time": took, "samples_per_second": size / took if size and took else None, "is_finite": finite,
-            "cpu_memory": info.memory_usage, "gpu_memory": info.gpu_memory,
+            "output": output, "execution_time": time_s, "samples_per_second": size / time_s if size and time_s else None,
+            "is_finite": is_finite, "cpu_memory": info.memory_usage, "gpu_memory": info.gpu_memory,
         }  # fmt: skip
 
-    # -- what was found ----------------------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------------
 
-    def setup_training_logging(self, name: str) -> logging.Logger:
-        """A log of the training steps to come: a file in `output_dir` and lines on the terminal, at most one a second, and what is out of
-        the ordinary. Called again, the log before is closed."""
-        self.close()
-        self._training_log = TrainingLog(name, Path(self.config.output_dir))
-        return self._training_log.logger
+    def setup_training_logging(self, name: str, *, interval_s: float = 0.0) -> logging.Logger:
+        """Log training steps and warnings to `<output_dir>/<name>.log`, rotated by size, and to the terminal.
+
+        The file has a line per batch, or with `interval_s` at most one in so many seconds; the terminal at most one per second. A second
+        call closes the first log.
+        """
+        self._close_training_log()
+        log = self.training_logger = TrainingLogger(name, Path(self.config.output_dir), interval_s=interval_s)
+        weakref.finalize(self, log.close)
+        return log.logger
 
     def close(self) -> None:
-        """Close the log, if there is one. What was recorded stays."""
-        log, self._training_log = self._training_log, None
-        if log is not None:
-            log.close()
+        """Close the files. The recorded operations stay."""
+        self._close_training_log()
+        if self._lines is not None:
+            self._lines.close()  # opened again by the next operation
 
     def create_debug_report(self) -> DebugReport:
-        """What was recorded so far, in five sections; it is a dict, and prints as text."""
-        return report_of(self._book, self._meter, self.session)
+        """The recorded operations in five sections, and what else is known in `details`. A dict that prints as text."""
+        return build_debug_report(self._history, self._measurements, self.config, self.session)
 
     create_comprehensive_report = create_debug_report
 
     def create_debug_plots(self, path: str | Path | None = None) -> Path:
-        """Losses, gradient norms, times and memory in one picture; in `output_dir` where no path is given."""
-        target = Path(path) if path is not None else Path(self.config.output_dir) / PICTURE
-        return panels_of(self._book).save(target)
+        """Draw execution times, memory, gradient norms and anomalies in one picture.
 
-    # -- inside ------------------------------------------------------------------------------------
+        Args:
+            path: the file; by default `debug_analysis.png` in `output_dir`.
+
+        Returns:
+            The file. With nothing recorded, an existing file is not replaced.
+        """
+        target = Path(path) if path is not None else Path(self.config.output_dir) / PLOT_FILE
+        if not self._history.num and target.exists():
+            return target
+        return plot_history(self._history).save(target)
+
+    # -- running operations ------------------------------------------------------------------------
 
     @property
-    def _open(self) -> list[_Open]:
-        if not hasattr(self._threads, "open"):
-            self._threads.open = []
-        found: list[_Open] = self._threads.open
+    def _running(self) -> list[RunningOperation]:
+        """The operations of this thread, the outermost first."""
+        if not hasattr(self._local, "running"):
+            self._local.running = []
+        found: list[RunningOperation] = self._local.running
         return found
 
     @contextmanager
-    def _operation(self, name: str, model_name: str, epoch: int, batch: int) -> Iterator[_Open]:
-        around = self._open[-1].info.operation if self._open else ""
+    def _operation(self, name: str, model_name: str, epoch: int, batch: int) -> Iterator[RunningOperation]:
+        enclosing = self._running[-1].info.operation if self._running else ""
         info = DebugInfo(
-            time.time(), self.config.mode, self.config.level, name, model_name, epoch, batch, inside=around,
-            number=self._book.number_of(name, around),
+            datetime.now().astimezone(), self.config.mode, self.config.level, name, model_name, epoch, batch, inside=enclosing,
+            number=self._history.next_number(name, enclosing),
         )  # fmt: skip
-        opened = _Open(info)
-        if not self._asked.anything:
-            yield opened
+        running = RunningOperation(info)
+        if not self._options.anything:
+            yield running
             return
-        self._open.append(opened)
+        self._running.append(running)
         with ExitStack() as torch_mode:
-            if self._asked.torch_anomaly and len(self._open) == 1:
-                torch_mode.enter_context(measurements.anomaly_mode(check_nan=self.config.anomaly_detection_mode == "raise"))
-            opened.begins()
+            if self._options.torch_anomaly and len(self._running) == 1:
+                torch_mode.enter_context(anomaly_mode(check_nan=self.config.anomaly_detection_mode == "raise"))
+            running.start_clock()
+            info.start(running.seconds)
             try:
-                yield opened
+                yield running
             except BaseException as error:
-                info.error = f"{type(error).__name__}: {error}"[:500]
+                self._record_exception(info, error)
                 raise
             finally:
-                opened.ended()
-                self._close(opened)
+                running.stop_clock()
+                self._end(running)
 
-    def _close(self, opened: _Open) -> None:
-        info = opened.info
-        info.execution_time = opened.seconds()
-        info.memory_usage, info.gpu_memory = measurements.process_memory_mb(), measurements.gpu_memory_mb()
-        self._book.add(info, worked_s=opened.worked_s(), numbers_judged=opened.has_judged)
-        self._open.remove(opened)
-        for around in self._open[-1:]:
-            around.info.anomaly_detected |= info.anomaly_detected
-            around.info.notes.extend(note for note in info.notes if note not in around.info.notes)
-            around.left_out_ns += opened.own_ns()
+    def _record_exception(self, info: DebugInfo, error: BaseException) -> None:
+        info.error = f"{type(error).__name__}: {error}"[:500]
+        if not isinstance(error, Exception) or info.anomaly_detected:
+            return  # the user interrupts, or the anomaly behind the error is recorded, here or in an operation inside
+        self._history.add_anomaly(info, "exception", info.error)
+
+    def _end(self, running: RunningOperation) -> None:
+        info = running.info
+        info.end(running.seconds())
+        if not running.is_checked:  # numbers that the block has set
+            if info.loss != 0:
+                self._history.check_loss(info, info.loss)
+            if info.gradient_norm != 0:
+                self._history.check_gradient_norm(info, info.gradient_norm)
+        self._history.add(info, cpu_s=running.cpu_s())
+        if self._lines is not None:
+            line = self._logged(info.to_dict()) | ({"statistics": running.statistics} if running.statistics else {})
+            self._lines.write_line(json.dumps(strict(line), allow_nan=False))
+        self._running.remove(running)
+        for enclosing in self._running[-1:]:
+            enclosing.info.anomaly_detected |= info.anomaly_detected
+            enclosing.info.notes.extend(note for note in info.notes if note not in enclosing.info.notes)
+            enclosing.excluded_ns += running.own_ns()
+
+    def _logged(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Without the values that `log_memory` and `log_performance` leave out."""
+        memory = () if self._options.logs_memory else ("cpu_memory", "memory_usage", "gpu_memory", "memory_leak_detected")
+        times = () if self._options.logs_times else ("execution_time", "performance_issue_detected")
+        return {name: value for name, value in values.items() if name not in (*memory, *times)}
+
+    # -- measurements and checks -------------------------------------------------------------------
+
+    def _forward(self, running: RunningOperation, model: nn.Module, x: Any) -> tuple[Any, bool]:
+        """The output of the model, and whether it is finite."""
+        if not self._options.anything:
+            return _call(model, x), True
+        if not measurements.is_finite(x):
+            self._history.add_anomaly(running.info, "not finite", "the input is not finite")
+        running.start_clock()
+        output = _call(model, x)
+        running.stop_clock()
+        is_finite = measurements.is_finite(output)
+        if not is_finite:
+            self._history.add_anomaly(running.info, "not finite", "the output is not finite")
+        if self._options.output_statistics:
+            named = [(f"output.{place}", tensor) for place, tensor in find_tensors(output)]
+            running.statistics = self._history.statistics["outputs"] = measurements.statistics_by_name(named)
+        return output, is_finite
 
     def _backward(self, loss: Tensor) -> None:
         try:
             loss.backward()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
-            ours = self._asked.torch_anomaly and self.config.anomaly_detection_mode == "raise"
-            if not ours or "returned nan values" not in str(error):
-                raise  # the user's own anomaly mode, or something else: theirs to catch
+            is_own_mode = self._options.torch_anomaly and self.config.anomaly_detection_mode == "raise"
+            if not is_own_mode or "returned nan values" not in str(error):
+                raise  # by the user's own anomaly mode, or another error
             raise NonFiniteError(f"{error} Training was stopped before the update.") from error
 
-    def _after_backward(
-        self, info: DebugInfo, loss: Tensor, model: nn.Module, again: Callable[[], Any] | None = None
-    ) -> dict[str, Any]:
-        found = self._meter.gradients(loss, model, info.number) if self._asked.anything else measurements.NOTHING
-        info.loss, info.gradient_norm = found["loss"], found["gradient_norm"]
-        bad = next((what for what in ("loss", "gradient_norm") if found[what] is not None and not math.isfinite(found[what])), "")
-        if bad:
-            what = "the loss" if bad == "loss" else f"the gradient of {found['first_bad']}"
-            origin: Any = None
-            if again is not None and self._num_searches < MOST:
-                self._num_searches += 1
-                origin = again()
-                known = hasattr(origin, "place")
-                info.notes.append(f"{origin.place}: {origin.cause}" if known else f"where it was made is not known: {origin}")
-            self._stop_if_asked(f"{what} is not finite", origin)
-        return {**found, "anomaly_detected": bool(bad) or info.anomaly_detected}
+    def _check_backward(
+        self,
+        running: RunningOperation,
+        loss: Tensor,
+        model: nn.Module,
+        *,
+        modules: list[nn.Module] | None = None,
+        random_state: RandomState | None = None,
+        run: Callable[[], Any] | None = None,
+    ) -> None:
+        info = running.info
+        info.loss = float(loss.detach())
+        if not self._options.anything:
+            return
+        running.is_checked = True
+        gradients = self._measurements.after_backward(model)
+        info.gradient_norm = gradients.norm
+        param_norm = 0.0
+        if self._history.needs_param_norm(info.operation):
+            param_norm, _ = measurements.l2_norm(list(model.parameters()))
+        self._history.check_loss(info, info.loss)
+        self._history.check_gradient_norm(info, gradients.norm, param_norm=param_norm, first_bad=gradients.first_bad)
+        if math.isfinite(info.loss) and math.isfinite(gradients.norm):
+            return
+        origin = self._find_cause(info, modules or [], random_state, run) if run is not None else None
+        where = "the loss" if not math.isfinite(info.loss) else f"the gradient of {gradients.first_bad or 'the model'}"
+        self._raise_if_configured(f"{where} is not finite", origin)
 
-    def _stop_if_asked(self, what: str, origin: Any) -> None:
+    def _check_update(self, running: RunningOperation, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        info, found = running.info, self._measurements.after_update(model, optimizer)
+        info.param_norm, info.learning_rate = found.param_norm, found.learning_rate
+        info.update_norm, info.update_ratio = found.update_norm, found.update_ratio
+        if found.weights:
+            running.statistics = self._history.statistics["weights"] = found.weights
+        if not math.isfinite(found.param_norm):
+            self._history.add_anomaly(info, "not finite", "a parameter is not finite after the update")
+
+    def _find_cause(self, info: DebugInfo, modules: list[nn.Module], random_state: RandomState | None, run: Callable[[], Any]) -> Any:
+        """The operation that produced a NaN or Inf; it is logged and stored at once. None where it is not searched."""
+        if random_state is None or self._num_searches >= MAX_SEARCHES:
+            return None
+        self._num_searches += 1
+        origin = find_cause(modules, random_state, run)
+        sentence = f"the cause is unknown: {origin}" if isinstance(origin, str) else f"cause: {origin.place}: {origin.cause}"
+        self._history.add_cause(info, sentence)
+        return origin
+
+    def _raise_if_configured(self, message: str, origin: Any) -> None:
         if self.config.anomaly_detection_mode == "raise":
             found = f"\n{origin.summary()}" if hasattr(origin, "summary") else ""
-            raise NonFiniteError(f"{what}. Training was stopped before the update.{found}", origin if found else None)
+            raise NonFiniteError(f"{message}. Training was stopped before the update.{found}", origin if found else None)
 
-    def _tell(self, kind: str, sentence: str) -> None:
-        self._told[kind] = self._told.get(kind, 0) + 1
-        if self._told[kind] > MOST_WARNINGS:
+    # -- logs --------------------------------------------------------------------------------------
+
+    def _report_problem(self, kind: str, sentence: str) -> None:
+        if kind == "exception":
+            return  # the user gets it
+        num = self._num_warnings[kind] = self._num_warnings.get(kind, 0) + 1
+        if num > MAX_WARNINGS:
             return
-        last = " (further ones are only counted)" if self._told[kind] == MOST_WARNINGS else ""
-        if self._training_log is not None:
-            self._training_log.warning(f"{sentence}{last}")
+        last = " (further ones are only counted)" if num == MAX_WARNINGS else ""
+        if self.training_logger is not None:
+            self.training_logger.warning(f"{sentence}{last}")
         else:
-            _log.warning("sonde: %s%s", sentence, last)
+            self.logger.warning("sonde: %s%s", sentence, last)
+
+    def _close_training_log(self) -> None:
+        log, self.training_logger = self.training_logger, None
+        if log is not None:
+            log.close()
 
 
 PyTorchDebugManager = PyTorchDebugger
-
-
-class _Open:
-    """An operation under way, and its clock: from `begins` to `ended`, without what Sonde does in the operations inside."""
-
-    __slots__ = ("_began", "_ended", "_entered", "_pushed_off", "_worked", "has_judged", "info", "left_out_ns")
-
-    def __init__(self, info: DebugInfo) -> None:
-        self.info = info
-        self.left_out_ns = 0
-        self.has_judged = False
-        self._entered = perf_counter_ns()
-        self._began = self._ended = self._worked = self._pushed_off = 0
-
-    def begins(self) -> None:
-        measurements.wait_for_devices()
-        self._pushed_off, self._worked = -num_preemptions(), -thread_time_ns()
-        self._began = perf_counter_ns()
-
-    def ended(self) -> None:
-        """The work is done, once the devices have done it too. The first call counts."""
-        if not self._ended:
-            measurements.wait_for_devices()
-            self._ended = perf_counter_ns()
-            self._pushed_off, self._worked = self._pushed_off + num_preemptions(), self._worked + thread_time_ns()
-
-    def seconds(self) -> float:
-        return max(0, self._ended - self._began - self.left_out_ns) / 1e9
-
-    def worked_s(self) -> float | None:
-        """The time that this thread had a processor, where others took it away in between; None where nobody did."""
-        return self._worked / 1e9 if self._pushed_off else None
-
-    def own_ns(self) -> int:
-        """Of the time since it was entered, what was not its work."""
-        return perf_counter_ns() - self._entered - round(self.seconds() * 1e9)
 
 
 def _call(model: nn.Module, x: Any) -> Any:
@@ -347,10 +483,24 @@ def _call(model: nn.Module, x: Any) -> Any:
     return model(*args, **kwargs)
 
 
-def _name(model: nn.Module) -> str:
+def _model_name(model: nn.Module) -> str:
     if not isinstance(model, nn.Module):
-        raise SondeError(f"this takes a torch.nn.Module as the model, not a {type(model).__name__}.")
+        raise SondeError(f"model must be a torch.nn.Module, not a {type(model).__name__}.")
     return type(getattr(model, "_orig_mod", model)).__name__
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    if not callable(getattr(optimizer, "step", None)) or not hasattr(optimizer, "param_groups"):
+        raise SondeError(
+            f"optimizer must be a torch.optim.Optimizer, not a {type(optimizer).__name__}. "
+            "The order of the arguments: debug_optimization_step(optimizer, model), debug_training_step(model, optimizer, loss_fn, x, y)."
+        )
+
+
+def _check_loss(loss: Any) -> None:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        shape = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise SondeError(f"the loss must be a tensor of one number, not {shape}. Reduce it, for instance with loss.mean().")
 
 
 def _modules(loss_fn: Any) -> list[nn.Module]:

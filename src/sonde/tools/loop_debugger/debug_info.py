@@ -1,36 +1,86 @@
-"""DebugInfo: what is known of one operation of a training loop once it is over."""
+"""DebugInfo: the record of one operation of a training loop."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from typing import Any
 
 from sonde.config import DebugLevel, DebugMode
+from sonde.tools.loop_debugger.measurements import gpu_memory_mb, process_memory_mb
 
 
-@dataclass(slots=True)
+class LiveNumber:
+    """A number of a DebugInfo: measured at each read while the operation runs, stored when it ends, 0.0 before."""
+
+    def __init__(self, measure: Callable[[DebugInfo], float]) -> None:
+        self._measure = measure
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}"
+
+    def __get__(self, info: DebugInfo | None, owner: type | None = None) -> float:
+        if info is None:
+            return 0.0  # the default of the dataclass field
+        return self._measure(info) if info.is_running else float(vars(info)[self._name])
+
+    def __set__(self, info: DebugInfo, value: float) -> None:
+        vars(info)[self._name] = value
+
+
+@dataclass
 class DebugInfo:
-    """Filled when the operation has ended: until then, and where something is not measured, a number is None.
+    """The numbers of one operation. A number that is not measured is 0.0.
 
-    `debug_context` yields it at the beginning. `loss` and `gradient_norm` may be set by whoever does the work: they are judged at the end.
+    `debug_context` yields it when the operation starts; time and memory can be read inside the block. The block may set `loss` and
+    `gradient_norm`: they are checked when it ends.
     """
 
-    timestamp: float  # seconds since 1970, when the operation began
+    timestamp: datetime  # start of the operation, with the time zone
     mode: DebugMode
     level: DebugLevel
     operation: str
     model_name: str = ""
     epoch: int = 0
     batch: int = 0
-    execution_time: float | None = None  # seconds of the work itself, what Sonde measured in between left out
-    memory_usage: float | None = None  # of the process in physical memory, MiB, at the end
-    gpu_memory: float | None = None  # MiB of tensors on the GPU, at the end; 0 without one
-    gradient_norm: float | None = None  # L2 norm of all gradients
-    anomaly_detected: bool = False  # a number that is not finite, or a loss or gradient norm far outside of its usual range
-    memory_leak_detected: bool = False  # memory grows with every step, steadily
-    performance_issue_detected: bool = False  # it took far longer than this operation usually does
-    loss: float | None = None
-    param_norm: float | None = None  # L2 norm of all parameters
-    notes: list[str] = field(default_factory=list)  # what was detected, in words
-    error: str = ""  # the exception that ended it
-    inside: str = ""  # the operation around it; "" for the outermost
-    number: int = 0  # how many operations of this name there were before
+    execution_time: LiveNumber = LiveNumber(lambda info: info.elapsed_s())  # seconds, without Sonde's own work
+    memory_usage: LiveNumber = LiveNumber(lambda info: process_memory_mb())  # MiB of the process in physical memory
+    gpu_memory: LiveNumber = LiveNumber(lambda info: gpu_memory_mb())  # MiB of tensors on all GPUs
+    gradient_norm: float = 0.0  # L2 norm of all gradients
+    anomaly_detected: bool = False  # an exception, a NaN or Inf, a gradient norm of zero, a spike of the loss or of the gradient norm
+    memory_leak_detected: bool = False  # memory grows steadily
+    performance_issue_detected: bool = False  # the operation took far longer than its usual time
+    loss: float = 0.0
+    param_norm: float = 0.0  # L2 norm of all parameters
+    learning_rate: float = 0.0  # of the first parameter group
+    update_norm: float = 0.0  # L2 norm of the change of all parameters
+    update_ratio: float = 0.0  # update_norm / param_norm
+    notes: list[str] = field(default_factory=list)  # one sentence per detected problem
+    error: str = ""  # the exception that ended the operation
+    inside: str = ""  # name of the enclosing operation; "": none
+    number: int = 0  # earlier operations of this name
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the operation has started and not ended."""
+        return "_clock" in vars(self)
+
+    def start(self, clock: Callable[[], float]) -> None:
+        """The operation starts; `clock` returns its seconds so far."""
+        vars(self)["_clock"] = clock
+
+    def elapsed_s(self) -> float:
+        """Seconds since the start, while the operation runs."""
+        return float(vars(self)["_clock"]())
+
+    def end(self, execution_time: float) -> None:
+        """The operation ends: store its time and the memory at its end."""
+        vars(self).pop("_clock", None)
+        self.execution_time = execution_time
+        self.memory_usage, self.gpu_memory = process_memory_mb(), gpu_memory_mb()
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, for a JSON document."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**values, "timestamp": self.timestamp.isoformat(), "mode": self.mode.value, "level": self.level.value}

@@ -1,8 +1,9 @@
-"""Why a step of a loop went bad: it is run once more with every operation looked at, and everything is then as it was."""
+"""Finds the operation that produced a NaN or Inf: runs the step once more under the tracer, then restores all state."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +17,11 @@ from sonde.replay import distributed
 from sonde.replay.restore_state import state_restored
 from sonde.tools.loop_debugger.measurements import has_cuda
 
-MOST = 3  # bad steps that are run again in one loop: further ones follow from these, or are alike
+MAX_SEARCHES = 3  # in one loop: later NaNs follow from the first ones
 
 
-class Generators:
-    """The random state before a step, so that it can be run again with the same numbers."""
+class RandomState:
+    """The random generators of torch before a step, so that a replay draws the same numbers."""
 
     __slots__ = ("_cpu", "_cuda")
 
@@ -34,21 +35,31 @@ class Generators:
             torch.cuda.set_rng_state_all(self._cuda)
 
 
-def search(model: nn.Module, others: list[nn.Module], generators: Generators, loss_of: Callable[[], Tensor]) -> Origin | str:
-    """The operation that made the bad number, or why it could not be found. `loss_of` runs the step up to its loss."""
+def find_cause(modules: Sequence[nn.Module], random_state: RandomState, run: Callable[[], Any]) -> Origin | str:
+    """Runs `run` again: a forward pass, or a step up to its loss, whose backward pass then follows.
+
+    Args:
+        modules: the model, and other modules whose state `run` may change (a loss module).
+        random_state: the generators as they were when the step began.
+        run: returns the output of the model, or the loss.
+
+    Returns:
+        The operation that produced the value, or a sentence with the reason why it is unknown.
+    """
     if patches.subscribers():
-        return "a session watches this training, and looks for it too: see its report"
+        return "a session watches this training and finds the cause: see its report"
+    model = modules[0]
     try:
-        with state_restored([model, *others]), distributed.without_ddp([model]), compile_disabled():
-            generators.restore()
+        with state_restored(modules), distributed.without_ddp([model]), compile_disabled():
+            random_state.restore()
             for parameter in model.parameters():
-                parameter.grad = None  # what is there stays as it is, and comes back afterwards
+                parameter.grad = None  # the restored state has the gradients again
             with find_origin(model) as found, distributed.forbid_collectives():
-                loss = loss_of()
-                if loss.requires_grad:
-                    loss.backward()  # type: ignore[no-untyped-call]
-        return found.origin or "run again, the step makes no bad number"
+                result = run()
+                if isinstance(result, Tensor) and result.numel() == 1 and result.requires_grad:
+                    result.backward()  # type: ignore[no-untyped-call]
+        return found.origin or "the step does not produce it when it is run again"
     except SondeError as error:
         return str(error)
-    except Exception as error:  # the training must not suffer from what was meant to explain it
+    except Exception as error:  # an error of the replay must not stop the training
         return f"running the step again failed ({type(error).__name__}: {error})"[:500]

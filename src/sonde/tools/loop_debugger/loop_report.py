@@ -1,22 +1,24 @@
-"""What was recorded of a loop, in five sections. A number that nobody measured is None, and a section without any says so."""
+"""The report on a debugged loop: five sections with fixed keys, and `details` with the rest. A number that was not measured is None."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sonde.config import DebugConfig
 from sonde.errors import SondeError
 from sonde.report import strict
 from sonde.rules.words import listing
 from sonde.tools.layer_patterns import require_name
-from sonde.tools.loop_debugger.measurements import Meter
-from sonde.tools.loop_debugger.operation_history import Book, Memory, Operation
+from sonde.tools.loop_debugger.measurements import LoopMeasurements, memory_details
+from sonde.tools.loop_debugger.operation_history import MemorySeries, OperationCalls, OperationHistory
+from sonde.views.numbers import counted
 from sonde.views.plots.panels import MOST_LINES, Panel, panels
 from sonde.views.plots.plot import Plot
 
@@ -24,31 +26,34 @@ if TYPE_CHECKING:
     from sonde.session import DebugSession
 
 SECTIONS = ("summary", "performance_analysis", "memory_analysis", "gradient_analysis", "operation_breakdown")
-NOTHING = "nothing recorded"
-MOST_NOTES = 20  # of what was detected, the last ones
 STEP = "training_step"
+MAX_SLOW = 20  # names of slow operations, the last ones
+
+Series = tuple[list[float], list[float]]
 
 
 class DebugReport(dict[str, dict[str, Any]]):
-    """A dict of the five sections, that prints as text and shows as a table in a notebook."""
+    """The report as a dict: five sections and `details`. It prints as text and displays as a table in a notebook."""
 
     @property
     def is_empty(self) -> bool:
-        return self["summary"].get("status") == NOTHING
+        """Whether no operation was recorded."""
+        return not self["summary"]["total_debug_operations"]
 
     def operation(self, name: str) -> dict[str, Any]:
-        """What is known of one operation."""
-        known = self["operation_breakdown"].get("operations", {})
+        """The times of one operation."""
+        known = self["details"]["operations"]
         if not known:
-            raise SondeError(f"no operation {name!r} was recorded: {NOTHING} yet.")
+            raise SondeError(f"no operation {name!r} was recorded: nothing is recorded yet.")
         found: dict[str, Any] = known[require_name(name, known, "operation")]
         return found
 
     def to_json(self) -> str:
-        """One strict JSON document; what is not finite is the string "NaN", "Infinity" or "-Infinity"."""
+        """One strict JSON document; a number that is not finite is the string "NaN", "Infinity" or "-Infinity"."""
         return json.dumps(strict(self), indent=1, allow_nan=False)
 
     def text(self) -> str:
+        """The report for a terminal."""
         from sonde.views.debug_report import debug_text
 
         return debug_text(self)
@@ -61,151 +66,198 @@ class DebugReport(dict[str, dict[str, Any]]):
         return debug_html(self)
 
 
-def report_of(book: Book, meter: Meter, session: DebugSession | None = None) -> DebugReport:
-    """The report on what a book holds; with a session, its verdict is in the summary."""
-    summary = _summary(book)
-    if session is not None and session.run is not None:
-        judged = session.report()
-        findings = [strict(asdict(finding)) for finding in judged.findings]
-        summary |= {"verdict": judged.verdict, "findings": findings, "run": str(session.run)}
+def build_debug_report(
+    history: OperationHistory, measurements: LoopMeasurements, config: DebugConfig, session: DebugSession | None = None
+) -> DebugReport:
+    """The report on the recorded operations; with a session, its verdict and findings are in `details`."""
+    times = list(history.times_s)
+    norms = [norm for _, norm in history.gradient_norms if math.isfinite(norm)]
+    has_memory = history.memory.num > 0
     return DebugReport(
-        summary=summary,
-        performance_analysis=_performance(book),
-        memory_analysis=_memory(book, meter),
-        gradient_analysis=_gradients(book, meter),
-        operation_breakdown=_breakdown(book),
+        summary={
+            "total_debug_operations": history.num,
+            "anomalies_detected": history.num_anomalies,
+            "memory_leaks_detected": history.num_leaks,
+            "performance_issues_detected": history.num_slow,
+            "debug_mode": config.mode.value,
+            "debug_level": config.level.value,
+        },
+        performance_analysis={
+            "average_execution_time": fmean(times) if times else None,
+            "max_execution_time": max(times, default=None),
+            "min_execution_time": min(times, default=None),
+        },
+        memory_analysis={
+            "average_memory_usage": history.memory.mean,
+            "max_memory_usage": history.memory.peak if has_memory else None,
+            "average_gpu_memory": history.gpu.mean,
+            "max_gpu_memory": history.gpu.peak if has_memory else None,
+        },
+        gradient_analysis={
+            "average_gradient_norm": fmean(norms) if norms else None,
+            "max_gradient_norm": max(norms, default=None),
+            "gradient_anomalies": history.num_gradient_anomalies,
+        },
+        operation_breakdown=_calls_by_operation(history),
+        details=_details(history, measurements, session),
     )
 
 
-def _summary(book: Book) -> dict[str, Any]:
-    if not book.num:
-        return {"status": NOTHING, "num_operations": 0}
-    losses = [info.loss for info in book.infos if info.loss is not None and not info.inside]
-    losses = losses or [info.loss for info in book.infos if info.loss is not None]
-    outermost = [one for one in book.operations.values() if not one.inside]
-    notes = [f"{info.operation} {info.number}: {note}" for info in book.infos if not info.inside for note in info.notes]
-    return {
-        "status": "recorded",
-        "num_operations": book.num,
-        "num_training_steps": sum(one.calls for one in book.operations.values() if one.name == STEP),
-        "num_errors": sum(one.num_errors for one in outermost),
-        "total_time": math.fsum(one.total_s for one in outermost),
+def _calls_by_operation(history: OperationHistory) -> dict[str, Any]:
+    calls: dict[str, Any] = {}
+    for each in history.operations.values():
+        calls[each.name] = calls.get(each.name, 0) + each.num_calls
+    return calls
+
+
+def _details(history: OperationHistory, measurements: LoopMeasurements, session: DebugSession | None) -> dict[str, Any]:
+    losses = [loss for _, loss in history.losses]
+    outermost = [each for each in history.operations.values() if not each.inside]
+    details: dict[str, Any] = {
+        "num_training_steps": sum(each.num_calls for each in history.operations.values() if each.name == STEP),
+        "num_errors": sum(each.num_errors for each in outermost),
         "first_loss": losses[0] if losses else None,
         "last_loss": losses[-1] if losses else None,
         "lowest_loss": min((loss for loss in losses if math.isfinite(loss)), default=None),
-        "anomalies_detected": book.counts["anomaly"],
-        "memory_leaks_detected": book.counts["leak"],
-        "performance_issues_detected": book.counts["slow"],
-        "notes": notes[-MOST_NOTES:],
+        "notes": [*history.anomalies, *history.other_notes],  # the first anomaly is first
+        "performance": _performance(history, outermost),
+        "memory": _memory(history, measurements),
+        "gradients": _gradients(history, measurements),
+        "statistics": dict(history.statistics),
+        "operations": _operations(history),
     }
+    if session is not None and session.run is not None:
+        report = session.report()
+        findings = [strict(asdict(finding)) for finding in report.findings]
+        details |= {"verdict": report.verdict, "findings": findings, "run": str(session.run)}
+    return details
 
 
-def _performance(book: Book) -> dict[str, Any]:
-    times = [info.execution_time for info in book.infos if info.execution_time is not None and not info.inside]
-    if not times:
-        return {"status": NOTHING}
-    slowest = max(book.operations.values(), key=lambda one: one.total_s if not _holds(book, one) else 0.0)
-    steps = [info.execution_time for info in book.infos if info.operation == STEP and info.execution_time is not None]
-    return {
-        "status": "recorded",
-        **_times(times),
-        "slowest_operation": slowest.name,
-        "steps_per_second": 1 / median(steps) if steps and median(steps) > 0 else None,
-        "num_slow": book.counts["slow"],
-        "slow": [f"{info.operation} {info.number}" for info in book.infos if info.performance_issue_detected][-MOST_NOTES:],
-    }
-
-
-def _times(times: Sequence[float]) -> dict[str, float]:
+def _performance(history: OperationHistory, outermost: Sequence[OperationCalls]) -> dict[str, Any]:
     """Seconds."""
+    enclosing = {each.inside for each in history.operations.values()}
+    innermost = [each for each in history.operations.values() if each.name not in enclosing]
+    steps = [time_s for each in history.operations.values() if each.name == STEP for time_s in each.times_s]
     return {
-        "total_time": math.fsum(times), "average_time": fmean(times), "median_time": median(times),
-        "p95_time": float(np.quantile(times, 0.95)), "max_time": max(times),
-    }  # fmt: skip
+        "total_time": math.fsum(each.total_s for each in outermost),
+        **(_quantiles(list(history.times_s)) if history.times_s else {}),
+        "slowest_operation": max(innermost, key=lambda each: each.total_s).name if innermost else None,
+        "steps_per_second": 1 / median(steps) if steps and median(steps) > 0 else None,
+        "slow": [f"{info.operation} {info.number}" for info in history.infos if info.performance_issue_detected][-MAX_SLOW:],
+    }
 
 
-def _holds(book: Book, operation: Operation) -> bool:
-    return any(one.inside == operation.name for one in book.operations.values())
+def _quantiles(times: Sequence[float]) -> dict[str, float]:
+    return {"average_time": fmean(times), "median_time": median(times), "p95_time": float(np.quantile(times, 0.95)), "max_time": max(times)}
 
 
-def _memory(book: Book, meter: Meter) -> dict[str, Any]:
-    if not book.memory.num:
-        return {"status": NOTHING}
-    found = {"status": "recorded", "cpu": _one_memory(book.memory), "gpu": _one_memory(book.gpu) if book.gpu.peak > 0 else None}
-    by_category = meter.tensors[-1][1] if meter.tensors else {}
-    return {**found, "tensors": by_category, "leak_detected": book.memory.trend is not None or book.gpu.trend is not None}
+def _memory(history: OperationHistory, measurements: LoopMeasurements) -> dict[str, Any]:
+    """MiB."""
+    if not history.memory.num:
+        return {}
+    return {
+        "cpu": _memory_series(history.memory),
+        "gpu": _memory_series(history.gpu) if history.gpu.peak > 0 else None,
+        "process": memory_details(),
+        "tensors": dict(measurements.memory_by_category),
+        "leak_detected": history.memory.trend is not None or history.gpu.trend is not None,
+    }
 
 
-def _one_memory(memory: Memory) -> dict[str, Any]:
-    """MiB; the growth is per operation."""
+def _memory_series(memory: MemorySeries) -> dict[str, Any]:
     growth = memory.trend.per_step if memory.trend is not None else None
     return {"first": memory.first, "last": memory.last, "average": memory.mean, "peak": memory.peak, "growth_per_operation": growth}
 
 
-def _gradients(book: Book, meter: Meter) -> dict[str, Any]:
-    norms = [info.gradient_norm for info in book.infos if info.gradient_norm is not None and info.operation != STEP]
-    norms = norms or [info.gradient_norm for info in book.infos if info.gradient_norm is not None]
+def _gradients(history: OperationHistory, measurements: LoopMeasurements) -> dict[str, Any]:
+    norms = [norm for _, norm in history.gradient_norms]
     if not norms:
-        return {"status": NOTHING}
+        return {}
     finite = [norm for norm in norms if math.isfinite(norm)]
     found: dict[str, Any] = {
-        "status": "recorded", "num": len(norms), "last_norm": norms[-1], "num_nonfinite": len(norms) - len(finite),
-        "average_norm": fmean(finite) if finite else None, "median_norm": median(finite) if finite else None,
-        "min_norm": min(finite, default=None), "max_norm": max(finite, default=None),
+        "num": len(norms), "num_nonfinite": len(norms) - len(finite), "last_norm": norms[-1],
+        "median_norm": median(finite) if finite else None, "min_norm": min(finite, default=None),
     }  # fmt: skip
-    layers = meter.layers.analyze()
+    update = next((info for info in reversed(history.infos) if info.operation == "optimization_step"), None)
+    if update is not None:
+        found |= {"learning_rate": update.learning_rate, "update_norm": update.update_norm, "update_ratio": update.update_ratio}
+    layers = measurements.layers.analyze()
     if layers.overall_health is not None:
         found |= {
             "health": str(layers.overall_health.value), "vanishing_layers": layers.vanishing_layers(),
             "exploding_layers": layers.exploding_layers(), "dead_layers": layers.dead_layers(),
-            "layer_norms": {name: one.last_norm for name, one in layers.layers.items()},
+            "layer_norms": {name: each.last_norm for name, each in layers.layers.items()},
         }  # fmt: skip
     return found
 
 
-def _breakdown(book: Book) -> dict[str, Any]:
-    if not book.operations:
-        return {"status": NOTHING, "operations": {}}
-    whole = math.fsum(one.total_s for one in book.operations.values() if not one.inside)
+def _operations(history: OperationHistory) -> dict[str, Any]:
+    """Times in seconds by operation; `own_time` is without the operations inside, `share` is of all recorded time."""
+    whole = math.fsum(each.total_s for each in history.operations.values() if not each.inside)
     operations: dict[str, Any] = {}
-    for one in book.operations.values():
-        name = one.name if one.name not in operations else f"{one.name} in {one.inside or 'nothing'}"
-        within = math.fsum(other.total_s for other in book.operations.values() if other.inside == one.name)
-        times = _times(one.times_s) if one.times_s else {}
+    for each in history.operations.values():
+        name = each.name if each.name not in operations else f"{each.name} in {each.inside or 'no operation'}"
+        inside = math.fsum(other.total_s for other in history.operations.values() if other.inside == each.name)
         operations[name] = {
-            "calls": one.calls, **times, "total_time": one.total_s, "own_time": max(0.0, one.total_s - within),
-            "share": one.total_s / whole if whole > 0 else None, "inside": one.inside, "num_errors": one.num_errors,
+            "calls": each.num_calls, **_quantiles(each.times_s), "total_time": each.total_s, "own_time": max(0.0, each.total_s - inside),
+            "share": each.total_s / whole if whole > 0 else None, "inside": each.inside, "num_errors": each.num_errors,
         }  # fmt: skip
-    return {"status": "recorded", "operations": operations}
+    return operations
 
 
-def panels_of(book: Book) -> Plot:
-    """Losses, gradient norms, times and memory, by the number of the operation that measured them."""
-    infos = list(book.infos)
-    outer, inner = ([info for info in infos if bool(info.inside) == inside] for inside in (False, True))
-    loss = _points((info.number, info.loss) for info in outer) or _points((info.number, info.loss) for info in inner)
-    norms = _points((info.number, info.gradient_norm) for info in infos if info.operation != STEP)
-    norms = norms or _points((info.number, info.gradient_norm) for info in infos)
-    times = {}
-    for (name, inside), operation in sorted(book.operations.items(), key=lambda item: -item[1].total_s):
-        mine = [info for info in infos if (info.operation, info.inside) == (name, inside) and info.execution_time is not None]
-        if operation.times_s and (points := _points((info.number, 1e3 * (info.execution_time or 0.0)) for info in mine)) is not None:
-            times[name] = points
-    repeated = {name: points for name, points in times.items() if len(points[0]) > 1}
-    cpu = _points((at, info.memory_usage) for at, info in enumerate(outer))
-    gpu = _points((at, info.gpu_memory) for at, info in enumerate(outer)) if book.gpu.peak > 0 else None
-    odd = sorted({info.number for info in infos if info.anomaly_detected})
-    slow = sorted({info.number for info in infos if info.performance_issue_detected})
-    names = [one.name for one in book.operations.values() if not one.inside]
-    each = (
-        Panel("loss", "loss", {"loss": loss} if loss else {}, odd if loss else (), "anomaly"),
-        Panel("gradient norm", "L2 norm", {"gradient norm": norms} if norms else {}, odd if norms else (), "anomaly"),
-        Panel("time", "ms", dict(list((repeated or times).items())[:MOST_LINES]), slow if times else (), "slow"),
-        Panel("memory", "MiB", {name: points for name, points in (("process", cpu), ("GPU", gpu)) if points}),
+# -- the picture -------------------------------------------------------------------------------------
+
+
+def plot_history(history: OperationHistory) -> Plot:
+    """Execution time, memory, gradient norm and anomalies, over the number of the operation."""
+    infos = list(history.infos)
+    outermost = [info for info in infos if not info.inside]
+    names = [each.name for each in history.operations.values() if not each.inside]
+    last = max((info.number for info in infos), default=0)
+    memory: dict[str, Series] = {}
+    if history.memory.num:
+        memory["process"] = _series(enumerate(info.memory_usage for info in outermost))
+        if history.gpu.peak > 0:
+            memory["GPU"] = _series(enumerate(info.gpu_memory for info in outermost))
+    norms = {"gradient norm": _series(history.gradient_norms)} if history.gradient_norms else {}
+    unusual = sorted({number for number, kind in history.events if kind not in ("slow", "memory growth")})
+    slow = sorted({number for number, kind in history.events if kind == "slow"})
+    times = _times_by_operation(history) if history.times_s else {}
+    panel_list = (
+        Panel("execution time", "ms", times, slow if times else (), "slow"),
+        Panel("memory", "MiB", memory),
+        Panel("gradient norm", "L2 norm", norms, unusual if norms else (), "anomaly"),
+        Panel("anomalies", "number so far", _cumulative(history, last), empty="no anomalies" if history.num else "nothing recorded"),
     )
-    return panels("training loop", each, notes=f"{book.num:,} operations: {listing(names)}" if book.num else NOTHING)
+    title = f"{counted(history.num, 'operation')}: {listing(names)}" if history.num else "nothing recorded"
+    return panels("debug analysis", panel_list, notes=title)
 
 
-def _points(pairs: Iterable[tuple[int, float | None]]) -> tuple[list[float], list[float]] | None:
-    known = [(float(at), value) for at, value in pairs if value is not None]
-    return ([at for at, _ in known], [value for _, value in known]) if known else None
+def _times_by_operation(history: OperationHistory) -> dict[str, Series]:
+    """Milliseconds, of the operations that take the most time."""
+    points: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
+    for info in history.infos:
+        numbers, times = points.setdefault((info.operation, info.inside), ([], []))
+        numbers.append(info.number)
+        times.append(1e3 * info.execution_time)
+    ordered = sorted(points, key=lambda key: -history.operations[key].total_s)
+    repeated = [key for key in ordered if len(points[key][0]) > 1]
+    return {name: points[name, inside] for name, inside in (repeated or ordered)[:MOST_LINES]}
+
+
+def _cumulative(history: OperationHistory, last: int) -> dict[str, Series]:
+    """By kind, the number of problems so far, as steps from the first operation to the last."""
+    found: dict[str, Series] = {}
+    for number, kind in history.events:
+        numbers, counts = found.setdefault(kind, ([0.0], [0.0]))
+        numbers += [float(number), float(number)]
+        counts += [counts[-1], counts[-1] + 1]
+    for numbers, counts in found.values():
+        numbers.append(float(last))
+        counts.append(counts[-1])
+    return dict(list(found.items())[:MOST_LINES])
+
+
+def _series(pairs: Any) -> Series:
+    points = list(pairs)
+    return [float(number) for number, _ in points], [value for _, value in points]

@@ -1,7 +1,7 @@
-"""The history of a loop's operations, bounded in memory, and what is out of the ordinary in it.
+"""The history of a loop's operations, bounded in memory, and the checks of each operation against the earlier ones.
 
-Nothing is compared with a fixed number of bytes or seconds: an operation is slow beside its own usual time, a loss leaps beside its own
-scatter, and memory leaks where it grows at every step for a share of what it was.
+No check uses a fixed number of bytes or seconds: a time is compared with the usual time of the same operation, a loss or a gradient norm
+with its recent values, and memory with its own trend.
 """
 
 from __future__ import annotations
@@ -10,23 +10,28 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from statistics import median
+from typing import NamedTuple
 
 from sonde.memory_trend import Growth, Trend
+from sonde.rules.exploding_gradient import LEAP
 from sonde.rules.words import number
-from sonde.spike_detection import Losses, Norms, Recent
+from sonde.spike_detection import ENOUGH, Losses, Norms, Recent
+from sonde.tools.gradient_flow_animator import EXPLODING
 from sonde.tools.loop_debugger.debug_info import DebugInfo
 
-KEPT = 10_000  # operations; all are counted
-KEPT_TIMES = 1000  # of one operation, for its spread
+MAX_STORED = 10_000  # operations; all are counted
+MAX_TIMES = 1000  # of one operation, for its quantiles
+MAX_NOTES = 20  # stored of each kind, the first ones; all are counted
 SLOW = math.log(2.5)  # times the usual: on a busy machine single operations are slower too
 SLOW_SPREADS = 4.0  # and so many times farther from the median than the high values of the recent past
-MATTERS = 0.5  # of the usual time of the operation around: what is lost beyond the usual must be that much
-LEAK = 0.05  # of the memory at first: what an allocator takes in a short run is less
-LOOK = 16  # measurements between two looks at the trend of memory
+SLOW_SHARE = 0.5  # of the usual time of the enclosing operation: a shorter delay does not matter
+LEAK_SHARE = 0.05  # of the memory at first: allocators take less than that in a short run
+TREND_INTERVAL = 16  # measurements between two computations of the trend of memory
 
 
-class _Times(Recent):
-    """Of the logarithm of a time."""
+class _LogTimes(Recent):
+    """Recent logarithms of the time of one operation."""
 
     __slots__ = ()
 
@@ -35,130 +40,205 @@ class _Times(Recent):
 
 
 @dataclass(slots=True)
-class Operation:
-    """All calls of one name within one other."""
+class OperationCalls:
+    """All calls of one operation inside one enclosing operation."""
 
     name: str
     inside: str
-    calls: int = 0
+    num_calls: int = 0
     total_s: float = 0.0
     num_errors: int = 0
-    times_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_TIMES))
-    usual: _Times = field(default_factory=_Times)
+    times_s: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_TIMES))
+    usual: _LogTimes = field(default_factory=_LogTimes)
 
 
-class Memory:
-    """One kind of memory, MiB."""
+class MemorySeries:
+    """Memory of one kind over the operations, MiB, and its trend."""
 
-    __slots__ = ("_growth", "_num", "first", "last", "peak", "total", "trend")
+    __slots__ = ("_growth", "first", "last", "num", "peak", "total", "trend")
 
     def __init__(self) -> None:
         self._growth = Growth()
-        self._num = 0
-        self.first = self.last = self.peak = self.total = math.nan
+        self.num = 0
+        self.first = self.last = self.peak = self.total = 0.0
         self.trend: Trend | None = None
 
-    def see(self, used: float) -> bool:
-        """Answers whether it leaks, as far as is known."""
-        if not self._num:
-            self.first = self.peak = used
-            self.total = 0.0
-        self._num += 1
+    def update(self, used: float) -> None:
+        if not self.num:
+            self.first = used
+        self.num += 1
         self.last, self.peak, self.total = used, max(self.peak, used), self.total + used
-        self._growth.see(self._num, used)
-        if not self._num % LOOK:
-            self.trend = self._growth.trend(LEAK * max(self.first, 1.0))
-        return self.trend is not None
-
-    @property
-    def num(self) -> int:
-        return self._num
+        self._growth.see(self.num, used)
+        if not self.num % TREND_INTERVAL:
+            self.trend = self._growth.trend(LEAK_SHARE * max(self.first, 1.0))
 
     @property
     def mean(self) -> float | None:
-        return self.total / self._num if self._num else None
+        return self.total / self.num if self.num else None
 
 
-class Book:
-    """Takes each operation when it is over, and judges it by those before."""
+class GradientNorms:
+    """Detects an exploding gradient norm from the first step on.
 
-    def __init__(self, tell: Callable[[str, str], None]) -> None:
-        self._tell = tell  # (kind, sentence): something was detected
-        self.infos: deque[DebugInfo] = deque(maxlen=KEPT)
-        self.operations: dict[tuple[str, str], Operation] = {}
-        self.memory, self.gpu = Memory(), Memory()
+    The first norm is compared with the norm of the parameters, the following ones with the median of those before, and from the 32nd on
+    with the bound that a session uses (`spike_detection.Norms`).
+    """
+
+    __slots__ = ("_first", "_recent")
+
+    def __init__(self) -> None:
+        self._first: list[float] = []
+        self._recent = Norms()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._first
+
+    def update(self, norm: float, param_norm: float) -> str:
+        """Take the next norm, finite and above zero. Returns what it is compared with if it explodes, else ""."""
+        leap = self._recent.see(math.log(norm))
+        if leap is not None:
+            return f"usually about {number(math.exp(leap.usual))}"
+        if len(self._first) >= ENOUGH:
+            return ""
+        earlier = median(self._first) if self._first else None
+        self._first.append(norm)
+        if earlier is not None:
+            return f"before about {number(earlier)}" if norm > LEAP * earlier else ""
+        return f"{number(norm / param_norm)} times the norm of the parameters" if 0 < EXPLODING * param_norm < norm else ""
+
+
+class DetectedEvent(NamedTuple):
+    """A problem, by kind, at the number of its operation."""
+
+    number: int
+    kind: str
+
+
+class OperationHistory:
+    """Stores each operation when it ends, after checks against the earlier ones. `report(kind, sentence)` is called for each problem."""
+
+    def __init__(self, report: Callable[[str, str], None], *, logs_memory: bool = True, logs_times: bool = True) -> None:
+        self._report = report
+        self._logs_memory, self._logs_times = logs_memory, logs_times
+        self.infos: deque[DebugInfo] = deque(maxlen=MAX_STORED)
+        self.operations: dict[tuple[str, str], OperationCalls] = {}
+        self.last_times_s: dict[str, float] = {}  # of the last operation of each name
         self.num = 0
-        self.counts = dict.fromkeys(("anomaly", "leak", "slow"), 0)
-        self._losses, self._norms = Losses(), Norms()
+        # One value per outermost operation, except for losses and gradient norms: one per measurement, with the number of its operation.
+        self.times_s: deque[float] = deque(maxlen=MAX_STORED)
+        self.memory_mb: deque[float] = deque(maxlen=MAX_STORED)
+        self.losses: deque[tuple[int, float]] = deque(maxlen=MAX_STORED)
+        self.gradient_norms: deque[tuple[int, float]] = deque(maxlen=MAX_STORED)
+        self.memory, self.gpu = MemorySeries(), MemorySeries()
+        self.num_anomalies = self.num_slow = self.num_leaks = self.num_gradient_anomalies = 0
+        self.events: deque[DetectedEvent] = deque(maxlen=MAX_STORED)
+        self.anomalies: list[str] = []  # the first ones
+        self.other_notes: list[str] = []
+        self.statistics: dict[str, dict[str, dict[str, float]]] = {}  # the latest, of outputs and of weights
+        self._recent_losses: dict[str, Losses] = {}  # by operation
+        self._recent_norms: dict[str, GradientNorms] = {}
 
-    def number_of(self, name: str, inside: str) -> int:
+    def next_number(self, name: str, inside: str) -> int:
+        """How many operations of this name have ended."""
         known = self.operations.get((name, inside))
-        return known.calls if known else 0
+        return known.num_calls if known else 0
 
-    def add(self, info: DebugInfo, *, worked_s: float | None = None, numbers_judged: bool = False) -> None:
-        """Judge and keep. `worked_s` is how long it had a processor, where other programs took that away in between;
-        `numbers_judged`: its loss and norm are those of an operation inside, which was judged already."""
+    def needs_param_norm(self, operation: str) -> bool:
+        """Whether the next gradient norm of this operation is its first one."""
+        recent = self._recent_norms.get(operation)
+        return recent is None or recent.is_empty
+
+    def add(self, info: DebugInfo, *, cpu_s: float | None = None) -> None:
+        """Store an operation that has ended. `cpu_s`: its time on a processor, where another program interrupted it."""
         self.num += 1
-        operation = self.operations.setdefault((info.operation, info.inside), Operation(info.operation, info.inside))
-        operation.calls += 1
-        operation.num_errors += bool(info.error)
-        took = info.execution_time
-        if took is not None:
-            operation.total_s += took
-            operation.times_s.append(took)
-            if took > 0 and not info.error:
-                self._judge_time(info, operation, took, worked_s)
-        if not numbers_judged:
-            self._judge_numbers(info)
-        if not info.inside:
-            self._judge_memory(info)
+        calls = self.operations.setdefault((info.operation, info.inside), OperationCalls(info.operation, info.inside))
+        calls.num_calls += 1
+        calls.num_errors += bool(info.error)
+        time_s = info.execution_time
+        calls.total_s += time_s
+        calls.times_s.append(time_s)
+        self.last_times_s[info.operation] = time_s
+        if self._logs_times:
+            if not info.inside:
+                self.times_s.append(time_s)
+            if time_s > 0 and not info.error:
+                self._check_time(info, calls, time_s, cpu_s)
+        if self._logs_memory and not info.inside:
+            self.memory_mb.append(info.memory_usage)
+            self._check_memory(info)
         self.infos.append(info)
 
-    def _judge_time(self, info: DebugInfo, operation: Operation, took: float, worked_s: float | None) -> None:
-        slow = operation.usual.see(math.log(took))
-        if slow is None or (worked_s is not None and math.log(max(worked_s, 1e-9)) <= slow.bound):
+    # -- checks ------------------------------------------------------------------------------------
+
+    def check_loss(self, info: DebugInfo, loss: float) -> None:
+        """A loss was measured."""
+        self.losses.append((info.number, loss))
+        if not math.isfinite(loss):
+            self.add_anomaly(info, "not finite", f"the loss is {number(loss)}")
+            return
+        leap = self._recent_losses.setdefault(info.operation, Losses()).see(loss)
+        if leap is not None:
+            self.add_anomaly(info, "loss spike", f"the loss rises to {number(loss)}, usually about {number(leap.usual)}")
+
+    def check_gradient_norm(self, info: DebugInfo, norm: float, *, param_norm: float = 0.0, first_bad: str = "") -> None:
+        """A gradient norm was measured. `first_bad`: the first parameter with a non-finite gradient."""
+        self.gradient_norms.append((info.number, norm))
+        kind = ""
+        if not math.isfinite(norm):
+            kind = "not finite"
+            sentence = f"the gradient of {first_bad} is not finite" if first_bad else f"the gradient norm is {number(norm)}"
+        elif norm <= 0:
+            kind, sentence = "zero gradient", "the gradient norm is 0: no gradient reaches the parameters"
+        else:
+            compared = self._recent_norms.setdefault(info.operation, GradientNorms()).update(norm, param_norm)
+            if compared:
+                kind, sentence = "exploding gradient", f"the gradient norm explodes: {number(norm)}, {compared}"
+        if kind:
+            self.num_gradient_anomalies += 1
+            self.add_anomaly(info, kind, sentence)
+
+    def _check_time(self, info: DebugInfo, calls: OperationCalls, time_s: float, cpu_s: float | None) -> None:
+        slow = calls.usual.see(math.log(time_s))
+        if slow is None or (cpu_s is not None and math.log(max(cpu_s, 1e-9)) <= slow.bound):
             return  # usual, or slow because another program had the processor
         around = next((one.usual.median for one in self.operations.values() if one.name == info.inside and one.usual.num), -math.inf)
         usual = math.exp(slow.usual)
-        if took - usual >= MATTERS * math.exp(around):
+        if time_s - usual >= SLOW_SHARE * math.exp(around):
             info.performance_issue_detected = True
-            self._note(info, "slow", f"{info.operation} took {number(took * 1e3)} ms, usually about {number(usual * 1e3)} ms")
+            self.num_slow += 1
+            self._add_note(info, "slow", f"{info.operation} took {number(time_s * 1e3)} ms, usually about {number(usual * 1e3)} ms")
 
-    def _judge_numbers(self, info: DebugInfo) -> None:
-        for value, usual, what in ((info.loss, self._losses, "loss"), (info.gradient_norm, self._norms, "gradient norm")):
-            if value is None:
-                continue
-            if not math.isfinite(value):
-                self.note(info, f"the {what} is {number(value)}")
-                continue
-            is_norm = usual is self._norms
-            if is_norm and value <= 0:
-                continue
-            leap = usual.see(math.log(value) if is_norm else value)
-            if leap is not None:
-                before = math.exp(leap.usual) if is_norm else leap.usual
-                self.note(info, f"the {what} leapt to {number(value)} from about {number(before)}")
-
-    def _judge_memory(self, info: DebugInfo) -> None:
-        for used, memory, what in ((info.memory_usage, self.memory, "memory"), (info.gpu_memory, self.gpu, "GPU memory")):
-            if used is None:
-                continue
-            known = memory.trend is not None
-            if memory.see(used) and memory.trend is not None:
+    def _check_memory(self, info: DebugInfo) -> None:
+        for used, series, name in ((info.memory_usage, self.memory, "memory"), (info.gpu_memory, self.gpu, "GPU memory")):
+            was_growing = series.trend is not None
+            series.update(used)
+            trend = series.trend
+            if trend is not None:
                 info.memory_leak_detected = True
-                trend = memory.trend
-                rate, first, last = map(number, (trend.per_step, trend.first, trend.last))
-                said = f"{what} grows by {rate} MiB with every operation: {first}, now {last} MiB"
-                if not known:
-                    self._note(info, "leak", said)
+                if not was_growing:
+                    self.num_leaks += 1
+                    rate, first, last = map(number, (trend.per_step, trend.first, trend.last))
+                    self._add_note(info, "memory growth", f"{name} grows by {rate} MiB per operation: from {first} to {last} MiB")
 
-    def note(self, info: DebugInfo, sentence: str) -> None:
-        """Something that whoever did the work has seen."""
-        info.anomaly_detected = True
-        self._note(info, "anomaly", sentence)
+    def add_anomaly(self, info: DebugInfo, kind: str, sentence: str) -> None:
+        """Store and report an anomaly of a running operation. An operation counts once, however many it has."""
+        if not info.anomaly_detected:
+            self.num_anomalies += 1
+            info.anomaly_detected = True
+        self._add_note(info, kind, sentence)
 
-    def _note(self, info: DebugInfo, kind: str, sentence: str) -> None:
-        self.counts[kind] += 1
+    def add_cause(self, info: DebugInfo, sentence: str) -> None:
+        """Store and report the cause of the last anomaly."""
+        self._add_note(info, "cause", sentence)
+
+    def _add_note(self, info: DebugInfo, kind: str, sentence: str) -> None:
         if sentence not in info.notes:
             info.notes.append(sentence)
-        self._tell(kind, f"{info.operation} {info.number}: {sentence}")
+        stored = self.other_notes if kind in ("slow", "memory growth") else self.anomalies
+        text = f"{info.operation} {info.number}: {sentence}"
+        if len(stored) < MAX_NOTES:
+            stored.append(text)
+        if kind != "cause":
+            self.events.append(DetectedEvent(info.number, kind))
+        self._report(kind, text)

@@ -1,4 +1,4 @@
-"""What the mode and the level of a DebugConfig mean for a loop that is debugged by hand."""
+"""What mode, level and log settings of a DebugConfig mean for a debugged loop."""
 
 from __future__ import annotations
 
@@ -8,21 +8,40 @@ from sonde.config import DebugConfig, DebugLevel, DebugMode
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """Times, memory of the process and norms are taken in every mode but NONE; what costs more depends on mode and level."""
+class LoopOptions:
+    """Times, memory of the process and norms are measured in every mode but NONE; the rest depends on mode, level and log settings."""
 
     anything: bool
-    torch_anomaly: bool  # torch's own anomaly mode, inside of the operations
-    looks_back: bool  # a bad step is run again, to find where the bad number was made
-    layers: bool  # gradients layer by layer
-    updates: bool  # how much an optimizer's step changes the parameters: needs a copy of them
-    tensors: bool  # which memory is parameters, gradients, optimizer state, activations
+    torch_anomaly: bool  # torch's own anomaly mode during the operations
+    finds_cause: bool  # a step with NaN or Inf is run again to find the operation that produced it
+    gradients: bool
+    layers: bool  # gradients by layer
+    updates: bool  # change of the parameters by an optimizer step: needs a copy of them
+    memory: bool
+    tensors: bool  # memory of parameters, gradients and optimizer state
+    performance: bool
+    output_statistics: bool
+    weight_statistics: bool
+    logs_memory: bool  # in the histories, the lines and the report
+    logs_times: bool
 
     @classmethod
-    def of(cls, config: DebugConfig) -> Asked:
+    def of(cls, config: DebugConfig) -> LoopOptions:
         measured, depth = config.measured, config.level.depth
-        deep, deeper = depth >= DebugLevel.INTERMEDIATE.depth, depth >= DebugLevel.ADVANCED.depth
+        is_intermediate, is_advanced = depth >= DebugLevel.INTERMEDIATE.depth, depth >= DebugLevel.ADVANCED.depth
+        profiles = config.mode in (DebugMode.FULL_DEBUG, DebugMode.PERFORMANCE_PROFILING)
         return cls(
-            measured.anything, config.mode is DebugMode.ANOMALY_DETECTION, measured.looks_back, measured.gradients and deep,
-            measured.gradients and deeper, measured.memory and deep,
-        )  # fmt: skip
+            anything=measured.anything,
+            torch_anomaly=config.mode is DebugMode.ANOMALY_DETECTION,
+            finds_cause=measured.looks_back,
+            gradients=measured.gradients,
+            layers=measured.gradients and is_intermediate,
+            updates=measured.gradients and is_advanced,
+            memory=measured.memory,
+            tensors=measured.memory_logged and is_intermediate,
+            performance=profiles and config.enable_performance_profiling,
+            output_statistics=measured.activations,
+            weight_statistics=measured.weights,
+            logs_memory=measured.anything and config.log_memory,
+            logs_times=measured.times,
+        )

@@ -1,4 +1,4 @@
-"""The log of a training: one line of `name=value` per step, not more often than a person reads, in a file and on the terminal."""
+"""The log of a training: one line of `name=value` per batch in a file, and some of the lines on the terminal."""
 
 from __future__ import annotations
 
@@ -11,49 +11,71 @@ from typing import Any
 
 from sonde.errors import SondeError
 from sonde.rules.words import number
+from sonde.tools.loop_debugger.rotating_file import RotatingFile
 from sonde.views.file import file_name
-from sonde.views.plots.plot import make_folder
 from sonde.views.printable import printable
 
-EVERY_S = 1.0  # between two lines of ordinary steps; what is out of the ordinary is always told
+TERMINAL_INTERVAL_S = 1.0  # between two lines on the terminal; warnings are always printed
 FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
-class TrainingLog:
-    """A logger of its own with its own handlers; loggers of the user's, the root among them, are left alone."""
+class TrainingLogger:
+    """Writes metrics of batches and warnings to `<directory>/<name>.log`, rotated by size, and to the terminal.
 
-    def __init__(self, name: str, directory: Path) -> None:
+    It has a logger and handlers of its own; loggers of the user, the root logger included, are not changed.
+    """
+
+    def __init__(self, name: str, directory: Path, *, interval_s: float = 0.0) -> None:
         if not isinstance(name, str) or not name.strip():
             raise SondeError(f'a log needs a name, for instance setup_training_logging("resnet"); this is {name!r}.')
-        make_folder(directory)
-        self.path = directory / file_name(name, "log")
+        if isinstance(interval_s, bool) or not isinstance(interval_s, (int, float)) or not interval_s >= 0:
+            raise SondeError(f"interval_s must be a number of seconds from 0 on, not {interval_s!r}.")
+        self._file = RotatingFile(directory / file_name(name, "log"))
+        self.path = self._file.path
         self.logger = logging.getLogger(f"sonde.training.{name}")
         self.logger.setLevel(logging.INFO)
-        self.logger.propagate = False  # or lines would come twice where the root has a handler
-        self._last = -EVERY_S
-        try:
-            written: logging.Handler = logging.FileHandler(self.path, encoding="utf-8", errors="backslashreplace", delay=True)
-        except OSError as error:
-            raise SondeError(f"{printable(self.path)} cannot be written: {error.strerror or error}.") from None
-        self._handlers = [written, logging.StreamHandler(sys.stdout)]
-        for handler in self._handlers:
+        self.logger.propagate = False  # a handler of the root logger would print each line a second time
+        self._terminal = logging.StreamHandler(sys.stdout)
+        for handler in (self._file, self._terminal):
             handler.setFormatter(logging.Formatter(FORMAT))
             self.logger.addHandler(handler)
+        self._terminal.addFilter(_Interval(TERMINAL_INTERVAL_S))
+        self._file.addFilter(_Interval(interval_s))
 
-    def step(self, values: Mapping[str, Any]) -> None:
-        now = monotonic()
-        if now - self._last >= EVERY_S:
-            self._last = now
-            self.logger.info(" ".join(f"{name}={_short(value)}" for name, value in values.items() if value is not None))
+    def log_batch_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Write one line for a batch, with these values by name."""
+        if not isinstance(metrics, Mapping):
+            raise SondeError(f'log_batch_metrics takes values by name, for instance {{"loss": 0.5}}, not a {type(metrics).__name__}.')
+        self.logger.info("%s", " ".join(f"{printable(name)}={_format(value)}" for name, value in metrics.items()))
 
     def warning(self, sentence: str) -> None:
         self.logger.warning("%s", printable(sentence))
 
     def close(self) -> None:
-        for handler in self._handlers:
+        """Close the file. Closing twice is fine."""
+        for handler in (self._file, self._terminal):
             self.logger.removeHandler(handler)
             handler.close()
 
 
-def _short(value: Any) -> str:
+class _Interval(logging.Filter):
+    """Drops a record that follows less than `interval_s` after the last one; warnings pass."""
+
+    def __init__(self, interval_s: float) -> None:
+        super().__init__()
+        self._interval_s, self._last_s = interval_s, -interval_s
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.WARNING or not self._interval_s:
+            return True
+        now_s = monotonic()
+        if now_s - self._last_s < self._interval_s:
+            return False
+        self._last_s = now_s
+        return True
+
+
+def _format(value: Any) -> str:
+    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+        value = value.item()  # a tensor or an array of one number
     return number(value) if isinstance(value, (int, float)) else printable(value)
