@@ -19,7 +19,7 @@ from sonde.tools.layer_patterns import require_name
 from sonde.tools.loop_debugger.measurements import LoopMeasurements, memory_details
 from sonde.tools.loop_debugger.operation_history import MemorySeries, OperationCalls, OperationHistory
 from sonde.views.numbers import counted
-from sonde.views.plots.panels import MOST_LINES, Panel, panels
+from sonde.views.plots.panels import MOST_LINES, EventPanel, Panel, panels
 from sonde.views.plots.plot import Plot
 
 if TYPE_CHECKING:
@@ -180,7 +180,8 @@ def _gradients(history: OperationHistory, measurements: LoopMeasurements) -> dic
     }  # fmt: skip
     update = next((info for info in reversed(history.infos) if info.operation == "optimization_step"), None)
     if update is not None:
-        found |= {"learning_rate": update.learning_rate, "update_norm": update.update_norm, "update_ratio": update.update_ratio}
+        size = {"update_norm": update.update_norm or None, "update_ratio": update.update_ratio or None}  # 0.0: not measured
+        found |= {"learning_rate": update.learning_rate, **size}
     layers = measurements.layers.analyze()
     if layers.overall_health is not None:
         found |= {
@@ -224,10 +225,12 @@ def plot_history(history: OperationHistory) -> Plot:
     slow = sorted({number for number, kind in history.events if kind == "slow"})
     times = _times_by_operation(history) if history.times_s else {}
     panel_list = (
-        Panel("execution time", "ms", times, slow if times else (), "slow"),
-        Panel("memory", "MiB", memory),
-        Panel("gradient norm", "L2 norm", norms, unusual if norms else (), "anomaly"),
-        Panel("anomalies", "number so far", _cumulative(history, last), empty="no anomalies" if history.num else "nothing recorded"),
+        Panel("execution time", "ms", times, slow if times else (), "slow", x_label="call"),
+        Panel("memory", "MiB" if "GPU" in memory else "MiB (process)", memory, x_label="operation"),
+        Panel("gradient norm", "L2 norm", norms, unusual if norms else (), "anomaly", x_label="backward pass"),
+        EventPanel(
+            "anomalies", _steps_by_kind(history), (0, last), empty="no anomalies" if history.num else "nothing recorded", x_label="call"
+        ),
     )
     title = f"{counted(history.num, 'operation')}: {listing(names)}" if history.num else "nothing recorded"
     return panels("debug analysis", panel_list, notes=title)
@@ -245,16 +248,11 @@ def _times_by_operation(history: OperationHistory) -> dict[str, Series]:
     return {name: points[name, inside] for name, inside in (repeated or ordered)[:MOST_LINES]}
 
 
-def _cumulative(history: OperationHistory, last: int) -> dict[str, Series]:
-    """By kind, the number of problems so far, as steps from the first operation to the last."""
-    found: dict[str, Series] = {}
-    for number, kind in history.events:
-        numbers, counts = found.setdefault(kind, ([0.0], [0.0]))
-        numbers += [float(number), float(number)]
-        counts += [counts[-1], counts[-1] + 1]
-    for numbers, counts in found.values():
-        numbers.append(float(last))
-        counts.append(counts[-1])
+def _steps_by_kind(history: OperationHistory) -> dict[str, list[float]]:
+    """The numbers of the operations with a problem of each kind."""
+    found: dict[str, list[float]] = {}
+    for number, kind in dict.fromkeys(history.events):  # an operation may have several problems of one kind
+        found.setdefault(kind, []).append(float(number))
     return dict(list(found.items())[:MOST_LINES])
 
 

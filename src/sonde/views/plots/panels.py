@@ -33,6 +33,7 @@ class Panel:
     flagged: Sequence[float] = ()
     flag: str = ""
     empty: str = "nothing recorded"
+    x_label: str = "step"
 
     @property
     def data(self) -> dict[str, Any]:
@@ -40,27 +41,45 @@ class Panel:
         return {"label": self.label, "series": series, "flagged": list(self.flagged)}
 
 
-def panels(name: str, each: Sequence[Panel], *, notes: str = "") -> Plot:
+@dataclass(frozen=True, slots=True)
+class EventPanel:
+    """Events over one axis: a row for each kind, a mark at each step. The axis covers `span`."""
+
+    title: str
+    events: Mapping[str, Sequence[float]] = field(default_factory=dict)  # kind -> steps
+    span: tuple[float, float] = (0.0, 0.0)
+    empty: str = "no events"
+    x_label: str = "step"
+
+    @property
+    def data(self) -> dict[str, Any]:
+        return {"events": {kind: list(steps) for kind, steps in self.events.items()}}
+
+
+def panels(name: str, each: Sequence[Panel | EventPanel], *, notes: str = "") -> Plot:
     """Two beside each other, in as many rows as it takes."""
     rows = -(-max(len(each), 1) // COLUMNS)
     data = {"kind": "panels", "panels": {panel.title: panel.data for panel in each}}
     return Plot(name, lambda figure: _draw(figure, name, each, rows, notes), data=data, size=(8.4, 0.9 + 2.4 * rows))
 
 
-def _draw(figure: Figure, name: str, each: Sequence[Panel], rows: int, notes: str) -> None:
-    bad = {panel.title: counts for panel in each if (counts := non_finite(_values(panel)))}
+def _draw(figure: Figure, name: str, each: Sequence[Panel | EventPanel], rows: int, notes: str) -> None:
+    bad = {panel.title: counts for panel in each if isinstance(panel, Panel) and (counts := non_finite(_values(panel)))}
     warning = "; ".join(f"{title}: {bad_text(counts)}" for title, counts in bad.items())
     ink.heading(figure, name, notes, warning)
     grid = figure.subplots(rows, min(COLUMNS, max(len(each), 1)), squeeze=False).ravel()
     for axes, panel in zip(grid, each):
-        draw_panel(axes, panel)
+        if isinstance(panel, Panel):
+            draw_panel(axes, panel)
+        else:
+            _draw_events(axes, panel)
     for axes in grid[len(each) :]:
         axes.set_axis_off()
 
 
 def draw_panel(axes: Axes, panel: Panel, *, also: Sequence[tuple[float, float]] = ()) -> tuple[Axis, Axis] | None:
     """Draws one; answers with its axes, for what is drawn on top. They have room for the points in `also`."""
-    axes.set_title(ink.safe(panel.title, 60), fontsize=ink.SMALL, loc="left", color=ink.INK, fontweight="bold", parse_math=False)
+    _set_title(axes, panel.title)
     every = _values(panel)
     if not every.size:
         ink.say(axes, panel.empty)
@@ -69,7 +88,7 @@ def draw_panel(axes: Axes, panel: Panel, *, also: Sequence[tuple[float, float]] 
     across = linear_axis(float(places.min()), float(places.max()))
     up = curve_axis(np.concatenate([every, np.array([y for _, y in also])]))
     ink.grid(axes)
-    ink.draw_axis(axes, "x", across, "step", limit=6)
+    ink.draw_axis(axes, "x", across, panel.x_label, limit=6)
     ink.draw_axis(axes, "y", up, panel.label + ("" if up.scale == "linear" else f" ({up.scale})"), limit=5)
     for (label, (steps, values)), colour in zip(panel.series.items(), ink.LINES):
         row = np.asarray(values, np.float64)
@@ -91,6 +110,29 @@ def draw_panel(axes: Axes, panel: Panel, *, also: Sequence[tuple[float, float]] 
         for text in legend.get_texts():
             text.set_parse_math(False)
     return across, up
+
+
+def _draw_events(axes: Axes, panel: EventPanel) -> None:
+    _set_title(axes, panel.title)
+    if not panel.events:
+        ink.say(axes, panel.empty)
+        return
+    across = linear_axis(*panel.span)
+    ink.grid(axes, "x")
+    ink.draw_axis(axes, "x", across, panel.x_label, limit=6)
+    heights = [1 - (i + 0.5) / len(panel.events) for i in range(len(panel.events))]
+    labels = [f"{ink.safe(kind, 24)} ({len(steps):,})" for kind, steps in panel.events.items()]
+    axes.set_yticks(heights, labels=labels, fontsize=ink.SMALL - 1)
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(0, 1)
+    for height, steps, color in zip(heights, panel.events.values(), ink.LINES):
+        x = across.place(np.asarray(steps, np.float64))
+        axes.axhline(height, color=ink.LINE, linewidth=0.6, zorder=0)
+        axes.plot(x, np.full(len(x), height), linestyle="none", marker="|", markersize=11, markeredgewidth=1.8, color=color, clip_on=False)
+
+
+def _set_title(axes: Axes, title: str) -> None:
+    axes.set_title(ink.safe(title, 60), fontsize=ink.SMALL, loc="left", color=ink.INK, fontweight="bold", parse_math=False)
 
 
 def _values(panel: Panel) -> Floats:
