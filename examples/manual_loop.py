@@ -1,4 +1,4 @@
-"""A loop written by hand, debugged step by step: one batch has broken values; the report, the picture and the diagnostics say what it did.
+"""A hand-written loop, debugged step by step: one batch has wrong values; the report, the picture and the diagnostics show their effect.
 
 Run it with:  python examples/manual_loop.py [folder for the log and the pictures]
 """
@@ -30,8 +30,8 @@ for epoch in range(3):
     for batch, chosen in enumerate(order.split(32)):
         inputs = x[chosen]
         if (epoch, batch) == (2, 20):
-            inputs = inputs * -50  # a sensor that was plugged in the wrong way
-        found = manager.debug_training_step(model, optimizer, criterion, inputs, y[chosen], epoch, batch)
+            inputs = inputs * -50  # a sensor with the wrong sign and scale
+        values = manager.debug_training_step(model, optimizer, criterion, inputs, y[chosen], epoch, batch)
         step = epoch * 48 + batch
         held_out = None
         if step % 12 == 11:
@@ -39,15 +39,17 @@ for epoch in range(3):
             held_out = nn.functional.cross_entropy(logits, y[1536:]).item()
         diagnostics.record_performance(
             sonde.ModelPerformanceMetrics(
-                training_step=step, loss=found["loss"], validation_loss=held_out, batch_size=len(chosen),
-                step_time_ms=1e3 * found["execution_time"], memory_usage_mb=found["cpu_memory"],
+                training_step=step, loss=values["loss"], validation_loss=held_out, batch_size=len(chosen),
+                step_time_ms=1e3 * values["execution_time"], memory_usage_mb=values["cpu_memory"],
             )
         )  # fmt: skip
 
 norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item()
-print(f"\nlast gradient norm: {found['gradient_norm']:.6f}; by torch itself: {norm:.6f}\n")
+print(f"\nlast gradient norm: {values['gradient_norm']:.6f}; by torch itself: {norm:.6f}\n")
 print(manager.create_comprehensive_report(), end="\n\n")
 print(diagnostics.analyze().summary(), end="\n\n")
+first = manager.debugger.debug_history[0]
+print(f"{first.operation} of epoch {first.epoch}: {1e3 * first.execution_time:.2f} ms, then {first.memory_usage:.0f} MiB")
 print("picture of the loop:", manager.create_debug_plots())
 diagnostics.analyze().plot(folder / "diagnostics.png")
 manager.close()

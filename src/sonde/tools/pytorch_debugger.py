@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -61,6 +62,7 @@ class PyTorchDebugger:
         options = self._options = LoopOptions.of(self.config)
         self._history = OperationHistory(self._report_problem, logs_memory=options.logs_memory, logs_times=options.logs_times)
         self._measurements = measurements.LoopMeasurements(self.config)
+        self._time_zone = datetime.now().astimezone().tzinfo  # one object for all timestamps
         self._local = threading.local()  # nesting of operations is per thread
         self._num_warnings: dict[str, int] = {}
         self._num_searches = 0
@@ -319,12 +321,13 @@ class PyTorchDebugger:
 
     @contextmanager
     def _operation(self, name: str, model_name: str, epoch: int, batch: int) -> Iterator[RunningOperation]:
+        entered_ns = perf_counter_ns()
         enclosing = self._running[-1].info.operation if self._running else ""
         info = DebugInfo(
-            datetime.now().astimezone(), self.config.mode, self.config.level, name, model_name, epoch, batch, inside=enclosing,
+            datetime.now(self._time_zone), self.config.mode, self.config.level, name, model_name, epoch, batch, inside=enclosing,
             number=self._history.next_number(name, enclosing),
         )  # fmt: skip
-        running = RunningOperation(info)
+        running = RunningOperation(info, entered_ns)
         if not self._options.anything:
             yield running
             return
@@ -422,7 +425,9 @@ class PyTorchDebugger:
         if self._history.needs_param_norm(info.operation):
             param_norm, _ = measurements.l2_norm(list(model.parameters()))
         self._history.check_loss(info, info.loss)
-        self._history.check_gradient_norm(info, gradients.norm, param_norm=param_norm, first_bad=gradients.first_bad)
+        self._history.check_gradient_norm(
+            info, gradients.norm, param_norm=param_norm, first_bad=gradients.first_bad, has_gradients=gradients.num_with > 0
+        )
         if math.isfinite(info.loss) and math.isfinite(gradients.norm):
             return
         origin = self._find_cause(info, modules or [], random_state, run) if run is not None else None

@@ -226,7 +226,7 @@ def plot_history(history: OperationHistory) -> Plot:
     times = _times_by_operation(history) if history.times_s else {}
     panel_list = (
         Panel("execution time", "ms", times, slow if times else (), "slow", x_label="call"),
-        Panel("memory", "MiB" if "GPU" in memory else "MiB (process)", memory, x_label="operation"),
+        Panel("memory", "MiB" if "GPU" in memory else "MiB (process)", memory, x_label="operation", includes=0.0),
         Panel("gradient norm", "L2 norm", norms, unusual if norms else (), "anomaly", x_label="backward pass"),
         EventPanel(
             "anomalies", _steps_by_kind(history), (0, last), empty="no anomalies" if history.num else "nothing recorded", x_label="call"

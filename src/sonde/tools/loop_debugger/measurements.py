@@ -90,8 +90,7 @@ class GradientMeasurement(NamedTuple):
     """The gradients after a backward pass."""
 
     norm: float
-    num_without: int  # parameters without a gradient
-    num_with: int
+    num_with: int  # trainable parameters that have a gradient
     first_bad: str  # the first parameter whose gradient is not finite; "": none
 
 
@@ -123,8 +122,8 @@ class LoopMeasurements:
         if self._options.layers and self._is_due(self._num_backwards, self._gradients_every):
             self.layers.record_model(model)
         self._num_backwards += 1
-        num_without = sum(gradient is None for gradient in gradients)
-        return GradientMeasurement(norm, num_without, len(gradients) - num_without, named[first_bad][0] if first_bad >= 0 else "")
+        num_with = sum(gradient is not None for gradient in gradients)
+        return GradientMeasurement(norm, num_with, named[first_bad][0] if first_bad >= 0 else "")
 
     def before_update(self, model: nn.Module) -> None:
         if self._options.updates:

@@ -181,15 +181,21 @@ class OperationHistory:
         if leap is not None:
             self.add_anomaly(info, "loss spike", f"the loss rises to {number(loss)}, usually about {number(leap.usual)}")
 
-    def check_gradient_norm(self, info: DebugInfo, norm: float, *, param_norm: float = 0.0, first_bad: str = "") -> None:
-        """A gradient norm was measured. `first_bad`: the first parameter with a non-finite gradient."""
+    def check_gradient_norm(
+        self, info: DebugInfo, norm: float, *, param_norm: float = 0.0, first_bad: str = "", has_gradients: bool = True
+    ) -> None:
+        """A gradient norm was measured. `first_bad`: the first parameter with a non-finite gradient; `has_gradients`: some parameter has
+        one."""
         self.gradient_norms.append((info.number, norm))
         kind = ""
         if not math.isfinite(norm):
             kind = "not finite"
             sentence = f"the gradient of {first_bad} is not finite" if first_bad else f"the gradient norm is {number(norm)}"
         elif norm <= 0:
-            kind, sentence = "zero gradient", "the gradient norm is 0: no gradient reaches the parameters"
+            kind, sentence = (
+                "zero gradient",
+                f"the gradient norm is 0: {'all gradients are zero' if has_gradients else 'no parameter has a gradient'}",
+            )
         else:
             compared = self._recent_norms.setdefault(info.operation, GradientNorms()).update(norm, param_norm)
             if compared:

@@ -14,12 +14,12 @@ class RunningOperation:
 
     __slots__ = ("_entered_ns", "_preemptions", "_start_ns", "_stop_ns", "_thread_ns", "excluded_ns", "info", "is_checked", "statistics")
 
-    def __init__(self, info: DebugInfo) -> None:
+    def __init__(self, info: DebugInfo, entered_ns: int) -> None:
         self.info = info
         self.excluded_ns = 0
         self.is_checked = False  # loss and gradient norm are checked already, here or in an operation inside
         self.statistics: dict[str, dict[str, float]] = {}
-        self._entered_ns = perf_counter_ns()
+        self._entered_ns = entered_ns
         self._start_ns = self._stop_ns = self._thread_ns = self._preemptions = 0
 
     def start_clock(self) -> None:

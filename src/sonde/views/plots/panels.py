@@ -34,6 +34,7 @@ class Panel:
     flag: str = ""
     empty: str = "nothing recorded"
     x_label: str = "step"
+    includes: float | None = None  # a value that the vertical axis covers, for instance 0
 
     @property
     def data(self) -> dict[str, Any]:
@@ -86,7 +87,8 @@ def draw_panel(axes: Axes, panel: Panel, *, also: Sequence[tuple[float, float]] 
         return None
     places = np.concatenate([np.asarray(steps, np.float64) for steps, _ in panel.series.values()] + [np.array([x for x, _ in also])])
     across = linear_axis(float(places.min()), float(places.max()))
-    up = curve_axis(np.concatenate([every, np.array([y for _, y in also])]))
+    included = [] if panel.includes is None else [panel.includes]
+    up = curve_axis(np.concatenate([every, np.array([*(y for _, y in also), *included])]))
     ink.grid(axes)
     ink.draw_axis(axes, "x", across, panel.x_label, limit=6)
     ink.draw_axis(axes, "y", up, panel.label + ("" if up.scale == "linear" else f" ({up.scale})"), limit=5)
