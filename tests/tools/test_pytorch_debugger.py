@@ -156,9 +156,9 @@ def test_memory_follows_what_the_block_keeps(tmp_path):
     with tool.debug_context("before") as before:
         pass
     with tool.debug_context("after") as after:
-        kept = np.ones(80 * 2**20, np.uint8)
+        held = np.ones(80 * 2**20, np.uint8)
     assert 70 <= after.memory_usage - before.memory_usage <= 100
-    del kept
+    del held
 
 
 def test_the_report_has_the_memory_of_parameters_gradients_and_optimizer_state(tmp_path):
@@ -251,15 +251,15 @@ def test_the_anomaly_mode_is_the_users_own_afterwards(enabled, check_nan, fails)
 
 def test_in_the_mode_for_anomalies_torch_looks_too_and_stops_looking_afterwards(tmp_path):
     tool = debugger(tmp_path, mode="anomaly_detection")
-    seen = []
+    is_enabled = []
 
     def work():
-        seen.append(torch.is_anomaly_enabled())
+        is_enabled.append(torch.is_anomaly_enabled())
         raise KeyError
 
     with pytest.raises(KeyError), tool.debug_context("outer"):
         tool.debug_performance(work)
-    assert seen == [True]
+    assert is_enabled == [True]
     assert not torch.is_anomaly_enabled()
     with debugger(tmp_path).debug_context("cheap"):
         assert not torch.is_anomaly_enabled()
@@ -347,12 +347,12 @@ def test_a_report_on_nothing_has_every_key_and_no_average(tmp_path):
 @pytest.mark.timing  # memory of the whole process: nothing else may be in it
 def test_memory_that_grows_is_a_leak_and_memory_that_is_given_back_is_none(tmp_path):
     for leaks in (False, True):
-        tool, kept = debugger(tmp_path), []
+        tool, leaked = debugger(tmp_path), []
         for _ in range(64):
             with tool.debug_context("step") as info:
                 block = np.ones(2**20, np.uint8)
                 if leaks:
-                    kept.append(block)
+                    leaked.append(block)
         assert info.memory_leak_detected is leaks, info.notes
         report = tool.create_debug_report()
         assert report["details"]["memory"]["leak_detected"] is leaks
@@ -662,6 +662,33 @@ def test_a_gradient_norm_that_the_block_sets_is_checked_and_recorded(tmp_path):
     assert len(tool.gradient_history) == 1
 
 
+def test_numbers_that_a_block_sets_may_be_tensors_of_one_number_and_nothing_else(tmp_path):
+    tool = debugger(tmp_path)
+    with tool.debug_context("mine") as info:
+        info.loss = torch.tensor(0.5, requires_grad=True)
+    assert type(info.loss) is float
+    with pytest.raises(SondeError, match="one number, not a list"), tool.debug_context("mine") as info:
+        info.loss = [1.0]
+    with pytest.raises(KeyError), tool.debug_context("mine") as info:
+        info.loss = [1.0]
+        raise KeyError("user")
+    with tool.debug_context("next") as info:
+        pass
+    assert info.inside == ""  # the failed block has ended
+
+
+def test_a_module_without_gradients_is_an_anomaly_and_lazy_parameters_are_passed_over(tmp_path):
+    tool, model = debugger(tmp_path), nn.ModuleDict({"used": nn.Linear(6, 1), "lazy": nn.LazyLinear(3)})
+    x, y = batch()
+    optimizer = torch.optim.SGD(model["used"].parameters(), lr=0.1)
+    assert tool.debug_backward_pass(F.mse_loss(model["used"](x), y), model) > 0
+    assert math.isfinite(tool.debug_optimization_step(optimizer, model))
+    assert not any(info.anomaly_detected for info in tool.debug_history)
+    other = nn.Linear(6, 1)
+    assert tool.debug_backward_pass(F.mse_loss(model["used"](x), y), other) == 0.0
+    assert "the gradient norm is 0: no parameter has a gradient" in tool.debug_history[-1].notes
+
+
 # ---- files
 
 
@@ -753,6 +780,9 @@ def test_a_log_is_written_once_however_often_it_is_set_up(tmp_path, capsys):
     root = list(logging.getLogger().handlers)
     tool, model = debugger(tmp_path), zoo.mlp()
     tool.setup_training_logging("first")
+    with pytest.raises(SondeError):
+        tool.setup_training_logging("")
+    assert tool.training_logger is not None  # the first log is still open
     logger = tool.setup_training_logging("../first/\x1b[31m")
     tool.debug_training_step(model, torch.optim.SGD(model.parameters(), lr=0.1), F.mse_loss, *batch())
     tool.close()

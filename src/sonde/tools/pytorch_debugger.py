@@ -13,7 +13,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from time import perf_counter_ns
@@ -124,7 +124,14 @@ class PyTorchDebugger:
         if not isinstance(operation, str) or not operation:
             raise SondeError(f'an operation needs a name, for instance debug_context("forward"); this is {operation!r}.')
         with self._operation(operation, model_name, epoch, batch) as running:
-            yield running.info
+            try:
+                yield running.info
+            except BaseException:
+                with suppress(SondeError):
+                    _convert_numbers(running.info)
+                raise
+            running.stop_clock()
+            _convert_numbers(running.info)
 
     def debug_forward_pass(self, model: nn.Module, x: Any, epoch: int = 0, batch: int = 0) -> Any:
         """Call the model and check input and output.
@@ -278,8 +285,9 @@ class PyTorchDebugger:
         The file has a line per batch, or with `interval_s` at most one in so many seconds; the terminal at most one per second. A second
         call closes the first log.
         """
+        log = TrainingLogger(name, Path(self.config.output_dir), interval_s=interval_s)
         self._close_training_log()
-        log = self.training_logger = TrainingLogger(name, Path(self.config.output_dir), interval_s=interval_s)
+        self.training_logger = log
         weakref.finalize(self, log.close)
         return log.logger
 
@@ -506,6 +514,20 @@ def _check_loss(loss: Any) -> None:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         shape = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
         raise SondeError(f"the loss must be a tensor of one number, not {shape}. Reduce it, for instance with loss.mean().")
+
+
+def _convert_numbers(info: DebugInfo) -> None:
+    """Convert the numbers that a block has set, tensors for instance, to floats; 0.0 and an error for other values."""
+    wrong = ""
+    for name in ("loss", "gradient_norm", "param_norm"):
+        value: Any = getattr(info, name)
+        try:
+            setattr(info, name, float(value.detach() if isinstance(value, Tensor) else value))
+        except (TypeError, ValueError, RuntimeError):
+            setattr(info, name, 0.0)
+            wrong = f"{name} of a DebugInfo must be one number, not a {type(value).__name__}."
+    if wrong:
+        raise SondeError(wrong)
 
 
 def _modules(loss_fn: Any) -> list[nn.Module]:
