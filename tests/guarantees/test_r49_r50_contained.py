@@ -282,7 +282,7 @@ def test_r49_a_retired_probe_is_named_with_its_error_and_all_else_goes_on(tmp_pa
 
     from sonde.capture.probes.activations import ActivationProbe
 
-    play(tmp_path / "run", lambda: monkeypatch.setattr(ActivationProbe, "_measure_item", broken))
+    play(tmp_path / "run", lambda: monkeypatch.setattr(ActivationProbe, "_measure", broken))
     run = sonde.Run(tmp_path / "run")
     retired = {event.data["where"]: event.data for event in run.events("retired")}
     assert set(retired) == {"first", "norm", "drop", "last"}
@@ -367,11 +367,11 @@ def test_r50_tensors_of_a_failed_measurement_are_freed(tmp_path: Path, monkeypat
 
     outputs: list[weakref.ref[torch.Tensor]] = []
 
-    def full(self: ActivationProbe, leaf: Any, call: int, item: int, tensor: torch.Tensor) -> None:
+    def full(self: ActivationProbe, leaf: Any, tensor: torch.Tensor) -> None:
         outputs.append(weakref.ref(tensor))
         raise torch.OutOfMemoryError("injected")
 
-    monkeypatch.setattr(ActivationProbe, "_measure_item", full)
+    monkeypatch.setattr(ActivationProbe, "_measure", full)
     program = Program("mlp", lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1)), _regression(5, 6))
     model = program.build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

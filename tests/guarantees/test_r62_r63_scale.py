@@ -154,10 +154,10 @@ def test_r63_a_model_of_five_thousand_modules_is_watched_with_work_in_proportion
     model = nn.Sequential(*[Tiny() for _ in range(5000)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     session = sonde.watch(model, optimizer, to=tmp_path / "run", every=1, strict=True)
-    assert sum(len(module._forward_hooks) for module in model.modules()) == 1  # only the door is hooked
+    assert not any(module._forward_hooks for module in model.modules())  # nothing is on the modules
     model(torch.ones(1)).sum().backward()
-    assert CountsHooks.total == 0  # a leaf is measured without a hook
-    assert sum(len(module._forward_hooks) for module in model.modules()) == 1
+    assert CountsHooks.total == 0  # leaves are measured by one hook on all modules
+    assert not any(module._forward_hooks for module in model.modules())
     assert not any("forward" in vars(module) for module in model.modules())  # and nothing is left in its place
     optimizer.step()
     session.close()
