@@ -6,11 +6,11 @@ Sonde's callback over without it.
     python benchmarks/integrations.py --only accelerate --workload conv --nobody
                                                          neither of the two is watched: the distance from 1 is noise
 
-A framework has its own loop, so each of the two trainings, bare and watched, is a greenlet: a few steps of the one, then a few of the other,
-with Sonde paused meanwhile. They share one thread, because threads have heaps of their own, and two equal trainings in two threads differ by
-up to 5 % for as long as they live. A ratio is to the bare steps just before and after, as in overhead.py, for process CPU time and for wall
-time. The densely observed start of a run is left out. Budgets are on CPU time and are judged as in overhead.py: at most the budget plus 0.01
-over at least 20 rounds, in two runs. Exit code 1: a budget does not hold.
+A framework has its own loop, so each of the two trainings, bare and watched, is a greenlet: a few steps of the one, then a few of the
+other, with Sonde paused meanwhile. They share one thread, because threads have heaps of their own, and two equal trainings in two threads
+differ by up to 5 % for as long as they live. A ratio is to the bare steps just before and after, as in overhead.py, for process CPU time
+and for wall time. The densely observed start of a run is left out. Budgets are on CPU time and are judged as in overhead.py: at most the
+budget plus 0.01 over at least 20 rounds, in two runs. Exit code 1: a budget does not hold.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import itertools
 import logging
 import signal
 import statistics
@@ -213,7 +214,7 @@ def cost_where(way: str, workload: Workload, num_rounds: int, to: Path | None, f
 
 def ratios(bare_ms: list[float], watched_ms: list[float], num: int) -> list[float]:
     """One per round of `num` slices; each watched slice is between two bare ones."""
-    beside = [(before + after) / 2 for before, after in zip(bare_ms, bare_ms[1:])]
+    beside = [(before + after) / 2 for before, after in itertools.pairwise(bare_ms)]
     rounds = [slice(start, start + num) for start in range(0, len(beside), num)]
     return [sum(watched_ms[each][: len(beside[each])]) / sum(beside[each]) for each in rounds if beside[each]]
 
@@ -227,8 +228,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=WAYS, help="one framework")
     parser.add_argument("--workload", choices=[workload.name for workload in WORKLOADS], help="one workload")
-    parser.add_argument("--rounds", type=int, default=MIN_ROUNDS, help=f"turns of each (default: {MIN_ROUNDS}, which judging a budget takes)")
-    parser.add_argument("--runs", type=int, default=NUM_RUNS, help=f"times that each is measured (default: {NUM_RUNS}, which judging takes)")
+    parser.add_argument("--rounds", type=int, default=MIN_ROUNDS, help=f"turns of each (default: {MIN_ROUNDS}, as judging takes)")
+    parser.add_argument("--runs", type=int, default=NUM_RUNS, help=f"times each is measured (default: {NUM_RUNS}, as judging takes)")
     parser.add_argument("--nobody", action="store_true", help="without Sonde: the ratio of two bare trainings")
     options = parser.parse_args()
     if options.rounds < 2:

@@ -4,13 +4,13 @@
     python benchmarks/overhead.py --quick            a first look
     python benchmarks/overhead.py --only mlp --no-peers --json out.json
 
-All variants take turns in one process, so that other load on the machine affects all of them alike. Each has a model of its own from the same
-seed. A ratio is to the bare turns just before and after; the table shows the median over the rounds with its quartiles, for process CPU time
-and for wall time. Budgets are on CPU time: a budget holds when the median over at least 20 rounds is at most the budget plus 0.01, in two
-runs. A budget that does not hold ends the program with exit code 1; with fewer rounds nothing is judged.
+All variants take turns in one process, so that other load on the machine affects all of them alike. Each has a model of its own from the
+same seed. A ratio is to the bare turns just before and after; the table shows the median over the rounds with its quartiles, for process
+CPU time and for wall time. Budgets are on CPU time: a budget holds when the median over at least 20 rounds is at most the budget plus
+0.01, in two runs. A budget that does not hold ends the program with exit code 1; with fewer rounds nothing is judged.
 
-A second bare training takes its turns as well: the distance of its ratio from 1, and of its quartiles from each other, shows the noise. The
-first 300 steps of a run are shown too: they are observed more often, and nothing is promised of them.
+A second bare training takes its turns as well: the distance of its ratio from 1, and of its quartiles from each other, shows the noise.
+The first 300 steps of a run are shown too: they are observed more often, and nothing is promised of them.
 """
 
 from __future__ import annotations

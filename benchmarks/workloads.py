@@ -1,8 +1,8 @@
 """The three trainings that Sonde's cost is measured on, their budgets, and when a budget holds.
 
-Each is an ordinary loop: clear the gradients, forward, loss, backward, Adam. The data is created once, so that a step is the training alone.
-The labels are permuted from step to step: a batch that is learnt by heart makes the loss spike at times, and Sonde then replays that step,
-which is not what is measured here.
+Each is an ordinary loop: clear the gradients, forward, loss, backward, Adam. The data is created once, so that a step is the training
+alone. The labels are permuted from step to step: a batch that is learnt by heart makes the loss spike at times, and Sonde then replays
+that step, which is not what is measured here.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 def prepare(num_threads: int) -> None:
-    """For the whole process. A batch that is learnt by heart leaves subnormal numbers, which the processor computes slowly: the training that
-    has run for longer then seems to cost more, watched or not (5 to 8 % on the MLP after 1,500 steps). Here they are flushed to zero."""
+    """For the whole process. A batch that is learnt by heart leaves subnormal numbers, which the processor computes slowly: the training
+    that has run for longer then seems to cost more, watched or not (5 to 8 % on the MLP after 1,500 steps). Here they are flushed to
+    zero."""
     torch.set_num_threads(num_threads)
     torch.set_flush_denormal(True)
     _keep_memory()

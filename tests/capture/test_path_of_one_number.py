@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+import torch
 from torch import nn
 
 import sonde
