@@ -72,7 +72,7 @@ def rows(workload: Workload, num_rounds: int) -> list[Row]:
     trainings = [Training(workload) for _ in range(4)]
     watchers: dict[str, Watcher] = {
         SONDE: Sonde(trainings[0]),
-        "torch.profiler, nothing asked for": Torch(trainings[1], averages=False),
+        "torch.profiler, default settings": Torch(trainings[1], averages=False),
         "torch.profiler, same detail": Torch(trainings[2], averages=False, **DETAIL),
         "torch.profiler, same detail, averaged": Torch(trainings[3], averages=True, **DETAIL),
     }
