@@ -46,7 +46,7 @@ reading: $(READING_STAMP)
 	@rm -rf build
 	$(READING)/bin/python -m pytest $(READING_TESTS) -n 2 -m reading -p no:cacheprovider
 
-# Each exits with 1 where a budget is not kept; the second is worth seeing all the same.
+# Each exits with 1 if a budget does not hold; the second runs in any case.
 bench: $(STAMP)
 	-$(VENV)/bin/python benchmarks/overhead.py
 	$(VENV)/bin/python benchmarks/footprint.py

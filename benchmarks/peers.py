@@ -1,6 +1,6 @@
-"""What people use today, each as its own documentation has it, so that Sonde's cost can be read beside theirs.
+"""Other tools, each used as its own documentation shows, so that Sonde's cost can be compared with theirs.
 
-A peer is asked for only when its turn comes: importing it would already change the process that the others run in.
+A peer is imported only when its turn comes: importing it would change the process that the others run in.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Watcher:
     def begin(self) -> None:
         """Its turn starts."""
 
-    def settle(self) -> None:
-        """Work that it put off; it is timed with the turn."""
+    def flush(self) -> None:
+        """Deferred work, which is timed with the turn."""
 
     def end(self) -> None:
         """Its turn is over: from here on it may cost nothing."""
@@ -71,7 +71,7 @@ class TensorBoardHistograms(Watcher):
             self._writer.add_histogram(f"activations/{name}", output, step)
         self._outputs.clear()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         self._writer.flush()
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class Profiler(Watcher):
         self._profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
         self._profile.start()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         if self._profile is not None:
             self._profile.stop()
             self._profile = None

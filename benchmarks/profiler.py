@@ -1,11 +1,11 @@
-"""What profiling costs: CPU time of a profiled step over that of a bare one, for Sonde's profiler and for torch's at the same detail.
+"""What profiling costs: time of a profiled step over that of a bare one, for Sonde's profiler and for torch's at the same detail.
 
     python benchmarks/profiler.py                    about ten minutes
     python benchmarks/profiler.py --quick            a first look
 
-All take turns in one process, as in overhead.py. The detail is: forward and backward time of every layer, for every step. torch.profiler
-is asked for what a report by layer needs (shapes, memory, FLOPs, modules); its last row also turns its events into averages, without
-which there is nothing to read. Sonde's row includes its report. Exit code 1: Sonde's is not the cheapest on every workload.
+All take turns in one process, as in overhead.py. The detail is forward and backward time of every layer, for every step. torch.profiler
+records what a report by layer needs (shapes, memory, FLOPs, modules); its last row also converts its events into averages, without which
+there is nothing to read. Sonde's row includes its report. Exit code 1: Sonde is not the cheapest on every workload.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from machine import facts
-from overhead import BARE, Row, row, show, table, take_turns
+from overhead import BARE, HEADING, Row, row, show, table, take_turns
 from peers import Watcher
 from workloads import WORKLOADS, Training, Workload, prepare
 
@@ -40,7 +40,7 @@ class Sonde(Watcher):
         self._watcher._plan = ["timed"] * 1_000_000
         patches.subscribe(self._watcher)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         if self._watcher is not None:
             self._watcher.close()
             self._watcher.report()
@@ -56,7 +56,7 @@ class Torch(Watcher):
         self._profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], **self._detail)
         self._profile.start()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         if self._profile is not None:
             self._profile.stop()
             if self._averages:
@@ -72,13 +72,13 @@ def rows(workload: Workload, num_rounds: int) -> list[Row]:
     trainings = [Training(workload) for _ in range(4)]
     watchers: dict[str, Watcher] = {
         SONDE: Sonde(trainings[0]),
-        "torch.profiler, nothing asked for": Torch(trainings[1], averages=False),
+        "torch.profiler, default settings": Torch(trainings[1], averages=False),
         "torch.profiler, same detail": Torch(trainings[2], averages=False, **DETAIL),
         "torch.profiler, same detail, averaged": Torch(trainings[3], averages=True, **DETAIL),
     }
     num_steps = max(2, workload.chunk // 3)
     times = take_turns(workload, [(t, w, num_steps) for t, w in zip(trainings, watchers.values())], [bare], num_rounds)
-    found = [row(workload, BARE, [(ms, ms) for _, ms in times[0]])]
+    found = [row(workload, BARE, [(bare, bare) for _, bare in times[0]])]
     return found + [row(workload, name, each) for name, each in zip(watchers, times)]
 
 
@@ -100,7 +100,7 @@ def main() -> int:
     parser.add_argument("--only", choices=[workload.name for workload in WORKLOADS], action="append", help="this workload; may be repeated")
     arguments = parser.parse_args()
     prepare(arguments.threads)
-    print(f"{facts()}\n\n{'':51}{'ms a step':>9}  {'ratio (quartiles)':>22}")
+    print(f"{facts()}\n\n{HEADING}")
     found: list[Row] = []
     for workload in WORKLOADS:
         if not arguments.only or workload.name in arguments.only:

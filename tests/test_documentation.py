@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,6 +75,21 @@ def test_the_readme_has_a_block_that_is_run_and_compared():
 def test_the_readme_does_not_promise_more_rules_than_there_are():
     (promised,) = re.findall(r"More than (\d+) defects", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert int(promised) < len(RULES)
+
+
+def test_the_readme_has_the_goals_that_the_benchmarks_judge():
+    table = (ROOT / "README.md").read_text(encoding="utf-8").split("<!-- costs: from")[1].split("<!-- costs: end")[0]
+    goals = [tuple(re.findall(r"\(goal (\d\.\d\d)\)", row)) for row in table.splitlines() if "(goal" in row]
+    workloads = (ROOT / "benchmarks" / "workloads.py").read_text(encoding="utf-8")
+    assert goals == re.findall(r"    Workload\(.*, (\d\.\d\d), (\d\.\d\d), \d\.\d\d\),", workloads)
+    assert len(goals) == 3
+
+
+def test_the_extra_all_brings_every_extra_that_is_not_a_framework():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    frameworks, tools = {"lightning", "transformers", "accelerate"}, {"bench", "dev"}
+    (everything,) = extras["all"]
+    assert set(everything.removeprefix("sonde[").removesuffix("]").split(",")) == set(extras) - frameworks - tools - {"all"}
 
 
 @pytest.mark.torch

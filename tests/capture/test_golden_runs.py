@@ -22,6 +22,7 @@ pytestmark = pytest.mark.torch
 
 TIMED_EVENTS = ("xray", "transfers", "memory", "leaks", "start")  # when they come, or what they say, depends on the machine
 NOT_COMPARED = ("_ms", "_mb", "_ns")  # ends of names
+ADDED: frozenset[str] = frozenset()  # kinds of frames, kinds of events and scalars that version 0.1.0 did not have
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +34,8 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def scalars(run: sonde.Run) -> list[str]:
-    return sorted(site.path for site in run.sites.values() if site.kind == "scalar" and not site.path.endswith(NOT_COMPARED))
+    names = {site.path for site in run.sites.values() if site.kind == "scalar"} - ADDED
+    return sorted(name for name in names if not name.endswith(NOT_COMPARED))
 
 
 def plain(value: Any) -> Any:
@@ -44,12 +46,12 @@ def plain(value: Any) -> Any:
 
 
 def events(run: sonde.Run) -> list[tuple[str, int, dict[str, Any]]]:
-    return [(event.kind, event.step, plain(event.data)) for event in run.events() if event.kind not in TIMED_EVENTS]
+    return [(event.kind, event.step, plain(event.data)) for event in run.events() if event.kind not in ADDED.union(TIMED_EVENTS)]
 
 
 def statistics(run: sonde.Run) -> list[tuple[str, int, list[str], list[float]]]:
     """All that was measured of tensors, by kind, step and the names of the places."""
-    frames = [(kind, frame) for kind in sorted(run.kinds) if kind not in ("step", "log") for frame in run.frames(kind)]
+    frames = [(kind, frame) for kind in sorted(run.kinds) if kind not in ADDED.union(("step", "log")) for frame in run.frames(kind)]
     return [(kind, frame.step, [run.sites[int(i)].path for i in frame.sites], frame.values.ravel().tolist()) for kind, frame in frames]
 
 
