@@ -131,7 +131,7 @@ ERRORS = (RuntimeError, MemoryError, RecursionError)
 # What the user calls by name, or torch by a hook: such a function isolates what is inside of it, and holds nothing else.
 BOUNDARY = {
     "capture.step_tracker.isolated", "capture.error_isolation.ErrorIsolation.report", "capture.probes.activations._LeafHook.__call__",
-    "capture.probes.activations.ActivationProbe._on_any_output", "capture.probes.activations.ActivationProbe._on_output",
+    *(f"capture.probes.activations.ActivationProbe.{name}" for name in ("_on_output", "_on_own_output", "_on_gradient")),
     "capture.model_discovery.ModelDiscovery._on_call_start", "capture.model_discovery.ModelDiscovery._on_call_end",
     "statistics.native.use_native", "capture.step_tracker.StepTracker.on_suspend", "capture.step_tracker.StepTracker.on_resume",
 }  # fmt: skip

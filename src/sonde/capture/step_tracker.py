@@ -226,11 +226,15 @@ class StepTracker(TrainingCallbacks):
         self._register(optimizer)
 
     def pause(self) -> None:
-        """No callback has an effect until `resume`."""
-        self.step_profiler.give_up()
-        self._end_forwards()
-        self._call(self._plan.on_detach)
+        """No callback has an effect until `resume`. Each part is tried, whatever becomes of the others: a hook that stays is worst."""
         self.is_paused = True
+        try:
+            with contextlib.ExitStack() as stack:
+                stack.callback(self._call, self._plan.on_detach)
+                stack.callback(self._end_forwards)
+                stack.callback(self.step_profiler.give_up)
+        except Exception as error:
+            self.isolation.report("pause", "", error)
 
     def resume(self) -> None:
         self.is_paused = False
