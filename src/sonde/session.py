@@ -40,7 +40,6 @@ from sonde.capture.model_registry import ModelRegistry
 from sonde.capture.probes.base import Probe, ProbeContext
 from sonde.capture.recorder import StepRecorder
 from sonde.capture.step_tracker import IncidentHandler, StepTracker
-from sonde.capture.torch_internals import is_compiled
 from sonde.early_stopping import EarlyStopping
 from sonde.events import STEP_SCALARS, Ended, ProbeDisabled, Started, TextLogged, TypedEvent
 from sonde.runlog.directory import new_run_directory, open_run_directory, write_run_json
@@ -49,6 +48,7 @@ from sonde.runlog.writer import Writer
 from sonde.session_tools import SessionTools
 from sonde.statistics import native
 from sonde.statistics.tensor_utils import read_scalar
+from sonde.statistics.torch_internals import is_compiled
 
 if TYPE_CHECKING:
     from sonde.memory_profiler.memory_profiler import MemoryProfiler

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sonde.statistics.deferred_reads import on_device
+from sonde.statistics.torch_internals import saved_value_handle
 
 MAX_NODES = 32  # from the loss on: it is near, behind a scale, a mean, a sum with other losses
 MAX_LABELS = 1 << 13  # of one batch are counted, evenly spaced
@@ -108,7 +109,7 @@ def _is_parameter(node: Any, num_columns: int) -> bool:
 
 def _saved(node: Any, name: str) -> Tensor | None:
     """What a node keeps, unless somebody packed it: unpacking runs code of the user's, and in a checkpoint the whole forward."""
-    kept = getattr(node, f"_raw_saved_{name}", None)
+    kept = saved_value_handle(node, name)
     if kept is None or getattr(kept, "unpack_hook", kept) is not None:
         return None
     tensor = kept.data

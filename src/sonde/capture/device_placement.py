@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from sonde.statistics.torch_internals import storage_address
+
 MAX_REPORTED = 20  # tensors of one model
 
 
@@ -39,7 +41,7 @@ def find_holders(models: Iterable[nn.Module], storages: set[int]) -> dict[int, s
     held: dict[int, str] = {}
     for model in models:
         for _, path, tensor in _tensors(model):
-            if tensor.layout is torch.strided and (address := tensor.untyped_storage()._cdata) in storages:
+            if tensor.layout is torch.strided and (address := storage_address(tensor.untyped_storage())) in storages:
                 held.setdefault(address, path)
     return held
 

@@ -34,6 +34,7 @@ from sonde.replay.restore_state import reachable_modules, state_restored
 from sonde.spike_detection import Leap
 from sonde.statistics import reductions
 from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.torch_internals import graph_task_id
 
 OUTLIER_FACTOR = 10.0  # times the magnitude of the other samples: rows of one dataset differ by less
 OUTPUT_OUTLIER_FACTOR = 4.0  # the same for the output of a layer: the layers before it reduce the difference
@@ -411,7 +412,7 @@ class LayerMagnitudes:
 
     def _hook(self, path: str) -> Any:
         def on_forward_end(module: nn.Module, args: Any, output: Any) -> None:
-            if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1 or len(self.outputs) >= MAX_LAYERS:
+            if torch.compiler.is_compiling() or graph_task_id() != -1 or len(self.outputs) >= MAX_LAYERS:
                 return  # a graph task is running: backward recomputes a checkpointed part of the forward
             for _, tensor in find_tensors(output)[:1]:
                 magnitudes = sample_magnitudes(path, tensor, self._num)

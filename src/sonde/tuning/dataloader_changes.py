@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset, dataloader
+from torch.utils.data import DataLoader, IterableDataset
 
 from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.torch_internals import DataLoaderIterator, num_prefetched_batches
 from sonde.tuning.call_site_keys import place_here
 from sonde.tuning.messages import Loader, Place
 
@@ -48,7 +49,8 @@ class Loaders:
 
     def install(self) -> None:
         """For good: the process belongs to the trial."""
-        make, iterate, fetch = DataLoader.__init__, DataLoader.__iter__, dataloader._BaseDataLoaderIter.__next__
+        iterator_class: Any = DataLoaderIterator
+        make, iterate, fetch = DataLoader.__init__, DataLoader.__iter__, iterator_class.__next__
         signature = inspect.signature(make)
 
         @functools.wraps(make)
@@ -85,7 +87,7 @@ class Loaders:
                 seen.fed = True
             return batch
 
-        for owner, patched in ((DataLoader, __init__), (DataLoader, __iter__), (dataloader._BaseDataLoaderIter, __next__)):
+        for owner, patched in ((DataLoader, __init__), (DataLoader, __iter__), (iterator_class, __next__)):
             setattr(owner, patched.__name__, patched)
 
     def mark(self) -> None:
@@ -140,14 +142,7 @@ def _kind_of(dataset: Any) -> tuple[str, int]:
 def num_ready(reference: weakref.ref[Any] | None) -> int:
     """Batches that workers have made and nobody has fetched."""
     iterator = reference() if reference is not None else None
-    queue = getattr(iterator, "_data_queue", None)
-    if iterator is None or queue is None:
-        return 0
-    early = sum(len(task) > 1 for task in iterator._task_info.values())  # those that came before their turn
-    try:
-        return early + int(queue.qsize())
-    except NotImplementedError:  # macOS cannot count
-        return early
+    return num_prefetched_batches(iterator) if iterator is not None else 0
 
 
 def num_samples(batch: Any) -> int:

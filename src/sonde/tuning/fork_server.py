@@ -12,9 +12,8 @@ import signal
 from contextlib import suppress
 from typing import Any
 
-import torch._dynamo  # noqa: F401 - the first optimizer of a process loads it, which takes a second or two each time
-
 from sonde.launcher import die_with_parent
+from sonde.statistics.torch_internals import load_compiler
 from sonde.tuning.messages import Request
 from sonde.tuning.trial import run_trial, take_streams
 
@@ -22,6 +21,7 @@ CRASHED = 70  # by convention: an error inside
 
 
 def main() -> None:
+    load_compiler()  # here, once: the first optimizer of every trial would load it, which takes a second or two
     die_with_parent()
     say({"ready": os.getpid()})
     while line := hear():

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from sonde.capture.call_site import user_frame
 from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.torch_internals import call_implementation, is_compiled, replace_call_implementation, tree_map_only
 from sonde.tuning.call_site_keys import place_here
 from sonde.tuning.messages import Model
 
@@ -71,12 +71,12 @@ class Models:
         if self._changes:
             if "channels_last" in self._changes:
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's own stub forgets it
-            module._compiled_call_impl = self._changed(module)
+            replace_call_implementation(module, self._changed(module))
         if len(self._met) == self._num_expected:
             self._stop_searching()
 
     def _changed(self, module: nn.Module) -> Callable[..., Any]:
-        plain = module._compiled_call_impl or module._call_impl
+        plain = call_implementation(module)
         device = _device(module)
         images, half, compiles = (name in self._changes for name in ("channels_last", "autocast", "compile"))
         compiled: Callable[..., Any] | None = None
@@ -87,13 +87,13 @@ class Models:
         def call(*args: Any, **kwargs: Any) -> Any:
             nonlocal compiled
             if images:
-                args, kwargs = pytree.tree_map_only(torch.Tensor, _as_channels_last, (args, kwargs))
+                args, kwargs = tree_map_only(torch.Tensor, _as_channels_last, (args, kwargs))
             # The compiler must not meet a Module.__call__ of ours: it begins once the search is over.
             if compiles and compiled is None and not self.is_searching:
                 compiled = torch.compile(inner)
             with torch.autocast(device, torch.bfloat16) if half else nullcontext():
                 output = (compiled or plain)(*args, **kwargs)
-            return pytree.tree_map_only(torch.Tensor, _as_float32, output) if half else output
+            return tree_map_only(torch.Tensor, _as_float32, output) if half else output
 
         return call
 
@@ -129,7 +129,7 @@ def _facts(module: nn.Module, args: Any, kwargs: Any) -> Model:
         takes_images=bool(images),
         is_channels_last=bool(images) and all(stored_last),
         in_autocast=torch.is_autocast_enabled(device),
-        is_compiled=module._compiled_call_impl is not None or hasattr(module, "_orig_mod"),
+        is_compiled=is_compiled(module),
     )
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity
 
-from sonde.capture.torch_internals import is_profiling
 from sonde.events import TorchProfileWritten
+from sonde.statistics.torch_internals import is_profiling
 
 NUM_STEPS = 10  # that are profiled before the switch turns itself off: a trace of more is slow to open, and fills memory
 TRACES = "traces"  # folder in the run's directory

@@ -16,6 +16,7 @@ from sonde.events import NonFinite
 from sonde.spike_detection import Losses
 from sonde.statistics import reductions
 from sonde.statistics.tensor_utils import read_scalar
+from sonde.statistics.torch_internals import loss_scale_tensor
 from sonde.statistics.torch_ops import unsupported_reason
 
 
@@ -37,12 +38,12 @@ class LossProbe(Probe):
 
     def on_loss_scaled(self, scaler: Any) -> None:
         state = self._state
-        scale = scaler._scale if scaler.is_enabled() else None
+        scale = loss_scale_tensor(scaler) if scaler.is_enabled() else None
         number = None if scale is None else read_scalar(scale)
         state.loss_scale = state.scalars["loss_scale"] = math.nan if number is None else number
         self._scale_on_device = scale.detach().clone() if scale is not None and number is None else None
         state.is_loss_scaled = scale is not None
-        state.loss_scale_backoff = scaler._backoff_factor if scaler.is_enabled() else math.nan
+        state.loss_scale_backoff = scaler.get_backoff_factor() if scaler.is_enabled() else math.nan
 
     def on_backward_start(self, tensors: Any) -> Incident | None:
         if not isinstance(tensors, torch.Tensor) or tensors.numel() != 1:

@@ -21,8 +21,8 @@ from sonde.capture.device_placement import find_holders
 from sonde.capture.model_registry import ModelRegistry
 from sonde.capture.patches import MethodCall, TensorMethodPatch
 from sonde.capture.phase_timer import PhaseTimer
-from sonde.capture.torch_internals import graph_task_id
 from sonde.statistics.fingerprint import content_hash
+from sonde.statistics.torch_internals import gradient_device, graph_task_id, storage_address, tensor_version
 
 NAMES = ("to", "cuda", "xpu", "cpu", "copy_")
 PINS = ("cuda",)  # devices that copy from pinned memory by themselves, while Python goes on; from any other Python is held up
@@ -62,7 +62,7 @@ class _Moved:
 
     def __init__(self, tensor: Tensor) -> None:
         self.storage = _weak_storage(tensor)  # while we have it, the same address is the same storage
-        self.version = -1 if tensor.is_inference() else tensor._version
+        self.version = -1 if tensor.is_inference() else tensor_version(tensor)
         self.fingerprint = content_hash(tensor)  # numpy may write into it, and no version tells
 
     def is_unchanged_in(self, other: _Moved) -> bool:
@@ -165,7 +165,7 @@ class DeviceTransfers:
 
     @staticmethod
     def _is_again(place: _Place, before: _Place | None, source: Tensor) -> bool:
-        key = (source.untyped_storage()._cdata, source.storage_offset(), source.shape, source.stride(), source.dtype)
+        key = (storage_address(source.untyped_storage()), source.storage_offset(), source.shape, source.stride(), source.dtype)
         if key not in place.moved and len(place.moved) == MAX_TENSORS:
             return False
         now = _Moved(source)
@@ -209,7 +209,7 @@ def _is_computed_from(tensor: Tensor, device: torch.device) -> bool:
     found = False
     for node in nodes:
         for one, _ in node.next_functions:
-            made = one._input_metadata[0].device if one is not None and one._input_metadata else None
+            made = gradient_device(one)
             if made == device:
                 found = True
             elif type(one).__name__ == "AccumulateGrad":

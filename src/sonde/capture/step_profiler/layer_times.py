@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from sonde.capture import patches
 from sonde.capture.overhead_budget import hook_ns
 from sonde.capture.phase_timer import PhaseTimer
-from sonde.capture.torch_internals import graph_task_id
 from sonde.capture.watched_model import WatchedModel
+from sonde.statistics.torch_internals import CONV, CONV_TRANSPOSE, graph_task_id
 
 MAX_LAYERS = 4000  # hooks on more would take longer than the step
 MAX_CALLS = 64  # of one layer whose shapes are noted
@@ -197,8 +197,8 @@ def _multiplications(module: nn.Module | None, num_in: int, num_out: int) -> flo
     weight = None if module is None else module._parameters.get("weight")
     if weight is None:
         return 0.0
-    if isinstance(module, nn.modules.conv._ConvTransposeNd):
+    if isinstance(module, CONV_TRANSPOSE):
         return num_in * weight.numel() / weight.shape[0]
-    if isinstance(module, (nn.Linear, nn.modules.conv._ConvNd)):
+    if isinstance(module, (nn.Linear, *CONV)):
         return num_out * weight.numel() / weight.shape[0]
     return 0.0
