@@ -138,12 +138,12 @@ def parse_condition(text: str) -> Condition:
         raise SondeError('the condition is empty. Write one such as "grad_norm > 10 and step > 100".')
     if len(text) > MAX_LENGTH:
         raise SondeError(f"the condition has {len(text)} characters; {MAX_LENGTH} is the most. Use a callback for more than that.")
-    reader = _Reader(text)
+    reader = _Parser(text)
     root = reader.whole()
     return Condition(text, frozenset(reader.names), root)
 
 
-class _Reader:
+class _Parser:
     """Recursive descent, one method per level of binding: or, and, not, comparison, operand."""
 
     def __init__(self, text: str) -> None:

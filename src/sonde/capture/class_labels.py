@@ -33,7 +33,7 @@ _TURNS = ("TBackward", "Transpose", "Permute", "ToCopy", "View", "UnsafeView", "
 _BINARY = ("BinaryCrossEntropyWithLogitsBackward0", "BinaryCrossEntropyBackward0")
 
 
-class Labels(NamedTuple):
+class ClassLabels(NamedTuple):
     """What one loss was given: whole numbers from 0 on, in their order."""
 
     values: npt.NDArray[np.integer[Any]]
@@ -42,12 +42,12 @@ class Labels(NamedTuple):
     place: tuple[int, int]  # in memory: where they begin, and how many
 
 
-def find_labels(loss: Any, outputs: Sequence[tuple[int, ...]], fetched: Iterable[Tensor]) -> list[Labels | None]:
+def find_labels(loss: Any, outputs: Sequence[tuple[int, ...]], fetched: Iterable[Tensor]) -> list[ClassLabels | None]:
     """The labels of the losses that this one is made of, as far as a model's own output (one of these shapes) was compared with them; None
     for those that are out of reach. Those on a device are looked up in the batch that the loader handed out."""
     if not isinstance(loss, Tensor) or loss.grad_fn is None:
         return []
-    found: list[Labels | None] = []
+    found: list[ClassLabels | None] = []
     queue: deque[Any] = deque([loss.grad_fn])
     seen: set[Any] = {loss.grad_fn}
     for _ in range(MAX_NODES):
@@ -65,7 +65,7 @@ def find_labels(loss: Any, outputs: Sequence[tuple[int, ...]], fetched: Iterable
     return found
 
 
-def _given(node: Any, kind: str, outputs: Sequence[tuple[int, ...]], fetched: Iterable[Tensor]) -> Labels | None:
+def _given(node: Any, kind: str, outputs: Sequence[tuple[int, ...]], fetched: Iterable[Tensor]) -> ClassLabels | None:
     labels, scores = _saved(node, "target"), _saved(node, "self")
     if labels is None or scores is None:
         return None
@@ -80,7 +80,7 @@ def _given(node: Any, kind: str, outputs: Sequence[tuple[int, ...]], fetched: It
     if values is None:
         return None
     is_learnt = _is_learnt(node, 1 if kind in _BINARY else num_classes)
-    return Labels(values, num_classes, is_learnt, (labels.data_ptr(), labels.numel()))
+    return ClassLabels(values, num_classes, is_learnt, (labels.data_ptr(), labels.numel()))
 
 
 def _is_learnt(node: Any, num_columns: int) -> bool:
@@ -146,7 +146,7 @@ def is_plain(tensor: Tensor) -> bool:
         return False
 
 
-def count_labels(given: Sequence[Labels | None]) -> dict[str, Any] | None:
+def count_labels(given: Sequence[ClassLabels | None]) -> dict[str, Any] | None:
     """What an event says of the labels of one step; None where there are none, or not all of them are known."""
     known = [labels for labels in given if labels is not None]
     if not known or len(known) < len(given):

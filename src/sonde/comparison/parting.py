@@ -69,7 +69,7 @@ def find_parting(a: Process, b: Process, columns: tuple[Columns, Columns], *, ex
     """`exact` is False where the statistics of the two were computed by different code and may differ in their last digits."""
     common, in_a, in_b = np.intersect1d(columns[0].every_step, columns[1].every_step, return_indices=True)
     both = common[columns[0].observed[in_a] & columns[1].observed[in_b]]
-    reader = _Reader(a, b, 0.0 if exact else INEXACT)
+    reader = _StepComparer(a, b, 0.0 if exact else INEXACT)
     first: Difference | None = None
     last_equal = observed_before = -1
     num_differing = num_compared = 0
@@ -109,7 +109,7 @@ def _lockstep(a: Process, b: Process) -> Iterator[tuple[Step, Step]]:
             other = next(right, None)
 
 
-class _Reader:
+class _StepComparer:
     """Compares steps; which columns of two frames belong together is worked out once per pair of plans."""
 
     def __init__(self, a: Process, b: Process, tolerance: float) -> None:

@@ -39,7 +39,7 @@ class DebugLevel(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredParts:
     """What is measured, as all settings say together."""
 
     anything: bool
@@ -63,7 +63,7 @@ class Measured:
         return self.activations or self.gradients or self.weights or self.batches or self.memory
 
     @classmethod
-    def of(cls, config: DebugConfig) -> Measured:
+    def of(cls, config: DebugConfig) -> MeasuredParts:
         mode, depth = config.mode, config.level.depth
         full, expert = mode is DebugMode.FULL_DEBUG, depth >= DebugLevel.EXPERT.depth
         layers = depth >= DebugLevel.INTERMEDIATE.depth

@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import PurePath
 from typing import Any, TypeVar
 
-from sonde.config.modes import DebugLevel, DebugMode, Measured
+from sonde.config.modes import DebugLevel, DebugMode, MeasuredParts
 from sonde.errors import ConfigError
 
 ANOMALY_MODES = ("warn", "raise")
@@ -51,7 +51,7 @@ class DebugConfig:
     log_performance: bool = True  # where the time of each step went
     log_json: bool = False  # lines of switches as JSON
 
-    gradient_checking_frequency: int = _number(100, least=1, whole=True)  # steps; see `Measured`, as for the next two
+    gradient_checking_frequency: int = _number(100, least=1, whole=True)  # steps; see `MeasuredParts`, as for the next two
     memory_profiling_frequency: int = _number(50, least=1, whole=True)
     performance_profiling_frequency: int = _number(10, least=1, whole=True)
 
@@ -82,9 +82,9 @@ class DebugConfig:
         _refuse_contradictions(self)
 
     @property
-    def measured(self) -> Measured:
+    def measured(self) -> MeasuredParts:
         """What is measured, as all settings say together."""
-        return Measured.of(self)
+        return MeasuredParts.of(self)
 
     @property
     def debug_output_dir(self) -> str:

@@ -32,7 +32,7 @@ NUM_RATES = 64
 
 
 @dataclass(slots=True)
-class Seen:
+class ObservedSpike:
     """One leap."""
 
     step: int
@@ -56,7 +56,7 @@ class Leaps:
     what: str
     learning: Learning = field(default_factory=Learning)
     num: int = 0
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[ObservedSpike] = field(default_factory=list)
     num_values: int = 0
     recents: dict[str, Recent] = field(default_factory=dict)
     usual_loss: Losses = field(default_factory=Losses)
@@ -123,7 +123,7 @@ class Leaps:
         if len(self.seen) < MAX_LEAPS:
             rate, usual = step.scalar("lr"), median(self.rates) if self.rates else float("nan")
             bound = leap.bound if self.what == "loss" and series == "loss" else loss_bound
-            self.seen.append(Seen(step.number, series, leap, bound, dict(data), (usual, rate)))
+            self.seen.append(ObservedSpike(step.number, series, leap, bound, dict(data), (usual, rate)))
 
     def _see_frames(self, step: Step) -> None:
         batch = step.frames.get(Kind.BATCH)
@@ -148,15 +148,15 @@ class Leaps:
             return "no loss was seen" if self.what == "loss" else "no gradients were seen"
         return "" if self.num_values >= ENOUGH else f"{self.num_values} steps are too few to know what is usual"
 
-    def worst(self) -> Seen:
+    def worst(self) -> ObservedSpike:
         """The one to speak of: what was never recovered from, then what the look back could explain, then the first."""
         return max(self.seen, key=lambda each: (self.is_lost(each), self.is_of_data(each), bool(each.data), -each.step))
 
-    def is_lost(self, seen: Seen) -> bool:
+    def is_lost(self, seen: ObservedSpike) -> bool:
         """The loss has not come back, and had the time for it, or never will."""
         return seen.num_back < RETURNS and (seen.num_after >= LOST_AFTER or (seen.num_after > 0 and self.learning.gone))
 
-    def is_of_data(self, seen: Seen) -> bool:
+    def is_of_data(self, seen: ObservedSpike) -> bool:
         """A few samples carry it, without which all would be usual; or what went into the model is out of range."""
         data, samples = seen.data, seen.samples
         if self.input_factor(seen) >= ODD_INPUT or (samples and data.get("blame") == "input"):
@@ -165,7 +165,7 @@ class Leaps:
         without = data.get("without")
         return few and isinstance(without, (int, float)) and without <= seen.leap.bound
 
-    def input_factor(self, seen: Seen) -> float:
+    def input_factor(self, seen: ObservedSpike) -> float:
         """The largest number of this batch, over that of a usual one; 0 where that is not known."""
         ordered = sorted(self.largest_inputs)
         usual = ordered[-1 - len(ordered) // 8] if ordered else 0.0  # the batch itself may be among them, and others like it
@@ -187,7 +187,7 @@ class Leaps:
             return leap.value > EXTREME_NORM * leap.usual
         return leap.value - leap.usual > EXTREME * (leap.high - leap.usual)
 
-    def layer(self, seen: Seen) -> str:
+    def layer(self, seen: ObservedSpike) -> str:
         """The layer whose gradient left its own history most; else what the look back says."""
         norms = [(str(name), float(norm)) for name, norm in seen.data.get("gradients") or ()]
         largest = max((norm for _, norm in norms), default=0.0)

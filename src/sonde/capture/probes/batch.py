@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from sonde.capture.class_labels import Labels, count_labels, find_labels, is_plain
+from sonde.capture.class_labels import ClassLabels, count_labels, find_labels, is_plain
 from sonde.capture.probes.base import Probe, ProbeContext
 from sonde.events import BATCH_FIELDS, BatchInspected, Kind, Site
 from sonde.runlog.format import FramePlan
@@ -48,7 +48,7 @@ class BatchProbe(Probe):
         self._samples: dict[str, Any] = {}  # size and, where all samples are equal, content hash of one, of the first forward's inputs
         self._are_equal: dict[tuple[int, int], bool] = {}  # inputs that tell samples apart, by place in memory: are all samples equal?
         self._outputs: list[tuple[int, ...]] = []
-        self._labels: list[Labels | None] = []
+        self._labels: list[ClassLabels | None] = []
 
     @property
     def is_enabled(self) -> bool:

@@ -22,7 +22,7 @@ from sonde.capture.step_profiler.device_transfers import DeviceTransfers
 from sonde.capture.step_profiler.layer_times import LayerTimes
 from sonde.capture.step_profiler.line_times import LineTimes
 from sonde.capture.step_profiler.sync_points import SyncPoints
-from sonde.config import Measured
+from sonde.config import MeasuredParts
 from sonde.events import StepProfile, TransfersMeasured
 
 FIRST_NS = 400_000_000  # of training: what is over sooner is not worth making faster
@@ -43,7 +43,7 @@ class StepProfiler:
     """Decides which steps are profiled, and records lines, layers, synchronization points and transfers of one."""
 
     def __init__(
-        self, recorder: StepRecorder, models: ModelRegistry, timer: PhaseTimer, isolation: ErrorIsolation, measured: Measured
+        self, recorder: StepRecorder, models: ModelRegistry, timer: PhaseTimer, isolation: ErrorIsolation, measured: MeasuredParts
     ) -> None:
         self._recorder, self._models, self._timer, self._isolation = recorder, models, timer, isolation
         self._lines, self._sync_points, self._layers, self._cpu = LineTimes(timer), SyncPoints(), LayerTimes(timer), CpuUsage()
