@@ -487,7 +487,7 @@ class DebugSession:
             return []
         context = HandlerContext(self.config, tracker, self.run, self._models_by_name, self.trained_models)
         handlers: list[IncidentHandler] = [MemoryGrowthHandler(context)]
-        if self.config.measured.looks_back:
+        if self.config.measured.explains_incidents:
             handlers += [NonFiniteHandler(context), SpikeHandler(context), SkippedUpdateHandler(context)]
         return handlers
 

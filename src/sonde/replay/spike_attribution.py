@@ -31,7 +31,7 @@ from sonde.replay.dataset_index import dataset_indices
 from sonde.replay.program_slice import CannotReplay
 from sonde.replay.rerun import Rerun, gradients_by_leaf, value_queries
 from sonde.replay.restore_state import reachable_modules, state_restored
-from sonde.spike_detection import Leap
+from sonde.spike_detection import Spike
 from sonde.statistics import reductions
 from sonde.statistics.tensor_utils import find_tensors
 from sonde.statistics.torch_internals import graph_task_id
@@ -78,7 +78,7 @@ class Blame:
 
 
 def attribute_spike(
-    buffer: ReplayBuffer, *, frame: FrameType | None, what: str, leap: Leap, models: Mapping[str, nn.Module] | None = None
+    buffer: ReplayBuffer, *, frame: FrameType | None, what: str, leap: Spike, models: Mapping[str, nn.Module] | None = None
 ) -> Blame:
     """Attributes the spike of the current step to samples and layers. All state is restored.
 
@@ -103,7 +103,7 @@ def attribute_spike(
 class _SpikeReplay:
     """Replays one step and attributes its spike."""
 
-    def __init__(self, buffer: ReplayBuffer, what: str, leap: Leap, models: Mapping[str, nn.Module]) -> None:
+    def __init__(self, buffer: ReplayBuffer, what: str, leap: Spike, models: Mapping[str, nn.Module]) -> None:
         self.buffer, self.what, self.leap, self.models = buffer, what, leap, models
         self.value, self.usual = leap.value, leap.usual
         self.caveats: list[str] = []

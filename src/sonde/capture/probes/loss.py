@@ -13,7 +13,7 @@ from sonde.capture.incident import Incident, SpikeIncident
 from sonde.capture.probes.base import Probe, ProbeContext
 from sonde.capture.probes.finite_check import report_nonfinite
 from sonde.events import NonFinite
-from sonde.spike_detection import Losses
+from sonde.spike_detection import LossBound
 from sonde.statistics import reductions
 from sonde.statistics.tensor_utils import read_scalar
 from sonde.statistics.torch_internals import loss_scale_tensor
@@ -30,7 +30,7 @@ class LossProbe(Probe):
         self._sums: dict[str, tuple[float, int]] = {}  # by series: sum and number of the losses of this step
         self._on_device: dict[str, list[torch.Tensor]] = {}  # by series: losses that are on a device
         self._scale_on_device: torch.Tensor | None = None
-        self._recent: dict[str, Losses] = {}  # by series
+        self._recent: dict[str, LossBound] = {}  # by series
 
     def on_optimizer_created(self, optimizer: torch.optim.Optimizer) -> None:
         """A new optimizer trains another model or another task: its losses are not compared with those before."""
@@ -77,8 +77,8 @@ class LossProbe(Probe):
     def _check_spike(self, series: str, value: float) -> SpikeIncident | None:
         recent = self._recent.get(series)
         if recent is None:
-            recent = self._recent[series] = Losses()
-        leap = recent.see(value)
+            recent = self._recent[series] = LossBound()
+        leap = recent.update(value)
         return None if leap is None else SpikeIncident(step=self._state.number, what="loss", where=series, leap=leap)
 
     def on_step_end(self) -> None:
