@@ -151,7 +151,8 @@ class _Training:
         lines = [] if not report.why_unknown else [report.why_unknown]
         for finding in report.findings:
             location = f" in {finding.where}" if finding.where else ""
-            lines += [f"{finding.severity} {finding.rule}{location}, from step {finding.step}", f"  {finding.cause}", f"  fix: {finding.fix}"]
+            lines.append(f"{finding.severity} {finding.rule}{location}, from step {finding.step}")
+            lines += [f"  {finding.cause}", f"  fix: {finding.fix}"]
         return "\n".join(lines)
 
     def _fail(self, text: str) -> NoReturn:
