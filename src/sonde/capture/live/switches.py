@@ -220,7 +220,7 @@ class Switches:
             return
         self._emit(event, step)
         report = {"num_steps": event.num_steps, "trace": event.trace, "ms_per_step": event.ms_per_step}
-        for name in self._profiler.asked_by:
+        for name in self._profiler.requested_by:
             state = self._states[name]
             state.num_lines += state.log.write(step, report, now_ns)
 

@@ -88,8 +88,8 @@ class BatchProbe(Probe):
             found = find_labels(tensors, self._outputs, self._fetched.values())
             self._labels += found
             for labels in found:  # a model that computes its loss itself gets them as an input too, after the first
-                if labels is not None and labels.place in list(self._are_equal)[1:]:
-                    del self._are_equal[labels.place]
+                if labels is not None and labels.location in list(self._are_equal)[1:]:
+                    del self._are_equal[labels.location]
 
     def tables(self) -> Iterable[StatisticsTable]:
         self._measure_batch()  # no model was called
