@@ -16,7 +16,7 @@ from typing import NamedTuple
 from sonde.memory_trend import MemoryTrend, SteadyGrowth
 from sonde.rules.exploding_gradient import LEAP
 from sonde.rules.words import number
-from sonde.spike_detection import ENOUGH, LossBound, LogNormBound, RollingBound
+from sonde.spike_detection import ENOUGH, LogNormBound, LossBound, RollingBound
 from sonde.tools.gradient_flow_animator import EXPLODING
 from sonde.tools.loop_debugger.debug_info import DebugInfo
 
