@@ -36,4 +36,4 @@ for measured in tuning.results:
     print(f"{measured.name:12} {measured.step_ms:6.1f} ms per step, {gain}; loss {measured.loss.kind}; {measured.standing}")
 if tuning.recommended:
     (change,) = tuning.recommended.proposals
-    print(f"\n{change.place.line}  {change.place.text}\n{'':{len(change.place.line)}}  {change.change}")
+    print(f"\n{change.site.line}  {change.site.text}\n{'':{len(change.site.line)}}  {change.change}")

@@ -118,6 +118,43 @@ def test_a_module_says_its_idea_first(module):
     assert not module.stat().st_size or ast.get_docstring(ast.parse(module.read_text(encoding="utf-8")))
 
 
+TORCH_INTERNALS = SOURCE / "statistics" / "torch_internals.py"
+ACCEPTED = {"_modules", "_parameters", "_buffers", "_forward_hooks"}  # of nn.Module: torch_internals.py says why
+PRIVATE_TO_TORCH = set(re.findall(r"\b_(?!_)[a-z]\w+", TORCH_INTERNALS.read_text(encoding="utf-8"))) - ACCEPTED
+
+
+def private_names_of_torch(module: Path) -> Iterator[str]:
+    """`torch._name`, `torch.part._name`, imports of such names, and attributes of torch's objects that torch_internals.py lists."""
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            base = getattr(node, "module", None) or ""
+            named = [f"{base}.{alias.name}".lstrip(".") for alias in node.names]
+            yield from (name for name in named if re.match(r"torch\..*(?<=\.)_[a-zA-Z]", name))
+        elif isinstance(node, ast.Attribute) and re.fullmatch(r"_(?!_)\w+", node.attr) and node.attr not in ACCEPTED:
+            owner = ast.unparse(node.value)
+            if re.match(r"(torch|nn)(\.|$)", owner) or (owner not in {"self", "cls"} and node.attr in PRIVATE_TO_TORCH):
+                yield f"{owner}.{node.attr}"
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in {"getattr", "hasattr", "setattr"}:
+            named = [argument.value for argument in node.args[1:2] if isinstance(argument, ast.Constant)]
+            yield from (name for name in named if name in PRIVATE_TO_TORCH)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=names(MODULES))
+def test_one_module_alone_uses_private_names_of_torch(module):
+    found = list(private_names_of_torch(module))
+    assert bool(found) == (module == TORCH_INTERNALS), found
+
+
+def test_no_class_name_exists_twice():
+    defined = [
+        node.name
+        for module in MODULES
+        for node in ast.parse(module.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert {name for name in defined if defined.count(name) > 1} == {"SondeCallback"}  # public in both Lightning and transformers
+
+
 def loaded_after(statement: str) -> set[str]:
     code = f"import sys\n{statement}\nprint(*sys.modules)"
     return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())

@@ -5,11 +5,11 @@ from math import exp, inf, log, sin
 
 import pytest
 
-from sonde.spike_detection import CALM, ENOUGH, WINDOW, Losses, Norms
+from sonde.spike_detection import CALM, ENOUGH, WINDOW, LogNormBound, LossBound
 
 
 def leaps(recent, values):
-    return [place for place, value in enumerate(values) if recent.see(value) is not None]
+    return [place for place, value in enumerate(values) if recent.update(value) is not None]
 
 
 def falling(num, seed=0, noise=0.1):
@@ -20,40 +20,40 @@ def falling(num, seed=0, noise=0.1):
 def test_a_loss_of_many_times_the_usual_is_a_spike_where_it_is():
     values = falling(200)
     values[120] = 9.0
-    assert leaps(Losses(), values) == [120]
+    assert leaps(LossBound(), values) == [120]
 
 
 def test_a_spike_tells_its_value_and_the_usual_range():
-    recent = Losses()
+    recent = LossBound()
     for value in falling(100, noise=0.0):
-        recent.see(value)
-    found = recent.see(50.0)
+        recent.update(value)
+    found = recent.update(50.0)
     assert found is not None
     assert found.value == 50.0
     assert found.low < found.usual < found.high < found.bound < 50.0
 
 
 def test_nothing_is_a_spike_before_the_usual_is_known():
-    assert leaps(Losses(), [1.0, 900.0, 1.0, 1e9] * (ENOUGH // 4 - 1)) == []
-    assert Losses().bound == inf
+    assert leaps(LossBound(), [1.0, 900.0, 1.0, 1e9] * (ENOUGH // 4 - 1)) == []
+    assert LossBound().bound == inf
 
 
 def test_a_spike_that_lasts_is_one_spike():
     values = falling(200)
     values[120:128] = [9.0] * 8
-    assert leaps(Losses(), values) == [120]
+    assert leaps(LossBound(), values) == [120]
 
 
 def test_a_spike_does_not_hide_the_next_one():
     values = falling(300)
     for place in (100, 130, 160):
         values[place] = 50.0
-    assert leaps(Losses(), values) == [100, 130, 160]
+    assert leaps(LossBound(), values) == [100, 130, 160]
 
 
 def test_a_level_that_stays_becomes_the_usual():
     values = [1.0 + 0.01 * (place % 7) for place in range(100)] + [60.0 + 0.5 * (place % 7) for place in range(400)]
-    assert leaps(Losses(), values) == [100]
+    assert leaps(LossBound(), values) == [100]
 
 
 @pytest.mark.parametrize(
@@ -69,30 +69,30 @@ def test_a_level_that_stays_becomes_the_usual():
     ],
 )
 def test_noise_is_no_spike(values):
-    assert leaps(Losses(), values) == []
+    assert leaps(LossBound(), values) == []
 
 
 def test_a_hard_sample_near_zero_loss_is_no_spike_but_losing_a_quarter_of_what_was_learnt_is():
     values = [2.3] * 5 + [2.3 * exp(-place / 10) + 1e-4 for place in range(200)]
-    assert leaps(Losses(), [*values, 0.3]) == []
-    assert leaps(Losses(), [*values, 0.7]) == [205]
+    assert leaps(LossBound(), [*values, 0.3]) == []
+    assert leaps(LossBound(), [*values, 0.7]) == [205]
 
 
 def test_gradient_norms_are_judged_in_logarithms():
     chance = random.Random(5)
     usual = [log(0.4) + chance.gauss(0.0, 0.4) for _ in range(2000)]
-    assert leaps(Norms(), usual) == []
-    assert leaps(Norms(), [*usual, log(300.0)]) == [2000]
+    assert leaps(LogNormBound(), usual) == []
+    assert leaps(LogNormBound(), [*usual, log(300.0)]) == [2000]
 
 
 def test_two_spikes_close_to_each_other_are_one():
     values = falling(200)
     values[120] = values[120 + CALM - 1] = 30.0
-    assert leaps(Losses(), values) == [120]
+    assert leaps(LossBound(), values) == [120]
 
 
 def test_what_is_kept_is_bounded():
-    recent = Losses()
+    recent = LossBound()
     for value in falling(10_000):
-        recent.see(value)
+        recent.update(value)
     assert len(recent._values) == WINDOW

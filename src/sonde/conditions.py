@@ -1,8 +1,8 @@
-"""Conditions that a person writes: `grad_norm > 10 and step > 100`, `nan or not loss < 5`, `loss is not finite`.
+"""Parses and evaluates conditions of the user: `grad_norm > 10 and step > 100`, `nan or not loss < 5`, `loss is not finite`.
 
-A small closed language with its own reader: comparisons, `and`, `or`, `not`, parentheses, numbers, and the names of `NAMES`. Nothing is
-evaluated as Python. A name whose value is not known at the moment makes an answer unknown, never true by accident: `loss > 3 or nan` is
-true where there is a NaN, and unknown where there is none and nobody has told the loss.
+A small closed language with its own parser: comparisons, `and`, `or`, `not`, parentheses, numbers and the names in `NAMES`. Nothing is
+evaluated as Python. A name without a value makes the result unknown (None), never true by accident: without a loss, `loss > 3 or nan` is
+true if there is a NaN and unknown if there is none.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import NamedTuple, NoReturn
 
 from sonde.errors import SondeError
 
-MAX_LENGTH = 500  # characters: whoever needs more wants a callback
-MAX_DEPTH = 20  # parentheses and `not` inside each other
+MAX_LENGTH = 500  # characters: use a callback for more
+MAX_DEPTH = 20  # nested parentheses and `not`
 
 STEP_NAMES: Mapping[str, str] = {
     "step": "number of the step, from 0",
-    "epoch": "number of the epoch, where it was told",
-    "loss": "the loss, where it was told",
+    "epoch": "number of the epoch, if it is known",
+    "loss": "the loss, if it is known",
     "lr": "learning rate of the optimizer's first group",
-    "grad_norm": "L2 norm of the gradient at this layer; of all gradients where no layer is meant; not finite where an element is not",
+    "grad_norm": "L2 norm of the gradient at this layer, or of all gradients without a layer; not finite if an element is not",
 }
-"""What is known about a step without looking at any tensor of a layer."""
+"""Values of a step that need no tensor of a layer."""
 
 TENSOR_NAMES: Mapping[str, str] = {
     "mean": "mean of the finite elements",
@@ -46,7 +46,7 @@ TENSOR_NAMES: Mapping[str, str] = {
     "inf": "number of infinite elements; alone: whether there is one",
     "finite": "whether no element is NaN or infinite",
 }
-"""Statistics of the tensor at hand: the output of a layer in the forward pass, the gradient of that output in the backward pass."""
+"""Statistics of the current tensor: the output of a layer in the forward pass, the gradient of that output in the backward pass."""
 
 NAMES: Mapping[str, str] = {
     **STEP_NAMES,
@@ -54,15 +54,15 @@ NAMES: Mapping[str, str] = {
     "forward": "whether this is the forward pass",
     "backward": "whether this is the backward pass",
 }
-"""Every name that a condition may use, and what it means."""
+"""Every name that a condition may use, with its meaning."""
 
-_TRUTHS = frozenset({"nan", "inf", "finite", "forward", "backward"})  # may stand alone
-_ONLY_TRUTHS = frozenset({"finite", "forward", "backward"})  # and are no numbers
-_COUNTS = frozenset({"nan", "inf"})  # look like numbers to compare with, and are not
-_KINDS = ("nan", "inf", "finite")  # what may follow `is`
+_USABLE_ALONE = frozenset({"nan", "inf", "finite", "forward", "backward"})  # conditions without a comparison
+_BOOLEANS = frozenset({"finite", "forward", "backward"})  # and not numbers
+_COUNTS = frozenset({"nan", "inf"})  # numbers of elements, not values to compare others with
+_KINDS = ("nan", "inf", "finite")  # may follow `is`
 _WORDS = frozenset({"and", "or", "not", "is"})
 _COMPARISONS = {">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne}
-_HABITS = {"&": "and", "|": "or", "!": "not", "=": "=="}  # of other languages
+_OTHER_LANGUAGES = {"&": "and", "|": "or", "!": "not", "=": "=="}  # operators of other languages
 
 _TOKEN = re.compile(
     r"(?P<number>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)|(?P<word>[A-Za-z_][A-Za-z0-9_]*)|(?P<sign>[<>=!]=|[<>()-])"
@@ -107,7 +107,7 @@ class _Not:
 @dataclass(frozen=True, slots=True)
 class _Joined:
     parts: tuple[_Node, ...]
-    decisive: bool  # the answer of one part that settles the whole: False for `and`, True for `or`
+    decisive: bool  # the value of one part that decides the result: False for `and`, True for `or`
 
 
 _Node = _Number | _Name | _Compare | _Is | _Not | _Joined
@@ -116,14 +116,14 @@ _OPERANDS = (_Number, _Name)
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition that was read and found sound. `decide` answers it for given values."""
+    """A parsed condition. `decide` evaluates it for given values."""
 
     text: str
     names: frozenset[str]
     _root: _Node
 
     def decide(self, values: Mapping[str, float]) -> bool | None:
-        """Whether it holds; None where that depends on a name that has no value now."""
+        """Whether it holds; None if that depends on a name without a value."""
         return _truth(self._root, values)
 
     def __str__(self) -> str:
@@ -131,20 +131,20 @@ class Condition:
 
 
 def parse_condition(text: str) -> Condition:
-    """Read a condition. A `SondeError` points at the place that cannot be meant."""
+    """Parse a condition. A `SondeError` marks the invalid position."""
     if not isinstance(text, str):
         raise SondeError(f'a condition is a text such as "grad_norm > 10 and step > 100", not {type(text).__name__}.')
     if not text.strip():
         raise SondeError('the condition is empty. Write one such as "grad_norm > 10 and step > 100".')
     if len(text) > MAX_LENGTH:
         raise SondeError(f"the condition has {len(text)} characters; {MAX_LENGTH} is the most. Use a callback for more than that.")
-    reader = _Reader(text)
-    root = reader.whole()
-    return Condition(text, frozenset(reader.names), root)
+    parser = _Parser(text)
+    root = parser.parse()
+    return Condition(text, frozenset(parser.names), root)
 
 
-class _Reader:
-    """Recursive descent, one method per level of binding: or, and, not, comparison, operand."""
+class _Parser:
+    """Recursive descent, one method per level of precedence: or, and, not, comparison, operand."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -165,8 +165,8 @@ class _Reader:
             if match is None:
                 sign = self.text[column]
                 plain = "A condition is made of names, numbers, comparisons, and, or, not, ( )."
-                advice = f"Write {_HABITS[sign]!r}." if sign in _HABITS else plain
-                raise self._error(f"{_shown(sign)!r} has no meaning here", _Token("sign", sign, column), advice)
+                advice = f"Write {_OTHER_LANGUAGES[sign]!r}." if sign in _OTHER_LANGUAGES else plain
+                raise self._error(f"{_printable(sign)!r} has no meaning here", _Token("sign", sign, column), advice)
             tokens.append(_Token(str(match.lastgroup), match[0], column))
             column = match.end()
         tokens.append(_Token("end", "", len(self.text)))
@@ -186,11 +186,11 @@ class _Reader:
 
     def _error(self, what: str, token: _Token, advice: str) -> SondeError:
         caret = " " * token.column + "^" * max(1, len(token.text))
-        return SondeError(f"the condition cannot be read: {what}.\n  {_shown(self.text)}\n  {caret}\n{advice}")
+        return SondeError(f"the condition cannot be read: {what}.\n  {_printable(self.text)}\n  {caret}\n{advice}")
 
     # -- grammar -----------------------------------------------------------------------------------
 
-    def whole(self) -> _Node:
+    def parse(self) -> _Node:
         first = self._next
         root = self._either()
         if self._next.kind != "end":
@@ -239,7 +239,7 @@ class _Reader:
             starts.append(self._next)
             operands.append(self._operand())
         if not signs:
-            return node  # whether a lone name makes sense is for whoever holds it to say, as in (step) > 3
+            return node  # the caller checks a name without comparison, as in (step) > 3
         numbers = tuple(self._as_number(each, start) for each, start in zip(operands, starts))
         self._refuse_counts_as_values(numbers, starts)
         return _Compare(numbers, tuple(signs))
@@ -271,12 +271,12 @@ class _Reader:
         self.names.add(token.text)
         return _Name(token.text)
 
-    # -- what makes sense --------------------------------------------------------------------------
+    # -- checks ------------------------------------------------------------------------------------
 
     def _deeper(self, token: _Token) -> None:
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise self._error(f"it is nested more than {MAX_DEPTH} deep", token, "Say it in a flatter way.")
+            raise self._error(f"it is nested more than {MAX_DEPTH} deep", token, "Write it with fewer parentheses.")
 
     def _finite(self, token: _Token) -> float:
         value = float(token.text)
@@ -287,19 +287,19 @@ class _Reader:
     def _as_truth(self, node: _Node, start: _Token) -> _Node:
         if isinstance(node, _Number):
             raise self._error("a number alone is neither true nor false", start, "Compare it with a name, as in: step > 100.")
-        if isinstance(node, _Name) and node.name not in _TRUTHS:
+        if isinstance(node, _Name) and node.name not in _USABLE_ALONE:
             raise self._error(f"{node.name} is a number, neither true nor false", start, f"Compare it, as in: {node.name} > 10.")
         return node
 
     def _as_number(self, node: _Node, start: _Token) -> _Number | _Name:
         if not isinstance(node, _OPERANDS):
             raise self._error("only names and numbers can be compared", start, "Join conditions by 'and' or 'or'.")
-        if isinstance(node, _Name) and node.name in _ONLY_TRUTHS:
+        if isinstance(node, _Name) and node.name in _BOOLEANS:
             raise self._error(f"{node.name} is true or false, not a number", start, f"Write it alone: {node.name}, or: not {node.name}.")
         return node
 
     def _refuse_counts_as_values(self, operands: tuple[_Number | _Name, ...], starts: list[_Token]) -> None:
-        """`loss == nan` would compare a loss with a number of elements, and look right."""
+        """`loss == nan` would compare a loss with a number of elements, without an error."""
         others = [each.name for each in operands if isinstance(each, _Name) and each.name not in _COUNTS]
         for operand, start in zip(operands, starts):
             if others and isinstance(operand, _Name) and operand.name in _COUNTS:
@@ -307,12 +307,12 @@ class _Reader:
                 raise self._error(what, start, f"Write: {others[0]} is {operand.name}.")
 
 
-def _shown(text: str) -> str:
-    """One character for each, so that the caret stands where it should."""
+def _printable(text: str) -> str:
+    """Replaces unprintable characters one by one, so that the caret stays aligned."""
     return "".join(char if char.isprintable() else " " if char.isspace() else "?" for char in text)
 
 
-# -- answers -----------------------------------------------------------------------------------------
+# -- evaluation --------------------------------------------------------------------------------------
 
 
 def _value(node: _Number | _Name, values: Mapping[str, float]) -> float | None:
@@ -326,14 +326,14 @@ def _truth(node: _Node, values: Mapping[str, float]) -> bool | None:
         case _Joined(parts, decisive):
             unknown = False
             for part in parts:
-                answer = _truth(part, values)
-                if answer is decisive:
+                result = _truth(part, values)
+                if result is decisive:
                     return decisive
-                unknown = unknown or answer is None
+                unknown = unknown or result is None
             return None if unknown else not decisive
         case _Not(part):
-            answer = _truth(part, values)
-            return None if answer is None else not answer
+            result = _truth(part, values)
+            return None if result is None else not result
         case _Is(operand, kind):
             value = _value(operand, values)
             return None if value is None else _IS[kind](value)
@@ -343,11 +343,11 @@ def _truth(node: _Node, values: Mapping[str, float]) -> bool | None:
         case _Name(name):
             value = values.get(name)
             return None if value is None else value > 0
-    return _never(node)
+    return _unreachable(node)
 
 
-def _never(node: _Node) -> NoReturn:
-    raise AssertionError(f"a condition without a truth was let through: {node}")
+def _unreachable(node: _Node) -> NoReturn:
+    raise AssertionError(f"a condition without a truth value passed the checks: {node}")
 
 
 def _compared(numbers: list[float | None], signs: tuple[str, ...]) -> bool | None:

@@ -18,10 +18,10 @@ _LARGER = ("acc", "f1", "auc", "precision", "recall", "score", "iou", "dice", "b
 
 
 class EarlyStopping:
-    """Give it each new value of what it watches: `if stopping.step(val_loss): break`.
+    """Decides when to stop from the values of one metric: `if stopping.step(val_loss): break`.
 
-    A value is better when it beats the best so far by more than `min_delta`; after `patience` evaluations in a row without a better one it
-    is time to stop, and stays so. NaN is never better, and is counted. With a `session`, each evaluation is recorded in its run.
+    A value is better if it improves the best so far by more than `min_delta`. After `patience` evaluations in a row without a better value
+    `step` returns True, from then on always. NaN is never better, and is counted. With a `session`, each evaluation is recorded in its run.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class EarlyStopping:
         self.num_without = 0  # evaluations in a row that were no better than the best
         self.num_nan = 0
         self.stopped = False
-        self.why = f"no value of {monitor} was seen yet"
+        self.why = f"no value of {monitor} yet"
         self._session = session
         self._record()
 
     def step(self, value: Any) -> bool:
-        """One more evaluation. True: it is time to stop."""
+        """Add the value of one evaluation. Returns True if the training should stop."""
         number = _number(value, self.monitor)
         if self._session is not None:
             self._session.log(**{self.monitor: number})
@@ -108,18 +108,18 @@ class EarlyStopping:
 
 def _number(value: Any, monitor: str) -> float:
     try:
-        return float(value)  # of a tensor on a device this waits for it: a decision needs the number
+        return float(value)  # waits for a tensor on a device: the decision needs the number
     except (TypeError, ValueError, RuntimeError) as error:
         raise SondeError(
             f"early stopping by {monitor} needs one number per evaluation, not {type(value).__name__} ({error}).\n"
-            f"Give it the mean over the validation data, as in stopping.step(total / len(loader))."
+            f"Pass the mean over the validation data, as in stopping.step(total / len(loader))."
         ) from error
 
 
 def _checked_name(monitor: Any) -> str:
     if isinstance(monitor, str) and monitor.strip() and monitor != "self":
         return monitor
-    raise SondeError(f"monitor must be the name of what is watched, such as 'val_loss', not {monitor!r}. The number itself goes to step().")
+    raise SondeError(f"monitor must be the name of a metric, such as 'val_loss', not {monitor!r}. Pass its values to step().")
 
 
 def _checked_patience(patience: Any) -> int:
@@ -131,7 +131,7 @@ def _checked_patience(patience: Any) -> int:
 def _checked_delta(min_delta: Any) -> float:
     if isinstance(min_delta, (int, float)) and not isinstance(min_delta, bool) and 0 <= min_delta < math.inf:
         return float(min_delta)
-    raise SondeError(f"min_delta must be 0 or more, not {min_delta!r}: it is by how much a value must beat the best.")
+    raise SondeError(f"min_delta must be 0 or more, not {min_delta!r}: the improvement over the best value that counts.")
 
 
 def _checked_mode(mode: Any, monitor: str) -> str:
@@ -142,5 +142,5 @@ def _checked_mode(mode: Any, monitor: str) -> str:
     name = monitor.lower()
     smaller, larger = (any(word in name for word in words) for words in (_SMALLER, _LARGER))
     if smaller == larger:
-        raise SondeError(f"is a smaller or a larger {monitor} better? Its name does not say: give mode='min' or mode='max'.")
+        raise SondeError(f"is a smaller or a larger {monitor} better? Its name does not show it: pass mode='min' or mode='max'.")
     return "min" if smaller else "max"

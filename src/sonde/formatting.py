@@ -1,4 +1,4 @@
-"""How quantities with a unit are said, in every room alike."""
+"""Formats quantities with a unit, the same in every output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running somebody's script under a session, as if Sonde were not there: same arguments, same `__main__`, same output, same exit code."""
+"""Runs a script under a session with the same arguments, `__main__`, output and exit code as without Sonde."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from sonde.config import DebugConfig
 from sonde.runlog.fatal_signal import fatal_signals_recorded
 from sonde.session import DebugSession
 
-PR_SET_PDEATHSIG = 1  # of Linux
-_OURS = (str(Path(__file__).resolve().parent), WRAPPER_FILE, runpy.__file__, "<frozen runpy>", "<frozen importlib")
+PR_SET_PDEATHSIG = 1  # option of prctl
+_LAUNCHER_FILES = (str(Path(__file__).resolve().parent), WRAPPER_FILE, runpy.__file__, "<frozen runpy>", "<frozen importlib")
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
-    """What became of the script."""
+class ScriptRun:
+    """Result of `run_script`: the run and how the script ended."""
 
     run: Path | None
     exit_code: int
     exception: BaseException | None = None
-    lost: str = ""  # what could not be written and is not mentioned in the run either, as a sentence
+    lost: str = ""  # a sentence about records that could not be written, if the run does not mention them
 
 
 def run_script(
     target: str, args: Sequence[str], *, module: bool, config: DebugConfig, to: str | None, name: str | None, strict: bool
-) -> Launched:
-    """Runs a file or a module to its end. Its own errors are shown as Python would show them and become its exit code."""
+) -> ScriptRun:
+    """Run a file or a module to its end. Its errors are printed as Python prints them and determine the exit code."""
     session = DebugSession(config, to=to, name=name or _name(target, module), strict=strict)
     with script_environment(target, args, module=module):
         session.start(script=target)
@@ -51,7 +51,7 @@ def run_script(
     except Exception:
         if strict:
             raise
-    return Launched(session.run, result.exit_code, error, session.describe_lost_records())
+    return ScriptRun(session.run, result.exit_code, error, session.describe_lost_records())
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class ScriptResult:
 
 @contextmanager
 def script_environment(target: str, args: Sequence[str], *, module: bool) -> Iterator[None]:
-    """Arguments and search path as the script would have them alone."""
+    """`sys.argv` and `sys.path` as without Sonde."""
     argv, path = sys.argv, list(sys.path)
     sys.argv = [target, *args]
     sys.path[0:1] = [os.getcwd() if module else str(Path(target).resolve().parent)]
@@ -76,14 +76,14 @@ def script_environment(target: str, args: Sequence[str], *, module: bool) -> Ite
 
 
 def run_to_end(target: str, *, module: bool) -> ScriptResult:
-    """The script from its beginning to its end, whatever that is."""
+    """Run the script until it ends, exits, is interrupted or raises."""
     try:
         if module:
             runpy.run_module(target, run_name="__main__", alter_sys=True)
         else:
             run_file(target)
-    except SystemExit as leaving:
-        return ScriptResult("exit", _exit_code(leaving))
+    except SystemExit as exit_request:
+        return ScriptResult("exit", _exit_code(exit_request))
     except KeyboardInterrupt as interrupt:
         show(interrupt)
         return ScriptResult("interrupted", 130, interrupt)
@@ -93,21 +93,22 @@ def run_to_end(target: str, *, module: bool) -> ScriptResult:
     return ScriptResult("finished")
 
 
-class _Script(SourceFileLoader):
-    """Compiles the file afresh; nothing is written beside it."""
+class _ScriptLoader(SourceFileLoader):
+    """Compiles the file without reading or writing bytecode files."""
 
     def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def run_file(target: str) -> None:
+    """Run a Python file or a zip archive as `__main__`."""
     if pkgutil.get_importer(target) is not None:  # a zip archive with a __main__.py
         runpy.run_path(target, run_name="__main__")
         return
-    # Not runpy: it leaves __file__ relative, which a script that changes directory would notice, and a traceback would show.
+    # Not runpy: it leaves __file__ relative, which fails in a script that changes the directory and shows in tracebacks.
     path = os.path.abspath(target)
     main = ModuleType("__main__")
-    main.__file__, main.__loader__ = path, _Script("__main__", path)
+    main.__file__, main.__loader__ = path, _ScriptLoader("__main__", path)
     main.__dict__["__builtins__"] = builtins
     before = sys.modules["__main__"]
     sys.modules["__main__"] = main
@@ -118,19 +119,19 @@ def run_file(target: str) -> None:
 
 
 def show(error: BaseException) -> None:
-    """The traceback as the script alone would have printed it, through the user's own hook where there is one."""
+    """Print the traceback without the frames of the launcher, by `sys.excepthook`, which the user may have replaced."""
     trace: TracebackType | None = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_LAUNCHER_FILES):
         trace = trace.tb_next
     sys.excepthook(type(error), error.with_traceback(trace), trace)
 
 
-def _exit_code(leaving: SystemExit) -> int:
-    if leaving.code is None:
+def _exit_code(exit_request: SystemExit) -> int:
+    if exit_request.code is None:
         return 0
-    if isinstance(leaving.code, int):
-        return leaving.code & 0xFF
-    sys.stderr.write(f"{leaving.code}\n")
+    if isinstance(exit_request.code, int):
+        return exit_request.code & 0xFF
+    sys.stderr.write(f"{exit_request.code}\n")
     return 1
 
 
@@ -139,7 +140,7 @@ def _name(target: str, module: bool) -> str:
 
 
 def die_with_parent() -> None:
-    """Where the system offers it: nobody is left behind when the parent is killed."""
+    """On Linux: kill this process when its parent dies."""
     if sys.platform == "linux":
         import ctypes
 

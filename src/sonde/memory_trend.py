@@ -1,7 +1,8 @@
-"""Does a number grow without end? For the memory of a process, in the training loop and in the rules alike.
+"""Detects steady growth of a number, such as the memory of a process, for the training loop and for the rules.
 
-Memory grows for good reasons too: the first steps fill caches and make the optimizer's state, batches differ in length, a collector runs
-when it likes. So the beginning is left out, every stretch is judged by its lowest value, and a growth that slows down is none.
+Memory also grows for good reasons: the first steps fill caches and create the optimizer's state, batches differ in length, the garbage
+collector runs at irregular times. So the first part is ignored, every segment is represented by its minimum, and a growth that slows down
+does not count.
 """
 
 from __future__ import annotations
@@ -9,25 +10,25 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import NamedTuple
 
-MAX_POINTS = 256  # beyond, every second is dropped
-ENOUGH = 12  # points: fewer are no trend
-SETTLED = 0.3  # of the steps so far are the beginning
-STRETCHES = 4
-EVEN = 2.5  # one half grows at most so many times faster than the other; what fills up grows slower and slower
+MAX_POINTS = 256  # beyond that, every second one is dropped
+MIN_POINTS = 12  # fewer show no trend
+WARMUP_SHARE = 0.3  # of the steps so far, ignored
+NUM_SEGMENTS = 4
+MAX_SLOWDOWN = 2.5  # the first half grows at most so many times faster than the second: a cache that fills up slows down
 
 
-class Trend(NamedTuple):
-    """A steady growth."""
+class SteadyGrowth(NamedTuple):
+    """Steady growth between two steps."""
 
     first_step: int
     last_step: int
-    first: float  # lowest value of the first stretch, and of the last
+    first: float  # minimum of the first segment, and of the last
     last: float
     per_step: float
 
 
-class Growth:
-    """Takes values step by step; bounded in memory."""
+class MemoryTrend:
+    """Collects values step by step, in bounded memory, and finds steady growth in them."""
 
     __slots__ = ("_every", "_points", "_skipped")
 
@@ -35,7 +36,7 @@ class Growth:
         self._points: list[tuple[int, float]] = []
         self._every, self._skipped = 1, 0
 
-    def see(self, step: int, value: float) -> None:
+    def update(self, step: int, value: float) -> None:
         self._skipped += 1
         if self._skipped >= self._every:
             self._skipped = 0
@@ -48,24 +49,24 @@ class Growth:
     def num_points(self) -> int:
         return len(self._points)
 
-    def trend(self, least: float) -> Trend | None:
-        """The growth of the settled part, where it is steady and by `least` in all."""
+    def trend(self, least: float) -> SteadyGrowth | None:
+        """The growth after the warm-up, if it is steady and at least `least` in all."""
         if not self._points:
             return None
         last_step = self._points[-1][0]
-        begin = self._points[0][0] + SETTLED * (last_step - self._points[0][0])
+        begin = self._points[0][0] + WARMUP_SHARE * (last_step - self._points[0][0])
         points = [point for point in self._points if point[0] >= begin]
-        if len(points) < ENOUGH:
+        if len(points) < MIN_POINTS:
             return None
-        cuts = [round(i * len(points) / STRETCHES) for i in range(STRETCHES + 1)]
+        cuts = [round(i * len(points) / NUM_SEGMENTS) for i in range(NUM_SEGMENTS + 1)]
         lows = [min(points[start:end], key=lambda one: (one[1], one[0])) for start, end in pairwise(cuts)]
         if any(after[1] <= before[1] for before, after in pairwise(lows)) or lows[-1][1] - lows[0][1] < least:
             return None
-        middle = lows[STRETCHES // 2]
+        middle = lows[NUM_SEGMENTS // 2]
         early, late = _rate(lows[0], middle), _rate(middle, lows[-1])
-        if late < early / EVEN:
+        if late < early / MAX_SLOWDOWN:
             return None
-        return Trend(lows[0][0], last_step, lows[0][1], lows[-1][1], _rate(lows[0], lows[-1]))
+        return SteadyGrowth(lows[0][0], last_step, lows[0][1], lows[-1][1], _rate(lows[0], lows[-1]))
 
 
 def _rate(before: tuple[int, float], after: tuple[int, float]) -> float:

@@ -1,7 +1,7 @@
-"""Trainings in a test suite: "this training step stays healthy and within 10 % of its baseline".
+"""pytest plugin: fixtures that check that a training in a test is healthy and within 10 % of its baseline.
 
-A plugin of pytest: it is there where Sonde is installed, costs nothing until a test asks for one of its fixtures, and is left out by
-`-p no:sonde`. A baseline is a file beside the tests, written by `pytest --sonde-update` and made to be committed.
+pytest loads it wherever Sonde is installed; it costs nothing until a test uses a fixture, and `-p no:sonde` disables it. A baseline is a
+file beside the tests, written by `pytest --sonde-update`, to be committed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _WRITTEN = pytest.StashKey[list[str]]()
 _NOTES = pytest.StashKey[list[str]]()
 
 
-class Watch(Protocol):
-    """`with sonde_baseline(model, optimizer): train()`. `name` tells several trainings of one test apart."""
+class BaselineFixture(Protocol):
+    """`with sonde_baseline(model, optimizer): train()`. `name` distinguishes several trainings in one test."""
 
     def __call__(
         self, model: Any, optimizer: Any = None, *, name: str = "", within: float = WITHIN, ignore: Collection[str] = ()
@@ -35,7 +35,7 @@ class Watch(Protocol):
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("sonde", "trainings and their baselines (Sonde)")
     group.addoption("--sonde-update", action="store_true", help="write the baselines of the tests that are run, instead of comparing")
-    group.addoption("--sonde-times", action="store_true", help="judge how fast trainings are, too: for machines that do nothing else")
+    group.addoption("--sonde-times", action="store_true", help="check the speed of trainings too: for machines that do nothing else")
     parser.addini("sonde_baselines", f"directory of the baselines, from the root; otherwise {DIRECTORY} beside each test file", default="")
 
 
@@ -52,8 +52,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 @pytest.fixture
-def sonde_baseline(request: pytest.FixtureRequest) -> Watch:
-    """Watches a training; afterwards the test fails where the training is sick, or departs from its baseline.
+def sonde_baseline(request: pytest.FixtureRequest) -> BaselineFixture:
+    """Watches a training; the test fails if the training is not healthy or departs from its baseline.
 
     with sonde_baseline(model, optimizer):
         for x, y in batches:
@@ -68,7 +68,7 @@ def sonde_baseline(request: pytest.FixtureRequest) -> Watch:
 
         training = _Training(request, name, within, frozenset(ignore))
         directory = request.getfixturevalue("tmp_path_factory").mktemp("sonde")
-        # Every step is observed: which steps a budget allows depends on the machine, and what a test says should not.
+        # Every step is observed: the steps that a budget allows depend on the machine, and the result of a test must not.
         with sonde.watch(model, optimizer, to=directory / "run", every=1) as session:
             yield session
         training.judge(directory / "run")
@@ -77,8 +77,8 @@ def sonde_baseline(request: pytest.FixtureRequest) -> Watch:
 
 
 @pytest.fixture
-def sonde_step(sonde_baseline: Watch) -> Callable[..., None]:
-    """The same for a function that makes one step: `sonde_step(step, model, optimizer)` calls it twenty times."""
+def sonde_step(sonde_baseline: BaselineFixture) -> Callable[..., None]:
+    """The same for a function that runs one training step: `sonde_step(step, model, optimizer)` calls it twenty times."""
 
     def check(
         step: Callable[[], object], model: Any, optimizer: Any = None, *, steps: int = STEPS, name: str = "", within: float = WITHIN,
@@ -92,7 +92,7 @@ def sonde_step(sonde_baseline: Watch) -> Callable[..., None]:
 
 
 class _Training:
-    """One watched training of a test, and the file that it is judged by."""
+    """One watched training of a test and its baseline file."""
 
     def __init__(self, request: pytest.FixtureRequest, name: str, within: float, ignore: frozenset[str]) -> None:
         from sonde.rules import RULES
@@ -102,7 +102,7 @@ class _Training:
         if unknown:
             pytest.fail(f"sonde: there is no rule {sorted(unknown)[0]!r} to ignore. All of them: sonde explain", pytrace=False)
         if not within >= 0:
-            pytest.fail(f"sonde: within={within} is no share; 0.1 allows ten percent.", pytrace=False)
+            pytest.fail(f"sonde: within={within} is not a share; 0.1 allows ten percent.", pytrace=False)
         self.config, self.node_id, self.within = request.config, request.node.nodeid, within
         self.times = bool(request.config.getoption("--sonde-times"))
         self.rules = tuple(rule for rule in RULES if rule.name not in ignore and (self.times or rule.name not in SPEED))
@@ -127,9 +127,9 @@ class _Training:
         notes = [reason for reason in reasons if reason.startswith("times")]
         self.config.stash[_NOTES].extend(notes)
         if report.verdict != "healthy":
-            self._fail(self._told(report) + f"\nWhere this change is meant: pytest --sonde-update {self.node_id!r}")
+            self._fail(self._format(report) + f"\nIf this change is intended: pytest --sonde-update {self.node_id!r}")
         if len(reasons) > len(notes):
-            self._fail(f"it cannot be told whether this is still the training of {self.path.name}: {reasons[0]}.")
+            self._fail(f"this training cannot be compared with {self.path.name}: {reasons[0]}.")
 
     def _write(self, run: Path) -> None:
         from sonde.comparison.baseline import baseline_of, to_json
@@ -139,7 +139,7 @@ class _Training:
 
         report = judge(run, self.rules)
         if report.verdict != "healthy":
-            self._fail(f"no baseline is made of a training that is not healthy.\n{self._told(report)}")
+            self._fail(f"a training that is not healthy cannot be a baseline.\n{self._format(report)}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_new(self.path, to_json(baseline_of([run])), replace=True)
@@ -147,11 +147,12 @@ class _Training:
             self._fail(str(error))
         self.config.stash[_WRITTEN].append(str(self.path))
 
-    def _told(self, report: Report) -> str:
+    def _format(self, report: Report) -> str:
         lines = [] if not report.why_unknown else [report.why_unknown]
         for finding in report.findings:
-            place = f" in {finding.where}" if finding.where else ""
-            lines += [f"{finding.severity} {finding.rule}{place}, from step {finding.step}", f"  {finding.cause}", f"  fix: {finding.fix}"]
+            location = f" in {finding.where}" if finding.where else ""
+            lines.append(f"{finding.severity} {finding.rule}{location}, from step {finding.step}")
+            lines += [f"  {finding.cause}", f"  fix: {finding.fix}"]
         return "\n".join(lines)
 
     def _fail(self, text: str) -> NoReturn:
@@ -164,12 +165,12 @@ def _file(request: pytest.FixtureRequest, name: str) -> Path:
     """One file per test, parameter and name."""
     from sonde.views.file import file_name
 
-    given = str(request.config.getini("sonde_baselines"))
+    configured = str(request.config.getini("sonde_baselines"))
     file = request.path
-    if given:
+    if configured:
         root = request.config.rootpath
         inside = file.parent.relative_to(root) if file.is_relative_to(root) else Path()
-        directory = root / given / inside
+        directory = root / configured / inside
     else:
         directory = file.parent / DIRECTORY
     test = ".".join((file.stem, *request.node.nodeid.split("::")[1:], *((name,) if name else ())))

@@ -40,15 +40,15 @@ from sonde.capture.model_registry import ModelRegistry
 from sonde.capture.probes.base import Probe, ProbeContext
 from sonde.capture.recorder import StepRecorder
 from sonde.capture.step_tracker import IncidentHandler, StepTracker
-from sonde.capture.torch_internals import is_compiled
 from sonde.early_stopping import EarlyStopping
 from sonde.events import STEP_SCALARS, Ended, ProbeDisabled, Started, TextLogged, TypedEvent
 from sonde.runlog.directory import new_run_directory, open_run_directory, write_run_json
-from sonde.runlog.switch_file import known
+from sonde.runlog.switch_file import check_switch_names
 from sonde.runlog.writer import Writer
 from sonde.session_tools import SessionTools
 from sonde.statistics import native
 from sonde.statistics.tensor_utils import read_scalar
+from sonde.statistics.torch_internals import is_compiled
 
 if TYPE_CHECKING:
     from sonde.memory_profiler.memory_profiler import MemoryProfiler
@@ -217,7 +217,7 @@ class DebugSession:
             return ""
         if not self.run.is_dir():
             return f"the run in {self.run} was removed while the script ran"
-        gap = self._recorder.writer.unsaid
+        gap = self._recorder.writer.unwritten_gap
         since = f", from step {gap.first_step} on," if gap and gap.first_step >= 0 else ""
         return f"{gap.num_dropped:,} records of this run{since} could not be written ({gap.reason})" if gap else ""
 
@@ -340,7 +340,7 @@ class DebugSession:
 
         "loss_spike", "gradient_spike", "nonfinite", "slow_step", or one of your own: "loss > 3 and step > 100".
         """
-        switches = known(then)
+        switches = check_switch_names(then)
         if not switches:
             raise SondeError(f"nothing would happen when {condition}: name the switches to turn on, as in then=['gradient_norms'].")
         self._triggers.add_trigger(condition, switches, for_steps)
@@ -487,7 +487,7 @@ class DebugSession:
             return []
         context = HandlerContext(self.config, tracker, self.run, self._models_by_name, self.trained_models)
         handlers: list[IncidentHandler] = [MemoryGrowthHandler(context)]
-        if self.config.measured.looks_back:
+        if self.config.measured.explains_incidents:
             handlers += [NonFiniteHandler(context), SpikeHandler(context), SkippedUpdateHandler(context)]
         return handlers
 

@@ -1,7 +1,7 @@
-"""When is a number a spike? A robust answer in a few comparisons, for the training loop and for the rules alike.
+"""Detects spikes in a series of numbers with a robust bound over a sliding window, for the training loop and for the rules.
 
-The last values are kept, and from them a bound: how far above the usual may the next one be? A healthy training is noisy, has heavy tails,
-restarts its learning rate and meets hard samples; so the bound follows the high values of the recent past, not their mean.
+The bound is computed from the last values. A healthy training is noisy, has heavy tails, restarts its learning rate and contains hard
+samples; so the bound follows the high values of the window, not their mean.
 """
 
 from __future__ import annotations
@@ -9,67 +9,67 @@ from __future__ import annotations
 from math import inf, log
 from typing import NamedTuple
 
-WINDOW = 64  # values that make the usual: a hundred would remember a level that the training has long left
-ENOUGH = 32  # values before anything is a spike: the first steps leap for good reasons (warm-up, batch norm, a fresh Adam)
-RENEWED = 16  # values between two looks at the window: sorting it at every step would be most of the cost
+WINDOW = 64  # values: a window of a hundred contains a level that the training left long ago
+ENOUGH = 32  # values before anything is a spike: the first steps jump for good reasons (warm-up, batch norm, a fresh Adam)
+UPDATE_EVERY = 16  # values between two updates of the bound: sorting the window at every step would be most of the cost
 CALM = 16  # values below the bound before the next spike counts as another one
-TAIL = 20  # one value in so many may be as odd as it likes without moving the bound: an earlier spike does not hide the next
-NUM_FIRST = 5  # values that make the level at which the training began
+TAIL = 20  # the most extreme value in so many does not move the bound, so an earlier spike does not hide the next
+NUM_FIRST = 5  # values whose median is the level at the start of the training
 
-# How far is far, in units of (high values of the window - median). Chosen on healthy programs: see docs/decisions/0011.
+# Factors for (high value of the window - median), chosen on healthy programs: see docs/decisions/0011.
 LOSS_SPREADS = 10.0
-LOSS_RISE = 0.5  # of the median's size: a loss that is steady to the last digit may move by ten spreads and mean nothing
-LOSS_LOST = 0.25  # of what has been learnt since the start: near zero every hard sample multiplies the loss, and nothing is lost
-NORM_SPREADS = 4.0  # in logarithms
+LOSS_RISE = 0.5  # of the median's magnitude: a loss that is constant to the last digit may move by ten spreads and mean nothing
+LOSS_LOST = 0.25  # of the decrease since the start: near zero every hard sample multiplies the loss without any loss of progress
+NORM_SPREADS = 4.0  # of logarithms
 NORM_RISE = log(20.0)  # gradient norms of healthy batches differ by factors of two to ten
 
 
-class Leap(NamedTuple):
-    """A value that left its usual range, and that range."""
+class Spike(NamedTuple):
+    """A value above its usual range, and that range. The field names are keys in recorded events."""
 
     value: float
     usual: float  # the median
-    low: float  # of the values before it, but for the oddest on either side
+    low: float  # of the values before it, without the most extreme ones on either side
     high: float
-    bound: float  # above it a value is a spike
+    bound: float  # values above it are spikes
 
 
-class Recent:
-    """The recent values of one number. Subclasses say how far is far."""
+class RollingBound:
+    """Bound above which the next value of a series is a spike; subclasses compute it from the window's order statistics."""
 
-    __slots__ = ("_place", "_values", "bound", "first", "high", "low", "median", "num", "quiet_until")
+    __slots__ = ("_index", "_values", "bound", "first", "high", "low", "median", "num", "quiet_until")
 
     def __init__(self) -> None:
         self._values: list[float] = []
-        self._place = 0
+        self._index = 0  # of the oldest value, which the next one replaces
         self.num = 0
         self.quiet_until = 0
         self.bound = inf
         self.median = self.low = self.high = self.first = 0.0
 
-    def see(self, value: float) -> Leap | None:
-        """Takes the next value, which is finite; answers where it is a spike that has just begun."""
+    def update(self, value: float) -> Spike | None:
+        """Add the next value, which must be finite. Returns a spike if one starts with this value."""
         self.num += 1
-        leap = self._leap(value) if value > self.bound else None
-        values, place = self._values, self._place
-        if place == len(values):
+        spike = self._check(value) if value > self.bound else None
+        values, index = self._values, self._index
+        if index == len(values):
             values.append(value)
         else:
-            values[place] = value
-        self._place = place = (place + 1) % WINDOW
-        if not place % RENEWED:
-            self._renew()
-        return leap
+            values[index] = value
+        self._index = index = (index + 1) % WINDOW
+        if not index % UPDATE_EVERY:
+            self._update_bound()
+        return spike
 
-    def _leap(self, value: float) -> Leap | None:
-        self._renew()  # the bound may be a few values old
+    def _check(self, value: float) -> Spike | None:
+        self._update_bound()  # it may be a few values old
         if value <= self.bound:
             return None
-        begins = self.num > self.quiet_until
+        is_start = self.num > self.quiet_until
         self.quiet_until = self.num + CALM
-        return Leap(value, self.median, self.low, self.high, self.bound) if begins else None
+        return Spike(value, self.median, self.low, self.high, self.bound) if is_start else None
 
-    def _renew(self) -> None:
+    def _update_bound(self) -> None:
         ordered = sorted(self._values)
         num = len(ordered)
         if self.num <= WINDOW and num >= NUM_FIRST:
@@ -83,8 +83,8 @@ class Recent:
         raise NotImplementedError
 
 
-class Losses(Recent):
-    """Of one loss, which may be negative or near zero."""
+class LossBound(RollingBound):
+    """Bound of a loss, which may be negative or near zero."""
 
     __slots__ = ()
 
@@ -93,8 +93,8 @@ class Losses(Recent):
         return median + max(LOSS_SPREADS * (self.high - median), LOSS_RISE * abs(median), LOSS_LOST * (self.first - median))
 
 
-class Norms(Recent):
-    """Of the logarithm of a gradient norm, which is above zero."""
+class LogNormBound(RollingBound):
+    """Bound of the logarithm of a gradient norm."""
 
     __slots__ = ()
 

@@ -1,7 +1,7 @@
-"""One function, or one block, that is a training step: `@sonde.step`, `session.training_step`.
+"""Marks a function or a block as a training step: `@sonde.step`, `session.training_step`.
 
-A session follows the loop without either. They add: the run records which step failed and why, also where the error is caught and the
-training goes on, and the numbers that a step returns. `@sonde.step` needs no other set-up.
+A session follows the loop without either. With them the run also records which step failed and why, even if the error
+is caught and the training continues, and the numbers that a step returns. `@sonde.step` needs no other set-up.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def step(
     config: DebugConfig | None = None,
     strict: bool = False,
 ) -> Any:
-    """Marks the function that does one training step: whatever trains is watched from its first call to the end of the program.
+    """Marks the function that runs one training step. All models that train are watched from its first call to the end of the program.
 
-    `train_step.session` is the session: its `report()` judges, its `stop()` ends watching before the program does.
+    `train_step.session` is the session: `report()` returns the report, `stop()` ends it before the end of the program.
     """
     if function is not None:
         return TrainingStep(DebugSession())(function)

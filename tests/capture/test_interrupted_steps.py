@@ -123,7 +123,7 @@ def full_disk() -> Iterator[Callable[[int], None]]:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_ctrl_c_while_a_short_write_is_settled_is_the_users(tmp_path: Path, full_disk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_a_short_write_is_handled_reaches_the_user(tmp_path: Path, full_disk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*args: object) -> None:
         raise KeyboardInterrupt
 
@@ -132,7 +132,7 @@ def test_ctrl_c_while_a_short_write_is_settled_is_the_users(tmp_path: Path, full
     for _ in range(NUMBER):
         one_step(model, optimizer)
     with monkeypatch.context() as patch:
-        patch.setattr(session._recorder.writer, "_lose", interrupted)
+        patch.setattr(session._recorder.writer, "_count_dropped", interrupted)
         full_disk(session._recorder.writer.path.stat().st_size + 100)
         with pytest.raises(KeyboardInterrupt):
             one_step(model, optimizer)

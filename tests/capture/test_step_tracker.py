@@ -276,9 +276,9 @@ def test_the_bound_of_usual_losses_is_that_of_the_losses_in_the_run(tmp_path: Pa
         train(model, optimizer)
         assert session._tracker is not None
         found = session._tracker.probe(LossProbe)._recent["loss"]
-    expected = spike_detection.Losses()
+    expected = spike_detection.LossBound()
     for loss in sonde.Run(tmp_path).scalar("loss")[1]:
-        expected.see(float(loss))
+        expected.update(float(loss))
     assert (found.bound, found.median) == pytest.approx((expected.bound, expected.median), rel=1e-5)
 
 

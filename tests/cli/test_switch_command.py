@@ -12,7 +12,7 @@ import pytest
 from sonde.cli import main
 from sonde.events import Event
 from sonde.runlog.directory import write_run_json
-from sonde.runlog.switch_file import SWITCHES, WISHES, read_wishes
+from sonde.runlog.switch_file import SWITCHES, SWITCHES_FILE, read_switch_requests
 from sonde.runlog.writer import Writer
 
 
@@ -38,9 +38,9 @@ def call(*words: str) -> int:
 
 def test_switches_are_asked_for_in_the_file_of_the_run(running: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("runs/base", "+gradient_norms", "-lr_scheduling") == 0
-    assert read_wishes(running) == {"gradient_norms": True, "lr_scheduling": False}
+    assert read_switch_requests(running) == {"gradient_norms": True, "lr_scheduling": False}
     assert call("-gradient_norms", "+memory_usage") == 0  # the newest run, added to what was asked for
-    assert read_wishes(running) == {"gradient_norms": False, "lr_scheduling": False, "memory_usage": True}
+    assert read_switch_requests(running) == {"gradient_norms": False, "lr_scheduling": False, "memory_usage": True}
     shown = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines() if line.strip()}
     assert shown["validation"][:3] == ["on", "step", "7"]
     assert shown["memory_usage"] == ["off", "on"]
@@ -52,12 +52,12 @@ def test_the_state_fits_a_terminal_and_names_every_switch(running: Path, capsys:
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert [name for name in SWITCHES if not any(line.split()[:1] == [name] for line in lines)] == []
-    assert not (running / WISHES).exists()
+    assert not (running / SWITCHES_FILE).exists()
 
 
 def test_all_means_all(running: Path) -> None:
     assert call("+all", "-autograd-profiler") == 0
-    assert read_wishes(running) == dict.fromkeys(SWITCHES, True) | {"autograd_profiler": False}
+    assert read_switch_requests(running) == dict.fromkeys(SWITCHES, True) | {"autograd_profiler": False}
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_wrong_word_is_refused_and_nothing_is_written(
 ) -> None:
     assert call(*words) == 2
     assert says in capsys.readouterr().err
-    assert not (running / WISHES).exists()
+    assert not (running / SWITCHES_FILE).exists()
 
 
 def test_a_run_that_has_ended_is_shown_and_not_told(
@@ -80,19 +80,19 @@ def test_a_run_that_has_ended_is_shown_and_not_told(
     path = sample_run("over", [1.0, 0.5], events=[Event("switch", 1, {"switch": "validation", "on": False, "by": "the end"})])
     assert call(str(path), "+validation") == 2
     assert "does not run any more" in capsys.readouterr().err
-    assert not (path / WISHES).exists()
+    assert not (path / SWITCHES_FILE).exists()
     assert call(str(path)) == 0
     assert "the end" in capsys.readouterr().out
 
 
 def test_a_file_that_is_not_ours_is_replaced(running: Path) -> None:
-    (running / WISHES).write_text('{"rm": "-rf"}')
+    (running / SWITCHES_FILE).write_text('{"rm": "-rf"}')
     assert call("+validation") == 0
-    assert json.loads((running / WISHES).read_text()) == {"validation": True}
+    assert json.loads((running / SWITCHES_FILE).read_text()) == {"validation": True}
 
 
 def test_a_file_that_cannot_be_written_is_said(running: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (running / WISHES).mkdir()
+    (running / SWITCHES_FILE).mkdir()
     assert call("+validation") == 2
     assert "cannot be written" in capsys.readouterr().err
     assert sorted(path.name for path in running.iterdir() if path.name.startswith(".")) == []

@@ -8,7 +8,7 @@ import pytest
 from synthetic import falling, noise, opening, stuck, training
 
 from sonde.events import Event, Step
-from sonde.rules.learning import BUCKETS, History, Learning
+from sonde.rules.learning import BUCKETS, Learning, LossHistory
 
 
 def after(*args, **kwargs) -> Learning:
@@ -20,7 +20,7 @@ def after(*args, **kwargs) -> Learning:
 
 @pytest.mark.parametrize("num", [1, 5, BUCKETS, BUCKETS + 1, 1000, 12345])
 def test_a_history_of_any_length_keeps_its_mean_in_bounded_space(num):
-    history = History()
+    history = LossHistory()
     for value in range(num):
         history.add(float(value))
     assert len(history.pieces) <= BUCKETS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sonde.events import Event, Severity, Step
-from sonde.memory_trend import Growth
+from sonde.memory_trend import MemoryTrend
 from sonde.rules.graph_leak import GraphLeak
 from sonde.rules.memory_growth import MemoryGrowth
 from sonde.rules.out_of_memory import OutOfMemory
@@ -120,9 +120,9 @@ def test_a_training_that_lives_is_clear_and_none_is_not_evaluated():
 
 
 def test_growth_is_bounded_over_a_million_steps():
-    growth = Growth()
+    growth = MemoryTrend()
     for step in range(100_000):
-        growth.see(step, 100 + step * 1e-3)
+        growth.update(step, 100 + step * 1e-3)
     assert growth.num_points <= 256
     trend = growth.trend(24)
     assert trend is not None

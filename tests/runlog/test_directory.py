@@ -40,9 +40,9 @@ def test_the_place_that_a_user_names_is_made_or_added_to(tmp_path):
 
 def test_a_foreign_directory_is_refused_and_a_file_too(tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(SondeError, match=r"holds other files \(thesis.tex\) and is not a run"):
+    with pytest.raises(SondeError, match=r"contains other files \(thesis.tex\) and is not a run"):
         open_run_directory(tmp_path)
-    with pytest.raises(SondeError, match="a file is in its place"):
+    with pytest.raises(SondeError, match="it is a file"):
         open_run_directory(tmp_path / "thesis.tex")
     with pytest.raises(SondeError, match="cannot be written"):
         open_run_directory(tmp_path / "thesis.tex" / "x")
@@ -66,13 +66,13 @@ def test_the_newest_run_is_the_one_that_started_last(tmp_path):
     assert newest_run(newest) == newest
 
 
-def test_no_run_is_a_letter(tmp_path):
+def test_a_missing_run_is_explained(tmp_path):
     with pytest.raises(NoRunError, match=r'No run in .*"sonde run train\.py"'):
         newest_run(tmp_path)
     with pytest.raises(NoRunError, match="there is no directory"):
         newest_run(tmp_path / "missing")
     (tmp_path / "train.py").write_text("")
-    with pytest.raises(NoRunError, match=r"train\.py is a file, and no log of a run"):
+    with pytest.raises(NoRunError, match=r"train\.py is a file, but not the log of a run"):
         find_run(str(tmp_path / "train.py"))
 
 
@@ -84,7 +84,7 @@ def test_a_run_is_found_by_path_name_or_part_of_a_name(tmp_path):
     assert find_run("00bb", tmp_path) == other
     assert find_run(None, tmp_path) == other
     assert find_run(str(tmp_path), tmp_path / "elsewhere") == other
-    with pytest.raises(NoRunError, match="may be any of 2 runs"):
+    with pytest.raises(NoRunError, match="matches 2 runs"):
         find_run("2026", tmp_path)
     with pytest.raises(NoRunError, match="Nearest: 2026-01-01_base_00aa"):
         find_run("2026-01-01_bsae_00aa", tmp_path)

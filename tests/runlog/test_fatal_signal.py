@@ -13,7 +13,7 @@ from sonde.events import FatalSignalReceived
 from sonde.report import judge
 from sonde.runlog.fatal_signal import MAX_DUMP, FatalSignal, StackFrame, dump_path, read_fatal_signal
 from sonde.runlog.reader import Run
-from sonde.runlog.writer_process import identity
+from sonde.runlog.writer_process import process_identity
 
 # Writes three steps of a run, then does what {body} says.
 PROCESS = """
@@ -240,5 +240,5 @@ def test_a_hostile_manifest_names_no_file_elsewhere(tmp_path):
 
 def test_a_dump_of_a_process_that_runs_is_not_believed(sample_run):
     run = sample_run("here", [1.0, 0.9], ending=None)
-    dump_path(run, identity()).write_text(DUMP)
+    dump_path(run, process_identity()).write_text(DUMP)
     assert (Run(run).ended.how, Run(run).ended.signal) == ("running", "")

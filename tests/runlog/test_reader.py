@@ -221,10 +221,10 @@ def test_steps_are_streamed_and_not_held(tmp_path):
     assert run.scalar("loss")[1].sum() == sum(range(20_000))
 
 
-def test_a_directory_that_is_no_run_is_a_letter(tmp_path):
+def test_a_directory_that_is_no_run_is_explained(tmp_path):
     with pytest.raises(NoRunError, match=r'No run in .*: expected run.json. Did the script run under "sonde run"'):
         Run(tmp_path)
-    with pytest.raises(NoRunError, match="nothing is there"):
+    with pytest.raises(NoRunError, match="the path does not exist"):
         Run(tmp_path / "missing")
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(NoRunError, match="is not a run"):
@@ -238,7 +238,7 @@ def test_a_run_that_has_only_begun_has_no_steps(tmp_path):
     assert run.ended.how == "unknown"
 
 
-def test_a_run_of_a_later_format_is_a_letter(tmp_path):
+def test_a_run_of_a_later_format_is_explained(tmp_path):
     path = write_steps(tmp_path, range(2))
     path.write_bytes(f.header(3) + path.read_bytes()[f.HEADER_BYTES :])
     with pytest.raises(SondeError, match=r"is a run of format 3; this version reads up to 1\. Upgrade with: pip install"):

@@ -279,9 +279,9 @@ def test_the_next_process_of_a_rank_is_another_attempt(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["missing", "file", "file/inside"])
-def test_a_bad_directory_is_a_letter_at_opening(tmp_path, place):
+def test_a_bad_directory_is_refused_by_the_constructor(tmp_path, place):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(SondeError, match=f"cannot be written to .*{place}.*Name another place"):
+    with pytest.raises(SondeError, match=f"cannot be written to .*{place}.*Name another directory"):
         Writer(tmp_path / place)
 
 

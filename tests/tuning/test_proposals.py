@@ -5,29 +5,31 @@ from dataclasses import replace
 import pytest
 
 from sonde.errors import SondeError
-from sonde.tuning.messages import Loader, Model, Optimizer, Place, Survey
+from sonde.tuning.messages import CallSite, DataLoaderInfo, ModelInfo, OptimizerInfo, Survey
 from sonde.tuning.proposals import FAMILIES, Patch, chosen_families, propose
 
-LINE = Place("project/train.py:7", "train.py:7", "loader = DataLoader(data)")
-LOADER = Loader(LINE, num_workers=0, batch_size=8, pin_memory=False, is_iterable=False, is_persistent=False, num_epochs=1, fed_share=1.0)
-ADAM = Optimizer(Place("project/train.py:9", "train.py:9"), "Adam", ("foreach", "fused"), "loop", 12, "cpu")
-MODEL = Model(
-    Place("project/train.py:12", "train.py:12"), "net", "Net", "cpu", is_float32=True, num_conv2d=3, takes_images=True,
+LINE = CallSite("project/train.py:7", "train.py:7", "loader = DataLoader(data)")
+LOADER = DataLoaderInfo(
+    LINE, num_workers=0, batch_size=8, pin_memory=False, is_iterable=False, is_persistent=False, num_epochs=1, fed_share=1.0
+)
+ADAM = OptimizerInfo(CallSite("project/train.py:9", "train.py:9"), "Adam", ("foreach", "fused"), "loop", 12, "cpu")
+MODEL = ModelInfo(
+    CallSite("project/train.py:12", "train.py:12"), "net", "Net", "cpu", is_float32=True, num_conv2d=3, takes_images=True,
     is_channels_last=False, in_autocast=False, is_compiled=False,
 )  # fmt: skip
 SURVEY = Survey((LOADER,), (ADAM,), (MODEL,), num_threads=4, num_cores=4, has_compiler=True)
-ON_CUDA = replace(SURVEY, optimizers=(replace(ADAM, device="cuda", way="foreach"),), models=(replace(MODEL, device="cuda"),))
+ON_CUDA = replace(SURVEY, optimizers=(replace(ADAM, device="cuda", implementation="foreach"),), models=(replace(MODEL, device="cuda"),))
 
 
 def names(survey, family):
-    found, why_not = propose(survey, [family])
-    return [each.name for each in found] or why_not[family]
+    found, reasons = propose(survey, [family])
+    return [each.name for each in found] or reasons[family]
 
 
 def test_on_a_cpu_everything_but_pinned_memory_is_tried():
-    found, why_not = propose(SURVEY, tuple(FAMILIES))
+    found, reasons = propose(SURVEY, tuple(FAMILIES))
     assert {each.family for each in found} == set(FAMILIES) - {"pin"}
-    assert why_not == {"pin": "nothing is on an accelerator"}
+    assert reasons == {"pin": "nothing is on an accelerator"}
 
 
 def test_on_a_device_threads_are_not_tried_and_pinned_memory_is():
@@ -50,7 +52,7 @@ def test_without_workers_what_belongs_to_them_goes_too():
     }  # fmt: skip
 
 
-def test_workers_are_kept_over_epochs_where_the_epochs_are_short():
+def test_workers_are_persistent_if_the_epochs_are_short():
     short = replace(SURVEY, loaders=(replace(LOADER, num_epochs=4),))
     found, _ = propose(short, ["workers"])
     assert found[0].change == "DataLoader(…, num_workers=1, persistent_workers=True)"
@@ -61,18 +63,18 @@ def test_an_iterable_dataset_is_not_given_workers():
 
 
 def test_a_loader_that_only_validation_reads_is_left_alone():
-    validation = replace(LOADER, place=Place("project/train.py:8", "train.py:8"), fed_share=0.02)
+    validation = replace(LOADER, site=CallSite("project/train.py:8", "train.py:8"), fed_share=0.02)
     found, _ = propose(replace(SURVEY, loaders=(LOADER, validation)), ["workers"])
     assert all(list(each.patch.loaders) == [LINE.key] for each in found)
 
 
 def test_an_optimizer_that_is_fused_already_is_left_alone():
-    assert names(replace(SURVEY, optimizers=(replace(ADAM, way="fused"),)), "optimizer") == "the optimizer is fused already"
+    assert names(replace(SURVEY, optimizers=(replace(ADAM, implementation="fused"),)), "optimizer") == "the optimizer is fused already"
 
 
 def test_fused_and_foreach_take_each_others_place():
     found, _ = propose(SURVEY, ["optimizer"])
-    assert [each.patch.optimizers[ADAM.place.key] for each in found] == [{"foreach": True, "fused": None}, {"fused": True, "foreach": None}]
+    assert [each.patch.optimizers[ADAM.site.key] for each in found] == [{"foreach": True, "fused": None}, {"fused": True, "foreach": None}]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from tuning_scripts import SLOW, SMALL
 
 from sonde.errors import SondeError
-from sonde.tuning.messages import Request
+from sonde.tuning.messages import TrialRequest
 from sonde.tuning.proposals import Patch
 from sonde.tuning.trial_runner import WARMUP
 from sonde.tuning.tune import tune
@@ -27,10 +27,10 @@ def folder(tmp_path_factory):
 def tuning(folder, processes):
     script = folder / "slow.py"
     script.write_text(SLOW.format(loader="", optimizer="foreach=False"))
-    seen = []
+    reports = []
     only = ["workers", "optimizer"]
-    result = tune(str(script), only=only, steps=8, repeats=2, progress=lambda *told: seen.append(told), processes=processes)
-    return result, seen
+    result = tune(str(script), only=only, steps=8, repeats=2, progress=lambda *report: reports.append(report), processes=processes)
+    return result, reports
 
 
 def standing(tuning, family):
@@ -46,8 +46,8 @@ def test_the_slow_loader_and_the_looping_optimizer_are_both_found(tuning):
 def test_where_to_change_what_is_said(tuning):
     result, _ = tuning
     changes = {each.proposals[0].family: each.proposals[0] for each in result.results if each.standing == "recommended"}
-    assert changes["workers"].place.text == "loader = DataLoader(Slow(), batch_size=16, shuffle=True)"
-    assert changes["optimizer"].place.text.startswith("optimizer = Remote(")
+    assert changes["workers"].site.text == "loader = DataLoader(Slow(), batch_size=16, shuffle=True)"
+    assert changes["optimizer"].site.text.startswith("optimizer = Remote(")
     assert changes["workers"].change.startswith("DataLoader(…, num_workers=")
 
 
@@ -76,7 +76,7 @@ def test_the_speed_up_is_real_when_the_changes_are_made_by_hand(tuning, folder, 
     by_hand.write_text(SLOW.format(loader=loader, optimizer=f"{names.get('optimizer', 'differentiable')}={'optimizer' in names}"))
     speeds = {"slow.py": [], "by_hand.py": []}
     for name in ("slow.py", "by_hand.py") * 2:
-        request = Request(str(folder / name), [], False, asdict(Patch()), 0, WARMUP, 8, 1.0, "", "", "")
+        request = TrialRequest(str(folder / name), [], False, asdict(Patch()), 0, WARMUP, 8, 1.0, "", "", "")
         speeds[name].append(processes.run(request, name="hand", limit_s=100, tick=lambda step: None).steps_per_s)
     gained = median(speeds["by_hand.py"]) / median(speeds["slow.py"]) - 1
     assert gained > (best.gain.factor - 1) / 2
@@ -86,11 +86,11 @@ def test_the_script_is_left_as_it_was(tuning, folder):
     assert (folder / "slow.py").read_text() == SLOW.format(loader="", optimizer="foreach=False")
 
 
-def test_it_is_told_what_is_being_tried_and_how_far_it_is(tuning):
-    _, seen = tuning
-    assert {what for what, *_ in seen} > {"the script as it is", "workers=1", "fused"}
-    assert max(step for *_, step, _ in seen) > 0
-    assert all(trial <= num_trials for _, trial, num_trials, _, _ in seen)
+def test_progress_reports_the_change_and_the_step(tuning):
+    _, reports = tuning
+    assert {what for what, *_ in reports} > {"the script as it is", "workers=1", "fused"}
+    assert max(step for *_, step, _ in reports) > 0
+    assert all(trial <= num_trials for _, trial, num_trials, _, _ in reports)
 
 
 def test_after_an_interrupt_what_was_not_tried_is_listed(folder, processes):
@@ -122,19 +122,19 @@ def test_time_that_nothing_had_to_be_repeated_in_goes_to_what_was_not_tried_yet(
     assert len(result.results) > 1
 
 
-def test_an_interrupt_before_anything_was_measured_is_a_letter(folder, processes):
+def test_an_interrupt_before_anything_was_measured_is_reported_as_an_error(folder, processes):
     script = folder / "stopped.py"
     script.write_text(SMALL)
 
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    with pytest.raises(SondeError, match="stopped by you before") as letter:
+    with pytest.raises(SondeError, match="stopped before the unchanged") as error:
         tune(str(script), steps=5, progress=interrupt, processes=processes)
-    assert letter.value.exit_code == 130
+    assert error.value.exit_code == 130
 
 
-def test_a_limit_that_is_shorter_than_the_script_is_a_letter(folder, processes):
+def test_a_limit_that_is_shorter_than_the_script_is_reported_as_an_error(folder, processes):
     script = folder / "endless.py"
     script.write_text("import time\nwhile True: time.sleep(0.01)\n")
     with pytest.raises(SondeError, match=r"before its first step.*\n.*Give it more time, as in --time-limit 600"):

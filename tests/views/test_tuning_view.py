@@ -8,23 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from sonde.tuning.messages import Place
+from sonde.tuning.messages import CallSite
 from sonde.tuning.proposals import Patch, Proposal
 from sonde.tuning.ranking import Gain, LossCheck
-from sonde.tuning.tuning_result import Baseline, Measured, Tuning
+from sonde.tuning.tuning_result import BaselineSpeed, MeasuredChange, Tuning
 from sonde.views.terminal import Terminal
 from sonde.views.tuning import Plan, TuningTable, render_json
 
-AT = Place("/x/train.py:7", "train.py:7", "loader = DataLoader(data, 8)")
+AT = CallSite("/x/train.py:7", "train.py:7", "loader = DataLoader(data, 8)")
 WORKERS = Proposal("workers", "workers=2", "DataLoader(…, num_workers=2)", AT, Patch())
-FUSED = Proposal("optimizer", "fused", "Adam(…, fused=True)", Place("/x/train.py:9", "train.py:9", "opt = Adam(p)"), Patch())
+FUSED = Proposal("optimizer", "fused", "Adam(…, fused=True)", CallSite("/x/train.py:9", "train.py:9", "opt = Adam(p)"), Patch())
 BATCH = Proposal("batch", "batch_size=16", "DataLoader(…, batch_size=16)", AT, Patch(), same_training=False)
 COMPILE = Proposal("compile", "compile", "model.compile()", AT, Patch(), slow_start=True)
 FASTER = Gain(2.0, 1.9, 2.1, 3, "faster")
 SAME = LossCheck("same", num_steps=20)
-BASE = Baseline(30.0, 33.3, 266.0, 0.61, 20, 7, 0.012, 0.0)
+BASE = BaselineSpeed(30.0, 33.3, 266.0, 0.61, 20, 7, 0.012, 0.0)
 TUNING = Tuning(
-    script="train.py", args=(), baseline=BASE, results=(Measured((WORKERS,), FASTER, SAME, 15.0),), together=(), why_not={}, untried=(),
+    script="train.py", args=(), baseline=BASE, results=(MeasuredChange((WORKERS,), FASTER, SAME, 15.0),), together=(),
+    not_applicable={}, untried=(),
     stopped="", num_trials=9, elapsed_s=31.0, load_per_core=0.0, folder=Path("/tmp/sonde-tune-1"),
 )  # fmt: skip
 
@@ -68,26 +69,26 @@ def test_the_noise_is_said():
 
 
 def test_a_combination_is_shown_as_it_was_measured():
-    together = Measured((WORKERS, FUSED), Gain(2.6, 2.5, 2.7, 3, "faster"), SAME, 11.5)
+    together = MeasuredChange((WORKERS, FUSED), Gain(2.6, 2.5, 2.7, 3, "faster"), SAME, 11.5)
     text = drawn(TuningTable(replace(TUNING, together=(together,))))
     assert "2.60 times as fast" in text
     assert "DataLoader(…, num_workers=2) + Adam(…, fused=True)" in text
 
 
 def test_a_combination_that_is_worse_than_one_of_its_parts_is_not_recommended():
-    together = Measured((WORKERS, FUSED), Gain(1.5, 1.4, 1.6, 3, "faster"), SAME)
+    together = MeasuredChange((WORKERS, FUSED), Gain(1.5, 1.4, 1.6, 3, "faster"), SAME)
     assert replace(TUNING, together=(together,)).recommended.name == "workers=2"
 
 
 def test_of_two_that_help_the_surer_one_is_recommended():
-    lucky = Measured((WORKERS,), Gain(2.2, 1.2, 2.4, 3, "faster"), SAME)
-    sure = Measured((WORKERS, FUSED), Gain(1.9, 1.8, 2.0, 3, "faster"), SAME)
+    lucky = MeasuredChange((WORKERS,), Gain(2.2, 1.2, 2.4, 3, "faster"), SAME)
+    sure = MeasuredChange((WORKERS, FUSED), Gain(1.9, 1.8, 2.0, 3, "faster"), SAME)
     assert replace(TUNING, results=(lucky,), together=(sure,)).recommended is sure
 
 
 def test_a_faster_training_that_is_not_the_same_is_never_recommended():
-    departs = Measured((FUSED,), FASTER, LossCheck("departs", 0.31, 4, 20))
-    other = Measured((BATCH,), FASTER, LossCheck("unknown"))
+    departs = MeasuredChange((FUSED,), FASTER, LossCheck("departs", 0.31, 4, 20))
+    other = MeasuredChange((BATCH,), FASTER, LossCheck("unknown"))
     tuning = replace(TUNING, results=(departs, other))
     text = drawn(TuningTable(tuning), width=100)
     assert tuning.recommended is None
@@ -97,22 +98,22 @@ def test_a_faster_training_that_is_not_the_same_is_never_recommended():
 
 
 def test_noise_slowness_and_failure_are_told_apart():
-    noise = Measured((FUSED,), Gain(1.02, 0.97, 1.1, 3, "noise"), SAME)
-    slower = Measured((BATCH,), Gain(0.4, 0.4, 0.4, 1, "slower"), SAME)
-    failed = Measured((COMPILE,), None, LossCheck("unknown"), error="InductorError: no compiler")
+    noise = MeasuredChange((FUSED,), Gain(1.02, 0.97, 1.1, 3, "noise"), SAME)
+    slower = MeasuredChange((BATCH,), Gain(0.4, 0.4, 0.4, 1, "slower"), SAME)
+    failed = MeasuredChange((COMPILE,), None, LossCheck("unknown"), error="InductorError: no compiler")
     text = drawn(TuningTable(replace(TUNING, results=(noise, slower, failed))))
     for words in ("within the noise, 0.97 to 1.10 in 3 runs", "slower, measured once", "failed", "InductorError: no compiler"):
         assert words in text
 
 
 def test_what_compiling_costs_is_said_with_the_steps_that_pay_for_it():
-    slow = Measured((COMPILE,), FASTER, LossCheck("close", 0.0001), start_s=34.2, pays_off_after=2280)
+    slow = MeasuredChange((COMPILE,), FASTER, LossCheck("close", 0.0001), start_s=34.2, pays_off_after=2280)
     assert "34.2 s to compile, paid back after 2,280 steps" in " ".join(drawn(TuningTable(replace(TUNING, results=(slow,)))).split())
 
 
 def test_what_was_not_tried_has_its_reason():
-    why_not = {"pin": "nothing is on an accelerator"}
-    tuning = replace(TUNING, why_not=why_not, untried=("model.compile()",), stopped="time", load_per_core=2.0)
+    not_applicable = {"pin": "nothing is on an accelerator"}
+    tuning = replace(TUNING, not_applicable=not_applicable, untried=("model.compile()",), stopped="time", load_per_core=2.0)
     text = drawn(TuningTable(tuning), width=100)
     for words in ("pin: nothing is on an accelerator", "model.compile()", "--time-limit", "busy"):
         assert words in text
@@ -120,19 +121,20 @@ def test_what_was_not_tried_has_its_reason():
 
 @pytest.mark.parametrize("width", [40, 80])
 def test_no_line_is_wider_than_the_terminal(width):
-    tuning = replace(TUNING, why_not={"pin": "nothing is on an accelerator"}, together=(Measured((WORKERS, FUSED), FASTER, SAME),))
+    together = (MeasuredChange((WORKERS, FUSED), FASTER, SAME),)
+    tuning = replace(TUNING, not_applicable={"pin": "nothing is on an accelerator"}, together=together)
     assert max(len(row) for row in drawn(TuningTable(tuning), width).splitlines()) <= width
 
 
 def test_text_of_the_user_cannot_command_the_terminal():
-    evil = replace(WORKERS, place=Place("k", "tr\x1b[31m.py:7", "x = '\x1b]0;owned\x07'"))
-    text = drawn(TuningTable(replace(TUNING, results=(Measured((evil,), FASTER, SAME),))))
+    evil = replace(WORKERS, site=CallSite("k", "tr\x1b[31m.py:7", "x = '\x1b]0;owned\x07'"))
+    text = drawn(TuningTable(replace(TUNING, results=(MeasuredChange((evil,), FASTER, SAME),))))
     assert "\x1b" not in text
     assert "\x07" not in text
 
 
 def test_the_document_for_programs_is_strict_json():
-    results = (Measured((FUSED,), FASTER, LossCheck("departs", math.inf, 3, 20)), *TUNING.results)
+    results = (MeasuredChange((FUSED,), FASTER, LossCheck("departs", math.inf, 3, 20)), *TUNING.results)
     document = json.loads(render_json(replace(TUNING, results=results)), parse_constant=pytest.fail)
     assert document["schema"] == 1
     assert document["results"][0]["loss"]["difference"] == "Infinity"

@@ -1,4 +1,4 @@
-"""Tensors that a model holds on another device than its own: `model.to(device)` moves parameters and buffers, not plain attributes.
+"""Finds tensors of a model on another device than the model: `model.to(device)` moves parameters and buffers, not plain attributes.
 
 Tested with the model on the meta device, not with a real accelerator.
 """
@@ -12,34 +12,36 @@ from typing import Any
 import torch
 from torch import nn
 
+from sonde.statistics.torch_internals import storage_address
+
 MAX_REPORTED = 20  # tensors of one model
 
 
 def find_left_behind(model: nn.Module) -> list[dict[str, Any]]:
-    """Tensors on the CPU while most of the model is elsewhere, by their place. A single number is left out: kernels take it by value."""
+    """Tensors on the CPU while most of the model is on a device. Scalars are omitted: kernels take them by value."""
     devices = Counter(parameter.device.type for parameter in model.parameters())
     if not devices or set(devices) == {"cpu"}:
         return []
-    home = devices.most_common(1)[0][0]
-    if home == "cpu":
-        return []  # a part of it is elsewhere, on purpose
+    main_device = devices.most_common(1)[0][0]
+    if main_device == "cpu":
+        return []  # only a part is on a device, on purpose
     found: list[dict[str, Any]] = []
     for kind, path, tensor in _tensors(model):
         if tensor.device.type == "cpu" and tensor.dim():
-            found.append({"kind": kind, "path": path, "num_elements": tensor.numel(), "device": "cpu", "model_on": home})
+            found.append({"kind": kind, "path": path, "num_elements": tensor.numel(), "device": "cpu", "model_on": main_device})
             if len(found) == MAX_REPORTED:
                 break
     return found
 
 
 def find_holders(models: Iterable[nn.Module], storages: set[int]) -> dict[int, str]:
-    """Of these storages, by address, those that a model holds, with the path of the tensor."""
+    """The storages, by address, that belong to a model, with the path of the tensor."""
     if not storages:
         return {}
     held: dict[int, str] = {}
     for model in models:
         for _, path, tensor in _tensors(model):
-            if tensor.layout is torch.strided and (address := tensor.untyped_storage()._cdata) in storages:
+            if tensor.layout is torch.strided and (address := storage_address(tensor.untyped_storage())) in storages:
                 held.setdefault(address, path)
     return held
 

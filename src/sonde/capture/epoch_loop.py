@@ -1,6 +1,6 @@
-"""How many passes over the data the user's code plans: the `for epoch in range(50):` around the loop over a loader.
+"""Finds the planned number of epochs: the `for epoch in range(50):` around the loop over a loader.
 
-It is read from the source code and from the variables that it names. Where any of that is not simple, there is no answer.
+It is read from the source code and the variables in it. The result is None for anything but a simple loop.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from sonde.capture.call_site import WRAPPER_FILE, is_library, read_locals
 
 MAX_FRAMES = 6  # functions between the loop over the loader and the loop of epochs
-MAX_SOURCE = 400_000  # characters: a longer file is not parsed while somebody trains
+MAX_SOURCE = 400_000  # characters: a longer file is not parsed during a training
 _OWN = (str(Path(__file__).resolve().parents[1]), str(Path(torch.__file__).parent))
 _OPERATORS: dict[type[ast.operator], Any] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
@@ -34,11 +34,11 @@ class EpochLoop(NamedTuple):
     num_rounds: int
     round_index: int  # from 0 on
     line: str  # train.py:20
-    break_lines: list[str]  # where the loop may be left early
+    break_lines: list[str]  # lines that leave the loop early
 
 
 def lines_of_callers() -> list[tuple[str, int]]:
-    """Where in the user's code we are: file and line of each frame."""
+    """File and line of each frame of the user's code on the stack."""
     found: list[tuple[str, int]] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and len(found) < MAX_FRAMES:
@@ -49,8 +49,11 @@ def lines_of_callers() -> list[tuple[str, int]]:
 
 
 def enclosing_epoch_loop(attached_at: Sequence[tuple[str, int]] = ()) -> EpochLoop | None:
-    """The loop around the loader that is started now. None where it is not simple, and where the loop is also around the lines at which the
-    session was attached: the session may end before the loop does."""
+    """The epoch loop around the loader that starts now.
+
+    None if the loop is not simple, or if it also encloses the lines `attached_at` of the session's start: the session may end before the
+    loop does.
+    """
     frame = _caller()
     inner = frame.f_lineno if frame is not None else 0
     for _ in range(MAX_FRAMES):
@@ -66,7 +69,7 @@ def enclosing_epoch_loop(attached_at: Sequence[tuple[str, int]] = ()) -> EpochLo
 
 
 def _caller() -> FrameType | None:
-    """The user's frame, where the user's code starts the loader and not a framework."""
+    """The frame that starts the loader, without frames of Sonde, torch and tqdm."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and (
         (name := frame.f_code.co_filename).startswith(_OWN) or name == WRAPPER_FILE or "/tqdm/" in name
@@ -76,7 +79,7 @@ def _caller() -> FrameType | None:
 
 
 def _loop_around(filename: str, line: int, inner: int) -> ast.stmt | None:
-    """The innermost loop around this line that is not over the loader itself, nor over a handful of names such as ["train", "val"]."""
+    """The innermost loop around a line, except the loop over the loader and loops over literals such as ["train", "val"]."""
     tree = _tree(filename)
     found: ast.stmt | None = None
     for node in ast.walk(tree) if tree is not None else ():
@@ -92,7 +95,7 @@ def _loop_around(filename: str, line: int, inner: int) -> ast.stmt | None:
 
 
 def _is_around(loop: ast.stmt, line: int) -> bool:
-    """No function begins between the loop and the line: a loop around a definition is not around its calls."""
+    """Whether no function starts between the loop and the line: a loop around a definition is not around its calls."""
     inner = (node for node in ast.walk(loop) if isinstance(node, (ast.FunctionDef, ast.Lambda, ast.ClassDef)))
     return not any(node.lineno <= line <= (node.end_lineno or 0) for node in inner)
 
@@ -118,15 +121,15 @@ def _describe(loop: ast.For, frame: FrameType) -> EpochLoop | None:
         return None
     names = read_locals(frame)
     bounds = [_value(each, names, frame.f_globals) for each in call.args]
-    at = names.get(loop.target.id)
-    if not bounds or any(type(each) is not int for each in bounds) or type(at) is not int:
+    current = names.get(loop.target.id)
+    if not bounds or any(type(each) is not int for each in bounds) or type(current) is not int:
         return None
     rounds = range(*bounds)
-    if at not in rounds:
+    if current not in rounds:
         return None
     name = Path(frame.f_code.co_filename).name
     breaks = [f"{name}:{line}" for line in _breaks(loop)]
-    return EpochLoop(len(rounds), rounds.index(at), f"{name}:{loop.lineno}", breaks[:4])
+    return EpochLoop(len(rounds), rounds.index(current), f"{name}:{loop.lineno}", breaks[:4])
 
 
 def _name(node: ast.expr) -> str:
@@ -134,7 +137,7 @@ def _name(node: ast.expr) -> str:
 
 
 def _value(node: ast.expr, names: Mapping[str, Any], more: Mapping[str, Any]) -> Any:
-    """Only what can be read without running anything of the user's: no call, no property."""
+    """The value of an expression, if it can be read without running code of the user: no calls, no properties."""
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.Name):

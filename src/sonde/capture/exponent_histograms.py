@@ -1,4 +1,4 @@
-"""Power-of-two histograms: how many elements of a tensor have which exponent. Rows of (site, exponent, count), a few per tensor."""
+"""Power-of-two histograms: the number of elements per exponent. Rows of (site, exponent, count), a few per tensor."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from sonde.statistics import exponent_histogram
 from sonde.statistics.deferred_reads import on_device
 
 PAIR_BYTES = 16  # an exponent and a count
-MOST_ELEMENTS = 1 << 14  # of one tensor: a histogram needs no more, and counting millions would cost more than all other statistics
+MAX_ELEMENTS = 1 << 14  # per tensor: enough for a histogram; counting millions would cost more than all other statistics
 
 
 class ExponentHistograms:
     """Collects the histograms of one step for a probe."""
 
     def __init__(self) -> None:
-        self._pairs: dict[str, dict[int, bytes]] = {}  # by kind and site: pairs
+        self._pairs: dict[str, dict[int, bytes]] = {}  # by kind and site
         self._num_missed = 0
         self._is_reported = False
 
     def add(self, kind: str, site_id: int, tensor: torch.Tensor) -> None:
-        if on_device(tensor):  # it would have to be waited for
+        if on_device(tensor):  # reading it would wait for the device
             return
-        pairs = exponent_histogram.exponent_pairs(tensor, MOST_ELEMENTS)
+        pairs = exponent_histogram.exponent_pairs(tensor, MAX_ELEMENTS)
         self._num_missed += pairs is None
         if pairs:
             self._pairs.setdefault(kind, {})[site_id] = pairs

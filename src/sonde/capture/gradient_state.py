@@ -17,6 +17,7 @@ import torch
 
 from sonde.statistics import reductions
 from sonde.statistics.deferred_reads import on_device
+from sonde.statistics.torch_internals import tensor_version
 
 NUM_SAMPLED = 3  # parameters: all of an optimizer's gradients are cleared, or none
 TRUST_AFTER = 16  # backwards that wrote gradients: then it is taken for granted, until an update finds none
@@ -160,7 +161,7 @@ class GradientState:
 
 
 def _versions(tensors: list[torch.Tensor]) -> list[tuple[int, int]]:
-    return [(id(tensor), tensor._version) for tensor in tensors]
+    return [(id(tensor), tensor_version(tensor)) for tensor in tensors]
 
 
 def optimizer_parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -8,7 +8,7 @@ import torch
 
 from sonde.capture.replay_buffer import ForwardCall
 from sonde.events import NonFinite
-from sonde.spike_detection import Leap
+from sonde.spike_detection import Spike
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class SpikeIncident:
     step: int
     what: str  # "loss" or "gradient"
     where: str  # the series
-    leap: Leap
+    leap: Spike
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

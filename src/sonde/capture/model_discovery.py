@@ -20,7 +20,7 @@ from sonde.capture.call_site import read_locals, user_frame
 from sonde.capture.gradient_state import optimizer_parameters
 from sonde.capture.model_registry import ModelRegistry
 from sonde.capture.step_tracker import StepTracker
-from sonde.capture.torch_internals import graph_task_id, tracing_state
+from sonde.statistics.torch_internals import graph_task_id, tracing_state
 
 STEPS_SEARCHED = 3  # after an optimizer appears: by then every model that it trains has run
 MAX_FRAMES = 32

@@ -28,10 +28,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import dataloader
 
 from sonde.capture.call_site import WRAPPER_FILE
-from sonde.capture.torch_internals import (
+from sonde.statistics.torch_internals import (
     DataLoaderIterator,
     compiled_wrapper,
     graph_task_id,
+    is_initial_scheduler_step,
     skip_in_dynamo,
     tracing_state,
     unwrap_compiled,
@@ -301,7 +302,7 @@ def _wrap_scheduler_step(original: Any) -> Any:
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         # The constructor and composed schedulers call step themselves: only the user's call counts.
-        if is_compiling() or getattr(self, "_is_initial", False):
+        if is_compiling() or is_initial_scheduler_step(self):
             return result
         if sys._getframe(1).f_code.co_filename != lr_scheduler.__file__:
             for subscriber in subscribers():

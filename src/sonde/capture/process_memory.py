@@ -1,4 +1,4 @@
-"""The memory of this process as the system and malloc count it. Where one of them does not say, the answer is None."""
+"""The memory of this process as the operating system and malloc count it. Functions return None if a value is not available."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 class Heap(NamedTuple):
-    """What malloc has handed out and not got back, and what it holds of the system's memory for that."""
+    """Bytes that malloc has allocated, and bytes that it holds from the operating system."""
 
     used: int
     held: int
 
 
 class Limit(NamedTuple):
-    """What this process may use at most, and who says so."""
+    """The maximum memory of this process, and the origin of that limit."""
 
     num_bytes: int
     by: str
@@ -45,7 +45,7 @@ _mallinfo = _find_mallinfo()
 
 
 def heap() -> Heap | None:
-    """None also where another allocator has taken the place of malloc: glibc then counts next to nothing."""
+    """The heap of malloc. None also with another allocator, because glibc then counts almost nothing."""
     if _mallinfo is None:
         return None
     info = _mallinfo()
@@ -60,13 +60,13 @@ def rss() -> int | None:
 
 
 def address_space() -> int | None:
-    """Bytes of addresses that this process has taken, used or not."""
+    """Bytes of address space, used or not."""
     fields = _statm()
     return fields[0] if fields else None
 
 
 def peak_rss() -> int | None:
-    """The most that this process ever had in physical memory."""
+    """The peak of `rss` since the start of the process."""
     try:
         import resource
 
@@ -90,7 +90,7 @@ def _statm() -> list[int]:
 
 
 def limit() -> Limit | None:
-    """The tightest of: the machine's memory, the container's, and what ulimit -v leaves."""
+    """The smallest of the machine's memory, the container's limit and the rest of ulimit -v."""
     found = [one for one in (_machine(), _container(), _ulimit()) if one is not None]
     return min(found, default=None)
 
@@ -103,7 +103,7 @@ def _machine() -> Limit | None:
 
 
 def _container() -> Limit | None:
-    """Of control groups, version 2 and then version 1; "max" means none."""
+    """The limit of the control group, version 2 or 1; "max" means none."""
     for path in _cgroup_files():
         try:
             text = path.read_text().strip()
@@ -129,7 +129,7 @@ def _cgroup_files() -> list[Path]:
 
 
 def _ulimit() -> Limit | None:
-    """Of addresses, not of memory: torch alone takes several GiB of these that are never used, so they do not count."""
+    """ulimit -v limits addresses, not memory. Unused addresses are subtracted: torch alone reserves several GiB of them."""
     try:
         import resource
 

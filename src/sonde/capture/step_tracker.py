@@ -37,13 +37,13 @@ from sonde.capture.replay_buffer import ReplayBuffer
 from sonde.capture.step_boundaries import StepBoundaries
 from sonde.capture.step_profiler.step_profiler import StepProfiler
 from sonde.capture.step_state import StepState
-from sonde.capture.torch_internals import graph_task_id, skip_in_dynamo, tracing_state
 from sonde.capture.watched_model import WatchedModel
 from sonde.config import DebugConfig
 from sonde.errors import NonFiniteError
 from sonde.events import NotMeasured
 from sonde.statistics.deferred_reads import DeferredReads, Use
 from sonde.statistics.table import StatisticsTable
+from sonde.statistics.torch_internals import graph_task_id, skip_in_dynamo, tracing_state
 
 HISTOGRAM_FIRST = (0, 4, 16)  # observed steps in which exponent histograms are taken
 HISTOGRAM_EVERY = 64  # and then: they change slowly and cost more than the statistics

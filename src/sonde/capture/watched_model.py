@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sonde.capture import patches
-from sonde.capture.torch_internals import BATCH_NORM, DROPOUT, is_compiled, unwrap_compiled
+from sonde.statistics.torch_internals import BATCH_NORM, DROPOUT, is_compiled, unwrap_compiled
 
 COMPILED = "inside torch.compile the outputs of layers are not measured; parameters, gradients and updates are"
 SCRIPTED = "inside torch.jit.script the outputs of layers are not measured; parameters, gradients and updates are"

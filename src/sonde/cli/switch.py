@@ -22,16 +22,16 @@ def switch(words: tuple[str, ...]) -> None:
     """
     from sonde.errors import SondeError
     from sonde.runlog.reader import Run
-    from sonde.runlog.switch_file import parsed, write_wishes
+    from sonde.runlog.switch_file import parse_switch_words, write_switch_requests
     from sonde.views.printable import printable
     from sonde.views.switches import switch_table
 
     named = words[0] if words and words[0][:1] not in "+-" else None
     path = run_path(named)
-    wishes = parsed(words[1:] if named else words)
+    requests = parse_switch_words(words[1:] if named else words)
     recorded = Run(path)
-    if wishes and recorded.ended.how not in ("running", "unknown"):
+    if requests and recorded.ended.how not in ("running", "unknown"):
         raise SondeError(f"{path} does not run any more ({recorded.ended.how}), so nothing would hear of it.")
-    if wishes:
-        write_wishes(path, wishes)
+    if requests:
+        write_switch_requests(path, requests)
     click.echo(printable(switch_table(recorded), lines=True))

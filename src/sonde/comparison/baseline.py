@@ -19,7 +19,7 @@ from sonde.comparison.curves import Window, window_of, windows
 from sonde.comparison.pace import Spread, sizes_of, spread_of, times_of
 from sonde.errors import SondeError
 from sonde.report import strict
-from sonde.runlog.reader import Process, Run
+from sonde.runlog.reader import Run, RunProcess
 
 FORMAT = "sonde-baseline"
 SCHEMA = 1
@@ -61,7 +61,7 @@ def baseline_of(runs: Iterable[Run | Path | str]) -> Baseline:
     )
 
 
-def trained(run: Run) -> Process:
+def trained(run: Run) -> RunProcess:
     process = training_of(run, next(iter(run.ranks), 0))
     if process is None:
         raise SondeError(f"{run.path} has no complete step, so it has no envelope.\nWhat became of it: sonde diagnose {run.path}")
@@ -91,7 +91,7 @@ def cut_as(bands: Sequence[Window], steps: Steps, values: Floats) -> list[Window
     return cut
 
 
-def machine_of(process: Process) -> str:
+def machine_of(process: RunProcess) -> str:
     host = str(process.manifest.get("host", ""))
     return hashlib.blake2b(host.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest() if host else ""
 

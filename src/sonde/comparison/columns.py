@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from sonde.events import Event, Frame, Kind
 from sonde.runlog.format import EVENT, FRAME
-from sonde.runlog.reader import Process, Run
+from sonde.runlog.reader import Run, RunProcess
 
 Floats = npt.NDArray[np.float64]
 Steps = npt.NDArray[np.int64]
@@ -46,18 +46,18 @@ class Columns:
         return self.steps[there], values[there]
 
 
-def training_of(run: Run, rank: int) -> Process | None:
+def training_of(run: Run, rank: int) -> RunProcess | None:
     """The newest process of a rank that completed a step: what was started again counts as it ended."""
     trained = [process for process in run.processes if process.rank == rank and process.last_step >= 0]
     return trained[-1] if trained else None
 
 
-def newest_of(run: Run, rank: int) -> Process | None:
+def newest_of(run: Run, rank: int) -> RunProcess | None:
     """The newest process of a rank, whether it got anywhere or not."""
     return next((process for process in reversed(run.processes) if process.rank == rank), None)
 
 
-def read_columns(process: Process) -> Columns:
+def read_columns(process: RunProcess) -> Columns:
     every_step, observed = array("q"), bytearray()
     names: list[tuple[str, ...]] = []  # the sets of scalars that steps came with: further losses and rates come later
     kept: list[tuple[int, int, float, Floats]] = []  # step, place in names, time, values
@@ -113,7 +113,7 @@ def _by_name(names: list[tuple[str, ...]], kept: list[tuple[int, int, float, Flo
     return columns
 
 
-def _bad_losses(process: Process, steps: frozenset[int]) -> dict[str, frozenset[int]]:
+def _bad_losses(process: RunProcess, steps: frozenset[int]) -> dict[str, frozenset[int]]:
     found: dict[str, set[int]] = {}
     for event in process.contents(EVENT, "nonfinite"):
         assert isinstance(event, Event)

@@ -19,7 +19,7 @@ from sonde.comparison.parting import Parting, find_parting
 from sonde.comparison.settings import SettingDifference, SiteDifferences, compare_settings, compare_sites
 from sonde.comparison.verdict import Verdict, verdict_on
 from sonde.report import Report, judge, strict
-from sonde.runlog.reader import Process, Run
+from sonde.runlog.reader import Run, RunProcess
 
 SCHEMA = 1
 
@@ -101,7 +101,7 @@ def compare(a: Run | Path | str, b: Run | Path | str) -> RunComparison:
     )  # fmt: skip
 
 
-def _parting(a: Process, b: Process, columns: tuple[Columns, Columns], *, same_code: bool) -> Parting | None:
+def _parting(a: RunProcess, b: RunProcess, columns: tuple[Columns, Columns], *, same_code: bool) -> Parting | None:
     parting = find_parting(a, b, columns, exact=same_code)
     return parting if parting.num_common else None
 
@@ -112,7 +112,7 @@ def _rank(a: Run, b: Run) -> int:
     return shared[0] if shared else 0
 
 
-def _kernel(process: Process) -> object:
+def _kernel(process: RunProcess) -> object:
     return process.manifest.get("native_kernel")
 
 

@@ -34,7 +34,7 @@ from sonde.report import Report, Unevaluated, judge
 from sonde.rules import RULES
 from sonde.rules.rule import Rule
 from sonde.rules.words import listing, number
-from sonde.runlog.reader import Process, Run
+from sonde.runlog.reader import Run, RunProcess
 
 RULE = "departs-from-baseline"
 TOLERANCE = 0.10  # as much as the same program differs from day to day on a machine with other guests
@@ -208,7 +208,7 @@ def _first_outside(steps: Steps, values: Floats, bands: Sequence[Window], place:
     return int(some[at])
 
 
-def _elsewhere(process: Process, baseline: Baseline) -> str:
+def _elsewhere(process: RunProcess, baseline: Baseline) -> str:
     """Why times cannot be compared; empty where they can."""
     if not baseline.machine or machine_of(process) != baseline.machine:
         return "the baseline was made on another machine"

@@ -10,7 +10,7 @@ import numpy as np
 from sonde.comparison.curves import Level, level_of
 from sonde.events import Frame, Kind
 from sonde.runlog.format import FRAME
-from sonde.runlog.reader import Process
+from sonde.runlog.reader import RunProcess
 
 MAX_NAMES = 32  # a program that logs under ever new names is not compared by them
 FEW = 20  # values: of so few (one per epoch, say) the last one counts, of more the median of the last ones
@@ -25,12 +25,12 @@ class LoggedComparison:
     b: Level
 
 
-def compare_logged(a: Process, b: Process) -> tuple[LoggedComparison, ...]:
+def compare_logged(a: RunProcess, b: RunProcess) -> tuple[LoggedComparison, ...]:
     left, right = _logged(a), _logged(b)
     return tuple(LoggedComparison(name, left[name], right[name]) for name in left if name in right)
 
 
-def _logged(process: Process) -> dict[str, Level]:
+def _logged(process: RunProcess) -> dict[str, Level]:
     series: dict[str, tuple[array[int], array[float]]] = {}
     for frame in process.contents(FRAME, Kind.LOG):
         assert isinstance(frame, Frame)

@@ -15,7 +15,7 @@ import numpy as np
 from sonde.comparison.columns import Columns, Floats
 from sonde.events import Frame, Kind
 from sonde.runlog.format import FRAME
-from sonde.runlog.reader import Process
+from sonde.runlog.reader import RunProcess
 
 Direction = Literal["same", "slight", "more", "less", "unclear", "only in A", "only in B", "unknown"]
 
@@ -70,7 +70,7 @@ class Pace:
         return next((change for change in self.times if change.name == "step"), None)
 
 
-def compare_pace(a: Columns, b: Columns, processes: tuple[Process, Process]) -> Pace:
+def compare_pace(a: Columns, b: Columns, processes: tuple[RunProcess, RunProcess]) -> Pace:
     whole = Change("step", "ms", spread_of(_own_step(a)), spread_of(_own_step(b)), "unknown")
     whole_ms = whole.a.median if whole.a else 0.0
     whole = _judged(whole, CHANGED, MATTERS * whole_ms)
@@ -164,7 +164,7 @@ def times_of(columns: Columns) -> dict[str, Spread]:
     return {name: spread for name, spread in found.items() if spread and spread.median > 0}
 
 
-def _batch_size(process: Process, columns: Columns) -> float:
+def _batch_size(process: RunProcess, columns: Columns) -> float:
     """Samples per step: known where one model is fed once per backward. What a loader handed out says it best."""
     models = {site.model for site in process.sites.values() if site.kind == "output"}
     paths = sorted(site.path for site in process.sites.values() if site.kind == "input")

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from sonde.comparison.columns import Columns
 from sonde.events import Frame, Kind, Site, Step
-from sonde.runlog.reader import Process
+from sonde.runlog.reader import RunProcess
 
 SCALAR = "scalar"  # stands for a kind where a number of the whole step differs
 INEXACT = 1e-4  # relative: as far apart may statistics lie that were computed by different code
@@ -65,11 +65,11 @@ class Parting:
         return self.num_both_observed > 0 and not self.from_the_start
 
 
-def find_parting(a: Process, b: Process, columns: tuple[Columns, Columns], *, exact: bool = True) -> Parting:
+def find_parting(a: RunProcess, b: RunProcess, columns: tuple[Columns, Columns], *, exact: bool = True) -> Parting:
     """`exact` is False where the statistics of the two were computed by different code and may differ in their last digits."""
     common, in_a, in_b = np.intersect1d(columns[0].every_step, columns[1].every_step, return_indices=True)
     both = common[columns[0].observed[in_a] & columns[1].observed[in_b]]
-    reader = _Reader(a, b, 0.0 if exact else INEXACT)
+    reader = _StepComparer(a, b, 0.0 if exact else INEXACT)
     first: Difference | None = None
     last_equal = observed_before = -1
     num_differing = num_compared = 0
@@ -95,7 +95,7 @@ def find_parting(a: Process, b: Process, columns: tuple[Columns, Columns], *, ex
     )
 
 
-def _lockstep(a: Process, b: Process) -> Iterator[tuple[Step, Step]]:
+def _lockstep(a: RunProcess, b: RunProcess) -> Iterator[tuple[Step, Step]]:
     """The steps that both have, in order."""
     left, right = a.steps(), b.steps()
     one, other = next(left, None), next(right, None)
@@ -109,10 +109,10 @@ def _lockstep(a: Process, b: Process) -> Iterator[tuple[Step, Step]]:
             other = next(right, None)
 
 
-class _Reader:
+class _StepComparer:
     """Compares steps; which columns of two frames belong together is worked out once per pair of plans."""
 
-    def __init__(self, a: Process, b: Process, tolerance: float) -> None:
+    def __init__(self, a: RunProcess, b: RunProcess, tolerance: float) -> None:
         self._sites = a.sites, b.sites
         self._tolerance = tolerance
         self._pairs: dict[str, tuple[Any, Any, list[Site], npt.NDArray[np.intp], npt.NDArray[np.intp]]] = {}

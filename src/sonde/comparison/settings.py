@@ -15,7 +15,7 @@ from sonde.events import Event, Site
 from sonde.rules.activity import COUNTED
 from sonde.rules.words import number
 from sonde.runlog.format import EVENT
-from sonde.runlog.reader import Process, Run
+from sonde.runlog.reader import Run, RunProcess
 
 Topic = Literal["configuration", "environment", "model", "loop"]
 
@@ -53,7 +53,7 @@ class SiteDifferences:
 
 
 def compare_settings(
-    runs: tuple[Run, Run], processes: tuple[Process | None, Process | None], columns: tuple[Columns, Columns] | None
+    runs: tuple[Run, Run], processes: tuple[RunProcess | None, RunProcess | None], columns: tuple[Columns, Columns] | None
 ) -> tuple[SettingDifference, ...]:
     """In the order in which a person would ask: arguments and settings, model and optimizer, the loop, the place."""
     a, b = (_given(run, process) for run, process in zip(runs, processes))
@@ -72,7 +72,7 @@ def compare_settings(
     return tuple(sorted(different, key=lambda one: topics.index(one.topic)))
 
 
-def compare_sites(a: Process, b: Process) -> SiteDifferences:
+def compare_sites(a: RunProcess, b: RunProcess) -> SiteDifferences:
     left, right = _tensors(a), _tensors(b)
     only_a = [named(site) for place, site in left.items() if place not in right]
     only_b = [named(site) for place, site in right.items() if place not in left]
@@ -87,7 +87,7 @@ def compare_sites(a: Process, b: Process) -> SiteDifferences:
     )
 
 
-def _tensors(process: Process) -> dict[tuple[str, str, str, int, int], Site]:
+def _tensors(process: RunProcess) -> dict[tuple[str, str, str, int, int], Site]:
     sites = sorted(process.sites.values(), key=lambda site: site.id)
     return {key(site): site for site in sites if site.kind in ("output", "parameter")}
 
@@ -97,7 +97,7 @@ def _lasting_shape(site: Site) -> tuple[int, ...]:
     return site.shape[1:] if site.kind == "output" else site.shape
 
 
-def _given(run: Run, process: Process | None) -> dict[tuple[Topic, str], str]:
+def _given(run: Run, process: RunProcess | None) -> dict[tuple[Topic, str], str]:
     said: dict[str, Any] = {}
     for source in (process.manifest if process else {}, run.info, *(event.data for event in _events(process, "start"))):
         said |= {str(name): value for name, value in source.items() if name not in PASSING}
@@ -120,7 +120,7 @@ def _given(run: Run, process: Process | None) -> dict[tuple[Topic, str], str]:
     return facts
 
 
-def _events(process: Process | None, kind: str) -> Iterable[Event]:
+def _events(process: RunProcess | None, kind: str) -> Iterable[Event]:
     return [event for event in process.contents(EVENT, kind) if isinstance(event, Event)][:8] if process else []
 
 

@@ -1,7 +1,7 @@
-"""What a mode and a level mean: the table of docs/guide/configuration.md, as code.
+"""Modes and levels, and the parts of a training that each of them measures: the table of docs/guide/configuration.md.
 
-A mode chooses aspects of a training, a level how deep each of them is looked into. The single settings (`enable_…`, `log_…`) take away
-from that; none adds what the mode leaves out.
+A mode chooses aspects of a training, a level their detail. The single settings (`enable_…`, `log_…`) switch parts off; none adds a part
+that the mode does not include.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 class DebugMode(StrEnum):
     """Which aspects of a training are measured."""
 
-    NONE = "none"  # nothing is watched: a run with a beginning and an end
-    ANOMALY_DETECTION = "anomaly_detection"  # bad numbers and leaps, and where they come from
-    GRADIENT_CHECKING = "gradient_checking"  # gradients of parameters and of what layers put out
-    MEMORY_PROFILING = "memory_profiling"  # memory of the process and of the tensors, and who keeps it
+    NONE = "none"  # measures nothing: a run with a start and an end
+    ANOMALY_DETECTION = "anomaly_detection"  # non-finite values and spikes, and their origin
+    GRADIENT_CHECKING = "gradient_checking"  # gradients of parameters and of layer outputs
+    MEMORY_PROFILING = "memory_profiling"  # memory of the process and of tensors, and its owners
     PERFORMANCE_PROFILING = "performance_profiling"  # steps line by line and layer by layer
     FULL_DEBUG = "full_debug"  # all of it
 
 
 class DebugLevel(StrEnum):
-    """How deep they are looked into. Each level has what those before it have."""
+    """The detail of the measurements. Each level includes those before it."""
 
     BASIC = "basic"  # per parameter and per process; no layers, no lines
     INTERMEDIATE = "intermediate"  # layers, weights and updates, lines
-    ADVANCED = "advanced"  # every observed step in full: histograms and batches too
-    EXPERT = "expert"  # and the frequencies hold whatever they cost
+    ADVANCED = "advanced"  # histograms and batches on every observed step
+    EXPERT = "expert"  # the frequencies hold at any cost
 
     @property
     def depth(self) -> int:
@@ -39,31 +39,31 @@ class DebugLevel(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What is measured, as all settings say together."""
+class MeasuredParts:
+    """The parts of a training that are measured, from all settings together."""
 
     anything: bool
-    looks_back: bool  # at a bad number, a leap, a skipped update: where it comes from
-    activations: bool  # what layers put out, and the gradients of that
+    explains_incidents: bool  # finds the origin of non-finite values, spikes and skipped updates
+    activations: bool  # outputs of layers, and their gradients
     gradients: bool  # of parameters
     weights: bool  # parameters and their updates
     batches: bool
     in_full: bool  # histograms and batches on every observed step, not only on some
-    memory: bool  # does it grow, and who keeps it
+    memory: bool  # growth, and the owners of leaked tensors
     memory_logged: bool
-    memory_every: int | None  # steps: what the memory is taken by
-    lines: bool  # now and then a step line by line and layer by layer
-    lines_every: int | None  # steps, whatever it costs
-    times: bool  # of the phases of every step
-    observed_every: int | None  # steps: observed at any price, beside those that the budget allows
+    memory_every: int | None  # steps between two listings of the tensors in memory
+    lines: bool  # occasional profiles of a step by line and layer
+    lines_every: int | None  # steps between two profiles, at any cost
+    times: bool  # durations of the phases of every step
+    observed_every: int | None  # steps observed at any cost, in addition to those within the budget
 
     @property
     def statistics(self) -> bool:
-        """Whether anything at all is measured on observed steps only."""
+        """Whether any part is measured on observed steps only."""
         return self.activations or self.gradients or self.weights or self.batches or self.memory
 
     @classmethod
-    def of(cls, config: DebugConfig) -> Measured:
+    def from_config(cls, config: DebugConfig) -> MeasuredParts:
         mode, depth = config.mode, config.level.depth
         full, expert = mode is DebugMode.FULL_DEBUG, depth >= DebugLevel.EXPERT.depth
         layers = depth >= DebugLevel.INTERMEDIATE.depth
@@ -73,7 +73,7 @@ class Measured:
         inspects = (full or mode is DebugMode.GRADIENT_CHECKING) and config.enable_tensor_inspection
         return cls(
             anything=mode is not DebugMode.NONE,
-            looks_back=(full or mode is DebugMode.ANOMALY_DETECTION) and config.enable_anomaly_detection,
+            explains_incidents=(full or mode is DebugMode.ANOMALY_DETECTION) and config.enable_anomaly_detection,
             activations=inspects and config.log_activations and layers,
             gradients=gradients and config.log_gradients,
             weights=full and config.enable_model_diagnostics and config.log_weights and layers,

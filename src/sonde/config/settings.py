@@ -1,4 +1,4 @@
-"""DebugConfig: every setting of a session, validated. Each acts, and a value that cannot be meant is refused by name."""
+"""DebugConfig: every setting of a session, validated. An invalid value is refused with the name of the setting."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import PurePath
 from typing import Any, TypeVar
 
-from sonde.config.modes import DebugLevel, DebugMode, Measured
+from sonde.config.modes import DebugLevel, DebugMode, MeasuredParts
 from sonde.errors import ConfigError
 
 ANOMALY_MODES = ("warn", "raise")
@@ -27,40 +27,40 @@ def _number(default: Any, *, least: float, most: float = math.inf, whole: bool =
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DebugConfig:
-    """What a session measures, how often, and where it writes. Every field acts; an unknown or impossible value is refused by name."""
+    """What a session measures, how often, and where it writes. Unknown settings and invalid values raise ConfigError."""
 
     mode: DebugMode = DebugMode.FULL_DEBUG  # which aspects
-    level: DebugLevel = DebugLevel.INTERMEDIATE  # how deep
-    output_dir: str = "runs"  # new runs are directories in here
+    level: DebugLevel = DebugLevel.INTERMEDIATE  # how detailed
+    output_dir: str = "runs"  # parent directory of new runs
     overhead_budget: float = _number(0.02, least=0, most=1, above=True)  # share of the training's own time that Sonde may take
-    every: int | None = _number(None, least=1, whole=True)  # observe every n-th step whatever it costs; None: as the budget allows
-    sampling_rate: float = _number(1.0, least=0, most=1, above=True)  # of the steps that the budget allows, this share is observed
+    every: int | None = _number(None, least=1, whole=True)  # observe every n-th step at any cost; None: within the budget
+    sampling_rate: float = _number(1.0, least=0, most=1, above=True)  # share of the steps within the budget that are observed
 
-    enable_tensor_inspection: bool = True  # what layers put out, and batches
+    enable_tensor_inspection: bool = True  # outputs of layers, and batches
     enable_gradient_debugging: bool = True  # gradients of parameters
-    enable_model_diagnostics: bool = True  # parameters and how they move
-    enable_anomaly_detection: bool = True  # a bad number, a leap or a skipped update is looked back at
-    enable_memory_profiling: bool = True  # does memory grow, and who keeps it
-    enable_performance_profiling: bool = True  # now and then a step line by line
-    enable_visualization: bool = False  # pictures beside the run when it ends
+    enable_model_diagnostics: bool = True  # parameters and their updates
+    enable_anomaly_detection: bool = True  # find the origin of non-finite values, spikes and skipped updates
+    enable_memory_profiling: bool = True  # memory growth, and the owners of leaked tensors
+    enable_performance_profiling: bool = True  # occasional profiles of a step by line
+    enable_visualization: bool = False  # plots beside the run when it ends
 
     log_activations: bool = True  # statistics of module outputs and their gradients
     log_gradients: bool = True  # statistics of parameter gradients
     log_weights: bool = True  # statistics of parameters and their updates
     log_memory: bool = True  # memory of the process, with the steps
-    log_performance: bool = True  # where the time of each step went
-    log_json: bool = False  # lines of switches as JSON
+    log_performance: bool = True  # durations of the phases of each step
+    log_json: bool = False  # output of switches as JSON
 
-    gradient_checking_frequency: int = _number(100, least=1, whole=True)  # steps; see `Measured`, as for the next two
+    gradient_checking_frequency: int = _number(100, least=1, whole=True)  # steps; see `MeasuredParts`, as for the next two
     memory_profiling_frequency: int = _number(50, least=1, whole=True)
     performance_profiling_frequency: int = _number(10, least=1, whole=True)
 
-    max_tracked_tensors: int = _number(1000, least=1, whole=True)  # that session.tensor_inspector remembers
-    max_gradient_history: int = _number(200, least=1, whole=True)  # steps that session.gradient_debugger remembers
-    max_update_memory_mb: float = _number(1024.0, least=0)  # copies of parameters kept to measure updates; above it they are not measured
-    anomaly_detection_mode: str = "warn"  # what a bad number does once it is explained: "warn" goes on, "raise" stops before the update
-    save_debug_info: bool = False  # keep a capsule of a step in which a bad number was made
-    max_capsule_mb: float = _number(512.0, least=0)  # of one capsule; what does not fit is left out, and said
+    max_tracked_tensors: int = _number(1000, least=1, whole=True)  # stored by session.tensor_inspector
+    max_gradient_history: int = _number(200, least=1, whole=True)  # steps stored by session.gradient_debugger
+    max_update_memory_mb: float = _number(1024.0, least=0)  # for copies of parameters; models that need more have no update statistics
+    anomaly_detection_mode: str = "warn"  # after a non-finite value: "warn" continues, "raise" stops before the update
+    save_debug_info: bool = False  # save a capsule of a step that created a non-finite value
+    max_capsule_mb: float = _number(512.0, least=0)  # of one capsule; parts that do not fit are omitted, which is reported
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mode", _chosen("mode", self.mode, DebugMode))
@@ -82,9 +82,9 @@ class DebugConfig:
         _refuse_contradictions(self)
 
     @property
-    def measured(self) -> Measured:
-        """What is measured, as all settings say together."""
-        return Measured.of(self)
+    def measured(self) -> MeasuredParts:
+        """The parts that are measured, from all settings together."""
+        return MeasuredParts.from_config(self)
 
     @property
     def debug_output_dir(self) -> str:
@@ -101,18 +101,18 @@ NAMES = tuple(each.name for each in fields(DebugConfig))
 
 
 def _accept_aliases(config: type[DebugConfig]) -> None:
-    """The generated `__init__` knows neither second names nor how to say which name was meant."""
+    """The generated `__init__` accepts no aliases and does not suggest names."""
     plain = config.__init__
 
     @functools.wraps(plain)
-    def init(self: DebugConfig, **given: Any) -> None:
-        plain(self, **settled(given))
+    def init(self: DebugConfig, **values: Any) -> None:
+        plain(self, **resolve_names(values))
 
     config.__init__ = init  # type: ignore[method-assign]
 
 
-def settled(given: dict[str, Any]) -> dict[str, Any]:
-    """First names only; unknown ones are refused, and so are two names with two values."""
+def resolve_names(given: dict[str, Any]) -> dict[str, Any]:
+    """Replaces aliases by names. Unknown names and an alias that contradicts its name raise ConfigError."""
     values: dict[str, Any] = {}
     for name, value in given.items():
         first = ALIASES.get(name, name)
@@ -121,14 +121,14 @@ def settled(given: dict[str, Any]) -> dict[str, Any]:
             hint = f" Did you mean {near[0]}?" if near else f" Known settings: {', '.join(NAMES)}."
             raise ConfigError(f"Sonde has no setting {name!r}.{hint}")
         if first in values and values[first] != value:
-            raise ConfigError(f"{name} is another name of {first}, and they were given two values: {values[first]!r} and {value!r}.")
+            raise ConfigError(f"{name} is another name of {first}, and they have two values: {values[first]!r} and {value!r}.")
         values[first] = value
     return values
 
 
 _accept_aliases(DebugConfig)
 
-# -- what cannot be meant ----------------------------------------------------------------------------
+# -- validation --------------------------------------------------------------------------------------
 
 
 def _chosen(name: str, value: object, kind: type[_Kind]) -> _Kind:
@@ -160,23 +160,23 @@ def _check_number(name: str, value: Any, *, least: float, most: float, whole: bo
 
 
 def _refuse_contradictions(config: DebugConfig) -> None:
-    """Two settings that cannot both be meant: the letter names both, and which to change."""
+    """Refuses settings that contradict each other; the message names both and which to change."""
     owners = {
         DebugMode.ANOMALY_DETECTION: "enable_anomaly_detection", DebugMode.GRADIENT_CHECKING: "enable_gradient_debugging",
         DebugMode.MEMORY_PROFILING: "enable_memory_profiling", DebugMode.PERFORMANCE_PROFILING: "enable_performance_profiling",
     }  # fmt: skip
     owner = owners.get(config.mode)
     if owner is not None and not getattr(config, owner):
-        raise ConfigError(f"mode={config.mode} measures what {owner}=False turns off. Leave {owner} out, or choose another mode.")
+        raise ConfigError(f"mode={config.mode} measures the part that {owner}=False turns off. Leave {owner} out, or choose another mode.")
     if config.every is not None and config.sampling_rate != 1:
         raise ConfigError(
-            f"every={config.every} and sampling_rate={config.sampling_rate:g} both say which steps are observed. Leave one of them out: "
-            f"every={round(config.every / config.sampling_rate)} is what they would be together."
+            f"every={config.every} and sampling_rate={config.sampling_rate:g} both select the observed steps. Leave one of them out: "
+            f"every={round(config.every / config.sampling_rate)} has the effect of both together."
         )
     raises = "anomaly_detection_mode='raise'" if config.anomaly_detection_mode == "raise" else ""
     for name in (raises, "save_debug_info=True" if config.save_debug_info else ""):
-        if name and not config.measured.looks_back:
+        if name and not config.measured.explains_incidents:
             why = "enable_anomaly_detection=False" if not config.enable_anomaly_detection else f"mode={config.mode}"
-            raise ConfigError(f"{name} needs bad numbers to be looked at, and {why} does not. Use mode=anomaly_detection or full_debug.")
+            raise ConfigError(f"{name} needs anomaly detection, which {why} switches off. Use mode=anomaly_detection or full_debug.")
     if config.enable_visualization and config.mode is DebugMode.NONE:
-        raise ConfigError("enable_visualization=True draws what was measured, and mode=none measures nothing. Choose another mode.")
+        raise ConfigError("enable_visualization=True plots measurements, and mode=none measures nothing. Choose another mode.")

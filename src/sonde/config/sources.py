@@ -1,4 +1,4 @@
-"""Where settings come from. Later sources win: defaults, then `sonde.toml`, `sonde.json` or `[tool.sonde]` in pyproject.toml, then
+"""Reads settings from their sources. Later sources win: defaults, then `sonde.toml`, `sonde.json` or `[tool.sonde]` in pyproject.toml, then
 `SONDE_*` environment variables, then the command line, then keyword arguments."""
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from sonde.config.settings import ALIASES, NAMES, DebugConfig, settled
+from sonde.config.settings import ALIASES, NAMES, DebugConfig, resolve_names
 from sonde.errors import ConfigError
 
-_OTHERS = frozenset({"SONDE_NATIVE"})  # variables of ours that are no settings
+_OTHERS = frozenset({"SONDE_NATIVE"})  # variables of Sonde that are not settings
 _FILES = (("sonde.toml", ()), ("sonde.json", ()), ("pyproject.toml", ("tool", "sonde")))
 
 
 def load_config(base: DebugConfig | None = None, /, **given: Any) -> DebugConfig:
-    """The configuration in force here. `base` replaces files and environment; keyword arguments that are not None win over all."""
+    """The effective configuration. `base` replaces files and environment; keyword arguments that are not None override everything."""
     values: dict[str, Any] = {}
     if base is None:
-        values |= settled(_from_files(Path.cwd()))
+        values |= resolve_names(_from_files(Path.cwd()))
         values |= _from_environment(os.environ)
-    values |= settled({name: value for name, value in given.items() if value is not None})
+    values |= resolve_names({name: value for name, value in given.items() if value is not None})
     return replace(base or DebugConfig(), **values)
 
 
@@ -39,11 +39,11 @@ def read_config(path: str | Path) -> DebugConfig:
 
 
 def setting_from_text(assignment: str) -> tuple[str, Any]:
-    """`level=expert`, as a command line has it."""
+    """Name and value of a setting on the command line, such as `level=expert`."""
     name, sign, text = assignment.partition("=")
     if not sign:
-        raise ConfigError(f"a setting is given as NAME=VALUE, for instance level=expert, not {assignment!r}.")
-    (first,) = settled({name.strip().replace("-", "_"): text})
+        raise ConfigError(f"a setting is written as NAME=VALUE, for instance level=expert, not {assignment!r}.")
+    (first,) = resolve_names({name.strip().replace("-", "_"): text})
     return first, _parse(first, first, text.strip())
 
 
@@ -63,7 +63,7 @@ def _content(path: Path, table: tuple[str, ...]) -> dict[str, Any] | None:
     except OSError:
         return None
     except (ValueError, RecursionError) as error:
-        if table:  # a broken pyproject.toml is not ours to report
+        if table:  # other tools report a broken pyproject.toml
             return {}
         raise ConfigError(f"{path} is not valid {kind}: {error}.") from error
     for key in table:
@@ -81,15 +81,15 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         if name is not None:
             values[name] = _parse(name, variable, text)
         elif variable.startswith("SONDE_") and variable not in _OTHERS:
-            # A variable of somebody else's may begin so too; one letter off is a mistake.
+            # A variable of another program may have this prefix; one letter off is a typing mistake.
             near = difflib.get_close_matches(variable, names, n=1, cutoff=0.85)
             if near:
-                raise ConfigError(f"the environment has {variable}={text}, which is no setting. Did you mean {near[0]}?")
-    return settled(values)
+                raise ConfigError(f"the environment has {variable}={text}, which is not a setting. Did you mean {near[0]}?")
+    return resolve_names(values)
 
 
-def _parse(name: str, said: str, text: str) -> Any:
-    """A text as a value of the setting's kind; `said` is how the user calls it."""
+def _parse(name: str, shown_name: str, text: str) -> Any:
+    """A text as a value of the setting's type; `shown_name` is the name in error messages."""
     name = ALIASES.get(name, name)
     default = next(each.default for each in fields(DebugConfig) if each.name == name)
     if isinstance(default, str):
@@ -99,10 +99,10 @@ def _parse(name: str, said: str, text: str) -> Any:
             return True
         if text.lower() in {"0", "false", "no", "off"}:
             return False
-        raise ConfigError(f"{said} must be 1 or 0, not {text!r}.")
+        raise ConfigError(f"{shown_name} must be 1 or 0, not {text!r}.")
     if default is None and text.lower() in {"", "none"}:
         return None
     try:
         return float(text) if isinstance(default, float) else int(text)
     except ValueError:
-        raise ConfigError(f"{said} must be a number, not {text!r}.") from None
+        raise ConfigError(f"{shown_name} must be a number, not {text!r}.") from None

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, field
 
 from sonde.diagnostics.data import ModelPerformanceMetrics
-from sonde.memory_trend import Growth
+from sonde.memory_trend import MemoryTrend
 from sonde.rules.words import number
-from sonde.spike_detection import Losses, Recent
+from sonde.spike_detection import LossBound, RollingBound
 
 MOST = 100  # that are kept of each kind; all are counted
 SLOWER = math.log(1.5)  # a throughput below two thirds of the usual, and far outside of its own scatter
@@ -28,7 +28,7 @@ class Anomaly:
     text: str
 
 
-class _Slow(Recent):
+class _Slow(RollingBound):
     """Of the logarithm of the time per sample."""
 
     __slots__ = ()
@@ -37,7 +37,7 @@ class _Slow(Recent):
         return self.median + max(SPREADS * (self.high - self.median), SLOWER)
 
 
-class _Wrong(Recent):
+class _Wrong(RollingBound):
     """Of the share of wrong answers."""
 
     __slots__ = ()
@@ -52,28 +52,28 @@ class Anomalies:
 
     kept: list[Anomaly] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
-    losses: Losses = field(default_factory=Losses)
+    losses: LossBound = field(default_factory=LossBound)
     times: _Slow = field(default_factory=_Slow)
     wrong: _Wrong = field(default_factory=_Wrong)
-    memory: Growth = field(default_factory=Growth)
+    memory: MemoryTrend = field(default_factory=MemoryTrend)
     first_memory: float = math.nan
 
     def see(self, metrics: ModelPerformanceMetrics) -> None:
         step, loss, rate, right = metrics.training_step, metrics.loss, metrics.throughput_samples_per_sec, metrics.accuracy
         if not math.isfinite(loss):
             self._add("loss not finite", step, loss, self.losses.median if self.losses.num else math.nan, f"the loss is {number(loss)}")
-        elif (leap := self.losses.see(loss)) is not None:
+        elif (leap := self.losses.update(loss)) is not None:
             self._add("loss spike", step, loss, leap.usual, f"the loss leapt to {number(loss)} from about {number(leap.usual)}")
-        if rate is not None and 0 < rate < math.inf and (slow := self.times.see(-math.log(rate))) is not None:
+        if rate is not None and 0 < rate < math.inf and (slow := self.times.update(-math.log(rate))) is not None:
             usual = math.exp(-slow.usual)
             said = f"{number(rate)} samples per second, usually about {number(usual)}"
             self._add("throughput drop", step, rate, usual, said)
-        if right is not None and math.isfinite(right) and right <= 1 and (drop := self.wrong.see(1 - right)) is not None:
+        if right is not None and math.isfinite(right) and right <= 1 and (drop := self.wrong.update(1 - right)) is not None:
             said = f"accuracy fell to {number(right)} from about {number(1 - drop.usual)}"
             self._add("accuracy drop", step, right, 1 - drop.usual, said)
         if metrics.memory_usage_mb is not None and math.isfinite(metrics.memory_usage_mb):
             self.first_memory = metrics.memory_usage_mb if self.first_memory != self.first_memory else self.first_memory
-            self.memory.see(step, metrics.memory_usage_mb)
+            self.memory.update(step, metrics.memory_usage_mb)
 
     def _add(self, kind: str, step: int, value: float, usual: float, text: str) -> None:
         self.counts[kind] = self.counts.get(kind, 0) + 1

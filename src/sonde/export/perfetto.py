@@ -15,7 +15,7 @@ from sonde.events import Event, Frame, Kind, Step
 from sonde.export.trace import Times, Trace, Track, compressed
 from sonde.rules.words import number
 from sonde.runlog import format as f
-from sonde.runlog.reader import Process, Run
+from sonde.runlog.reader import Run, RunProcess
 from sonde.views.file import write_new
 
 # A validation is counted to the step that follows it. Then the order of the loop, then what this version does not know, then the rest.
@@ -49,7 +49,7 @@ def trace_of_run(run: Run) -> Trace:
     return trace
 
 
-def _add_process(trace: Trace, process: Process, steps: Track, events: Track) -> None:
+def _add_process(trace: Trace, process: RunProcess, steps: Track, events: Track) -> None:
     first = process.last_step - MAX_STEPS + 1
     begins: dict[int, float] = {}  # step: when it began
     now_us = 0.0

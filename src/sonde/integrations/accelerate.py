@@ -1,8 +1,8 @@
 """Accelerate: `Accelerator(log_with=SondeTracker())`, then `init_trackers` and `end_training` as with any tracker.
 
-From `init_trackers` on whatever trains is watched, in every process; `accelerator.log` is kept. Gradients are held as the optimizer is
-given them: clipped, where the loop clips. Where gradients are accumulated, `accelerator.backward` divides each loss; the run holds it
-undivided.
+From `init_trackers` on all models that train are watched, in every process, and values of `accelerator.log` are recorded. Gradients are
+recorded when the optimizer uses them: after clipping, if the loop clips. With gradient accumulation `accelerator.backward` divides each
+loss; the run holds the undivided loss.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from typing import Any
 
 from sonde.errors import SondeError
 from sonde.events import FrameworkTrainingStarted, TrackerConfigured
-from sonde.integrations.transformers import innermost
-from sonde.integrations.watching import GRADIENTS, Watching, contained
+from sonde.integrations.framework_integration import GRADIENTS, FrameworkIntegration, isolated_hook
+from sonde.integrations.transformers import unwrap_optimizer
 
 
-class SondeTracker(Watching):
-    """Watches a loop of accelerate: `tracker.report()` says what was found, `tracker.run` is where it is written.
+class SondeTracker(FrameworkIntegration):
+    """Watches a training loop of accelerate; `tracker.report()` returns the report, `tracker.run` the path of the run.
 
-    With a model, only its training is watched; without, whatever trains.
+    With a model, only its training is watched; without one, all models that train.
     """
 
     framework = "accelerate"
-    name = "sonde"  # what follows is what accelerate asks of a tracker
+    name = "sonde"  # this and the next two are required by accelerate
     requires_logging_directory = False
     main_process_only = False
 
     def __init__(self, model: Any = None, optimizer: Any = None, **settings: Any) -> None:
         super().__init__(**settings)
-        self._model, self._optimizer = model, innermost(optimizer)
+        self._model, self._optimizer = model, unwrap_optimizer(optimizer)
 
     @classmethod
     def bases(cls) -> tuple[type, ...]:
@@ -59,12 +59,12 @@ class SondeTracker(Watching):
         )  # fmt: skip
         self._emit(event)
 
-    @contained
+    @isolated_hook
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
         known = {name: value for name, value in values.items() if value is None or isinstance(value, (bool, int, float, str))}
         self._emit(TrackerConfigured(values=known))
 
-    @contained
+    @isolated_hook
     def log(self, values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> None:
         self._log(values)
 

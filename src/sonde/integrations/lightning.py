@@ -1,8 +1,7 @@
 """Lightning: `Trainer(callbacks=[SondeCallback()])`, under either name of the package, `lightning` and `pytorch_lightning`.
 
-Lightning clips gradients after `on_before_optimizer_step`; the run holds them as the optimizer is given them, which is after clipping.
-Where gradients are accumulated, Lightning divides each loss; the run holds it undivided. The sanity check is no part of the training and
-is not watched.
+Lightning clips gradients after `on_before_optimizer_step`; the run holds the gradients that the optimizer uses, after clipping. With
+gradient accumulation Lightning divides each loss; the run holds the undivided loss. The sanity check is not watched.
 """
 
 from __future__ import annotations
@@ -16,26 +15,26 @@ from typing import Any
 
 from sonde.errors import SondeError
 from sonde.events import FrameworkEpochStarted, FrameworkTrainingEnded, FrameworkTrainingStarted
-from sonde.integrations.watching import GRADIENTS, Watching, contained
+from sonde.integrations.framework_integration import GRADIENTS, FrameworkIntegration, isolated_hook
 
-NAMES = ("lightning.pytorch", "pytorch_lightning")  # two packages, whose base classes know nothing of each other
+NAMES = ("lightning.pytorch", "pytorch_lightning")  # two packages with unrelated base classes
 UNUSED = ("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
 
 
-class SondeCallback(Watching):
-    """Watches `trainer.fit`: `callback.report()` says what was found, `callback.run` is where it is written."""
+class SondeCallback(FrameworkIntegration):
+    """Watches `trainer.fit`; `callback.report()` returns the report, `callback.run` the path of the run."""
 
     framework = "lightning"
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._aside = ExitStack()  # left when the sanity check is over
-        self._logged: dict[str, Any] = {}  # Lightning hands out all metrics every time; those that are new are other objects
+        self._pause = ExitStack()  # closed at the end of the sanity check
+        self._logged: dict[str, Any] = {}  # Lightning passes all metrics every time; new values are other objects
         self._trainer: weakref.ref[Any] | None = None
-        # To call a hook that does nothing takes Lightning a dozen functions, in every batch; what is no function it passes over.
+        # Lightning needs a dozen calls for a hook that does nothing, in every batch; it skips hooks that are None.
         empty = [getattr(base, hook, None) for base in self.bases() for hook in UNUSED]
         for hook in UNUSED:
-            if getattr(type(self), hook, None) in empty:  # a class that is derived from this one may have its own
+            if getattr(type(self), hook, None) in empty:  # not overridden in a subclass
                 setattr(self, hook, None)
 
     @classmethod
@@ -44,20 +43,20 @@ class SondeCallback(Watching):
         return tuple(package.Callback for package in loaded)
 
     @classmethod
-    def in_front(cls) -> dict[str, Any]:
-        own = cls.on_train_batch_end is SondeCallback.on_train_batch_end  # a class that is derived from this one may have another
-        return {"on_train_batch_end": _WhenDue()} if own else {}
+    def class_attributes(cls) -> dict[str, Any]:
+        is_own = cls.on_train_batch_end is SondeCallback.on_train_batch_end
+        return {"on_train_batch_end": _HookWhenDue()} if is_own else {}
 
     def __reduce__(self) -> Any:
         make, args, state = super().__reduce__()
         return make, args, {**state, "_trainer": None}
 
-    # -- the training ------------------------------------------------------------------------------
+    # -- hooks of Lightning ------------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage != "fit":
             return
-        # Before the optimizers are made, so that the line which makes them is known.
+        # Before the optimizers are created, so that the line that creates them is recorded.
         self._trainer = weakref.ref(trainer)
         package = sys.modules[type(trainer).__module__.partition(".")[0]]
         session = self._begin(pl_module, package=package.__name__, package_version=package.__version__)
@@ -66,16 +65,16 @@ class SondeCallback(Watching):
         if pl_module.automatic_optimization:
             session.set_hints(loss_divisor=lambda: float(trainer.accumulate_grad_batches))
 
-    @contained
+    @isolated_hook
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
         if self.session is not None:
-            self._aside.enter_context(self.session.pause())
+            self._pause.enter_context(self.session.pause())
 
-    @contained
+    @isolated_hook
     def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
-        self._aside.close()
+        self._pause.close()
 
-    @contained
+    @isolated_hook
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         clips = trainer.gradient_clip_val
         event = FrameworkTrainingStarted(
@@ -87,22 +86,22 @@ class SondeCallback(Watching):
         )  # fmt: skip
         self._emit(event)
 
-    @contained
+    @isolated_hook
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        self._log_new(trainer)  # of the epoch before: they are not known when it ends
+        self._log_new(trainer)  # of the epoch before: not known yet when it ends
         self._emit(FrameworkEpochStarted(epoch=trainer.current_epoch, framework_step=trainer.global_step))
 
-    @contained
+    @isolated_hook
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self._is_due():
             self._log_new(trainer)
 
-    @contained
+    @isolated_hook
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         if not trainer.sanity_checking:
             self._log_new(trainer)
 
-    @contained
+    @isolated_hook
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._log_new(trainer)
         event = FrameworkTrainingEnded(
@@ -118,12 +117,12 @@ class SondeCallback(Watching):
         self._end(exception)
 
     def _end(self, error: BaseException | None = None, **how: Any) -> None:
-        self._aside.close()
+        self._pause.close()
         self._logged.clear()
         super()._end(error, **how)
 
     def _is_due(self) -> bool:
-        """Do metrics of this batch belong in a log?"""
+        """Whether Lightning logs at this step."""
         trainer = self._trainer() if self._trainer is not None else None
         return trainer is not None and trainer.global_step % max(1, trainer.log_every_n_steps) == 0
 
@@ -133,8 +132,8 @@ class SondeCallback(Watching):
         self._logged = metrics
 
 
-class _WhenDue:
-    """`on_train_batch_end`, for which Lightning asks in every batch and which it calls where it is a function."""
+class _HookWhenDue:
+    """Descriptor of `on_train_batch_end`: None, which Lightning skips, except for batches that Lightning logs."""
 
     def __get__(self, callback: SondeCallback | None, of: type | None = None) -> Any:
         if callback is None:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sonde.statistics.torch_internals import node_sequence_nr, use_count
+
 MAX_NODES = 50_000  # about 50 ms; the graphs of large models have 20,000
 
 
@@ -20,12 +22,6 @@ def live_tensors(generation: int | None = None) -> list[Tensor]:
     objects = gc.get_objects(generation)
     kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, Tensor)}
     return [item for item in objects if type(item) in kinds]
-
-
-def use_count(tensor: Tensor) -> int:
-    """The number of C++ references to a tensor, including the one of Python; 0 if torch does not report it."""
-    count = getattr(tensor, "_use_count", None)
-    return int(count()) if callable(count) else 0
 
 
 def is_autograd_node(thing: Any) -> bool:
@@ -39,7 +35,7 @@ def with_graph(tensors: Iterable[Tensor]) -> list[Tensor]:
         try:
             node = tensor.grad_fn
             if node is not None:
-                found.append((node._sequence_nr() if hasattr(node, "_sequence_nr") else 0, len(found), tensor))
+                found.append((node_sequence_nr(node), len(found), tensor))
         except Exception:  # a tensor subclass of the user, or a view that was modified in a way that autograd refuses
             continue
     return [tensor for _, _, tensor in sorted(found, key=lambda entry: entry[:2], reverse=True)]

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from sonde.capture import patches
 from sonde.capture.gradient_state import optimizer_parameters
@@ -26,12 +25,12 @@ from sonde.memory_profiler.memory_report import Peak, Usage
 from sonde.memory_profiler.storage_registry import OTHER, StorageRegistry, add_live_tensors, state_tensors
 from sonde.nonfinite.module_stack import ModuleStack
 from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.torch_internals import ITEM_OP, TorchDispatchMode, current_dispatch_mode, graph_task_id
 
 ROOT = "(the model itself)"
 MAX_ERRORS = 3  # errors of the tracker before it stops measuring
 
 _log = logging.getLogger("sonde")
-_ITEM = torch.ops.aten._local_scalar_dense.default
 
 
 class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -100,7 +99,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._module_stack.has_compiled_model:
             self.notes.append("a compiled model was called: memory inside its compiled parts is not tracked")
         self._module_stack.release()
-        if _get_current_dispatch_mode() is self:
+        if current_dispatch_mode() is self:
             super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         else:
             # Another mode was entered since and not left: popping the topmost mode would remove that one.
@@ -110,7 +109,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # -- operations --------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.is_fake and func is _ITEM:
+        if self.is_fake and func is ITEM_OP:
             return _placeholder(args[0])
         if not self._is_entered or self.is_paused:
             return func(*args, **(kwargs or {}))
@@ -242,7 +241,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
+    return graph_task_id() != -1
 
 
 def _unknown_owner(tensor: Tensor) -> tuple[Owner, bool]:

@@ -14,15 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map_only
 
 from sonde.capture.patches import suspended
 from sonde.errors import SondeError
 from sonde.memory_profiler.allocation_tracker import AllocationTracker
 from sonde.memory_profiler.memory_report import MemoryForecast, Usage
 from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.torch_internals import FakeTensorMode, tree_map_only
 
 NUM_STEPS = 2  # the first creates the optimizer's state, the second has it from its start
 MAX_ERROR = 0.1  # share by which a fake step may differ from a real one before real steps are measured instead

@@ -19,11 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils.data import DataLoader, dataloader
+from torch.utils.data import DataLoader
 
 from sonde.capture.call_site import is_library
 from sonde.errors import Stopped
@@ -31,6 +29,7 @@ from sonde.launcher import die_with_parent, run_file, script_environment, show
 from sonde.memory_profiler.allocation_tracker import AllocationTracker
 from sonde.memory_profiler.memory_profiler import ProcessBaseline, build_report
 from sonde.memory_profiler.memory_report import MemoryReport
+from sonde.statistics.torch_internals import GRAD_SCALER_STEP, DataLoaderIterator, FakeTensorMode, disable_dispatch_modes
 
 NUM_STEPS = 2  # of each optimizer: the first creates its state, the second has it from its start
 MAX_BACKWARDS = 200  # without an optimizer step: then the script trains without torch optimizers
@@ -126,34 +125,36 @@ def _count_steps(finish: Callable[[], None]) -> Iterator[Counter[str]]:
 @contextmanager
 def _fake_tensors() -> Iterator[None]:
     """Makes every new tensor fake, except those of data loaders."""
-    iterate, advance = DataLoader.__iter__, dataloader._BaseDataLoaderIter.__next__
-    scaler_step = torch.amp.GradScaler._maybe_opt_step
+    iterator: Any = DataLoaderIterator
+    iterate, advance = DataLoader.__iter__, iterator.__next__
+    scaler: Any = torch.amp.GradScaler
+    scaler_step = getattr(scaler, GRAD_SCALER_STEP)
 
     def __iter__(self: DataLoader[Any]) -> Any:
         workers, self.num_workers = self.num_workers, 0  # fake tensors cannot be sent between processes
         try:
-            with _disable_current_modes():
+            with disable_dispatch_modes():
                 return iterate(self)
         finally:
             self.num_workers = workers
 
     def __next__(self: Any) -> Any:
-        with _disable_current_modes():
+        with disable_dispatch_modes():
             return advance(self)
 
-    def _maybe_opt_step(self: Any, optimizer: Optimizer, state: Any, *args: Any, **kwargs: Any) -> Any:
+    def step_unchecked(self: Any, optimizer: Optimizer, state: Any, *args: Any, **kwargs: Any) -> Any:
         return optimizer.step(*args, **kwargs)  # a fake gradient cannot be checked for overflow
 
     DataLoader.__iter__ = __iter__  # type: ignore[method-assign]
-    dataloader._BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign]
-    torch.amp.GradScaler._maybe_opt_step = _maybe_opt_step  # type: ignore[assignment, method-assign]
+    iterator.__next__ = __next__
+    setattr(scaler, GRAD_SCALER_STEP, step_unchecked)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
             yield
     finally:
         DataLoader.__iter__ = iterate  # type: ignore[method-assign]
-        dataloader._BaseDataLoaderIter.__next__ = advance  # type: ignore[method-assign]
-        torch.amp.GradScaler._maybe_opt_step = scaler_step  # type: ignore[method-assign]
+        iterator.__next__ = advance
+        setattr(scaler, GRAD_SCALER_STEP, scaler_step)
 
 
 def _after(num_steps: int) -> str:

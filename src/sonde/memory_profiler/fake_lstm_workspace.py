@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
+
+from sonde.statistics.torch_internals import disable_dispatch_modes
 
 _LSTM = getattr(torch.ops.aten, "mkldnn_rnn_layer", None)
 _STEPS, _BATCH = 16, 8  # of the small LSTM: in a smaller one most bytes are padding
@@ -36,7 +37,7 @@ def _hashable(arg: Any) -> Any:
 @cache
 def _small_workspace(shapes: tuple[Any, ...]) -> int:
     """Bytes of the workspace of the same layer with few time steps and samples."""
-    with _disable_current_modes(), torch.enable_grad():  # without gradients there is no workspace
+    with disable_dispatch_modes(), torch.enable_grad():  # without gradients there is no workspace
         args: list[Any] = []
         for index, shape in enumerate(shapes):
             if not (isinstance(shape, tuple) and len(shape) == 2 and isinstance(shape[1], torch.dtype)):

@@ -18,6 +18,7 @@ from sonde.leaks.live_graphs import live_tensors
 from sonde.memory_profiler.device_usage import DeviceUsage, Owner
 from sonde.memory_profiler.memory_report import Peak, Usage
 from sonde.nonfinite.module_stack import storage_id
+from sonde.statistics.torch_internals import storage_address
 
 OTHER: Owner = ("other", "")
 
@@ -49,7 +50,7 @@ class StorageRegistry:
         """Adds the storage of a tensor. For a new one `find_owner` returns the owner and whether it grows with the batch."""
         try:
             storage = tensor.untyped_storage()
-            key, num_bytes = storage._cdata, storage.nbytes()
+            key, num_bytes = storage_address(storage), storage.nbytes()
         except (RuntimeError, NotImplementedError):  # sparse, or of a kind without a storage
             return
         if tensor.device.type == "meta":  # has no memory

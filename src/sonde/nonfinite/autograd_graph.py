@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sonde.nonfinite.origin import Origin
 from sonde.nonfinite.tracer import is_finite
+from sonde.statistics.torch_internals import node_sequence_nr, saved_value
 
 MAX_NODES = 20_000
 MAX_FACTOR_SIZE = 1 << 24  # elements: larger factors are not multiplied again
@@ -80,7 +81,7 @@ _INPUT_NAMES = ("self", "other", "mat1", "mat2", "input", "target", "weight")
 def origin_in_graph(loss: Tensor) -> Origin | None:
     """The earliest operation in the graph of the loss that is known to have created a non-finite value, or to have received one."""
     kind = "nan" if bool(loss.isnan().any()) else "inf"
-    for node in sorted(_nodes(loss), key=lambda node: int(node._sequence_nr())):
+    for node in sorted(_nodes(loss), key=lambda node: node_sequence_nr(node)):
         operation = _operation_name(node)
         with torch.no_grad():
             found = _created(node, operation) or _received(node, operation)
@@ -100,7 +101,7 @@ def _created(node: Any, operation: str) -> _GraphFinding | None:
             return _GraphFinding("forward", cause, check.fix, check.key)
     elif factors is not None:
         first = _saved_tensor(node, factors.first)
-        second = _saved_tensor(node, factors.second) if operation != "pow" else getattr(node, "_saved_exponent", None)
+        second = _saved_tensor(node, factors.second) if operation != "pow" else saved_value(node, "exponent")
         if first is None or second is None or first.numel() > MAX_FACTOR_SIZE:
             return None
         if not is_finite(first) or (isinstance(second, Tensor) and not is_finite(second)):
@@ -133,7 +134,7 @@ def _operation_name(node: Any) -> str:
 
 def _saved_tensor(node: Any, name: str) -> Tensor | None:
     try:
-        value = getattr(node, f"_saved_{name}", None)
+        value = saved_value(node, name)
     except RuntimeError:  # freed by an earlier backward
         return None
     return value.detach() if isinstance(value, Tensor) and value.is_floating_point() else None

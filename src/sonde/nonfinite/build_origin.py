@@ -18,6 +18,7 @@ from sonde.nonfinite.op_call import AutogradNodeInfo, OpCall, saved_tensors, sel
 from sonde.nonfinite.origin import Origin, TensorSummary
 from sonde.nonfinite.propagation import LITERAL, WORSENED, NonFiniteEvent
 from sonde.statistics.table import StatisticsTable
+from sonde.statistics.torch_internals import custom_function, op_schema
 from sonde.statistics.torch_ops import readable
 
 MAX_INPUTS = 8  # tensors that are summarized
@@ -189,7 +190,7 @@ def _locate(call: OpCall, node: AutogradNodeInfo | None, modules: ModuleStack) -
 
 def _custom_function_name(call: OpCall) -> str:
     """The class of the custom autograd.Function whose backward is running, else ""."""
-    function = getattr(type(call.autograd_node), "_forward_cls", None)
+    function = custom_function(call.autograd_node)
     return function.__name__ if function else ""
 
 
@@ -197,7 +198,7 @@ def _label(argument: str, call: OpCall, operation: str, in_user_code: bool) -> s
     """The name of an argument for the user: `weight` instead of `mat2` of a linear; in backward, apart from those of the forward."""
     if call.in_backward and not in_user_code:
         return argument.removeprefix("saved ") if argument.startswith("saved ") else f"backward {argument}"
-    return _ADDMM_LABELS.get(argument, argument) if operation == "linear" and call.func._schema.name == "aten::addmm" else argument
+    return _ADDMM_LABELS.get(argument, argument) if operation == "linear" and op_schema(call.func).name == "aten::addmm" else argument
 
 
 def _explain_literal(kind: str, operation: str) -> Explanation:

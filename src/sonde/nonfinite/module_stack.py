@@ -18,6 +18,7 @@ from sonde.capture.call_site import describe_line, user_frame
 from sonde.events import STATISTICS
 from sonde.statistics.table import StatisticsTable
 from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.torch_internals import storage_address
 
 _log = logging.getLogger("sonde")
 _TORCH = Path(torch.__file__).parent
@@ -199,7 +200,7 @@ def is_recomputing() -> bool:
 def storage_id(tensor: torch.Tensor) -> int:
     """Identifies the storage of a tensor as long as it lives; 0 if the tensor has none."""
     try:
-        return int(tensor.untyped_storage()._cdata)
+        return int(storage_address(tensor.untyped_storage()))
     except (RuntimeError, NotImplementedError):  # sparse, or a tensor type without storage
         return 0
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from sonde.nonfinite.module_stack import storage_id
+from sonde.statistics.torch_internals import OpOverload, op_schema, saved_value, saved_value_names
 
 _RUNNING_STATISTICS = frozenset({"running_mean", "running_var"})
 
@@ -100,7 +100,7 @@ class OpCall:
 
     def is_log_of_mask(self) -> bool:
         """Whether this is log(mask), a way to write -Inf on purpose: the argument is 0 or 1 everywhere and needs no gradient."""
-        if not self.func._schema.name.startswith("aten::log") or "input" not in self.tensors:
+        if not op_schema(self.func).name.startswith("aten::log") or "input" not in self.tensors:
             return False
         mask = self.tensors["input"]
         return not self.original("input").requires_grad and bool((mask == 1).any()) and bool(((mask == 0) | (mask == 1)).all())
@@ -120,11 +120,10 @@ def saved_tensors(call: OpCall, node: AutogradNodeInfo | None) -> dict[str, Tens
     if call.autograd_node is None or node is None or node.has_saved_tensor_hooks:
         return {}
     found = {}
-    for name in dir(call.autograd_node):
-        if name.startswith("_saved_"):
-            value = getattr(call.autograd_node, name)
-            if isinstance(value, Tensor):
-                found[f"saved {name.removeprefix('_saved_')}"] = value.detach()
+    for name in saved_value_names(call.autograd_node):
+        value = saved_value(call.autograd_node, name)
+        if isinstance(value, Tensor):
+            found[f"saved {name}"] = value.detach()
     return found
 
 
@@ -138,5 +137,5 @@ def _arguments(func: OpOverload) -> list[tuple[str, bool]]:
     """Names of the arguments and whether the operation writes them. The schema names the first `self`, the documentation `input`."""
     return [
         ("input" if argument.name == "self" else argument.name, bool(argument.alias_info and argument.alias_info.is_write))
-        for argument in func._schema.arguments
+        for argument in op_schema(func).arguments
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from torch._ops import OpOverload
+from sonde.statistics.torch_internals import OpOverload, op_schema
 
 # They return memory without writing it: its content has no meaning.
 UNINITIALIZED = frozenset(
@@ -66,7 +66,7 @@ _COMPOSITE_FUNCTIONS = frozenset(
 @cache
 def base_name(func: OpOverload) -> str:
     """The operation without variant and overload: `aten._foreach_div_.List` is `div`, `aten._log_softmax.default` is `log_softmax`."""
-    name: str = func._schema.name.partition("::")[2]
+    name: str = op_schema(func).name.partition("::")[2]
     return name.removeprefix("_foreach").strip("_")
 
 
@@ -98,8 +98,8 @@ def display_name(func: OpOverload, called: str, module_type: str) -> str:
 @cache
 def overwrites_args(func: OpOverload) -> bool:
     """Whether the previous content of the arguments that it writes has no influence on the result."""
-    name: str = func._schema.name.partition("::")[2]
-    return name in OVERWRITES or any(argument.is_out for argument in func._schema.arguments)
+    name: str = op_schema(func).name.partition("::")[2]
+    return name in OVERWRITES or any(argument.is_out for argument in op_schema(func).arguments)
 
 
 @cache
@@ -112,4 +112,4 @@ def has_auxiliary_outputs(func: OpOverload) -> bool:
 @cache
 def is_uninitialized(func: OpOverload) -> bool:
     """Whether the output is memory that nothing has written yet."""
-    return func._schema.name.partition("::")[2] in UNINITIALIZED
+    return op_schema(func).name.partition("::")[2] in UNINITIALIZED

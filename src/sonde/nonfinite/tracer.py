@@ -16,9 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sonde.nonfinite import op_names
 from sonde.nonfinite.build_origin import build_input_origin, build_origin, nonfinite_kind, refine_origin
@@ -27,6 +25,18 @@ from sonde.nonfinite.op_call import AutogradNodeInfo, OpCall, is_additive_mask, 
 from sonde.nonfinite.origin import Origin
 from sonde.nonfinite.propagation import CREATED, INPUT, LITERAL, PROPAGATED, WORSENED, NonFiniteEvent, PropagationGraph, earliest_root
 from sonde.statistics import reductions
+from sonde.statistics.torch_internals import (
+    EagerDispatchMode,
+    OpOverload,
+    current_autograd_node,
+    graph_task_id,
+    has_kernel,
+    has_saved_tensor_hooks,
+    is_compiler_loaded,
+    next_sequence_nr,
+    node_sequence_nr,
+    op_schema,
+)
 
 _log = logging.getLogger("sonde")
 
@@ -39,7 +49,7 @@ MAX_STORAGES = 100_000  # storages whose producers are stored
 @contextmanager
 def compile_disabled() -> Iterator[None]:
     """Run compiled models in eager mode inside: compiled code has no operations and no layers to inspect."""
-    if "torch._dynamo" not in sys.modules:
+    if not is_compiler_loaded():
         yield
         return
     with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
@@ -72,7 +82,7 @@ class NonFiniteTracer:
         self._stack = ExitStack()
 
     def __enter__(self) -> NonFiniteTracer:
-        self._last_sequence_nr = torch._C._autograd._get_sequence_nr() - 1
+        self._last_sequence_nr = next_sequence_nr() - 1
         with ExitStack() as stack:
             stack.enter_context(self._modules)
             stack.enter_context(compile_disabled())
@@ -115,11 +125,11 @@ class NonFiniteTracer:
         if self._is_done:
             return None
         call = OpCall(func, args, kwargs)
-        if torch._C._current_graph_task_id() != -1:
+        if graph_task_id() != -1:
             self._has_backward = True
             if not (torch.is_grad_enabled() and is_recomputing()):  # a recomputed part of the forward counts as forward
                 call.in_backward = True
-                call.autograd_node = torch._C._current_autograd_node()
+                call.autograd_node = current_autograd_node()
                 call.is_accumulate_grad = call.autograd_node is not None and call.autograd_node.name() == "torch::autograd::AccumulateGrad"
         if call.written_args and not op_names.overwrites_args(func):
             call.was_finite = {name: is_finite(tensor) for name, tensor in call.float_tensors}
@@ -251,10 +261,10 @@ class NonFiniteTracer:
 
     def _add_node(self, call: OpCall, base_name: str) -> AutogradNodeInfo:
         """Store the forward operation of the autograd node that it has just created."""
-        sequence_nr = torch._C._autograd._get_sequence_nr() - 1
+        sequence_nr = next_sequence_nr() - 1
         line = self._modules.line()
         display_name = op_names.display_name(call.func, line.called, self._modules.module_type)
-        has_hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        has_hooks = has_saved_tensor_hooks(ignore_tracing=True)
         parameters = tuple(storage_id(tensor) for tensor in call.tensors.values() if isinstance(tensor, nn.Parameter))
         node = AutogradNodeInfo(sequence_nr, base_name, display_name, self._modules.module, line.source, line.text, has_hooks, parameters)
         for each in range(max(self._last_sequence_nr + 1, sequence_nr - 3), sequence_nr + 1):  # one operation may create several nodes
@@ -266,7 +276,7 @@ class NonFiniteTracer:
 
     def _forward_node(self, call: OpCall) -> AutogradNodeInfo | None:
         """The forward operation whose backward is running."""
-        return self._nodes.get(call.autograd_node._sequence_nr()) if call.autograd_node is not None else None
+        return self._nodes.get(node_sequence_nr(call.autograd_node)) if call.autograd_node is not None else None
 
     def _producers_of_call(self, call: OpCall, node: AutogradNodeInfo | None, base_name: str) -> tuple[AutogradNodeInfo, ...]:
         """The producers of the output of a call: its own node, then the producers of its inputs."""
@@ -318,14 +328,10 @@ class NonFiniteTracer:
             self._found = refine_origin(*found)
 
 
-class _TracingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _TracingMode(EagerDispatchMode):  # type: ignore[no-untyped-call]
     """Runs every operation unchanged and calls the tracer before and after it."""
 
     supports_higher_order_operators = True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # True would import torch._dynamo, which takes seconds
 
     def __init__(self, tracer: NonFiniteTracer) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -381,10 +387,9 @@ def _flatten_tensors(value: Any) -> list[Tensor]:
 
 def _is_composite(func: OpOverload) -> bool:
     """Whether an operation has no kernel of its own and consists of other operations."""
-    overload = func._schema.overload_name
-    name = f"{func._schema.name}.{overload}" if overload else func._schema.name
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    return has(name, "CompositeImplicitAutograd") and not has(name, "CPU") and not has(name, "CUDA")
+    overload = op_schema(func).overload_name
+    name = f"{op_schema(func).name}.{overload}" if overload else op_schema(func).name
+    return has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "CPU") and not has_kernel(name, "CUDA")
 
 
 def _is_backward_seed() -> bool:

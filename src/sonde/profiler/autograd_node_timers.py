@@ -13,6 +13,7 @@ import torch
 
 from sonde.profiler.time_trace import LayerCall, TimeTrace
 from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.torch_internals import has_saved_tensor_hooks, node_sequence_nr
 
 MAX_NODES = 200_000  # per step: the nodes beyond it get no hook, and their time counts for the node before them
 _FIRST_LEAF = 1 << 62  # gradient accumulation nodes are numbered from the top; they run right after the node that feeds them
@@ -37,7 +38,7 @@ class AutogradNodeTimers:
             if node in visited:
                 continue
             visited.add(node)
-            number = node._sequence_nr()
+            number = node_sequence_nr(node)
             if number >= _FIRST_LEAF or number < first_node:
                 continue
             self._handles.append(node.register_prehook(self._hook_for(creator(number))))
@@ -45,7 +46,7 @@ class AutogradNodeTimers:
 
     def _install_on_recomputed(self, output: Any, first_node: int) -> None:
         """Reentrant checkpointing runs a backward of its own on what it recomputed; the other kind needs only the saved values."""
-        if torch.is_grad_enabled() and torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
+        if torch.is_grad_enabled() and not has_saved_tensor_hooks(ignore_tracing=False):
             self.install((tensor for _, tensor in find_tensors(output)), first_node)
 
     def remove(self) -> None:

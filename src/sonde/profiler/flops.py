@@ -14,7 +14,8 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from sonde.statistics.torch_internals import TorchDispatchMode, op_packet
 
 
 class FlopCounter:
@@ -43,7 +44,7 @@ class _CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        packet = getattr(func, "_overloadpacket", None)
+        packet = op_packet(func)
         formula = self._formulas.get(packet)
         if formula is None and packet is not None:
             # In inference mode composite operations are dispatched without being decomposed first.

@@ -27,8 +27,8 @@ from torch.compiler import is_compiling
 
 from sonde.capture import patches
 from sonde.capture.call_site import is_library
-from sonde.capture.torch_internals import is_compiled
 from sonde.profiler.time_trace import TimeTrace
+from sonde.statistics.torch_internals import is_compiled, unwrap_compiled
 
 _IDLE = TimeTrace()
 # A compiled module warns about global hooks each time it is called. The hooks return at once inside compiled code, so it is harmless.
@@ -162,8 +162,8 @@ def _submodules(
     if id(module) in visited:
         return
     visited.add(id(module))
-    if eager and hasattr(module, "_orig_mod"):
-        yield from _submodules(module._orig_mod, path, depth, eager, opaque_paths, visited)  # type: ignore[arg-type]
+    if eager and (original := unwrap_compiled(module)) is not None:
+        yield from _submodules(original, path, depth, eager, opaque_paths, visited)
         return
     if isinstance(module, torch.jit.ScriptModule):
         opaque_paths.append(path)  # its submodules are not called from Python

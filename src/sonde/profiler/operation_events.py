@@ -15,10 +15,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch._C._profiler import RecordScope, _EventType
-
 from sonde.capture.call_site import is_library
 from sonde.profiler.operation_report import OperationCost, OperationSite
+from sonde.statistics.torch_internals import ProfilerEventType, RecordScope
 
 ENGINE = "autograd::engine::evaluate_function: "
 STEP = "ProfilerStep#"
@@ -70,13 +69,13 @@ def read_events(results: Any, layers: Mapping[int, str]) -> ProfilerEvents:
     while stack:
         event, position, parent, in_backward = stack.pop()
         kind, fields = event.typed
-        if kind == _EventType.Allocation:
+        if kind == ProfilerEventType.Allocation:
             if parent is not None and fields.alloc_size > 0:
                 parent.memory_bytes += fields.alloc_size
             events.peak_bytes = max(events.peak_bytes, int(fields.total_allocated or 0))
-        elif kind in (_EventType.PyCall, _EventType.PyCCall):
+        elif kind in (ProfilerEventType.PyCall, ProfilerEventType.PyCCall):
             position = _inside_call(position, fields, layers)
-        elif kind == _EventType.TorchOp:
+        elif kind == ProfilerEventType.TorchOp:
             if fields.scope == RecordScope.USER_SCOPE:
                 if event.name.startswith(STEP):
                     events.steps_ns.append(event.duration_time_ns)

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from sonde.capture.gradient_state import optimizer_parameters
 from sonde.capture.patches import suspended
-from sonde.capture.torch_internals import is_compiled
 from sonde.errors import SondeError
 from sonde.profiler import ProfileReport
 from sonde.profiler.build_report import build_report, dtype_and_device
@@ -23,6 +22,7 @@ from sonde.profiler.time_trace import ReadCounter
 from sonde.profiler.undisturbed_steps import num_undisturbed
 from sonde.replay.restore_state import state_restored
 from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.torch_internals import is_compiled, preserve_versions, unwrap_compiled
 
 MAX_EXTRA_S = 1.0  # of additional steps if other programs disturbed some; at most as long as the planned steps took
 
@@ -43,7 +43,7 @@ def profile_model(
 ) -> tuple[ProfileReport, StepRecordings]:
     """The report, and the recordings that it is built from. See Profiler.profile; `read` replaces the wall clock."""
     compiled = any(is_compiled(module) for module in model.modules())
-    body = getattr(model, "_orig_mod", model)
+    body = unwrap_compiled(model) or model
     dtype, device = dtype_and_device([*body.parameters(), *(tensor for _, tensor in find_tensors((args, kwargs)))])
     with ExitStack() as undo:
         undo.enter_context(suspended())  # a session that watches this model must not record these steps
@@ -171,7 +171,7 @@ def _restored(model: nn.Module, optimizer: torch.optim.Optimizer | None, inputs:
     with ExitStack() as undo:
         if optimizer is not None:
             written = tuple(p for p in leaves.values() if not nn.parameter.is_lazy(p))
-            undo.enter_context(torch.autograd.grad_mode._unsafe_preserve_version_counter(written))
+            undo.enter_context(preserve_versions(written))
             for leaf in written:
                 undo.callback(_write, leaf, leaf.detach().clone())
             state, groups = optimizer.state, optimizer.param_groups

@@ -18,7 +18,7 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
-from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]
+from sonde.statistics.torch_internals import next_sequence_nr
 
 ReadCounter = Callable[[], int]
 CallContext = Callable[[Any, Any], AbstractContextManager[Any]]  # from args and kwargs of an outermost forward; from (), {} for a backward
@@ -103,7 +103,7 @@ class TimeTrace:
         self.calls.append(call)
         self._latest[layer] = call
         self._current = call
-        self._first_nodes.append(_get_sequence_nr())
+        self._first_nodes.append(next_sequence_nr())
         self._creators.append(call)
         call.start = self.read()
 
@@ -120,7 +120,7 @@ class TimeTrace:
             return
         call.end = end
         self._current = call.parent
-        self._first_nodes.append(_get_sequence_nr())
+        self._first_nodes.append(next_sequence_nr())
         self._creators.append(call.parent or OUTSIDE)
         if call.parent is None:
             self._contexts.close()
@@ -130,7 +130,7 @@ class TimeTrace:
 
     def _start_recomputation(self, layer: int) -> None:
         repeated = LayerCall(layer, self._current)
-        repeated.start, repeated.end = len(self.marks), _get_sequence_nr()
+        repeated.start, repeated.end = len(self.marks), next_sequence_nr()
         self._current = repeated
         owner = self._latest.get(layer)
         if owner is None:
@@ -143,7 +143,7 @@ class TimeTrace:
     def _end_recomputation(self, repeated: LayerCall, output: Any) -> None:
         self._current = parent = repeated.parent
         owner = self._latest[parent.layer] if parent is not None else self.marks[repeated.start - 1][1]
-        self._first_nodes.append(_get_sequence_nr())
+        self._first_nodes.append(next_sequence_nr())
         self._creators.append(owner)
         if parent is None and self.on_recomputed is not None:
             self.marks.append((self.read(), PROFILER))

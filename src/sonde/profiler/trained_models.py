@@ -12,6 +12,7 @@ from torch import nn
 from sonde.capture import patches
 from sonde.capture.call_site import user_frame
 from sonde.capture.model_discovery import enclosing_model, modules_in_scope
+from sonde.statistics.torch_internals import graph_task_id
 
 
 class TrainedModelFinder:
@@ -59,7 +60,7 @@ class TrainedModelFinder:
         if torch.compiler.is_compiling():
             return
         self._depth += 1
-        if self._depth > 1 or torch._C._current_graph_task_id() != -1 or not torch.is_grad_enabled():
+        if self._depth > 1 or graph_task_id() != -1 or not torch.is_grad_enabled():
             return
         try:
             if any(p.requires_grad for p in module.parameters()):

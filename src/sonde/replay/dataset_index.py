@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 from torch.utils.data import BatchSampler, SequentialSampler, Subset, TensorDataset
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from sonde.capture import patches
+from sonde.statistics.torch_internals import DataLoaderIterator, iterator_dataset, iterator_position
 
 MAX_NUMBERS = 50_000_000  # elements of a dataset tensor; larger ones are not compared
 
@@ -27,7 +27,7 @@ def dataset_indices(samples: Sequence[int], inputs: Sequence[Tensor], batch_size
         return None
     # gc.get_objects takes a tenth of a second in a large program, so it is the fallback for loaders that started before the patches.
     for list_objects in (patches.iterators.copy, gc.get_objects):
-        loaders = [item for item in list_objects() if issubclass(type(item), _BaseDataLoaderIter)]
+        loaders = [item for item in list_objects() if DataLoaderIterator is not None and issubclass(type(item), DataLoaderIterator)]
         found = {
             indices
             for loader in loaders
@@ -40,16 +40,16 @@ def dataset_indices(samples: Sequence[int], inputs: Sequence[Tensor], batch_size
 
 def _by_order(loader: Any, samples: Sequence[int], batches_ago: int) -> tuple[int, ...] | None:
     """From the number of batches that a loader with a sequential sampler has returned."""
-    sampler = loader._index_sampler
-    if not isinstance(sampler, BatchSampler) or not isinstance(sampler.sampler, SequentialSampler) or loader._num_yielded <= batches_ago:
+    sampler, num_batches = iterator_position(loader)
+    if not isinstance(sampler, BatchSampler) or not isinstance(sampler.sampler, SequentialSampler) or num_batches <= batches_ago:
         return None
-    first = (loader._num_yielded - 1 - batches_ago) * sampler.batch_size
-    return _through_subset(getattr(loader, "_dataset", None), [first + sample for sample in samples])
+    first = (num_batches - 1 - batches_ago) * sampler.batch_size
+    return _through_subset(iterator_dataset(loader), [first + sample for sample in samples])
 
 
 def _by_content(loader: Any, samples: Sequence[int], inputs: Sequence[Tensor], batch_size: int) -> tuple[int, ...] | None:
     """By comparing each sample with all rows of a TensorDataset; None if a sample matches no row or several."""
-    dataset = getattr(loader, "_dataset", None)
+    dataset = iterator_dataset(loader)
     whole = dataset.dataset if isinstance(dataset, Subset) else dataset
     if not isinstance(whole, TensorDataset):
         return None

@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sonde.replay.capsule.replay_capsule import move_to_model
 from sonde.replay.program_slice import CannotReplay
+from sonde.statistics.torch_internals import EagerDispatchMode, OpOverload, op_schema
 
 CAVEAT = "{num} processes train together: this one was run again alone, on its own part of the batch and without averaging gradients"
 
@@ -67,17 +66,13 @@ class _InnerForward:
         return inner(*move_to_model(args, inner), **move_to_model(kwargs, inner))
 
 
-class _ForbidCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _ForbidCollectives(EagerDispatchMode):  # type: ignore[no-untyped-call]
     """Raises at operators of `torch.distributed`."""
 
     supports_higher_order_operators = True
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # torch would import the whole compiler only to mark this mode as not compiled
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         if isinstance(func, OpOverload) and func.namespace in _COLLECTIVES:
-            name = func._schema.name.partition("::")[2].strip("_")
+            name = op_schema(func).name.partition("::")[2].strip("_")
             raise CannotReplay(f"it calls the collective {name}, and the other processes do not run the step again")
         return func(*args, **(kwargs or {}))

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from sonde.capture.replay_buffer import ForwardCall, ReplayBuffer
-from sonde.capture.torch_internals import unwrap_compiled
 from sonde.nonfinite.tracer import is_finite
 from sonde.replay.backward_call_site import FrameSlice
 from sonde.replay.distributed import forbid_collectives, num_processes
@@ -23,6 +22,7 @@ from sonde.replay.gradient_accumulation import EarlierBatch, Select
 from sonde.replay.program_slice import CALL, CannotReplay, ValueQueries
 from sonde.replay.statement_effects import MISSING, lookup
 from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.torch_internals import has_accumulation_hooks, unwrap_compiled
 
 MAX_ATTRIBUTES = 32  # of an object that are searched for tensors
 
@@ -139,7 +139,7 @@ def gradients_by_leaf(loss: Tensor, scale: float = 1.0) -> list[tuple[Tensor, Te
     try:
         found = torch.autograd.grad(loss, leaves, start, allow_unused=True)
     except RuntimeError as error:
-        hooked = num_processes() > 1 or any(getattr(leaf, "_post_accumulate_grad_hooks", None) for leaf in leaves)  # those of DDP
+        hooked = num_processes() > 1 or any(has_accumulation_hooks(leaf) for leaf in leaves)  # those of DDP
         if hooked or "checkpoint" not in str(error).lower():
             raise
         found = _gradients_by_backward(loss, leaves, start)  # re-entrant checkpointing refuses torch.autograd.grad

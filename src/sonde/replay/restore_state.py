@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.replay.backward_call_site import variables_of
+from sonde.statistics.torch_internals import preserve_versions
 
 _CONTAINERS = (list, dict, set)  # a forward may fill them: their items are restored, one level deep
 
@@ -29,7 +30,7 @@ def state_restored(modules: Iterable[nn.Module]) -> Iterator[None]:
     tensors = _tensors(every)
     with ExitStack() as undo:
         if tensors:  # the training's graph may have saved a buffer, and its backward checks the version counter
-            undo.enter_context(torch.autograd.grad_mode._unsafe_preserve_version_counter(tuple(tensors)))
+            undo.enter_context(preserve_versions(tuple(tensors)))
         undo.callback(torch.set_default_dtype, torch.get_default_dtype())
         undo.callback(torch.set_grad_enabled, torch.is_grad_enabled())
         _restore_autocast(undo)

@@ -31,9 +31,10 @@ from sonde.replay.dataset_index import dataset_indices
 from sonde.replay.program_slice import CannotReplay
 from sonde.replay.rerun import Rerun, gradients_by_leaf, value_queries
 from sonde.replay.restore_state import reachable_modules, state_restored
-from sonde.spike_detection import Leap
+from sonde.spike_detection import Spike
 from sonde.statistics import reductions
 from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.torch_internals import graph_task_id
 
 OUTLIER_FACTOR = 10.0  # times the magnitude of the other samples: rows of one dataset differ by less
 OUTPUT_OUTLIER_FACTOR = 4.0  # the same for the output of a layer: the layers before it reduce the difference
@@ -77,7 +78,7 @@ class Blame:
 
 
 def attribute_spike(
-    buffer: ReplayBuffer, *, frame: FrameType | None, what: str, leap: Leap, models: Mapping[str, nn.Module] | None = None
+    buffer: ReplayBuffer, *, frame: FrameType | None, what: str, leap: Spike, models: Mapping[str, nn.Module] | None = None
 ) -> Blame:
     """Attributes the spike of the current step to samples and layers. All state is restored.
 
@@ -102,7 +103,7 @@ def attribute_spike(
 class _SpikeReplay:
     """Replays one step and attributes its spike."""
 
-    def __init__(self, buffer: ReplayBuffer, what: str, leap: Leap, models: Mapping[str, nn.Module]) -> None:
+    def __init__(self, buffer: ReplayBuffer, what: str, leap: Spike, models: Mapping[str, nn.Module]) -> None:
         self.buffer, self.what, self.leap, self.models = buffer, what, leap, models
         self.value, self.usual = leap.value, leap.usual
         self.caveats: list[str] = []
@@ -411,7 +412,7 @@ class LayerMagnitudes:
 
     def _hook(self, path: str) -> Any:
         def on_forward_end(module: nn.Module, args: Any, output: Any) -> None:
-            if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1 or len(self.outputs) >= MAX_LAYERS:
+            if torch.compiler.is_compiling() or graph_task_id() != -1 or len(self.outputs) >= MAX_LAYERS:
                 return  # a graph task is running: backward recomputes a checkpointed part of the forward
             for _, tensor in find_tensors(output)[:1]:
                 magnitudes = sample_magnitudes(path, tensor, self._num)

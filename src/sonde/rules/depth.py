@@ -23,7 +23,7 @@ RECURRENT = ("RNN", "LSTM", "GRU")
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class DepthProfile:
     """One observed step. Ratios, so that the scale of the loss does not matter."""
 
     backward: float  # L2 norm of the gradient at the first layer over that at the last ones: small fades, large explodes
@@ -34,7 +34,7 @@ class Profile:
     num_layers: int
 
 
-def profile(step: Step, *, over_time: bool) -> Profile | None:
+def profile(step: Step, *, over_time: bool) -> DepthProfile | None:
     """None where the model is too shallow, was not observed, or holds non-finite numbers.
 
     With `over_time` each call of a module is a layer of its own, otherwise a module counts once, with its largest gradient: that the
@@ -58,7 +58,7 @@ def profile(step: Step, *, over_time: bool) -> Profile | None:
     total = abs(float(logs[0] - logs[-1]))
     steepest = float(np.abs(np.diff(logs)).max()) / total if total > 0 else 0.0
     first_path, last_path = (step.sites[site].module for site in (sites[0], sites[-1]))
-    return Profile(float(norms[0]) / last, forward, steepest, first_path, last_path, len(sites))
+    return DepthProfile(float(norms[0]) / last, forward, steepest, first_path, last_path, len(sites))
 
 
 def _once_per_module(step: Step, sites: list[int], norms: Floats) -> tuple[list[int], Floats]:

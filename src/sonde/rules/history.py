@@ -52,7 +52,7 @@ class Course:
 
 
 @dataclass(slots=True)
-class History:
+class MagnitudeHistory:
     """A fold: the last few frames of each kind."""
 
     frames: dict[str, deque[Frame]] = field(default_factory=lambda: {kind: deque(maxlen=KEPT) for kind in _CALLED})

@@ -16,7 +16,7 @@ from typing import Any
 from sonde.events import Kind, Severity, Step
 from sonde.rules.activity import count
 from sonde.rules.learning import Learning, losses
-from sonde.spike_detection import ENOUGH, Leap, Losses, Norms, Recent
+from sonde.spike_detection import ENOUGH, LogNormBound, LossBound, RollingBound, Spike
 
 MAX_LEAPS = 64  # that are remembered
 RETURNS = 3  # losses back in the usual range: one may be luck
@@ -32,12 +32,12 @@ NUM_RATES = 64
 
 
 @dataclass(slots=True)
-class Seen:
+class ObservedSpike:
     """One leap."""
 
     step: int
     where: str
-    leap: Leap
+    leap: Spike
     loss_bound: float  # below it the loss is usual, as it was before
     data: Mapping[str, Any] = field(default_factory=dict)  # what the look back found
     rate: tuple[float, float] = (0.0, 0.0)  # the learning rate as it was, and as it is
@@ -56,10 +56,10 @@ class Leaps:
     what: str
     learning: Learning = field(default_factory=Learning)
     num: int = 0
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[ObservedSpike] = field(default_factory=list)
     num_values: int = 0
-    recents: dict[str, Recent] = field(default_factory=dict)
-    usual_loss: Losses = field(default_factory=Losses)
+    recents: dict[str, RollingBound] = field(default_factory=dict)
+    usual_loss: LossBound = field(default_factory=LossBound)
     norms: dict[str, tuple[float, int]] = field(default_factory=dict)  # of each parameter's gradient: sum of logarithms, and how many
     largest_inputs: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_RATES))
     rates: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_RATES))
@@ -68,13 +68,13 @@ class Leaps:
         self.learning.see(step)
         if any(event.kind == "optimizer" for event in step.events):  # another model or another task, as the training process takes it too
             self.recents.clear()
-            self.usual_loss = Losses()
+            self.usual_loss = LossBound()
         found, bad = losses(step)
         loss = next(iter(found.values()), float("nan"))
         before = self.usual_loss.bound
         with_the_loss = False
         if isfinite(loss) and not bad:
-            with_the_loss = self.usual_loss.see(loss) is not None
+            with_the_loss = self.usual_loss.update(loss) is not None
         for leap in self.seen:
             if found or bad:
                 leap.num_after += 1
@@ -99,31 +99,31 @@ class Leaps:
                 looked.setdefault(series, {})
                 self._add(step, series, leap, loss_bound, looked.pop(series))
         for series, data in looked.items():
-            told = [float(each) for name in Leap._fields if isinstance(each := data.get(name), (int, float))]
-            if len(told) == len(Leap._fields):
-                self._add(step, series, Leap(*told), loss_bound, data)
+            told = [float(each) for name in Spike._fields if isinstance(each := data.get(name), (int, float))]
+            if len(told) == len(Spike._fields):
+                self._add(step, series, Spike(*told), loss_bound, data)
 
     def _is_mine(self, kind: str, data: Mapping[str, Any]) -> bool:
         return kind == "spike" and data.get("what") == self.what
 
-    def _leap(self, series: str, value: float) -> Leap | None:
+    def _leap(self, series: str, value: float) -> Spike | None:
         if not isfinite(value) or (self.what == "gradient" and value <= 0):
             return None
         self.num_values += 1
         recent = self.recents.get(series)
         if recent is None:
-            recent = self.recents[series] = Losses() if self.what == "loss" else Norms()
+            recent = self.recents[series] = LossBound() if self.what == "loss" else LogNormBound()
         if self.what == "loss":
-            return recent.see(value)
-        leap = recent.see(log(value))
-        return None if leap is None else Leap(*map(exp, leap))
+            return recent.update(value)
+        leap = recent.update(log(value))
+        return None if leap is None else Spike(*map(exp, leap))
 
-    def _add(self, step: Step, series: str, leap: Leap, loss_bound: float, data: Mapping[str, Any]) -> None:
+    def _add(self, step: Step, series: str, leap: Spike, loss_bound: float, data: Mapping[str, Any]) -> None:
         self.num += 1
         if len(self.seen) < MAX_LEAPS:
             rate, usual = step.scalar("lr"), median(self.rates) if self.rates else float("nan")
             bound = leap.bound if self.what == "loss" and series == "loss" else loss_bound
-            self.seen.append(Seen(step.number, series, leap, bound, dict(data), (usual, rate)))
+            self.seen.append(ObservedSpike(step.number, series, leap, bound, dict(data), (usual, rate)))
 
     def _see_frames(self, step: Step) -> None:
         batch = step.frames.get(Kind.BATCH)
@@ -148,15 +148,15 @@ class Leaps:
             return "no loss was seen" if self.what == "loss" else "no gradients were seen"
         return "" if self.num_values >= ENOUGH else f"{self.num_values} steps are too few to know what is usual"
 
-    def worst(self) -> Seen:
+    def worst(self) -> ObservedSpike:
         """The one to speak of: what was never recovered from, then what the look back could explain, then the first."""
         return max(self.seen, key=lambda each: (self.is_lost(each), self.is_of_data(each), bool(each.data), -each.step))
 
-    def is_lost(self, seen: Seen) -> bool:
+    def is_lost(self, seen: ObservedSpike) -> bool:
         """The loss has not come back, and had the time for it, or never will."""
         return seen.num_back < RETURNS and (seen.num_after >= LOST_AFTER or (seen.num_after > 0 and self.learning.gone))
 
-    def is_of_data(self, seen: Seen) -> bool:
+    def is_of_data(self, seen: ObservedSpike) -> bool:
         """A few samples carry it, without which all would be usual; or what went into the model is out of range."""
         data, samples = seen.data, seen.samples
         if self.input_factor(seen) >= ODD_INPUT or (samples and data.get("blame") == "input"):
@@ -165,7 +165,7 @@ class Leaps:
         without = data.get("without")
         return few and isinstance(without, (int, float)) and without <= seen.leap.bound
 
-    def input_factor(self, seen: Seen) -> float:
+    def input_factor(self, seen: ObservedSpike) -> float:
         """The largest number of this batch, over that of a usual one; 0 where that is not known."""
         ordered = sorted(self.largest_inputs)
         usual = ordered[-1 - len(ordered) // 8] if ordered else 0.0  # the batch itself may be among them, and others like it
@@ -182,12 +182,12 @@ class Leaps:
             return Severity.WARNING
         return Severity.INFO
 
-    def _is_extreme(self, leap: Leap) -> bool:
+    def _is_extreme(self, leap: Spike) -> bool:
         if self.what == "gradient":
             return leap.value > EXTREME_NORM * leap.usual
         return leap.value - leap.usual > EXTREME * (leap.high - leap.usual)
 
-    def layer(self, seen: Seen) -> str:
+    def layer(self, seen: ObservedSpike) -> str:
         """The layer whose gradient left its own history most; else what the look back says."""
         norms = [(str(name), float(norm)) for name, norm in seen.data.get("gradients") or ()]
         largest = max((norm for _, norm in norms), default=0.0)

@@ -60,7 +60,7 @@ class Bucket:
 
 
 @dataclass(slots=True)
-class History:
+class LossHistory:
     """Any number of values in at most `BUCKETS` pieces of equal length: when they are full, neighbours are joined."""
 
     pieces: list[Bucket] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Learning:
 
     first: list[float] = field(default_factory=list)
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
-    history: History = field(default_factory=History)
+    history: LossHistory = field(default_factory=LossHistory)
     num_losses: int = 0
     num_nonfinite: int = 0
     nonfinite_in_a_row: int = 0

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from sonde.events import Finding, Severity, Step
 from sonde.formatting import size
-from sonde.memory_trend import ENOUGH, Growth
+from sonde.memory_trend import MIN_POINTS, MemoryTrend
 from sonde.rules.leaks import Leaks, size_of
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 
@@ -31,7 +31,7 @@ class MemoryGrowth:
     name: ClassVar[str] = "memory-growth"
     explains: ClassVar[tuple[str, ...]] = ("out-of-memory",)
 
-    growth: Growth = field(default_factory=Growth)
+    growth: MemoryTrend = field(default_factory=MemoryTrend)
     leaks: Leaks = field(default_factory=Leaks)
     limit: float = 0.0  # bytes
     limit_by: str = ""
@@ -40,14 +40,14 @@ class MemoryGrowth:
         self.leaks.see(step)
         resident = step.scalar("rss_mb")
         if resident == resident:
-            self.growth.see(step.number, resident)
+            self.growth.update(step.number, resident)
         for event in step.events:
             if event.kind == "memory_limit" and isinstance(event.data.get("num_bytes"), (int, float)):
                 self.limit, self.limit_by = float(event.data["num_bytes"]), str(event.data.get("by", ""))
 
     def answer(self) -> Answer:
-        if self.growth.num_points < ENOUGH:
-            return NotEvaluated(f"memory was looked at in fewer than {ENOUGH} steps")
+        if self.growth.num_points < MIN_POINTS:
+            return NotEvaluated(f"memory was looked at in fewer than {MIN_POINTS} steps")
         trend = self.growth.trend(LEAST_MB)
         if trend is None:
             return Clear()

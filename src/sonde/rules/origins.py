@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from sonde.events import Finding, Kind, Severity, Step
 from sonde.rules.activity import count
-from sonde.rules.history import Course, History
+from sonde.rules.history import Course, MagnitudeHistory
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 
 FOLLOWS = (
@@ -43,7 +43,7 @@ class Origins:
     courses: Sequence[Course] = ()  # of the tensors that are involved, up to the step of the origin
     num_backwards: int = 0
     unknown: str = ""
-    history: History = field(default_factory=History)
+    history: MagnitudeHistory = field(default_factory=MagnitudeHistory)
 
     def see(self, step: Step) -> None:
         self.num_backwards += count(step, "backwards")
@@ -57,7 +57,7 @@ class Origins:
             elif self.step < 0:
                 self.step, self.data = event.step, dict(event.data)
                 self.courses = self._courses()
-                self.history = History()
+                self.history = MagnitudeHistory()
 
     def _courses(self) -> list[Course]:
         """Of what the operation was given, as far as it was measured; of what it put out; of the weights, and of a bad gradient."""

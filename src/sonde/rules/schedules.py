@@ -10,7 +10,7 @@ from typing import Any
 from sonde.events import Event, Step
 from sonde.rules.activity import count
 from sonde.rules.epochs import Epochs
-from sonde.rules.learning import FALLEN, History, losses
+from sonde.rules.learning import FALLEN, LossHistory, losses
 from sonde.rules.words import number
 
 COLLAPSED = 1.001e-3  # of its peak, with room for rounding: plans end there, or a little below, in their last updates
@@ -58,7 +58,7 @@ class Rate:
     num_changes: int = 0
     tail_step: int = -1  # since when it is at COLLAPSED of its peak or below; -1: it is not
     tail_num: int = 0
-    tail: History = field(default_factory=History)  # of the loss
+    tail: LossHistory = field(default_factory=LossHistory)  # of the loss
 
     def see(self, step: int, rate: float, loss: float) -> None:
         self.num += 1
@@ -73,7 +73,7 @@ class Rate:
             self.tail_step = -1
             return
         if self.tail_step < 0:
-            self.tail_step, self.tail_num, self.tail = step, 0, History()
+            self.tail_step, self.tail_num, self.tail = step, 0, LossHistory()
         self.tail_num += 1
         if isfinite(loss):
             self.tail.add(loss)

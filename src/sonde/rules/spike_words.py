@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from sonde.events import Finding, Step
-from sonde.rules.leaps import LR_ROSE, ODD_INPUT, RETURNS, Leaps, Seen
+from sonde.rules.leaps import LR_ROSE, ODD_INPUT, RETURNS, Leaps, ObservedSpike
 from sonde.rules.origins import BAD_NUMBERS
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.words import listing, number
@@ -62,7 +62,7 @@ def _thing(leaps: Leaps) -> str:
 
 
 
-def carried(leaps: Leaps, seen: Seen) -> str:
+def carried(leaps: Leaps, seen: ObservedSpike) -> str:
     """Who carries it, for the middle of a sentence; empty where that is not known."""
     data, samples = seen.data, seen.samples
     if samples:
@@ -84,7 +84,7 @@ def carried(leaps: Leaps, seen: Seen) -> str:
     return "it is spread over the whole batch" if data.get("samples") == [] else ""
 
 
-def _oddity(seen: Seen) -> str:
+def _oddity(seen: ObservedSpike) -> str:
     odd, blame = seen.data.get("odd") or {}, seen.data.get("blame")
     times = f"{number(float(odd['size']) / float(odd['others']))} times" if odd.get("others") else "far above"
     if blame in ("input", "target") and odd:
@@ -95,7 +95,7 @@ def _oddity(seen: Seen) -> str:
     return f"{alike}, so the label is odd" if blame == "target" else f"{alike}, but the slope is steep" if blame == "slope" else ""
 
 
-def aftermath(leaps: Leaps, seen: Seen) -> str:
+def aftermath(leaps: Leaps, seen: ObservedSpike) -> str:
     if leaps.is_lost(seen):
         return leaps.learning.failing or f"in {seen.num_after} steps since, the loss has not come back"
     times = f"it happens {leaps.num} times in this run" if leaps.num > 1 else ""
@@ -103,7 +103,7 @@ def aftermath(leaps: Leaps, seen: Seen) -> str:
     return "; ".join(part for part in (times, back) if part)
 
 
-def fix(leaps: Leaps, seen: Seen) -> str:
+def fix(leaps: Leaps, seen: ObservedSpike) -> str:
     blame = seen.data.get("blame")
     if seen.samples:
         item = "these items" if len(seen.samples) > 1 else "this item"
@@ -120,7 +120,7 @@ def fix(leaps: Leaps, seen: Seen) -> str:
     return "if it harms, clip gradients (torch.nn.utils.clip_grad_norm_) or lower the learning rate"
 
 
-def evidence(leaps: Leaps, seen: Seen) -> dict[str, float | str]:
+def evidence(leaps: Leaps, seen: ObservedSpike) -> dict[str, float | str]:
     data, leap = seen.data, seen.leap
     found: dict[str, float | str] = {}
     if data.get("source"):

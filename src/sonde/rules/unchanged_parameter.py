@@ -36,7 +36,7 @@ STATISTICS = ("mean", "std", "min", "max", "l2")  # equal in all five to the las
 
 
 @dataclass(slots=True)
-class Watch:
+class UpdateHistory:
     """What one parameter did at the observed updates."""
 
     first_step: int
@@ -53,7 +53,7 @@ class UnchangedParameter:
 
     learning: Learning = field(default_factory=Learning)
     sources: Sources = field(default_factory=Sources)
-    watches: dict[int, Watch] = field(default_factory=dict)
+    watches: dict[int, UpdateHistory] = field(default_factory=dict)
     unowned: set[str] = field(default_factory=set)
     sites: Mapping[int, Site] = field(default_factory=dict)
     num_observed: int = 0
@@ -89,7 +89,7 @@ class UnchangedParameter:
                 continue
             watch = self.watches.get(site)
             if watch is None:
-                watch = self.watches[site] = Watch(number, tuple(statistics))
+                watch = self.watches[site] = UpdateHistory(number, tuple(statistics))
             elif tuple(statistics) != watch.statistics:
                 watch.changed = True
                 continue
@@ -120,7 +120,7 @@ class UnchangedParameter:
     def _is_unowned(self, site: Site) -> bool:
         return site.path in self.unowned or f"{site.model}.{site.path}" in self.unowned
 
-    def _finding(self, stuck: list[tuple[Site, Watch]], restored: bool) -> Finding:
+    def _finding(self, stuck: list[tuple[Site, UpdateHistory]], restored: bool) -> Finding:
         everything = [s.path for s in self.sites.values() if s.kind == "parameter" and s.trainable and s.model == stuck[0][0].model]
         paths = [site.path for site, _ in stuck]
         places = modules_of(paths, everything)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from sonde.events import Finding, Severity, Step
-from sonde.rules.depth import Profile, profile
+from sonde.rules.depth import DepthProfile, profile
 from sonde.rules.learning import Learning
 from sonde.rules.rule import Answer, Clear, NotEvaluated
 from sonde.rules.words import number
@@ -39,7 +39,7 @@ class VanishingGradient:
     num_profiles: int = 0
     in_a_row: int = 0
     step: int = -1
-    last: Profile | None = None
+    last: DepthProfile | None = None
 
     def see(self, step: Step) -> None:
         self.learning.see(step)

@@ -1,4 +1,4 @@
-"""Run directories: making one that nobody else has, and finding one again."""
+"""Creates run directories, finds runs, and reads and writes their small JSON files."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from sonde.runlog.format import FORMAT, plain
 RUNS = Path("runs")
 RUN_JSON = "run.json"
 LOG_SUFFIX = ".sonde"
-MAX_RUN_JSON = 16 << 20  # bytes; a longer one is not ours
+MAX_RUN_JSON = 16 << 20  # bytes; a longer one was not written by Sonde
 
 
 def new_run_directory(parent: Path, name: str | None = None) -> Path:
-    """A fresh directory `<time>_<name>_<random hex>` in `parent`. Any number may be made in the same second."""
+    """Create a directory `<time>_<name>_<random hex>` in `parent`; any number can be created in the same second."""
     safe = re.sub(r"[^A-Za-z0-9.-]+", "-", name or "run").strip("-.")[:60] or "run"
     now = time.strftime("%Y-%m-%d_%H-%M-%S")
     try:
@@ -32,7 +32,7 @@ def new_run_directory(parent: Path, name: str | None = None) -> Path:
         for attempt in range(1, 60):
             path = Path(parent) / f"{now}_{safe}_{secrets.token_hex(1 + attempt)}"
             try:
-                os.mkdir(path)  # fails where it exists: two starts never share one
+                os.mkdir(path)  # fails if it exists: two processes never share a directory
             except FileExistsError:
                 continue
             return path
@@ -42,24 +42,24 @@ def new_run_directory(parent: Path, name: str | None = None) -> Path:
 
 
 def open_run_directory(path: Path) -> Path:
-    """The directory that the user named: made, or added to where it is a run already. Other directories are refused."""
+    """Create the directory that the user named, or add to it if it is a run. Other directories that are not empty are refused."""
     try:
         os.makedirs(path, exist_ok=True)
         names = os.listdir(path)
     except FileExistsError as error:
-        raise SondeError(f"The run cannot be written to {path}: a file is in its place. Name a directory.") from error
+        raise SondeError(f"The run cannot be written to {path}: it is a file. Name a directory.") from error
     except OSError as error:
         raise _not_writable(Path(path), error) from error
-    if names and not any(_is_ours(name) for name in names):
+    if names and not any(_is_run_file(name) for name in names):
         raise SondeError(
-            f"{path} holds other files ({_some(names)}) and is not a run, so nothing is written there. "
+            f"{path} contains other files ({_some(names)}) and is not a run, so nothing is written there. "
             f"Name a new directory, for instance {Path(path) / 'run'}."
         )
     return Path(path)
 
 
 def write_run_json(directory: Path, info: Mapping[str, Any]) -> None:
-    """Who, what, when. Complete or not there; the first process of a run writes it, later ones leave it."""
+    """Write run.json atomically, unless another process of the run has written it."""
     target = Path(directory) / RUN_JSON
     try:
         if not target.exists():
@@ -69,7 +69,7 @@ def write_run_json(directory: Path, info: Mapping[str, Any]) -> None:
 
 
 def replace_json(target: Path, content: Mapping[str, Any]) -> None:
-    """All of it or nothing of it: whoever reads meanwhile sees the old content or the new one."""
+    """Replace a file atomically: a reader gets the old content or the new one."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
         temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
@@ -81,23 +81,23 @@ def replace_json(target: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_run_json(directory: Path) -> dict[str, Any]:
-    """What run.json says. A ValueError says what is wrong with it; where there is none the answer is empty."""
+    """The content of run.json; empty without the file. A ValueError describes why it is invalid."""
     return read_json(Path(directory) / RUN_JSON, MAX_RUN_JSON)
 
 
 def read_json(path: Path, max_bytes: int) -> dict[str, Any]:
-    """The object in a small file of ours, whoever wrote it: a ValueError says what is wrong; where there is none the answer is empty."""
+    """The JSON object in a small file, which is not trusted; empty without the file. A ValueError describes why it is invalid."""
     try:
-        # O_NONBLOCK: a pipe of that name must not keep a reader waiting
+        # O_NONBLOCK: a pipe of that name must not block the reader
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise ValueError(error.strerror or str(error)) from None
     try:
-        facts = os.fstat(fd)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_size > max_bytes:
-            raise ValueError("not a file of Sonde's")
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > max_bytes:
+            raise ValueError("not a file of Sonde")
         with os.fdopen(fd, "rb", closefd=False) as file:
             text = file.read(max_bytes)
     except OSError as error:
@@ -109,7 +109,7 @@ def read_json(path: Path, max_bytes: int) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise ValueError("not JSON") from None
     if not isinstance(content, dict):
-        raise ValueError("not an object")  # noqa: TRY004  (one kind of error for callers)
+        raise ValueError("not an object")  # noqa: TRY004  (one error type for callers)
     return content
 
 
@@ -136,7 +136,7 @@ def newest_run(parent: Path = RUNS) -> Path:
 
 
 def find_run(text: str | None = None, parent: Path = RUNS) -> Path:
-    """The run that a user means: a directory, a log file, the name of a run in `parent` or enough of it."""
+    """The run for a text of the user: a directory, a log file, the name of a run in `parent` or an unambiguous part of it."""
     if not text:
         return newest_run(parent)
     path = Path(text)
@@ -149,7 +149,7 @@ def find_run(text: str | None = None, parent: Path = RUNS) -> Path:
     if len(matches) == 1:
         return Path(parent) / matches[0]
     if matches:
-        raise NoRunError(f"{text!r} may be any of {len(matches)} runs in {parent}: {_some(matches)}.")
+        raise NoRunError(f"{text!r} matches {len(matches)} runs in {parent}: {_some(matches)}.")
     raise no_run(path, near=difflib.get_close_matches(text, names, n=3, cutoff=0.4))
 
 
@@ -159,10 +159,10 @@ def no_run(path: Path, near: list[str] | None = None) -> NoRunError:
             f"No run in {path}: expected {RUN_JSON}. "
             f'Did the script run under "sonde run", or call sonde.watch(model, to="{path}")?'
         )
-    hint = f"Nearest: {', '.join(near)}." if near else '"sonde runs" lists what there is.'
+    hint = f"Nearest: {', '.join(near)}." if near else '"sonde runs" lists all runs.'
     if path.exists():
-        return NoRunError(f"{path} is a file, and no log of a run: a run is a directory with {RUN_JSON} in it. {hint}")
-    return NoRunError(f"No run {path}: nothing is there. {hint}")
+        return NoRunError(f"{path} is a file, but not the log of a run: a run is a directory with {RUN_JSON} in it. {hint}")
+    return NoRunError(f"No run {path}: the path does not exist. {hint}")
 
 
 def _dated_runs(parent: Path) -> Iterator[tuple[float, str, Path]]:
@@ -185,7 +185,7 @@ def _started(path: Path) -> float:
         return 0.0
 
 
-def _is_ours(name: str) -> bool:
+def _is_run_file(name: str) -> bool:
     return name.lstrip(".").startswith(RUN_JSON) or name.endswith(LOG_SUFFIX)
 
 
@@ -196,5 +196,5 @@ def _some(names: list[str]) -> str:
 def _not_writable(path: Path, error: OSError) -> SondeError:
     return SondeError(
         f"The run cannot be written to {path}: {error.strerror or error}. "
-        "Name another place with to=… or output_dir=…, or make this one writable."
+        "Name another directory with to=… or output_dir=…, or make this one writable."
     )

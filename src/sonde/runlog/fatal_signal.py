@@ -2,7 +2,7 @@
 
 SIGILL, SIGSEGV, SIGBUS, SIGFPE and SIGABRT end a process inside of native code: no Python code of ours runs any more, so no `end` event is
 written. faulthandler writes the signal and the Python stack of every thread to an open file first. The file lies beside the log of the
-process, has the identity of the process in its name, and is removed when the script ends in another way.
+process, has the process_identity of the process in its name, and is removed when the script ends in another way.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sonde.events import Event, FatalSignalReceived, encode
-from sonde.runlog.writer_process import identity
+from sonde.runlog.writer_process import process_identity
 
 MAX_DUMP = 1 << 18  # bytes that are read: faulthandler writes at most 100 frames of 100 threads, most of them short
 # What faulthandler calls a signal (Python 3.12 and newer write "Floating-point"), and how it is named here.
@@ -116,7 +116,7 @@ def fatal_signals_recorded(directory: Path) -> Iterator[None]:
     if faulthandler.is_enabled():  # by PYTHONFAULTHANDLER, -X dev, or whoever runs us: theirs stays
         yield
         return
-    path = dump_path(directory, identity())
+    path = dump_path(directory, process_identity())
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     except OSError:

@@ -1,6 +1,6 @@
-"""The bytes of a run: docs/run-format.md as functions, and nothing else in Sonde knows them.
+"""Encodes and decodes the records of a run, as described in docs/run-format.md. No other module knows the bytes.
 
-Writing is a plan with a cached constant part. Reading trusts nothing: every length is checked before it is used.
+Frames are written by a plan with a cached constant part. Decoding checks every length before it is used.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from sonde.events import Event, Frame, Site
 
 FORMAT = 1
 MAGIC = b"SONDE\0"
-MARKER = b"\xf5SN\n"  # F5 never occurs in UTF-8, so text cannot hold it; numbers hold it once in four billion bytes
+MARKER = b"\xf5SN\n"  # F5 never occurs in UTF-8, so text cannot contain it; numbers contain it once in four billion bytes
 HEADER_BYTES = 16
 RECORD_BYTES = 16  # in front of each payload
-MAX_PAYLOAD = 64 << 20  # no record is longer: a damaged length never makes a reader allocate more
+MAX_PAYLOAD = 64 << 20  # the longest record: a damaged length never makes a reader allocate more
 MAX_NAME = 1000  # characters; torch allows module names of any length
 MAX_TEXT = 20_000  # characters, for error texts and the like, which nothing compares
 MAX_DEPTH = 8  # of nested event data
@@ -43,7 +43,7 @@ _HUGE = 1 << 10_000  # Python refuses to print integers of more than 4300 digits
 
 
 class FormatError(ValueError):
-    """These bytes are not what they should be. For readers, who turn it into damage; users never see it."""
+    """The bytes are not a valid record. Readers report it as damage; it is never raised to the user."""
 
 
 # ---- the parts of a file
@@ -55,7 +55,7 @@ def header(version: int = FORMAT) -> bytes:
 
 
 def version_of(start: bytes) -> int | None:
-    """The format version that a file's first 16 bytes state; None where they are not a whole header."""
+    """The format version in a file's first 16 bytes; None if they are not a complete header."""
     if len(start) < HEADER_BYTES:
         return None
     magic, version, _, check = _HEADER.unpack_from(start)
@@ -74,7 +74,7 @@ def manifest_record(manifest: Mapping[str, Any]) -> bytes:
 
 
 def sites_records(sites: Sequence[Site]) -> list[bytes]:
-    """Sites, a thousand in a record: with the longest names allowed that is far from the longest record."""
+    """Sites, a thousand per record: with the longest allowed names that is far below the longest record."""
     return [
         record(SITES, _json([_site_json(site) for site in sites[first : first + 1000]]))
         for first in range(0, len(sites), 1000)
@@ -114,7 +114,7 @@ def gap_record(gap: Gap) -> bytes:
 
 
 class FramePlan:
-    """How frames of one kind, fields and sites are written: everything that does not change is encoded once."""
+    """Encodes the frames of one kind, fields and sites; the constant part is encoded once."""
 
     __slots__ = ("_double", "_pack", "_shape", "_single", "kind")
 
@@ -167,18 +167,18 @@ def _constant_parts(kind: str, fields: Sequence[str], ids: Any, value_bytes: int
 
 
 def _as_singles(rows: Any) -> bytes | None:
-    """The columns in single precision, or None where a number would not survive."""
-    with np.errstate(all="ignore"):  # the user may have asked numpy to raise, even for harmless underflow
+    """The columns in single precision; None if a number would become infinite or zero."""
+    with np.errstate(all="ignore"):  # the user may have set numpy to raise, even for harmless underflow
         values = rows.T.astype(_F4, order="C")
-        survives = np.count_nonzero(values) == np.count_nonzero(rows) and np.array_equal(np.isinf(values), np.isinf(rows.T))
-        return values.tobytes() if survives else None
+        is_preserved = np.count_nonzero(values) == np.count_nonzero(rows) and np.array_equal(np.isinf(values), np.isinf(rows.T))
+        return values.tobytes() if is_preserved else None
 
 
 # ---- text
 
 
 def capped(text: str, limit: int = MAX_NAME) -> str:
-    """The text, or its head with a hash of the whole where it is too long: bounded, yet distinct from others."""
+    """The text, cut to `limit` characters with a hash of the whole text, so that different texts stay different."""
     if len(text) <= limit:
         return text
     digest = hashlib.blake2b(_text(text), digest_size=6).hexdigest()
@@ -186,9 +186,9 @@ def capped(text: str, limit: int = MAX_NAME) -> str:
 
 
 def plain(value: Any, depth: int = 0, *, limit: int = MAX_NAME) -> Any:
-    """The same value from JSON's types alone, bounded in depth and in the length of its texts."""
+    """The value converted to the types of JSON, bounded in depth and in the length of texts."""
     if value is None or isinstance(value, (bool, float)) or (type(value) is int and -_HUGE < value < _HUGE):
-        return value  # most of what there is: asking for abstract classes, below, is slow
+        return value  # the most frequent types first: the checks of abstract classes below are slow
     if isinstance(value, str):
         return capped(str(value), limit)
     if depth > MAX_DEPTH:
@@ -209,7 +209,7 @@ def plain(value: Any, depth: int = 0, *, limit: int = MAX_NAME) -> Any:
 
 
 def _text(text: str) -> bytes:
-    # torch allows lone surrogates in module names; strict UTF-8 does not know them
+    # torch allows lone surrogates in module names; strict UTF-8 does not encode them
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -229,7 +229,7 @@ def parse_json(payload: bytes) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The constant part of a frame. Frames of one plan share it: a single number is found without reading the rest."""
+    """The constant part of the frames of one plan; it locates a single number without reading the rest."""
 
     kind: str
     fields: tuple[str, ...]
@@ -248,7 +248,7 @@ def clock(payload: bytes) -> tuple[int, int]:
 
 
 def step_and_constant_part(payload: bytes) -> tuple[int, bytes]:
-    """A frame's step, and what it has in common with all frames of its plan, as a key."""
+    """The step of a frame, and the bytes that all frames of its plan share."""
     if len(payload) < _FRAME.size:
         raise FormatError("a frame that ends in its head")
     step, _, _, _, kind_bytes, fields_bytes, _, num_sites = _FRAME.unpack_from(payload)
@@ -278,7 +278,7 @@ def layout(payload: bytes) -> Layout:
 
 
 def frame(payload: bytes, shape: Layout | None = None) -> Frame:
-    """A frame. `shape` is its layout where that is known already."""
+    """Decode a frame. `shape` is its layout, if known."""
     shape = shape or layout(payload)
     if len(payload) != shape.num_bytes:
         raise FormatError("a frame that does not have its plan's length")

@@ -1,7 +1,7 @@
-"""A closed run as Parquet, for other programs and for reading by column. The `.sonde` files remain the truth.
+"""Exports a finished run as Parquet, for other programs and for reading by column. The `.sonde` files stay unchanged.
 
-One file per kind of frame, with a row per step and site and a column per field; one for the events and one for the sites.
-NaN, infinities and -0.0 stay what they are; where a field was not measured there is a null.
+One file per kind of frame, with a row per step and site and a column per field; one file for the events and one for the sites. NaN,
+infinities and -0.0 are preserved; a field that was not measured is null.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import numpy as np
 from sonde.errors import SondeError
 from sonde.events import Event, Frame, Site
 from sonde.runlog import format as f
-from sonde.runlog.reader import Process, Run
+from sonde.runlog.reader import Run, RunProcess
 
-ROWS = 1 << 18  # in a row group: bounds the memory, and is large enough to compress well
+ROWS = 1 << 18  # per row group: bounds the memory, and compresses well
 
 
 def compact(run_path: Path | str) -> list[Path]:
-    """Write the Parquet files of a run that has ended into its directory, all of them or none. Returns their paths."""
+    """Write the Parquet files of a finished run into its directory, all of them or none. Returns their paths."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -66,12 +66,12 @@ def compact(run_path: Path | str) -> list[Path]:
 
 
 def _frame_schema(pa: Any, fields: list[str]) -> Any:
-    places = [("rank", pa.int32()), ("attempt", pa.int32()), ("step", pa.int64()), ("site", pa.uint32())]
+    positions = [("rank", pa.int32()), ("attempt", pa.int32()), ("step", pa.int64()), ("site", pa.uint32())]
     names = [("model", pa.string()), ("path", pa.string()), ("call", pa.int64()), ("item", pa.int64())]
-    # A field may have any name, also that of a column of ours.
-    taken = {name for name, _ in places + names}
+    # A field may have the name of one of these columns.
+    taken = {name for name, _ in positions + names}
     return pa.schema(
-        places + names + [(f"{name}_" if name in taken else name, pa.float64()) for name in map(_strict, fields)]
+        positions + names + [(f"{name}_" if name in taken else name, pa.float64()) for name in map(_strict, fields)]
     )
 
 
@@ -99,8 +99,8 @@ def _frame_tables(pa: Any, run: Run, kind: str, fields: list[str], schema: Any) 
             yield _frame_table(pa, process, batch, fields, schema)
 
 
-def _frame_table(pa: Any, process: Process, batch: list[Frame], fields: list[str], schema: Any) -> Any:
-    """One row group, sorted by site and then as written: what one site did lies together and is found by its statistics."""
+def _frame_table(pa: Any, process: RunProcess, batch: list[Frame], fields: list[str], schema: Any) -> Any:
+    """One row group, sorted by site and then by position in the file, so that readers can skip to a site by the group's statistics."""
     ids = np.concatenate([frame.sites for frame in batch])
     order = np.argsort(ids, kind="stable")
     steps = np.concatenate([np.full(len(frame.sites), frame.step, np.int64) for frame in batch])
@@ -143,7 +143,7 @@ def _event_tables(pa: Any, run: Run) -> Iterator[Any]:
         rows = []
         for event in process.contents(f.EVENT, None):
             assert isinstance(event, Event)
-            data = json.dumps(event.data)  # in ASCII: whatever the texts hold
+            data = json.dumps(event.data)  # ASCII: texts may contain lone surrogates
             rows.append((process.rank, process.attempt, event.step, _strict(event.kind), data))
             if len(rows) == ROWS:
                 yield _table(pa, rows, _event_schema(pa))
@@ -177,11 +177,11 @@ def _table(pa: Any, rows: list[tuple[Any, ...]], schema: Any) -> Any:
 
 
 def _strict(text: str) -> str:
-    """Arrow's text is strict UTF-8: a lone surrogate becomes its escape."""
+    """Arrow requires strict UTF-8: a lone surrogate is replaced by its escape."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _file_name(kind: str) -> str:
-    """A kind is text from a file; what is made of it must be the name of a file here and nothing else."""
+    """A safe file name for a kind, which is untrusted text from a file."""
     safe = re.sub(r"[^a-z0-9_]", "", kind)[:60]
     return safe if safe and safe == kind else f"{safe}-{zlib.crc32(kind.encode('utf-8', 'surrogatepass')):08x}"

@@ -1,7 +1,7 @@
-"""Run: what a run on disk says, from all its processes, while it grows or long after.
+"""Run: reads a run from the files of all its processes, during the training or after it.
 
-Nothing is held in memory but an index; steps, frames, events and columns are read when they are asked for. Order comes
-from step numbers, ranks and places in the files, never from a clock.
+Only an index is held in memory; steps, frames, events and columns are read on request. The order follows from step numbers, ranks and
+positions in the files, never from a clock.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from sonde.runlog.directory import LOG_SUFFIX, RUN_JSON, is_run, no_run, read_ru
 from sonde.runlog.fatal_signal import FatalSignal, dump_path, read_fatal_signal
 from sonde.runlog.format import Gap
 from sonde.runlog.segment import Damage, Segment
-from sonde.runlog.writer_process import state_of
+from sonde.runlog.writer_process import process_state
 
 AnyEvent = TypeVar("AnyEvent", bound=TypedEvent)
 
-AHEAD = 1 << 20  # bytes read at once where all records are wanted
+AHEAD = 1 << 20  # bytes read at once when all records are read
 _NAME = re.compile(r"(?P<stem>rank(?P<rank>[0-9]{1,9})-.*)-(?P<segment>[0-9]{3,9})\.sonde", re.DOTALL)
-# What a run of several processes is said to have come to: the first of these that one of them did.
-_GRAVEST_FIRST = ("running", "exception", "killed", "interrupted", "exit", "unknown", "finished")
+# The ending of a run with several processes is the first of these that one of them has.
+_WORST_FIRST = ("running", "exception", "killed", "interrupted", "exit", "unknown", "finished")
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a run, or one of its processes, came to its end."""
+    """How a run, or one of its processes, ended."""
 
     how: str  # finished | exception | exit | interrupted, or running | killed | unknown (written on another host)
     exit_code: int | None
     exception: str | None
     last_step: int
-    signal: str = ""  # "SIGILL (illegal instruction)": of a run that was killed, where it could be recorded
+    signal: str = ""  # "SIGILL (illegal instruction)": of a killed run, if it was recorded
 
 
-class Process:
-    """One process of a run: one rank, one attempt, its segments in order. Site ids have a meaning only within it."""
+class RunProcess:
+    """One process of a run: one rank, one attempt, its segments in order. Site ids are valid only within it."""
 
     def __init__(self, stem: str, rank: int) -> None:
         self.stem = stem
@@ -60,7 +60,7 @@ class Process:
 
     @property
     def is_empty(self) -> bool:
-        """Not even a manifest: a file that was just made, or that only has the name of a log."""
+        """Whether there is not even a manifest: a file that was just created, or another file with the name of a log."""
         return not any(segment.manifest or len(segment) for segment in self.segments)
 
     @property
@@ -74,7 +74,7 @@ class Process:
 
     @property
     def attempt(self) -> int:
-        """How many processes of this rank had written to the directory before."""
+        """The number of processes of this rank that wrote to the directory before."""
         attempt = self.manifest.get("attempt")
         return attempt if isinstance(attempt, int) and 0 <= attempt < 1 << 31 else 0
 
@@ -88,7 +88,7 @@ class Process:
         if end is None and (fatal := self._fatal_signal) is not None:
             return Ending("killed", None, None, self.last_step, f"{fatal.signal} ({fatal.meaning})")
         if end is None:
-            how = {"running": "running", "gone": "killed", "unknown": "unknown"}[state_of(self.manifest)]
+            how = {"running": "running", "gone": "killed", "unknown": "unknown"}[process_state(self.manifest)]
             return Ending(how, None, None, self.last_step)
         code, exception = end.data.get("exit_code"), end.data.get("exception")
         return Ending(
@@ -100,7 +100,7 @@ class Process:
 
     @property
     def fatal_signal(self) -> Event | None:
-        """The signal that ended the process, as the event that it could not write any more, in the step that it cut short."""
+        """The signal that killed the process, as an event of the interrupted step."""
         fatal = self._fatal_signal if self._end is None else None
         return None if fatal is None else fatal.to_event(self.last_step + 1)
 
@@ -110,7 +110,7 @@ class Process:
 
     @property
     def _fatal_signal(self) -> FatalSignal | None:
-        if not self._segments or state_of(self.manifest) == "running":
+        if not self._segments or process_state(self.manifest) == "running":
             return None
         return read_fatal_signal(dump_path(self.segments[0].path.parent, self.manifest))
 
@@ -121,8 +121,8 @@ class Process:
         return num_new
 
     def steps(self) -> Iterator[Step]:
-        """Complete steps in the order they were written. What belongs to a step that was never completed is left out,
-        except its events: they come with the next complete step."""
+        """Complete steps in the order of writing. Frames of an incomplete step are omitted; its events come with the next complete
+        step."""
         frames: dict[int, dict[str, Frame]] = {}
         events: list[Event] = []
         rank = self.rank
@@ -135,7 +135,7 @@ class Process:
                     frames.setdefault(fact.step, {})[fact.kind] = fact
                 else:
                     number = fact.step
-                    if fact.sites is not sites:  # frames of one plan share them
+                    if fact.sites is not sites:  # shared by the frames of one plan
                         sites, names = fact.sites, self._scalar_names(fact)
                     values = fact.values[0].tolist() if fact.fields else []
                     scalars = {name: values[column] for column, name in names} if values else {}
@@ -157,12 +157,12 @@ class Process:
 
 
 class Run:
-    """A run directory, or a single `.sonde` file. `refresh()` takes in what was written since."""
+    """A run directory, or a single `.sonde` file. `refresh()` reads records that were added."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self.info: dict[str, Any] = {}  # run.json
-        self._processes: dict[str, Process] = {}
+        self._processes: dict[str, RunProcess] = {}
         self._info_damage: list[Damage] = []
         self._is_directory = self.path.is_dir()
         if self._is_directory:
@@ -171,9 +171,9 @@ class Run:
         elif not self.path.exists():
             raise no_run(self.path)
         elif not self.path.is_file():
-            raise NoRunError(f"{self.path} is neither a directory nor a file, so no run can be in it.")
+            raise NoRunError(f"{self.path} is neither a directory nor a file, so it cannot be a run.")
         else:
-            self.path = self.path.resolve()  # a link that the user names is followed; links inside of a run are not
+            self.path = self.path.resolve()  # links in the user's path are followed; links inside of a run are not
         self.refresh()
         if not self._is_directory and not self.processes and not self.path.name.endswith(LOG_SUFFIX):
             raise NoRunError(f"{self.path} is not a run: name its directory, or a file that ends in {LOG_SUFFIX}.")
@@ -186,7 +186,7 @@ class Run:
         return self.path.resolve().name
 
     def refresh(self) -> int:
-        """Take in what was added since. Returns the number of new frames and events."""
+        """Read records that were added. Returns the number of new frames and events."""
         if not self._is_directory:
             return self._refresh_file(self.path)
         if not self.info:
@@ -194,7 +194,7 @@ class Run:
         try:
             names = sorted(name for name in os.listdir(self.path) if name.endswith(LOG_SUFFIX))
         except OSError:
-            return 0  # deleted meanwhile: what is known stays known
+            return 0  # the directory was deleted; the index stays
         return sum(self._refresh_file(self.path / name) for name in names)
 
     def _read_info(self) -> None:
@@ -207,13 +207,13 @@ class Run:
         match = _NAME.fullmatch(path.name)
         stem, rank, number = (match["stem"], int(match["rank"]), int(match["segment"])) if match else (path.name, 0, 0)
         if stem not in self._processes:
-            self._processes[stem] = Process(stem, rank)
+            self._processes[stem] = RunProcess(stem, rank)
         return self._processes[stem].refresh(number, path)
 
-    # ---- who wrote it, and what became of it
+    # ---- processes and endings
 
     @property
-    def processes(self) -> list[Process]:
+    def processes(self) -> list[RunProcess]:
         """By attempt, then by rank."""
         written = [process for process in self._processes.values() if not process.is_empty]
         return sorted(written, key=lambda process: (process.attempt, process.rank, process.stem))
@@ -228,13 +228,13 @@ class Run:
 
     @property
     def sites(self) -> Mapping[int, Site]:
-        """The sites of the lowest rank, as its newest process numbers them. Each `Step` carries its own."""
+        """The sites of the newest process of the lowest rank. Each `Step` has its own."""
         processes = self._of_rank(None)
         return processes[-1].sites if processes else {}
 
     @property
     def last_step(self) -> int:
-        """The highest complete step; -1 where there is none."""
+        """The highest complete step; -1 without any."""
         return max((process.last_step for process in self._processes.values()), default=-1)
 
     @property
@@ -243,44 +243,44 @@ class Run:
         endings = [process.ended for process in newest.values()]
         if not endings:
             return Ending("unknown", None, None, -1)
-        order = {how: place for place, how in enumerate(_GRAVEST_FIRST)}
-        gravest = min(endings, key=lambda ending: (order.get(ending.how, len(order)), not ending.signal))
-        return replace(gravest, last_step=self.last_step)
+        order = {how: index for index, how in enumerate(_WORST_FIRST)}
+        worst = min(endings, key=lambda ending: (order.get(ending.how, len(order)), not ending.signal))
+        return replace(worst, last_step=self.last_step)
 
     @property
     def damage(self) -> list[Damage]:
-        """Bytes that could not be read. Everything else was."""
+        """Bytes that could not be read."""
         return self._info_damage + [note for segment in self._segments() for note in segment.damage]
 
     @property
     def torn(self) -> list[Damage]:
-        """Records at the end of a file that are not complete: still being written, or cut off when the process died."""
+        """Incomplete records at the end of a file: still being written, or cut off by the death of the process."""
         return [segment.torn for segment in self._segments() if segment.torn is not None]
 
     @property
     def gaps(self) -> list[Gap]:
-        """What the training could not write."""
+        """Records that the training could not write."""
         return [gap for segment in self._segments() for gap in segment.gaps]
 
     @property
     def num_unknown(self) -> int:
-        """Records of a type that this version does not know."""
+        """Number of records of a type that this version does not know."""
         return sum(segment.num_unknown for segment in self._segments())
 
     @property
     def num_unreadable_events(self) -> int:
-        """Events with a value of the wrong type. `events()` gives them as they are; `events(NonFinite)` leaves them out."""
+        """Number of events with a value of the wrong type. `events()` returns them as stored; `events(NonFinite)` omits them."""
         return sum(segment.num_unreadable_events for segment in self._segments())
 
     def _segments(self) -> Iterator[Segment]:
         for process in self._processes.values():
             yield from process.segments
 
-    # ---- what it says
+    # ---- contents
 
     def steps(self, rank: int | None = None) -> Iterator[Step]:
-        """All complete steps: attempt by attempt, then by step number and rank, then as they were written."""
-        attempts: dict[int, list[Process]] = {}
+        """All complete steps, ordered by attempt, step number, rank and position in the file."""
+        attempts: dict[int, list[RunProcess]] = {}
         for process in self.processes:
             if rank is None or process.rank == rank:
                 attempts.setdefault(process.attempt, []).append(process)
@@ -317,7 +317,7 @@ class Run:
                 yield typed
 
     def frames(self, kind: str, rank: int | None = None) -> Iterator[Frame]:
-        """Frames of one kind as they were written, of the lowest rank where none is named."""
+        """Frames of one kind in the order of writing; of the lowest rank by default."""
         for process in self._of_rank(rank):
             for frame in process.contents(f.FRAME, kind):
                 assert isinstance(frame, Frame)
@@ -325,12 +325,12 @@ class Run:
 
     @property
     def kinds(self) -> list[str]:
-        """The kinds of frames that it holds."""
+        """The kinds of its frames."""
         return sorted({kind for segment in self._segments() for kind in segment.kinds(f.FRAME)})
 
     @property
     def logged(self) -> list[str]:
-        """The names of the numbers that were given to `session.log`."""
+        """The names of the numbers passed to `session.log`."""
         known = {site for frame in self.frames(Kind.LOG) for site in frame.sites.tolist()}
         return list(dict.fromkeys(self.sites[site].path for site in sorted(known) if site in self.sites))
 
@@ -345,7 +345,7 @@ class Run:
         call: int = 0,
         item: int = 0,
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        """One number over time: its steps and its values, as written. `run.series("gradient", "fc1.weight", "l2")`"""
+        """Steps and values of one number, as written: `run.series("gradient", "fc1.weight", "l2")`."""
         steps, values = [np.empty(0, np.int64)], [np.empty(0, np.float64)]
         for process in self._of_rank(rank):
             wanted = [
@@ -360,11 +360,11 @@ class Run:
         return np.concatenate(steps), np.concatenate(values)
 
     def scalar(self, name: str, rank: int | None = None) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        """One scalar over time: what the step recorded (`run.scalar("loss")`), or else what the user logged under that name."""
+        """Steps and values of one scalar: recorded by Sonde (`run.scalar("loss")`), or else logged by the user under that name."""
         recorded = self.series(Kind.STEP, name, "value", rank)
         return recorded if len(recorded[0]) else self.series(Kind.LOG, name, "value", rank)
 
-    def _of_rank(self, rank: int | None) -> list[Process]:
+    def _of_rank(self, rank: int | None) -> list[RunProcess]:
         if rank is None:
             rank = next(iter(self.ranks), 0)
         return [process for process in self.processes if process.rank == rank]

@@ -1,7 +1,7 @@
-"""One `.sonde` file as a reader sees it: followed while it grows, damage skipped and noted, an index kept.
+"""Reads one `.sonde` file: follows its growth, skips and reports damage, and builds an index.
 
-The index holds where each frame and event lies, its kind and its step, in 28 bytes; numbers are read when they are asked
-for. Files are read, never mapped into memory: a mapped file that is cut short kills the reader.
+The index holds the position, kind and step of each frame and event in 28 bytes; numbers are read on request. Files are read, never mapped
+into memory: truncating a mapped file kills the reader.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import numpy.typing as npt
 from sonde.errors import SondeError
 from sonde.events import Event, Frame, Kind, Site, UnreadableEvent
 from sonde.runlog import format as f
-from sonde.runlog.record_scanner import Found, scan
+from sonde.runlog.record_scanner import RecordSpan, scan
 
-WINDOW = 4 << 20  # bytes read at a time; grows to the longest record where it must
-MAX_LAYOUT_BYTES = 32 << 20  # of distinct constant parts kept; frames beyond it are decoded whole
-NOT_A_FRAME, NO_LAYOUT = -2, -1  # in the index, in place of a layout's number
+WINDOW = 4 << 20  # bytes read at a time, or the length of the longest record
+MAX_LAYOUT_BYTES = 32 << 20  # of distinct constant parts in memory; further frames are decoded completely
+NOT_A_FRAME, NO_LAYOUT = -2, -1  # in the index, instead of a layout number
 
 
 Column = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
@@ -42,23 +42,23 @@ class Damage:
 
 
 class Segment:
-    """A file and what is known of it so far."""
+    """A file, its index and its metadata as far as it has been read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.manifest: dict[str, Any] = {}
         self.sites: dict[int, Site] = {}
         self.gaps: list[f.Gap] = []
         self.damage: list[Damage] = []
-        self.torn: Damage | None = None  # a record that is not complete (yet)
+        self.torn: Damage | None = None  # an incomplete record at the end
         self.end: Event | None = None
         self.last_step = -1
-        self.num_unknown = 0  # whole records of a type that this version does not know
+        self.num_unknown = 0  # complete records of a type that this version does not know
         self.num_unreadable_events = 0  # events with a value of the wrong type
-        self._version = (0, 0)  # size and time of change when it was last read
+        self._version = (0, 0)  # size and modification time at the last read
         self._offset = 0
         self._wanted = 0
         self._kind_numbers: dict[tuple[int, str], int] = {}
@@ -75,24 +75,24 @@ class Segment:
     def __len__(self) -> int:
         return len(self._starts)
 
-    # ---- following the file
+    # ---- reading new records
 
     def refresh(self) -> int:
-        """Read what was added. Returns the number of new frames and events."""
+        """Read records that were added. Returns the number of new frames and events."""
         before = len(self)
         try:
             with self._opened() as fd:
-                facts = os.fstat(fd)
-                size, version = facts.st_size, (facts.st_size, facts.st_mtime_ns)
+                status = os.fstat(fd)
+                size, version = status.st_size, (status.st_size, status.st_mtime_ns)
                 if version == self._version:
                     return 0
-                if size < self._offset:  # not by Sonde, whose writer only ever cuts off torn records: begin again
-                    self._forget()
+                if size < self._offset:  # truncated by another program, because the writer cuts off only incomplete records: start again
+                    self._reset()
                     before = 0
                 self._read(fd, size)
                 self._version = version
         except OSError as error:
-            self._note(0, 0, error.strerror or str(error))
+            self._add_damage(0, 0, error.strerror or str(error))
         return len(self) - before
 
     def _read(self, fd: int, size: int) -> None:
@@ -106,12 +106,12 @@ class Segment:
             result = scan(window, at_end=at_end)
             base = self._offset
             for lost in result.damage:
-                self._note(base + lost.start, lost.end - lost.start, lost.reason)
+                self._add_damage(base + lost.start, lost.end - lost.start, lost.reason)
             for found in result.records:
                 try:
-                    self._take(found, window[found.start : found.end], base)
+                    self._process_record(found, window[found.start : found.end], base)
                 except f.FormatError as error:
-                    self._note(base + found.start, found.end - found.start, str(error))
+                    self._add_damage(base + found.start, found.end - found.start, str(error))
             self._offset = base + result.offset
             self._wanted = base + result.wanted
             if at_end:
@@ -133,7 +133,7 @@ class Segment:
         self._offset = f.HEADER_BYTES if version is not None else 0
         return True
 
-    def _take(self, found: Found, payload: bytes, base: int) -> None:
+    def _process_record(self, found: RecordSpan, payload: bytes, base: int) -> None:
         if found.type == f.FRAME:
             step, key = f.step_and_constant_part(payload)
             number, layout = self._layout(payload, key)
@@ -179,7 +179,7 @@ class Segment:
             self._layouts.append(layout)
         return number, layout
 
-    def _note(self, offset: int, num_bytes: int, reason: str) -> None:
+    def _add_damage(self, offset: int, num_bytes: int, reason: str) -> None:
         last = self.damage[-1] if self.damage else None
         if last is not None and last.offset + last.num_bytes == offset and num_bytes:
             self.damage[-1] = Damage(self.path, last.offset, last.num_bytes + num_bytes, last.reason)
@@ -188,7 +188,7 @@ class Segment:
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
-        # Whatever has this name: a pipe must not block, a device must not be touched, a link must not lead elsewhere.
+        # The name may be that of a pipe, which must not block, a device, which must not be opened, or a link to another directory.
         if not stat.S_ISREG(os.lstat(self.path).st_mode):
             raise OSError(0, "not a regular file")
         fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -199,23 +199,23 @@ class Segment:
         finally:
             os.close(fd)
 
-    # ---- reading back
+    # ---- reading contents
 
     def kinds(self, type_: int) -> list[str]:
-        """The kinds of frames or of events that it holds."""
+        """The kinds of its frames or events."""
         return [kind for of_type, kind in self._kind_numbers if of_type == type_]
 
     def fields_of(self, kind: str) -> list[tuple[str, ...]]:
-        """The sets of fields that frames of this kind came with."""
+        """The different field lists of the frames of this kind."""
         return list(self._fields.get(kind, ()))
 
     def entries(self, type_: int, kind: str) -> list[int]:
-        """The places in the index of one kind of frame or event."""
+        """The index entries of one kind of frame or event."""
         number = self._kind_numbers.get((type_, kind))
         return [] if number is None else np.flatnonzero(np.array(self._kinds, dtype=np.uint32) == number).tolist()
 
     def contents(self, entries: Sequence[int], *, ahead: int = 0) -> Iterator[tuple[int, Frame | Event]]:
-        """Frames and events at these places, in order. `ahead` bytes are read at once where entries lie together."""
+        """The frames and events of these entries, in order. `ahead` is the number of bytes to read at once."""
         for entry, payload in self._payloads(entries, ahead):
             try:
                 number = self._layout_of[entry]
@@ -224,47 +224,47 @@ class Segment:
                 else:
                     yield entry, f.frame(payload, self._layouts[number] if number != NO_LAYOUT else None)
             except f.FormatError as error:
-                self._note(self._starts[entry], self._lengths[entry], str(error))
+                self._add_damage(self._starts[entry], self._lengths[entry], str(error))
 
     def column(self, kind: str, field: str, sites: Sequence[int]) -> Column:
-        """Steps and values of one field at the first of these sites that a frame has, reading nothing else."""
+        """Steps and values of one field at the first of these sites that a frame has, without reading other values."""
         steps, values = array("q"), array("d")
         entries = self.entries(f.FRAME, kind)
-        places = {number: _place(layout, field, sites) for number, layout in enumerate(self._layouts)}
+        positions = {number: _value_position(layout, field, sites) for number, layout in enumerate(self._layouts)}
         if entries:
             try:
                 with self._opened() as fd:
                     for entry in entries:
-                        value = self._value(fd, entry, places, field, sites)
+                        value = self._value(fd, entry, positions, field, sites)
                         if value is not None:
                             steps.append(self._steps[entry])
                             values.append(value)
             except OSError as error:
-                self._note(0, 0, error.strerror or str(error))
+                self._add_damage(0, 0, error.strerror or str(error))
         return np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64)
 
     def _value(
-        self, fd: int, entry: int, places: dict[int, tuple[int, str] | None], field: str, sites: Sequence[int]
+        self, fd: int, entry: int, positions: dict[int, tuple[int, str] | None], field: str, sites: Sequence[int]
     ) -> float | None:
         number = self._layout_of[entry]
         start = self._starts[entry]
         if number == NO_LAYOUT:
             payload = _read_at(fd, self._lengths[entry], start)
             try:
-                place = _place(f.layout(payload), field, sites)
+                position = _value_position(f.layout(payload), field, sites)
             except f.FormatError as error:
-                self._note(start, self._lengths[entry], str(error))
+                self._add_damage(start, self._lengths[entry], str(error))
                 return None
         else:
-            place = places[number]
-        if place is None:
+            position = positions[number]
+        if position is None:
             return None
-        at, form = place
-        raw = os.pread(fd, int(form[-1]), start + at)
-        if len(raw) < int(form[-1]):
-            self._note(start, self._lengths[entry], "vanished while it was read")
+        offset, dtype = position
+        raw = os.pread(fd, int(dtype[-1]), start + offset)
+        if len(raw) < int(dtype[-1]):
+            self._add_damage(start, self._lengths[entry], "truncated while it was read")
             return None
-        return float(np.frombuffer(raw, form)[0])
+        return float(np.frombuffer(raw, dtype)[0])
 
     def _payloads(self, entries: Sequence[int], ahead: int) -> Iterator[tuple[int, bytes]]:
         if not len(entries):
@@ -280,13 +280,13 @@ class Segment:
                     if len(payload) == length:
                         yield entry, payload
                     else:
-                        self._note(start, length, "vanished while it was read")
+                        self._add_damage(start, length, "truncated while it was read")
         except OSError as error:
-            self._note(0, 0, error.strerror or str(error))
+            self._add_damage(0, 0, error.strerror or str(error))
 
 
-def _place(layout: f.Layout, field: str, sites: Sequence[int]) -> tuple[int, str] | None:
-    """Where in a payload the field of the first of these sites lies, and as what."""
+def _value_position(layout: f.Layout, field: str, sites: Sequence[int]) -> tuple[int, str] | None:
+    """Offset in a payload and dtype of the field at the first of these sites; None if the layout has none of them."""
     if field not in layout.fields:
         return None
     for site in sites:

@@ -1,8 +1,8 @@
-"""Writer: appends one process's facts to its own file, and never gets in the way of the training.
+"""Writer: appends the records of one process to its own file, without raising errors into the training.
 
-Records are collected during a step and leave with one `os.write` when it ends: what a write has taken over survives the
-death of the process. After opening nothing here raises. Whatever cannot be written is counted, and a gap record says so
-as soon as writing works again.
+Records are collected during a step and written by one `os.write` at its end: what a write has accepted survives the death of the process.
+After the constructor no method raises. Records that cannot be written are counted, and a gap record is written as soon as writing works
+again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sonde.errors import SondeError
 from sonde.events import encode
 from sonde.runlog import format as f
 from sonde.runlog.format import FramePlan, Gap
-from sonde.runlog.writer_process import identity
+from sonde.runlog.writer_process import process_identity
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
     from sonde.events import Site, TypedEvent
 
-SEGMENT_BYTES = 128 << 20  # then a new file: finished segments can be copied away while the training goes on
-PENDING_BYTES = 8 << 20  # flushed in between when a step collects more, so that memory stays bounded
-UNLINKED_CHECK = 256  # flushes between two looks whether the file still has a name
-EXACT_KINDS = frozenset({"step", "batch"})  # losses and hashes keep all their bits
+SEGMENT_BYTES = 128 << 20  # then a new file: finished segments can be moved away during the training
+PENDING_BYTES = 8 << 20  # a step that collects more flushes before its end, to bound the memory
+UNLINKED_CHECK = 256  # flushes between two checks that the file has not been deleted
+EXACT_KINDS = frozenset({"step", "batch"})  # losses and hashes are stored in double precision
 
-_write = os.write  # the one seam for writing: fault injection replaces it
+_write = os.write  # the only function that writes: tests replace it to inject faults
 _log = logging.getLogger("sonde")
 
 
@@ -53,14 +53,14 @@ class Writer:
         segment_bytes: int = SEGMENT_BYTES,
         lock: Any = None,
     ) -> None:
-        """`lock`: a reentrant one that is free; the native kernel has its own kind, which it need not call."""
+        """`lock`: reentrant and not held; the native extension passes its own type, which it locks without a Python call."""
         self._directory = Path(directory)
         self._pid = os.getpid()
-        self._lock = lock or threading.RLock()  # reentrant: a signal handler may log while a flush is under way
+        self._lock = lock or threading.RLock()  # reentrant: a signal handler may log during a flush
         self._pending: list[bytes] = []  # whole records
         self._num_pending_bytes = 0
         self._sites: list[Site] = []
-        self._sites_missing = False  # some never reached the disk: all are written again
+        self._sites_missing = False  # some are not on the disk: all are written again
         self._gap: Gap | None = None
         self._num_dropped = 0
         self._warned = False
@@ -75,8 +75,8 @@ class Writer:
                 "rank": rank,
                 "world_size": world_size,
                 "started": time.time(),
-                "attempt": _earlier_processes(self._directory, rank),
-                **identity(),
+                "attempt": _num_earlier_processes(self._directory, rank),
+                **process_identity(),
             }
             start = f.header() + f.manifest_record(self._manifest)
             host = re.sub(r"[^A-Za-z0-9]+", "_", str(self._manifest["host"]))[:40]
@@ -94,50 +94,50 @@ class Writer:
                 _quietly(os.unlink, self.path)
             raise SondeError(
                 f"The run cannot be written to {self._directory}: {error.strerror or error}. "
-                "Name another place with to=… or output_dir=…, or make this one writable."
+                "Name another directory with to=… or output_dir=…, or make this one writable."
             ) from error
-        self._size = len(start)  # only decides when to roll
+        self._size = len(start)  # decides only when a new segment starts
 
     @property
     def num_dropped(self) -> int:
-        """Records that could not be written, so far."""
+        """Number of records that could not be written so far."""
         return self._num_dropped
 
     @property
-    def unsaid(self) -> Gap | None:
-        """What was dropped and is not even mentioned in the run, since nothing could be written after it."""
+    def unwritten_gap(self) -> Gap | None:
+        """Dropped records that no gap record in the run mentions, because nothing could be written after them."""
         return self._gap
 
     # ---- collecting
 
     def plan(self, kind: str, fields: Sequence[str], site_ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> FramePlan:
-        """What `frame` needs; made once, used for every step that measures the same sites."""
+        """The plan for `frame`, created once for all steps that measure the same sites."""
         try:
             return FramePlan(kind, fields, site_ids, exact=kind in EXACT_KINDS)
         except Exception as error:
-            self._lose(0, -1, f"the {f.capped(kind)} frame cannot be written: {error}")
-            return FramePlan("", (), (), exact=True)  # fits no rows, so what is measured for it is counted as dropped
+            self._count_dropped(0, -1, f"the {f.capped(kind)} frame cannot be written: {error}")
+            return FramePlan("", (), (), exact=True)  # fits no rows, so its frames are counted as dropped
 
     def frame(self, plan: FramePlan, step: int, rows: npt.NDArray[np.float64], time_ns: int = 0) -> None:
-        """One row per site, one column per field."""
+        """Add a frame: one row per site, one column per field."""
         if os.getpid() != self._pid:
             return
         try:
             self.put(plan.encode(step, time_ns, rows))
         except Exception as error:
-            self._lose(1, step, str(error))
+            self._count_dropped(1, step, str(error))
 
     def column(self, plan: FramePlan, step: int, values: Sequence[float], time_ns: int = 0, *, flush: bool = False) -> None:
-        """A frame with one field, one number per site; with `flush`, it and all before it are written at once."""
+        """Add a frame with one field, one number per site; with `flush`, it and all before it are written at once."""
         if os.getpid() != self._pid:
             return
         try:
             self.put(plan.encode_column(step, time_ns, values), flush=flush)
         except Exception as error:
-            self._lose(1, step, str(error))
+            self._count_dropped(1, step, str(error))
 
     def put(self, record: bytes, *, flush: bool = False) -> None:
-        """A record that is encoded already; with `flush`, it and all before it are written at once."""
+        """Add an encoded record; with `flush`, it and all before it are written at once."""
         if os.getpid() == self._pid:
             with self._lock:
                 self._pending.append(record)
@@ -146,7 +146,7 @@ class Writer:
                     self._flush()
 
     def sites(self, sites: Sequence[Site]) -> None:
-        """New sites: before the first frame that measures them."""
+        """Add sites, before the first frame that measures them."""
         if os.getpid() != self._pid or not sites:
             return
         try:
@@ -154,7 +154,7 @@ class Writer:
             for record in f.sites_records(sites):
                 self.put(record)
         except Exception as error:
-            self._lose(1, -1, str(error))
+            self._count_dropped(1, -1, str(error))
 
     def emit(self, event: TypedEvent, step: int) -> None:
         """Records a typed event."""
@@ -164,7 +164,7 @@ class Writer:
             kind, data = encode(event)
             self.put(f.event_record(kind, step, time.time_ns(), data))
         except Exception as error:
-            self._lose(1, step, str(error))
+            self._count_dropped(1, step, str(error))
 
     def event(self, kind: str, step: int, data: Mapping[str, Any]) -> None:
         """Records an event by its kind and data; `emit` is the same for a typed event."""
@@ -173,7 +173,7 @@ class Writer:
         try:
             self.put(f.event_record(kind, step, time.time_ns(), data))
         except Exception as error:
-            self._lose(1, step, str(error))
+            self._count_dropped(1, step, str(error))
 
     # ---- writing
 
@@ -184,8 +184,8 @@ class Writer:
                 self._flush()
 
     def wait(self, seconds: float) -> bool:
-        """Before the end: can it still be written? Where another thread hangs in a write for so long, nothing is written any more,
-        so that whoever leaves need not wait for a disk that does not answer."""
+        """Whether the file can be written before the process ends. If another thread hangs in a write for `seconds`, returns False and
+        disables the writer, so that the process does not wait for a disk that does not respond."""
         if self._lock.acquire(timeout=seconds):
             self._lock.release()
             return True
@@ -193,7 +193,7 @@ class Writer:
         return False
 
     def close(self) -> None:
-        """Flush and let go of the file. Later calls do nothing."""
+        """Flush and close the file. Later calls do nothing."""
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -212,15 +212,15 @@ class Writer:
         try:
             self._num_flushes += 1
             if self._size > self._segment_bytes:
-                self._roll()
+                self._start_segment()
             if self._num_flushes % UNLINKED_CHECK == 0 and self._fd >= 0 and os.fstat(self._fd).st_nlink == 0:
-                self._give_up_file()
+                self._abandon_file()
             if self._gap is not None:
-                front = self._front(self._gap)
-                num_repeated, records = len(front), front + records
+                recovery = self._recovery_records(self._gap)
+                num_repeated, records = len(recovery), recovery + records
             chunk = b"".join(records)
             num_written = _write(self._fd, chunk)
-            while 0 < num_written < len(chunk):  # disk full, usually: the next call then says why
+            while 0 < num_written < len(chunk):  # usually a full disk: the next call raises the reason
                 num_more = _write(self._fd, chunk[num_written:])
                 if num_more <= 0:
                     break
@@ -233,43 +233,43 @@ class Writer:
             reason = "short write"
         except Exception as error:
             reason = str(error) or type(error).__name__
-        except BaseException:  # Ctrl-C: whether the write came first cannot be known, so it counts as lost
-            self._settle(records, num_repeated, 0, "interrupted")
+        except BaseException:  # Ctrl-C: unknown whether the write succeeded, so it counts as dropped
+            self._handle_failed_write(records, num_repeated, 0, "interrupted")
             raise
-        self._settle(records, num_repeated, num_written, reason)
+        self._handle_failed_write(records, num_repeated, num_written, reason)
 
-    def _front(self, gap: Gap) -> list[bytes]:
-        """What comes first once writing works again."""
-        front = [f.gap_record(gap)]
-        return front + f.sites_records(self._sites) if self._sites_missing else front
+    def _recovery_records(self, gap: Gap) -> list[bytes]:
+        """The records that are written first when writing works again."""
+        records = [f.gap_record(gap)]
+        return records + f.sites_records(self._sites) if self._sites_missing else records
 
-    def _settle(self, records: list[bytes], num_repeated: int, num_written: int, reason: str) -> None:
-        """After a write that failed: cut off the torn record, count what was lost."""
+    def _handle_failed_write(self, records: list[bytes], num_repeated: int, num_written: int, reason: str) -> None:
+        """After a failed write: cut off the incomplete record and count the dropped ones."""
         end = 0
         for index, record in enumerate(records):
             if end + len(record) > num_written:
                 break
             end += len(record)
             if index == 0 and num_repeated:
-                self._gap = None  # the gap record itself got through
+                self._gap = None  # the gap record itself was written
             if index + 1 == num_repeated:
                 self._sites_missing = False
         else:
             return
         if num_written > end:
-            # Whole records stay, so no reader ever sees a record vanish. Where cutting is impossible, readers resync.
-            _quietly(self._cut, num_written - end)
-        lost_repeated = max(0, num_repeated - index)  # not lost records: they stay due
+            # Whole records stay, so no reader loses one. If the file cannot be cut, readers resynchronize at the next marker.
+            _quietly(self._truncate, num_written - end)
+        lost_repeated = max(0, num_repeated - index)  # these are written again later, so they are not dropped
         for record in records[index + lost_repeated :]:
-            self._lose(1, _step_of(record), reason)
+            self._count_dropped(1, _step_of(record), reason)
             self._sites_missing |= record[4] == f.SITES
         if lost_repeated and self._gap is None:  # the gap was written, the repeated sites were not
-            self._lose(1, -1, reason)
+            self._count_dropped(1, -1, reason)
 
-    def _cut(self, num_bytes: int) -> None:
+    def _truncate(self, num_bytes: int) -> None:
         os.ftruncate(self._fd, os.fstat(self._fd).st_size - num_bytes)
 
-    def _lose(self, num: int, step: int, reason: str) -> None:
+    def _count_dropped(self, num: int, step: int, reason: str) -> None:
         with self._lock:
             self._num_dropped += num
             step, reason = (step if 0 <= step < 1 << 63 else -1), f.capped(reason)
@@ -281,22 +281,22 @@ class Writer:
             self._warned = True
         _quietly(
             _log.warning,
-            "Sonde cannot write to %s (%s). The training goes on; what is lost is counted, and writing is tried again.",
+            "Sonde cannot write to %s (%s). The training continues; dropped records are counted, and writing is tried again.",
             self.path,
             reason,
         )
 
-    def _give_up_file(self) -> None:
-        """The file was deleted: bytes that nobody can ever read would only fill the disk."""
+    def _abandon_file(self) -> None:
+        """Close a deleted file: bytes written to it would fill the disk and could not be read."""
         fd, self._fd = self._fd, -1
         os.close(fd)
         raise FileNotFoundError("the run directory was deleted")
 
     # ---- segments
 
-    def _roll(self) -> None:
-        """Go on in a new file that can be read alone. Where that fails the old one simply grows on."""
-        self._size -= self._segment_bytes // 8  # when to try again
+    def _start_segment(self) -> None:
+        """Continue in a new file that can be read alone. If that fails, the old file grows."""
+        self._size -= self._segment_bytes // 8  # tried again after an eighth of a segment
         start = f.header() + f.manifest_record(self._manifest | {"segment": self._segment + 1})
         start += b"".join(f.sites_records(self._sites))
         try:
@@ -322,8 +322,8 @@ class Writer:
         return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), path
 
 
-def _earlier_processes(directory: Path, rank: int) -> int:
-    """A count and not a clock says which attempt this is."""
+def _num_earlier_processes(directory: Path, rank: int) -> int:
+    """The number of processes of this rank that wrote here before; a count, because clocks may be wrong."""
     with os.scandir(directory) as entries:
         return sum(entry.name.startswith(f"rank{rank}-") and entry.name.endswith("-000.sonde") for entry in entries)
 

@@ -1,4 +1,4 @@
-"""Is the process that wrote a log still there? Host, process id and start time say so together; ids are reused."""
+"""Decides whether the process that wrote a log still runs, by host, process id and start time together: ids are reused."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Any, Literal
 State = Literal["running", "gone", "unknown"]
 
 
-def identity() -> dict[str, Any]:
-    """What tells this process from every other one, for its manifest. Where there is no /proc, host and pid must do."""
+def process_identity() -> dict[str, Any]:
+    """The identity of this process for its manifest: without /proc, only host and pid."""
     pid = os.getpid()
-    facts: dict[str, Any] = {"host": socket.gethostname(), "pid": pid}
+    fields: dict[str, Any] = {"host": socket.gethostname(), "pid": pid}
     if (boot := _boot()) and (ticks := _start_ticks(pid)):
-        facts |= {"boot": boot, "pid_namespace": _pid_namespace(), "start_ticks": ticks}
-    return facts
+        fields |= {"boot": boot, "pid_namespace": _pid_namespace(), "start_ticks": ticks}
+    return fields
 
 
-def state_of(manifest: Mapping[str, Any]) -> State:
-    """Whether the process of a manifest runs. What cannot be seen from here (another host or container) is unknown."""
+def process_state(manifest: Mapping[str, Any]) -> State:
+    """Whether the process of a manifest runs; "unknown" for another host or container."""
     pid = manifest.get("pid")
     if manifest.get("host") != socket.gethostname() or not isinstance(pid, int) or isinstance(pid, bool) or pid < 1:
         return "unknown"
     boot = manifest.get("boot")
     if boot is not None and boot != _boot():
-        return "gone"  # the machine was started anew since
+        return "gone"  # the machine has been rebooted since
     if boot is None:
-        return _answers(pid)
+        return _state_by_signal(pid)
     if manifest.get("pid_namespace") != _pid_namespace():
         return "unknown"
     return "running" if _start_ticks(pid) == manifest.get("start_ticks") else "gone"
@@ -50,16 +50,16 @@ def _pid_namespace() -> str:
 
 
 def _start_ticks(pid: int) -> int:
-    """When the process started, in clock ticks since the boot; 0 where it does not run (any more)."""
+    """Start time of a process in clock ticks since the boot; 0 if it does not run."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        fields = text.rpartition(")")[2].split()  # the name in front of it may hold spaces
+        fields = text.rpartition(")")[2].split()  # the name before it may contain spaces
         return 0 if fields[0] in "ZX" else int(fields[19])
     except (OSError, ValueError, IndexError):
         return 0
 
 
-def _answers(pid: int) -> State:
+def _state_by_signal(pid: int) -> State:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

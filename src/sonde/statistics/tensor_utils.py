@@ -10,6 +10,7 @@ import torch
 
 from sonde.statistics import reductions
 from sonde.statistics.deferred_reads import on_device
+from sonde.statistics.torch_internals import storage_address
 
 MAX_DEPTH = 8
 MAX_LEAVES = 64
@@ -54,7 +55,7 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
     for tensor in tensors:
         try:
             storage = tensor.untyped_storage()
-            num_bytes[storage._cdata] = storage.nbytes()
+            num_bytes[storage_address(storage)] = storage.nbytes()
         except Exception:  # sparse tensors and some subclasses have no storage
             continue
     return sum(num_bytes.values())

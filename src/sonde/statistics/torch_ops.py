@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import Parameter, is_lazy
 
+from sonde.statistics.torch_internals import is_functorch_tensor, is_zero_tensor, sparse_indices, sparse_values, without_torch_function
+
 # Elements converted at a time, which bounds the extra memory for a large tensor. On a CPU a chunk stays in the second-level cache.
 CHUNK_ON_CPU = 1 << 16
 CHUNK = 1 << 24
@@ -31,10 +33,6 @@ _DTYPES = frozenset(
     if hasattr(torch, name)
 )
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
-# Private, so it may be absent: a functorch tensor then fails on its missing storage instead, with a less clear message.
-_is_functorch: Callable[[Tensor], bool] = getattr(
-    getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", lambda _: False
-)
 
 
 class Unsupported(Exception):
@@ -54,7 +52,7 @@ def readable(tensor: Tensor) -> Tensor:
     """The plain detached tensor with the elements of this one, which may be of a subclass. Raises `Unsupported` where there is none."""
     if type(tensor) is not Tensor and type(tensor) is not Parameter:
         tensor = _unwrapped(tensor)
-    if _is_functorch(tensor):
+    if is_functorch_tensor(tensor):
         raise Unsupported("tensors inside torch.func transforms (vmap, grad) are not measured")
     if tensor.is_meta:
         raise Unsupported("meta tensors hold no values")
@@ -66,7 +64,7 @@ def readable(tensor: Tensor) -> Tensor:
         raise Unsupported(f"tensors of {tensor.dtype} are not measured")
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
         raise Unsupported("nothing is measured while a CUDA graph is captured")
-    if tensor.layout is torch.strided and tensor.numel() and not tensor._is_zerotensor():
+    if tensor.layout is torch.strided and tensor.numel() and not is_zero_tensor(tensor):
         last = tensor.storage_offset() + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride()))
         # FSDP frees the storage of parameters that are not in use; reading such a tensor crashes the process.
         if (last + 1) * tensor.element_size() > tensor.untyped_storage().nbytes():
@@ -93,7 +91,7 @@ def _plain(tensor: Tensor) -> Tensor:
         return tensor
     if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
         raise Unsupported(f"{kind.__name__} implements __torch_dispatch__, so Sonde cannot read its values")
-    with torch._C.DisableTorchFunctionSubclass():
+    with without_torch_function():
         return tensor.as_subclass(Tensor)
 
 
@@ -217,14 +215,14 @@ def values_of(tensor: Tensor) -> tuple[Tensor, int]:
     if tensor.layout is torch.strided:
         return tensor, 0
     if tensor.layout is torch.sparse_coo:
-        values = tensor._values()
+        values = sparse_values(tensor)
         if not tensor.is_coalesced():
             # Values at equal indices are summed, in a copy: coalescing in place would change the user's tensor.
             wide = torch.complex128 if values.is_complex() else _wide(values.device)
             copy = torch.sparse_coo_tensor(
-                tensor._indices(), values.to(wide), tensor.shape, device=values.device, dtype=wide, check_invariants=False
+                sparse_indices(tensor), values.to(wide), tensor.shape, device=values.device, dtype=wide, check_invariants=False
             )
-            values = copy.coalesce()._values()
+            values = sparse_values(copy.coalesce())
     elif tensor.layout in _COMPRESSED:
         values = tensor.values()
     else:

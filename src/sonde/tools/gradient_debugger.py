@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from sonde.errors import SondeError
+from sonde.statistics.torch_internals import tensor_version, unwrap_compiled
 from sonde.tools.gradient_flow_animator import EXPLODING, VANISHING, GradientFlowAnimator, measure_gradient
 from sonde.tools.gradients.gradient_frames import GradientSize, combine_sizes
 from sonde.tools.gradients.gradient_noise_scale import NormPair, estimate_noise_scale
@@ -75,7 +76,7 @@ class GradientDebugger:
         """Puts a hook on every parameter that requires a gradient. `remove()`, or the end of a `with`, removes all hooks."""
         if not isinstance(model, nn.Module):
             raise SondeError(f"register_hooks takes a torch.nn.Module, not a {type(model).__name__}.")
-        model = getattr(model, "_orig_mod", model)  # parameter names of the model before torch.compile
+        model = unwrap_compiled(model) or model  # parameter names of the model before torch.compile
         trainable = [(path, parameter) for path, parameter in model.named_parameters() if parameter.requires_grad]
         if not trainable:
             raise SondeError(
@@ -87,7 +88,7 @@ class GradientDebugger:
             known = self._hooked.get(id(parameter))
             if known is None or known() is not parameter:
                 hook = SafeHook(f"the gradient of {path}", partial(self._on_gradient_written, path))
-                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
                 self._hooked[id(parameter)] = weakref.ref(parameter)
         if optimizer is not None:
             self._steps_counted_by = "a step is an optimizer step"
@@ -126,7 +127,7 @@ class GradientDebugger:
         """Records the current `.grad` of all parameters as one step, for use without hooks."""
         with self._lock:
             self._end_step()
-            for path, parameter in getattr(model, "_orig_mod", model).named_parameters():
+            for path, parameter in (unwrap_compiled(model) or model).named_parameters():
                 if parameter.requires_grad:
                     self._assign_layer(path)
                     self._on_gradient_written(path, parameter)
@@ -155,7 +156,7 @@ class GradientDebugger:
         if gradient is None:
             return
         with self._lock:
-            versions = (parameter._version, gradient._version)
+            versions = (tensor_version(parameter), tensor_version(gradient))
             known = self._current.get(path)
             # Within a step each backward adds to the gradient in place once, and the parameter does not change.
             if known is not None and not self._steps_counted_by and versions != (known.versions[0], known.versions[1] + 1):

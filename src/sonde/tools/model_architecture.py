@@ -19,12 +19,11 @@ from sonde.diagnostics.data import MIB, ModelArchitectureInfo
 from sonde.errors import SondeError
 from sonde.replay.restore_state import state_restored
 from sonde.statistics.tensor_utils import find_tensors, storage_bytes
+from sonde.statistics.torch_internals import CONV, CONV_TRANSPOSE, POOL, unwrap_compiled
 from sonde.tools.forward_pass import eval_mode_restored, forward_arguments
 from sonde.tools.safe_hook import SafeHook
 
 MAX_NODES = 200_000  # of the autograd graph; larger graphs are not searched
-POOLS = (nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd, nn.modules.pooling._LPPoolNd)
-CONVOLUTIONS = (nn.modules.conv._ConvNd,)
 NO_ORDER = "not known without the order of the convolutions: pass a batch with inspect(model, inputs)"
 
 
@@ -44,13 +43,13 @@ def inspect_architecture(model: nn.Module, inputs: Any = None) -> ModelArchitect
     """
     if not isinstance(model, nn.Module):
         raise SondeError(f"inspect takes a torch.nn.Module, not a {type(model).__name__}.")
-    body = getattr(model, "_orig_mod", model)  # hooks on modules do not fire in a compiled model
+    body = unwrap_compiled(model) or model  # hooks on modules do not fire in a compiled model
     parameters = [p for p in body.parameters() if not nn.parameter.is_lazy(p)]
     modules = list(_modules(body))
     leaves = [module for module in modules if not _children(module)]
     own = [module for module in modules if list(_weights(module))]
     weighted = [module for module in own if _num_steps(module)]
-    has_convolutions = any(isinstance(module, CONVOLUTIONS) for module in leaves)
+    has_convolutions = any(isinstance(module, CONV) for module in leaves)
     path, how = _path_by_forward(body, inputs) if inputs is not None else (None, "")
     if path is None:
         path, order = _path_by_order(body)
@@ -116,7 +115,7 @@ def _num_steps(module: nn.Module) -> int:
 def _path_after(module: nn.Module, before: _PathToInput) -> _PathToInput:
     """The path to the output of this module, from the path to its input."""
     depth = before.depth + _num_steps(module)
-    if not isinstance(module, (*CONVOLUTIONS, *POOLS)):
+    if not isinstance(module, (*CONV, *POOL)):
         return _PathToInput(depth, before.field, before.stride)
     kernel = module.kernel_size
     dims = len(kernel) if isinstance(kernel, tuple) else int(type(module).__name__[-2])
@@ -124,7 +123,7 @@ def _path_after(module: nn.Module, before: _PathToInput) -> _PathToInput:
     field, jump = before.field or (1,) * dims, before.stride or (1.0,) * dims
     if len(field) != dims:  # a convolution over other dimensions than the ones before
         return _PathToInput(depth, before.field, before.stride)
-    if isinstance(module, nn.modules.conv._ConvTransposeNd):
+    if isinstance(module, CONV_TRANSPOSE):
         # An output element uses every stride-th element of the kernel, and their inputs are neighbors.
         jump = tuple(step / stride for step, stride in zip(jump, strides))
         reached = (-(-((k - 1) * d + 1) // s) - 1 for k, d, s in zip(kernels, dilations, strides))
@@ -165,7 +164,7 @@ def _path_by_forward(model: nn.Module, inputs: Any) -> tuple[_PathToInput | None
     if more:
         raise SondeError(f"inspect takes one batch, not a list of {len(more) + 1}.")
     tracker = _GraphTracker()
-    hooked = [module for module in _modules(model) if _num_steps(module) or isinstance(module, POOLS)]
+    hooked = [module for module in _modules(model) if _num_steps(module) or isinstance(module, POOL)]
     with state_restored([model]), eval_mode_restored(model), torch.enable_grad(), ExitStack() as hooks:
         for module in hooked:
             hooks.callback(module.register_forward_hook(SafeHook(type(module).__name__, tracker.on_forward_end)).remove)

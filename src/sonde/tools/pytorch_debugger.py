@@ -27,6 +27,7 @@ from sonde.errors import NonFiniteError, SondeError
 from sonde.report import strict
 from sonde.session import DebugSession
 from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.torch_internals import unwrap_compiled
 from sonde.tools.forward_pass import eval_mode_restored, forward_arguments
 from sonde.tools.layer_patterns import require_name
 from sonde.tools.loop_debugger import measurements
@@ -499,7 +500,7 @@ def _call(model: nn.Module, x: Any) -> Any:
 def _model_name(model: nn.Module) -> str:
     if not isinstance(model, nn.Module):
         raise SondeError(f"model must be a torch.nn.Module, not a {type(model).__name__}.")
-    return type(getattr(model, "_orig_mod", model)).__name__
+    return type(unwrap_compiled(model) or model).__name__
 
 
 def _check_optimizer(optimizer: Any) -> None:

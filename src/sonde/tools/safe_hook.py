@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from sonde.capture.inert_copy import InertCopy
+from sonde.statistics.torch_internals import tracing_state
 
 _log = logging.getLogger("sonde")
 
@@ -24,7 +25,7 @@ class SafeHook(InertCopy):
         self.is_disabled = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or self.is_disabled:
+        if torch.compiler.is_compiling() or tracing_state() is not None or self.is_disabled:
             return
         try:
             self._call(*args, **kwargs)

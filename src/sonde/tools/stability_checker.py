@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from sonde.errors import SondeError
 from sonde.rules.words import number
 from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.torch_internals import unwrap_compiled
 from sonde.tools.forward_pass import eval_mode_restored, forward_arguments
 from sonde.tools.safe_hook import SafeHook
 from sonde.tools.tensors.fast_statistics import as_tensor
@@ -140,7 +141,7 @@ class StabilityChecker:
         """
         if not isinstance(model, nn.Module):
             raise SondeError(f"check_model takes a torch.nn.Module, not a {type(model).__name__}. For one tensor use check_tensor.")
-        model = getattr(model, "_orig_mod", model)
+        model = unwrap_compiled(model) or model
         before = len(self.checked)
         with eval_mode_restored(model), ExitStack() as hooks:
             for path, module in model.named_modules():

@@ -25,6 +25,7 @@ from sonde.report import strict
 from sonde.rules.words import number
 from sonde.statistics.fingerprint import content_hash
 from sonde.statistics.tensor_utils import storage_bytes
+from sonde.statistics.torch_internals import tensor_version
 from sonde.tools.layer_patterns import require_name
 from sonde.tools.tensors.fast_statistics import as_tensor
 from sonde.tools.tensors.tensor_comparison import TensorComparison, compare_statistics, compare_values
@@ -272,6 +273,6 @@ def _no_reference() -> None:
 
 def _version(tensor: Tensor) -> int | None:
     try:
-        return tensor._version
+        return tensor_version(tensor)
     except Exception:  # inference tensors have no version counter; their content is compared
         return None

@@ -13,6 +13,7 @@ from torch import nn
 
 from sonde.errors import SondeError
 from sonde.rules.words import listing, number
+from sonde.statistics.torch_internals import CONV, CONV_TRANSPOSE, unwrap_compiled
 from sonde.tools.tensors.fast_statistics import FastStatistics, fast_statistics
 from sonde.tools.weights import dead_units
 from sonde.tools.weights.dead_units import DeadNeuron
@@ -144,7 +145,7 @@ class WeightAnalyzer:
         """
         if not isinstance(model, nn.Module):
             raise SondeError(f"analyze_model takes a torch.nn.Module, not a {type(model).__name__}. For one tensor use TensorInspector.")
-        model = getattr(model, "_orig_mod", model)
+        model = unwrap_compiled(model) or model
         after = NextLayers(next_layers_by_order(model)) if data is None else next_layers_by_forward(model, data)
         layers: dict[str, WeightSummary] = {}
         neurons: list[DeadNeuron] = []
@@ -154,7 +155,7 @@ class WeightAnalyzer:
             owner = owners[layer]
             activation = after.activation.get(layer)
             layers[path] = _summary(path, parameter, owner, activation)
-            if kind == "weight" and isinstance(owner, (nn.Linear, nn.modules.conv._ConvNd)):
+            if kind == "weight" and isinstance(owner, (nn.Linear, *CONV)):
                 neurons += _dead_neurons(layer, owner, activation, after)
         notes = [
             f"{layer}: only {num} values per unit were measured, too few to report units without a value above zero as dead"
@@ -190,7 +191,7 @@ def _summary(path: str, parameter: nn.Parameter, owner: nn.Module, activation: s
         init = recognize_initialization(parameter, owner=type(owner).__name__, hidden_size=hidden)
         if parameter.ndim >= 2:
             found = compute_spectrum(parameter)
-            if isinstance(owner, (nn.Linear, nn.modules.conv._ConvNd)):
+            if isinstance(owner, (nn.Linear, *CONV)):
                 init = with_fit(init, parameter, activation)
     shape = () if nn.parameter.is_lazy(parameter) else tuple(parameter.shape)
     return WeightSummary(path, shape, str(parameter.dtype).removeprefix("torch."), stats, init, found)
@@ -198,7 +199,7 @@ def _summary(path: str, parameter: nn.Parameter, owner: nn.Module, activation: s
 
 def _dead_neurons(layer: str, owner: nn.Module, activation: str | None, after: NextLayers) -> Iterable[DeadNeuron]:
     weight, bias = owner.weight, getattr(owner, "bias", None)
-    if not isinstance(weight, torch.Tensor) or nn.parameter.is_lazy(weight) or isinstance(owner, nn.modules.conv._ConvTransposeNd):
+    if not isinstance(weight, torch.Tensor) or nn.parameter.is_lazy(weight) or isinstance(owner, CONV_TRANSPOSE):
         return
     num_positive, num_values = after.num_positive.get(layer), after.num_values.get(layer, 0)
     for neuron in dead_units.dead_by_weights(layer, weight, bias, activation):

@@ -1,5 +1,5 @@
-"""Changes that make a training faster, each measured on the user's own script in a process of its own.
+"""`sonde tune`: measures changes that may make a training script faster, each in a process of its own.
 
-`tune` plans and ranks without torch. A nursery imports torch once and forks a child per trial; there the script runs under one change until
-a stopwatch has seen enough of its steps. No file of the user's is touched.
+`tune` plans and ranks without torch. A fork server imports torch once and forks one child per trial. The child runs the script under one
+change until `StepTimer` has timed enough steps. No file of the user is modified.
 """

@@ -1,4 +1,4 @@
-"""The DataLoaders of the script, inside a trial: changed where the trial says so, watched while they feed the training."""
+"""Patches DataLoader inside a trial: applies the changes of the trial and counts batches, samples and waiting time per loader."""
 
 from __future__ import annotations
 
@@ -10,57 +10,61 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset, dataloader
+from torch.utils.data import DataLoader, IterableDataset
 
 from sonde.statistics.tensor_utils import find_tensors
-from sonde.tuning.call_site_keys import place_here
-from sonde.tuning.messages import Loader, Place
+from sonde.statistics.torch_internals import DataLoaderIterator, num_prefetched_batches
+from sonde.tuning.call_site_keys import call_site_here
+from sonde.tuning.messages import CallSite, DataLoaderInfo
 
-Key = tuple[str, str, int]  # the line that makes it, the class of its dataset and how much that holds
+Key = tuple[str, str, int]  # key of the call site, class of the dataset, length of the dataset
 
 
 @dataclass(slots=True)
-class Seen:
-    """All loaders that one line makes for one kind of dataset: a line may make that of the training and that of the validation."""
+class LoaderUsage:
+    """Counters of the loaders that one line creates for one dataset; a line may create a training and a validation loader."""
 
-    place: Place
+    site: CallSite
     num_workers: int
     batch_size: int | None
     pin_memory: bool
     is_iterable: bool
     is_persistent: bool
     num_epochs: int = 0
-    fed: bool = False  # the step under way
-    num_fed: int = 0  # steps
-    iterator: weakref.ref[Any] | None = None  # the newest
-    num_ready: int = 0  # batches that lay ready at the mark
-    num_batches: int = 0  # fetched since
+    has_fed_step: bool = False  # the current step has fetched from it
+    num_fed_steps: int = 0
+    iterator: weakref.ref[Any] | None = None  # the latest
+    num_prefetched: int = 0  # batches ready at `start_measuring`
+    num_batches: int = 0  # fetched since `start_measuring`
     num_samples: int = 0
     waited_s: float = 0.0
 
 
-class Loaders:
+class DataLoaderPatcher:
+    """Patches the constructor and the iteration of DataLoader for the rest of the process."""
+
     def __init__(self, changes: Mapping[str, Mapping[str, Any]]) -> None:
         self._changes = changes
-        self._seen: dict[Key, Seen] = {}
+        self._usages: dict[Key, LoaderUsage] = {}
         self._num_steps = 0
         self._sources: weakref.WeakKeyDictionary[Any, Key] = weakref.WeakKeyDictionary()  # of a loader or its iterator
 
     def install(self) -> None:
-        """For good: the process belongs to the trial."""
-        make, iterate, fetch = DataLoader.__init__, DataLoader.__iter__, dataloader._BaseDataLoaderIter.__next__
+        """Never undone: the process ends with the trial."""
+        iterator_class: Any = DataLoaderIterator
+        make, iterate, fetch = DataLoader.__init__, DataLoader.__iter__, iterator_class.__next__
         signature = inspect.signature(make)
 
         @functools.wraps(make)
         def __init__(loader: DataLoader[Any], *args: Any, **kwargs: Any) -> None:
-            place = place_here()
-            change = self._changes.get(place.key)
+            site = call_site_here()
+            change = self._changes.get(site.key)
             if change:
                 bound = signature.bind(loader, *args, **kwargs)
                 bound.arguments.update(change)
                 args, kwargs = bound.args[1:], bound.kwargs
             make(loader, *args, **kwargs)
-            self._note(loader, place)
+            self._add(loader, site)
 
         @functools.wraps(iterate)
         def __iter__(loader: DataLoader[Any]) -> Any:
@@ -68,8 +72,8 @@ class Loaders:
             key = self._sources.get(loader)
             if key is not None:
                 self._sources[iterator] = key
-                self._seen[key].num_epochs += 1
-                self._seen[key].iterator = weakref.ref(iterator)
+                self._usages[key].num_epochs += 1
+                self._usages[key].iterator = weakref.ref(iterator)
             return iterator
 
         @functools.wraps(fetch)
@@ -78,78 +82,73 @@ class Loaders:
             batch = fetch(iterator)
             key = self._sources.get(iterator)
             if key is not None:
-                seen = self._seen[key]
-                seen.waited_s += perf_counter() - began
-                seen.num_batches += 1
-                seen.num_samples += num_samples(batch)
-                seen.fed = True
+                usage = self._usages[key]
+                usage.waited_s += perf_counter() - began
+                usage.num_batches += 1
+                usage.num_samples += num_samples(batch)
+                usage.has_fed_step = True
             return batch
 
-        for owner, patched in ((DataLoader, __init__), (DataLoader, __iter__), (dataloader._BaseDataLoaderIter, __next__)):
+        for owner, patched in ((DataLoader, __init__), (DataLoader, __iter__), (iterator_class, __next__)):
             setattr(owner, patched.__name__, patched)
 
-    def mark(self) -> None:
-        """From here on it counts."""
-        for seen in self._seen.values():
-            seen.num_batches, seen.num_samples, seen.waited_s = 0, 0, 0.0
-            seen.num_ready = num_ready(seen.iterator)
+    def start_measuring(self) -> None:
+        """Reset the counters at the end of the warm-up."""
+        for usage in self._usages.values():
+            usage.num_batches, usage.num_samples, usage.waited_s = 0, 0, 0.0
+            usage.num_prefetched = num_prefetched(usage.iterator)
 
-    def step_ended(self) -> None:
+    def on_step_end(self) -> None:
         self._num_steps += 1
-        for seen in self._seen.values():
-            seen.num_fed += seen.fed
-            seen.fed = False
+        for usage in self._usages.values():
+            usage.num_fed_steps += usage.has_fed_step
+            usage.has_fed_step = False
 
     def totals(self) -> tuple[int, float, float]:
-        """Samples and seconds of waiting since the mark, of the loaders that feed the training, and the share of batches from stock.
+        """Samples, waiting seconds and prefetched share since `start_measuring`, of the loaders that feed the training.
 
-        Workers lay in a stock while a script starts. Living on it is quick, and over when it is used up: it must not count as their pace.
+        Workers prefetch batches while a script starts. Using these up is faster than the loader is in the long run, so `Trial` subtracts
+        their share from the speed.
         """
-        feeding = [seen for seen in self._seen.values() if 2 * seen.num_fed >= self._num_steps]
-        shares = [max(seen.num_ready - num_ready(seen.iterator), 0) / seen.num_batches for seen in feeding if seen.num_batches]
-        return sum(seen.num_samples for seen in feeding), sum(seen.waited_s for seen in feeding), min(max(shares, default=0.0), 1.0)
+        feeding = [usage for usage in self._usages.values() if 2 * usage.num_fed_steps >= self._num_steps]
+        used = [(max(usage.num_prefetched - num_prefetched(usage.iterator), 0), usage.num_batches) for usage in feeding]
+        shares = [num / num_batches for num, num_batches in used if num_batches]
+        return sum(usage.num_samples for usage in feeding), sum(usage.waited_s for usage in feeding), min(max(shares, default=0.0), 1.0)
 
-    def facts(self) -> tuple[Loader, ...]:
+    def describe(self) -> tuple[DataLoaderInfo, ...]:
         num_steps = max(self._num_steps, 1)
         return tuple(
-            Loader(
-                seen.place, seen.num_workers, seen.batch_size, seen.pin_memory, seen.is_iterable, seen.is_persistent,
-                seen.num_epochs, seen.num_fed / num_steps,
+            DataLoaderInfo(
+                usage.site, usage.num_workers, usage.batch_size, usage.pin_memory, usage.is_iterable, usage.is_persistent,
+                usage.num_epochs, usage.num_fed_steps / num_steps,
             )
-            for seen in self._seen.values()
+            for usage in self._usages.values()
         )  # fmt: skip
 
-    def _note(self, loader: DataLoader[Any], place: Place) -> None:
-        key = self._sources[loader] = (place.key, *_kind_of(loader.dataset))
-        if key not in self._seen:
-            self._seen[key] = Seen(
-                place, loader.num_workers, loader.batch_size, loader.pin_memory,
+    def _add(self, loader: DataLoader[Any], site: CallSite) -> None:
+        key = self._sources[loader] = (site.key, *_dataset_key(loader.dataset))
+        if key not in self._usages:
+            self._usages[key] = LoaderUsage(
+                site, loader.num_workers, loader.batch_size, loader.pin_memory,
                 isinstance(loader.dataset, IterableDataset), loader.persistent_workers,
             )  # fmt: skip
 
 
-def _kind_of(dataset: Any) -> tuple[str, int]:
-    """Those of two epochs are alike, also where the script makes them anew; those of training and validation hardly ever are."""
+def _dataset_key(dataset: Any) -> tuple[str, int]:
+    """Equal for the datasets of two epochs, even if the script creates them anew; almost never equal for training and validation."""
     try:
         num = len(dataset)
-    except Exception:  # whatever the user's own says
+    except Exception:  # raised by the user's dataset
         num = -1
     return type(dataset).__qualname__, num
 
 
-def num_ready(reference: weakref.ref[Any] | None) -> int:
-    """Batches that workers have made and nobody has fetched."""
+def num_prefetched(reference: weakref.ref[Any] | None) -> int:
+    """Batches that workers have made and the training has not fetched."""
     iterator = reference() if reference is not None else None
-    queue = getattr(iterator, "_data_queue", None)
-    if iterator is None or queue is None:
-        return 0
-    early = sum(len(task) > 1 for task in iterator._task_info.values())  # those that came before their turn
-    try:
-        return early + int(queue.qsize())
-    except NotImplementedError:  # macOS cannot count
-        return early
+    return num_prefetched_batches(iterator) if iterator is not None else 0
 
 
 def num_samples(batch: Any) -> int:
-    """The first dimension of the first tensor that has one; a batch of something else counts as one sample."""
+    """The first dimension of the first tensor that has one; 1 for a batch without such a tensor."""
     return next((tensor.shape[0] for _, tensor in find_tensors(batch) if tensor.dim()), 1)

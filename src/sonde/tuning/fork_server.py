@@ -1,7 +1,7 @@
-"""A process that has imported torch, and does nothing but fork a child for every trial: importing it again each time would take longer than
-most trials. Requests come as lines of JSON on stdin; for each the child's id is answered at once, and how it ended when it has.
+"""A process that imports torch once and forks a child for every trial: importing torch takes longer than most trials.
 
-torch is only imported here, never used: what it starts (threads, devices) does not survive a fork.
+Requests are lines of JSON on stdin. The answers on stdout are the child's process id at once, and its exit code when it has ended. torch is
+imported here but never used: its threads and devices do not survive a fork.
 """
 
 from __future__ import annotations
@@ -12,46 +12,46 @@ import signal
 from contextlib import suppress
 from typing import Any
 
-import torch._dynamo  # noqa: F401 - the first optimizer of a process loads it, which takes a second or two each time
-
 from sonde.launcher import die_with_parent
-from sonde.tuning.messages import Request
-from sonde.tuning.trial import run_trial, take_streams
+from sonde.statistics.torch_internals import load_compiler
+from sonde.tuning.messages import TrialRequest
+from sonde.tuning.trial import redirect_streams, run_trial
 
-CRASHED = 70  # by convention: an error inside
+CRASHED = 70  # EX_SOFTWARE of sysexits.h: an internal error
 
 
 def main() -> None:
+    load_compiler()  # here, once: the first optimizer of every trial would load it, which takes a second or two
     die_with_parent()
-    say({"ready": os.getpid()})
-    while line := hear():
-        request = Request(**json.loads(line))
+    write_message({"ready": os.getpid()})
+    while line := read_line():
+        request = TrialRequest(**json.loads(line))
         pid = os.fork()
         if pid == 0:
             try:
-                os.setsid()  # so that its workers can be ended with it
+                os.setsid()  # its DataLoader workers are killed with its process group
                 die_with_parent()
-                take_streams(request.log)
+                redirect_streams(request.log)
                 run_trial(request)
             finally:
                 os._exit(CRASHED)
-        say({"pid": pid})
+        write_message({"pid": pid})
         _, status = os.waitpid(pid, 0)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
-        say({"code": os.waitstatus_to_exitcode(status)})
+        write_message({"code": os.waitstatus_to_exitcode(status)})
 
 
-def hear() -> str:
-    """One line of stdin; empty at its end. Unbuffered: a child must not inherit half of the next request."""
+def read_line() -> str:
+    """One line of stdin; empty at its end. Unbuffered: a child must not inherit a part of the next request."""
     line = bytearray()
     while (byte := os.read(0, 1)) and byte != b"\n":
         line += byte
     return line.decode()
 
 
-def say(answer: dict[str, Any]) -> None:
-    os.write(1, json.dumps(answer).encode() + b"\n")
+def write_message(message: dict[str, Any]) -> None:
+    os.write(1, json.dumps(message).encode() + b"\n")
 
 
 if __name__ == "__main__":

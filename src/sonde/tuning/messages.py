@@ -1,4 +1,4 @@
-"""What a trial finds out: what the script is made of, and how fast it ran. Plain values that cross from the child to the parent as JSON."""
+"""The request for a trial and its result, which cross between the processes as JSON: the parts of the script and its speed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A line of the user's code. `key` tells it from every other one, `line` is for people."""
+class CallSite:
+    """A line of the user's code: `key` is unique, `line` is printed."""
 
     key: str = ""
     line: str = ""
@@ -17,32 +17,38 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Loader:
-    place: Place
+class DataLoaderInfo:
+    """One DataLoader of the script."""
+
+    site: CallSite
     num_workers: int
-    batch_size: int | None  # None: batches are made by a sampler, or not at all
+    batch_size: int | None  # None: a batch sampler makes the batches, or there are none
     pin_memory: bool
     is_iterable: bool
     is_persistent: bool
-    num_epochs: int  # begun while we looked
-    fed_share: float  # of the steps
+    num_epochs: int  # started during the trial
+    fed_share: float  # share of the steps that fetched from it
 
 
 @dataclass(frozen=True, slots=True)
-class Optimizer:
-    place: Place
+class OptimizerInfo:
+    """One optimizer of the script."""
+
+    site: CallSite
     name: str
-    takes: tuple[str, ...]  # of "foreach" and "fused"
-    way: str  # "fused", "foreach" or "loop"
+    supports: tuple[str, ...]  # of "foreach" and "fused"
+    implementation: str  # "fused", "foreach" or "loop"
     num_tensors: int
     device: str
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    place: Place  # where it is called
-    name: str  # of the variable
-    kind: str  # its class
+class ModelInfo:
+    """One model of the script."""
+
+    site: CallSite  # where the script calls it
+    name: str  # of the variable that holds it
+    class_name: str
     device: str
     is_float32: bool
     num_conv2d: int
@@ -54,20 +60,20 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What the script is made of, as seen while its first steps ran unchanged."""
+    """Loaders, optimizers, models and threads of the script, found while its first steps run unchanged."""
 
-    loaders: tuple[Loader, ...] = ()
-    optimizers: tuple[Optimizer, ...] = ()
-    models: tuple[Model, ...] = ()
+    loaders: tuple[DataLoaderInfo, ...] = ()
+    optimizers: tuple[OptimizerInfo, ...] = ()
+    models: tuple[ModelInfo, ...] = ()
     num_threads: int = 1
-    threads_set_at: Place = Place()
+    threads_set_at: CallSite = CallSite()
     num_cores: int = 1
     has_compiler: bool = False
     world_size: int = 1
 
     @property
-    def feeding(self) -> tuple[Loader, ...]:
-        """The loaders that the training is fed by; one that only validation reads is not among them."""
+    def feeding(self) -> tuple[DataLoaderInfo, ...]:
+        """The loaders that feed the training, without those that only validation reads."""
         return tuple(loader for loader in self.loaders if loader.fed_share >= 0.5)
 
     @property
@@ -77,38 +83,38 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One run of the script's first steps."""
+    """Result of one run of the script's first steps."""
 
-    outcome: str  # "measured", "ended" (the script was over first), "failed", "stuck" (stopped from outside)
+    outcome: str  # "measured", "ended" (the script ended first), "failed", "stuck" (killed after its time limit)
     error: str = ""
-    num_steps: int = 0  # measured, after the warm-up
-    seconds: float = 0.0  # that they took
-    num_samples: int = 0  # that came from the loaders in that time
-    waited_s: float = 0.0  # for them
-    stock_share: float = 0.0  # of the batches: ready before the measured steps began, and used up in them
-    warmup_s: float = 0.0  # from the first call of a training to the first measured step: compiling is in here
-    total_steps: int = 0  # with the warm-up
-    losses: tuple[float, ...] = ()  # of every step, from the first
+    num_steps: int = 0  # measured steps, after the warm-up
+    seconds: float = 0.0  # duration of the measured steps
+    num_samples: int = 0  # fetched from the loaders in that time
+    waited_s: float = 0.0  # for the loaders
+    prefetched_share: float = 0.0  # share of the batches that were ready before the measured steps
+    warmup_s: float = 0.0  # from the first training call to the first measured step, including compilation
+    total_steps: int = 0  # including the warm-up
+    losses: tuple[float, ...] = ()  # of every step, including the warm-up
     survey: Survey | None = None
-    wall_s: float = 0.0  # of the whole process, as the parent saw it
+    wall_s: float = 0.0  # of the whole process, measured by the parent
     log: str = ""
 
     @property
     def is_usable(self) -> bool:
-        return self.outcome in ("measured", "ended") and self.num_steps >= FEWEST_STEPS and self.seconds > 0 and self.stock_share < 1
+        return self.outcome in ("measured", "ended") and self.num_steps >= MIN_STEPS and self.seconds > 0 and self.prefetched_share < 1
 
     @property
     def steps_per_s(self) -> float:
-        return self.num_steps * (1 - self.stock_share) / self.seconds
+        return self.num_steps * (1 - self.prefetched_share) / self.seconds
 
     @property
     def samples_per_s(self) -> float:
-        return self.num_samples * (1 - self.stock_share) / self.seconds
+        return self.num_samples * (1 - self.prefetched_share) / self.seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What the parent asks a child to try."""
+class TrialRequest:
+    """Which script a child runs, under which patch and for how long."""
 
     target: str
     args: list[str]
@@ -123,11 +129,11 @@ class Request:
     log: str
 
 
-FEWEST_STEPS = 5  # measured ones: with fewer, one hiccup is the result
+MIN_STEPS = 5  # measured steps: with fewer, one slow step decides the result
 
 
 def read_trial(document: Mapping[str, Any]) -> Trial:
-    """A trial from what the child wrote."""
+    """A trial from the JSON document of the child."""
     survey = document.get("survey")
     return Trial(**{**document, "losses": tuple(document["losses"]), "survey": None if survey is None else _survey(survey)})
 
@@ -136,13 +142,15 @@ def _survey(document: Mapping[str, Any]) -> Survey:
     return Survey(
         **{
             **document,
-            "loaders": tuple(Loader(**_placed(each)) for each in document["loaders"]),
-            "optimizers": tuple(Optimizer(**{**_placed(each), "takes": tuple(each["takes"])}) for each in document["optimizers"]),
-            "models": tuple(Model(**_placed(each)) for each in document["models"]),
-            "threads_set_at": Place(**document["threads_set_at"]),
+            "loaders": tuple(DataLoaderInfo(**_with_site(each)) for each in document["loaders"]),
+            "optimizers": tuple(OptimizerInfo(**_with_site(each)) for each in document["optimizers"]),
+            "models": tuple(ModelInfo(**_with_site(each)) for each in document["models"]),
+            "threads_set_at": CallSite(**document["threads_set_at"]),
         }
     )
 
 
-def _placed(document: Mapping[str, Any]) -> dict[str, Any]:
-    return {**document, "place": Place(**document["place"])}
+def _with_site(document: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no tuples and no dataclasses."""
+    plain = {name: tuple(value) if isinstance(value, list) else value for name, value in document.items()}
+    return {**plain, "site": CallSite(**document["site"])}

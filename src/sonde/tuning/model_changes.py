@@ -1,7 +1,7 @@
-"""The models of the script, inside a trial: what is called from outside any other module, with something in it that learns.
+"""Finds and changes the models of the script inside a trial: outermost modules with trainable parameters.
 
-Each is met at its first call, before it computes anything. A change is put around its calls through the slot that `Module.compile()` uses
-(`_compiled_call_impl`): copies and pickles of the model do not inherit it, and no hook is needed.
+`nn.Module.__call__` is patched for the first steps. A model is changed at its first call, before it computes anything, by the slot that
+`Module.compile()` uses: copies and pickles of the model do not inherit the change, and no hook is needed.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from sonde.capture.call_site import user_frame
 from sonde.statistics.tensor_utils import find_tensors
-from sonde.tuning.call_site_keys import place_here
-from sonde.tuning.messages import Model
+from sonde.statistics.torch_internals import call_implementation, is_compiled, replace_call_implementation, tree_map_only
+from sonde.tuning.call_site_keys import call_site_here
+from sonde.tuning.messages import ModelInfo
 
-STEPS_SEARCHED = 3  # by then every model that is trained has run
+STEPS_SEARCHED = 3  # every trained model has run by then
 
 
-class Models:
+class ModelPatcher:
+    """Applies channels_last, autocast and compile to the models that the script calls, and describes them."""
+
     def __init__(self, changes: Sequence[str], num_expected: int) -> None:
         self._changes, self._num_expected = frozenset(changes), num_expected
-        self._met: dict[int, tuple[nn.Module, Model]] = {}
+        self._models: dict[int, tuple[nn.Module, ModelInfo]] = {}
         self._original: Any = None
         self._thread = threading.local()
 
@@ -41,9 +43,9 @@ class Models:
 
         @functools.wraps(original)
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if getattr(self._thread, "inside", False) or not torch.is_grad_enabled() or not _learns(module):
+            if getattr(self._thread, "inside", False) or not torch.is_grad_enabled() or not _is_trainable(module):
                 return original(module, *args, **kwargs)
-            self._meet(module, args, kwargs)
+            self._add(module, args, kwargs)
             self._thread.inside = True
             try:
                 return original(module, *args, **kwargs)
@@ -52,48 +54,48 @@ class Models:
 
         nn.Module.__call__ = __call__  # type: ignore[method-assign]
 
-    def step_ended(self, num_steps: int) -> None:
+    def on_step_end(self, num_steps: int) -> None:
         if num_steps >= STEPS_SEARCHED:
             self._stop_searching()
 
-    def facts(self) -> tuple[Model, ...]:
-        return tuple(model for _, model in self._met.values())
+    def describe(self) -> tuple[ModelInfo, ...]:
+        return tuple(model for _, model in self._models.values())
 
     def _stop_searching(self) -> None:
         if self._original is not None:
             nn.Module.__call__ = self._original  # type: ignore[method-assign]
             self._original = None
 
-    def _meet(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if id(module) in self._met:
+    def _add(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if id(module) in self._models:
             return
-        self._met[id(module)] = module, _facts(module, args, kwargs)
+        self._models[id(module)] = module, _describe(module, args, kwargs)
         if self._changes:
             if "channels_last" in self._changes:
-                module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's own stub forgets it
-            module._compiled_call_impl = self._changed(module)
-        if len(self._met) == self._num_expected:
+                module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stub
+            replace_call_implementation(module, self._make_call(module))
+        if len(self._models) == self._num_expected:
             self._stop_searching()
 
-    def _changed(self, module: nn.Module) -> Callable[..., Any]:
-        plain = module._compiled_call_impl or module._call_impl
+    def _make_call(self, module: nn.Module) -> Callable[..., Any]:
+        plain = call_implementation(module)
         device = _device(module)
         images, half, compiles = (name in self._changes for name in ("channels_last", "autocast", "compile"))
         compiled: Callable[..., Any] | None = None
 
         def inner(*args: Any, **kwargs: Any) -> Any:
-            return plain(*args, **kwargs)  # torch leaves its own files uncompiled, and `plain` of a Sequential is in one of them
+            return plain(*args, **kwargs)  # torch.compile skips functions in torch's own files, such as `plain` of a Sequential
 
         def call(*args: Any, **kwargs: Any) -> Any:
             nonlocal compiled
             if images:
-                args, kwargs = pytree.tree_map_only(torch.Tensor, _as_channels_last, (args, kwargs))
-            # The compiler must not meet a Module.__call__ of ours: it begins once the search is over.
+                args, kwargs = tree_map_only(torch.Tensor, _as_channels_last, (args, kwargs))
+            # Compiles only after the search: the patched Module.__call__ must not be compiled.
             if compiles and compiled is None and not self.is_searching:
                 compiled = torch.compile(inner)
             with torch.autocast(device, torch.bfloat16) if half else nullcontext():
                 output = (compiled or plain)(*args, **kwargs)
-            return pytree.tree_map_only(torch.Tensor, _as_float32, output) if half else output
+            return tree_map_only(torch.Tensor, _as_float32, output) if half else output
 
         return call
 
@@ -103,11 +105,11 @@ def _as_channels_last(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _as_float32(tensor: torch.Tensor) -> torch.Tensor:
-    """The loss is computed outside, in float32, as it is where autocast reaches around it."""
+    """The loss is computed outside of autocast, from float32, as losses inside of autocast are."""
     return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
-def _learns(module: nn.Module) -> bool:
+def _is_trainable(module: nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in module.parameters())
 
 
@@ -115,26 +117,26 @@ def _device(module: nn.Module) -> str:
     return str(next(module.parameters()).device.type)
 
 
-def _facts(module: nn.Module, args: Any, kwargs: Any) -> Model:
+def _describe(module: nn.Module, args: Any, kwargs: Any) -> ModelInfo:
     device = _device(module)
     images = [tensor for _, tensor in find_tensors((args, kwargs)) if tensor.dim() == 4 and tensor.is_floating_point()]
     stored_last = (not each.is_contiguous() and each.is_contiguous(memory_format=torch.channels_last) for each in images)
-    return Model(
-        place=place_here(),
-        name=_name_of(module, user_frame()),
-        kind=type(module).__name__,
+    return ModelInfo(
+        site=call_site_here(),
+        name=_variable_name(module, user_frame()),
+        class_name=type(module).__name__,
         device=device,
         is_float32=all(p.dtype == torch.float32 for p in module.parameters() if p.is_floating_point()),
         num_conv2d=sum(isinstance(part, nn.Conv2d) for part in module.modules()),
         takes_images=bool(images),
         is_channels_last=bool(images) and all(stored_last),
         in_autocast=torch.is_autocast_enabled(device),
-        is_compiled=module._compiled_call_impl is not None or hasattr(module, "_orig_mod"),
+        is_compiled=is_compiled(module),
     )
 
 
-def _name_of(module: nn.Module, frame: FrameType | None) -> str:
-    """What the user calls it where it is called: a variable, or an attribute of `self`."""
+def _variable_name(module: nn.Module, frame: FrameType | None) -> str:
+    """The variable that holds the model at its call, or the attribute of `self`."""
     if frame is not None:
         owner = frame.f_locals.get("self")
         for prefix, scope in (("", frame.f_locals), ("self.", getattr(owner, "__dict__", {})), ("", frame.f_globals)):

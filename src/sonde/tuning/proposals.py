@@ -1,6 +1,6 @@
-"""What could be changed: each family looks at the survey and answers with proposals, or with the reason why it has none.
+"""Proposes changes: each family of changes reads the survey and returns proposals, or the reason why it has none.
 
-A proposal says the change in the user's words and where it goes; its patch is how a trial makes the same change without touching the file.
+A proposal names the change as code and the line that it belongs to. Its patch makes the same change in a trial, without modifying the file.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sonde.errors import SondeError
-from sonde.tuning.messages import Loader, Place, Survey
+from sonde.tuning.messages import CallSite, DataLoaderInfo, Survey
 
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """What a trial changes. Loaders and optimizers go by the line that makes them."""
+    """The changes of a trial; those of loaders and optimizers by the key of the call site that creates them."""
 
     loaders: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     optimizers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     models: tuple[str, ...] = ()  # of "channels_last", "autocast", "compile"
-    threads: int = 0  # 0: as the script has it
+    threads: int = 0  # 0: unchanged
 
     def __or__(self, other: Patch) -> Patch:
         return Patch(
@@ -38,21 +38,23 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
+    """One change, its line in the script and its patch."""
+
     family: str
     name: str  # short, unique: "workers=2"
-    change: str  # in the user's words: "DataLoader(…, num_workers=2)"
-    place: Place
+    change: str  # as code: "DataLoader(…, num_workers=2)"
+    site: CallSite
     patch: Patch
     same_training: bool = True  # False: other batches, so the losses cannot be compared
     slow_start: bool = False
     note: str = ""
 
 
-Answer = Sequence[Proposal] | str
+Proposed = Sequence[Proposal] | str
 
 
-def workers(survey: Survey) -> Answer:
-    """Batches made by other processes while the model computes."""
+def workers(survey: Survey) -> Proposed:
+    """Worker processes that make batches while the model computes."""
     loaders = survey.feeding
     if not loaders:
         return "no DataLoader feeds the training"
@@ -65,7 +67,7 @@ def workers(survey: Survey) -> Answer:
     for number in (*((0,) if now else ()), *numbers):
         change: dict[str, Any] = {"num_workers": number}
         words = f"num_workers={number}"
-        if number == 0:  # what only makes sense with workers has to go too
+        if number == 0:  # DataLoader refuses these arguments without workers
             change |= {"prefetch_factor": None, "persistent_workers": False, "timeout": 0, "multiprocessing_context": None}
         elif any(loader.num_epochs > 1 and not loader.is_persistent for loader in loaders):
             change["persistent_workers"] = True
@@ -74,8 +76,8 @@ def workers(survey: Survey) -> Answer:
     return found
 
 
-def pin_memory(survey: Survey) -> Answer:
-    """Batches in memory that a device can copy from by itself."""
+def pin_memory(survey: Survey) -> Proposed:
+    """Batches in page-locked memory, which a device copies without the CPU."""
     if survey.is_on_cpu:
         return "nothing is on an accelerator"
     loaders = tuple(loader for loader in survey.feeding if not loader.pin_memory)
@@ -84,51 +86,51 @@ def pin_memory(survey: Survey) -> Answer:
     return [_loader_proposal("pin", "pin_memory", "pin_memory=True", loaders, {"pin_memory": True})]
 
 
-def optimizer(survey: Survey) -> Answer:
-    """All parameters updated by a few calls instead of a loop over them."""
+def optimizer(survey: Survey) -> Proposed:
+    """Updates of all parameters by a few calls instead of a loop."""
     if not survey.optimizers:
         return "no optimizer of torch.optim steps"
     found = []
-    for way, less in (("foreach", ("loop",)), ("fused", ("loop", "foreach"))):
-        takers = [each for each in survey.optimizers if way in each.takes and each.way in less]
-        if takers:
-            # The two exclude each other, so the other one has to be out of the way even where the user asked for it.
-            change = {way: True, ("foreach" if way == "fused" else "fused"): None}
-            patch = Patch(optimizers={each.place.key: {k: v for k, v in change.items() if k in each.takes} for each in takers})
-            names = " and ".join(dict.fromkeys(each.name for each in takers))
-            found.append(Proposal("optimizer", way, f"{names}(…, {way}=True)", takers[0].place, patch))
+    for implementation, slower in (("foreach", ("loop",)), ("fused", ("loop", "foreach"))):
+        candidates = [each for each in survey.optimizers if implementation in each.supports and each.implementation in slower]
+        if candidates:
+            # foreach and fused exclude each other, so the other one is switched off even if the script asks for it.
+            change = {implementation: True, ("foreach" if implementation == "fused" else "fused"): None}
+            patch = Patch(optimizers={each.site.key: {k: v for k, v in change.items() if k in each.supports} for each in candidates})
+            names = " and ".join(dict.fromkeys(each.name for each in candidates))
+            found.append(Proposal("optimizer", implementation, f"{names}(…, {implementation}=True)", candidates[0].site, patch))
     if not found:
-        return "the optimizer is fused already" if any(each.way == "fused" for each in survey.optimizers) else "it takes neither"
+        return "the optimizer is fused already" if any(each.implementation == "fused" for each in survey.optimizers) else "it takes neither"
     return found
 
 
-def threads(survey: Survey) -> Answer:
-    """Threads inside of an operation: more is not always faster."""
+def threads(survey: Survey) -> Proposed:
+    """The number of threads of an operation: more are not always faster."""
     if not survey.is_on_cpu:
         return "the work is done on an accelerator"
     numbers = sorted({1, *_up_to(survey.num_cores)} - {survey.num_threads})
     if not numbers:
         return "there is one core"
-    place = survey.threads_set_at if survey.threads_set_at.key else Place("", "at the top", "")
+    site = survey.threads_set_at if survey.threads_set_at.key else CallSite("", "at the top", "")
     return [
-        Proposal("threads", f"threads={number}", f"torch.set_num_threads({number})", place, Patch(threads=number)) for number in numbers
+        Proposal("threads", f"threads={number}", f"torch.set_num_threads({number})", site, Patch(threads=number)) for number in numbers
     ]
 
 
-def channels_last(survey: Survey) -> Answer:
-    """Images stored pixel by pixel, as the convolutions of most libraries want them."""
+def channels_last(survey: Survey) -> Proposed:
+    """Images in the memory format that the convolutions of most libraries prefer."""
     models = [model for model in survey.models if model.takes_images and model.num_conv2d]
     if not models:
         return "no model takes images (4-D inputs) into Conv2d"
     if all(model.is_channels_last for model in models):
-        return "the images are stored so already"
+        return "the images are in channels_last already"
     name = models[0].name
     words = f"{name}.to(memory_format=torch.channels_last)"
-    note = f"what {name} is called with as well: x.to(memory_format=torch.channels_last)"
-    return [Proposal("channels_last", "channels_last", words, models[0].place, Patch(models=("channels_last",)), note=note)]
+    note = "and its inputs: x.to(memory_format=torch.channels_last)"
+    return [Proposal("channels_last", "channels_last", words, models[0].site, Patch(models=("channels_last",)), note=note)]
 
 
-def autocast(survey: Survey) -> Answer:
+def autocast(survey: Survey) -> Proposed:
     """Matrix products in bfloat16; parameters, sums and the loss stay float32."""
     if not survey.models:
         return NO_MODEL
@@ -139,11 +141,11 @@ def autocast(survey: Survey) -> Answer:
     model = survey.models[0]
     words = f'with torch.autocast("{model.device}", torch.bfloat16): {model.name}(…)'
     note = "around the model's call and the loss"
-    return [Proposal("autocast", "bfloat16", words, model.place, Patch(models=("autocast",)), note=note)]
+    return [Proposal("autocast", "bfloat16", words, model.site, Patch(models=("autocast",)), note=note)]
 
 
-def compile_model(survey: Survey) -> Answer:
-    """The model turned into a few generated kernels."""
+def compile_model(survey: Survey) -> Proposed:
+    """The model compiled into a few generated kernels."""
     if not survey.models:
         return NO_MODEL
     if any(model.is_compiled for model in survey.models):
@@ -152,28 +154,28 @@ def compile_model(survey: Survey) -> Answer:
         return "torch.compile needs a C++ compiler, and none is installed"
     model = survey.models[0]
     words = f"{model.name} = torch.compile({model.name})"
-    note = "after it is made; the keys of its state_dict then begin with _orig_mod."
-    return [Proposal("compile", "compile", words, model.place, Patch(models=("compile",)), slow_start=True, note=note)]
+    note = "after its construction; the keys of its state_dict then begin with _orig_mod."
+    return [Proposal("compile", "compile", words, model.site, Patch(models=("compile",)), slow_start=True, note=note)]
 
 
-def batch_size(survey: Survey) -> Answer:
-    """More samples per step: compared by samples per second, and another training."""
+def batch_size(survey: Survey) -> Proposed:
+    """More samples per step. Compared by samples per second; the training is not the same."""
     loaders = tuple(loader for loader in survey.feeding if loader.batch_size is not None)
     if not loaders:
         return "no DataLoader with a batch_size feeds the training"
     note = "fewer updates per epoch: the learning rate may have to follow"
     found = []
     for factor in (2, 4):
-        patch = Patch(loaders={loader.place.key: {"batch_size": factor * (loader.batch_size or 1)} for loader in loaders})
+        patch = Patch(loaders={loader.site.key: {"batch_size": factor * (loader.batch_size or 1)} for loader in loaders})
         words = f"batch_size={factor * (loaders[0].batch_size or 1)}"
-        found.append(Proposal("batch", words, f"DataLoader(…, {words})", loaders[0].place, patch, same_training=False, note=note))
+        found.append(Proposal("batch", words, f"DataLoader(…, {words})", loaders[0].site, patch, same_training=False, note=note))
     return found
 
 
 NO_MODEL = "no module with parameters was called in the training"
 
-# From what is tried in seconds to what takes minutes.
-FAMILIES: Mapping[str, Callable[[Survey], Answer]] = {
+# Trials of seconds first, trials of minutes last.
+FAMILIES: Mapping[str, Callable[[Survey], Proposed]] = {
     "workers": workers,
     "optimizer": optimizer,
     "threads": threads,
@@ -186,33 +188,33 @@ FAMILIES: Mapping[str, Callable[[Survey], Answer]] = {
 
 
 def chosen_families(only: Sequence[str]) -> tuple[str, ...]:
-    """The families that were asked for, in their order; all where none was."""
+    """The families in `only`, in the order of FAMILIES; all if it is empty."""
     for name in only:
         if name not in FAMILIES:
             near = difflib.get_close_matches(name, FAMILIES, n=1)
             hint = f"Nearest: {near[0]}. " if near else ""
-            raise SondeError(f"there is nothing to tune by the name of {name!r}.\n{hint}All: {', '.join(FAMILIES)}")
+            raise SondeError(f"{name!r} is not a family of changes.\n{hint}All: {', '.join(FAMILIES)}")
     return tuple(name for name in FAMILIES if not only or name in only)
 
 
 def propose(survey: Survey, families: Sequence[str]) -> tuple[list[Proposal], dict[str, str]]:
-    """What to try on this script, and for each family that has nothing to propose, why."""
+    """The proposals for a script, and the reason for each family that has none."""
     found: list[Proposal] = []
-    why_not: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for family in families:
         answer = FAMILIES[family](survey)
         if isinstance(answer, str):
-            why_not[family] = answer
+            reasons[family] = answer
         else:
             found.extend(answer)
-    return found, why_not
+    return found, reasons
 
 
-def _loader_proposal(family: str, name: str, words: str, loaders: Sequence[Loader], change: Mapping[str, Any]) -> Proposal:
-    patch = Patch(loaders={loader.place.key: change for loader in loaders})
-    return Proposal(family, name, f"DataLoader(…, {words})", loaders[0].place, patch)
+def _loader_proposal(family: str, name: str, words: str, loaders: Sequence[DataLoaderInfo], change: Mapping[str, Any]) -> Proposal:
+    patch = Patch(loaders={loader.site.key: change for loader in loaders})
+    return Proposal(family, name, f"DataLoader(…, {words})", loaders[0].site, patch)
 
 
 def _up_to(num_cores: int) -> list[int]:
-    """At most three numbers that are worth trying on so many cores."""
+    """At most three numbers of threads or workers to try."""
     return sorted({max(num_cores // 4, 1), max(num_cores // 2, 1), num_cores})

@@ -1,7 +1,7 @@
-"""What the trials say: how much a change gains, and whether the training stays the same. Pure arithmetic.
+"""Computes the gain of a change from its trials, and whether the losses stay the same.
 
-The machine has its moods, and they last longer than a trial. So the unchanged script is measured again and again between the changed ones,
-and a change is compared with those right before and after it. Noise is what the unchanged script differs by from one time to the next.
+The speed of a machine drifts over times longer than a trial. So the unchanged script is measured repeatedly between the changed ones, and a
+trial is compared with the baselines right before and after it. Noise is the typical difference between two consecutive baselines.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from statistics import median
 
 from sonde.tuning.messages import Trial
 
-LEAST_GAIN = 0.03  # a change that saves less is not worth a line of code
-SURE = 4.0  # times the noise, over the root of the number of runs: well over two standard deviations, for many changes are tried
+MIN_GAIN = 0.03  # a smaller gain is not worth a line of code
+NOISE_FACTOR = 4.0  # times the noise over the root of the number of runs: more than two standard deviations, because many changes are tried
 TOLERANCE = 0.02  # of the loss: bfloat16 alone rounds at 0.4 %, and a few steps amplify that
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """How many times as fast: the median of all comparisons, and the least and the most of them."""
+    """Speed relative to the unchanged script: median, minimum and maximum of all comparisons."""
 
     factor: float
     low: float
@@ -32,23 +32,25 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class LossCheck:
+    """Comparison of the losses of a trial with those of the unchanged script."""
+
     kind: str  # "same" (bit for bit), "close", "departs", "unknown" (nothing to compare with)
-    difference: float = 0.0  # the largest, as a share of the loss
-    step: int = -1  # the first that is further away than the tolerance
+    difference: float = 0.0  # the largest, as a share of a typical loss
+    step: int = -1  # the first step beyond the tolerance
     num_steps: int = 0
 
 
 def noise_of(baselines: Sequence[float]) -> float:
-    """By which share the unchanged script differs from itself, typically, from one time to the next."""
-    steps = [abs(later / earlier - 1) for earlier, later in pairwise(baselines)]
-    return median(steps) if steps else 0.0
+    """The median relative difference between two consecutive runs of the unchanged script."""
+    differences = [abs(later / earlier - 1) for earlier, later in pairwise(baselines)]
+    return median(differences) if differences else 0.0
 
 
 def ratios(sequence: Sequence[tuple[str, float]], name: str, baseline: str = "") -> list[float]:
-    """The speeds of `name`, each divided by those of the baselines around it. `sequence` is in the order of measuring."""
+    """The speeds of `name`, each divided by the mean of the baselines before and after it. `sequence` is in the order of measuring."""
     found = []
-    for index, (who, speed) in enumerate(sequence):
-        if who != name:
+    for index, (trial_name, speed) in enumerate(sequence):
+        if trial_name != name:
             continue
         before = next((other for key, other in reversed(sequence[:index]) if key == baseline), None)
         after = next((other for key, other in sequence[index + 1 :] if key == baseline), None)
@@ -59,9 +61,9 @@ def ratios(sequence: Sequence[tuple[str, float]], name: str, baseline: str = "")
 
 
 def gain_of(ratio: Sequence[float], noise: float) -> Gain:
-    """Faster is what was faster every time, and by more than the noise. With many changes tried, one looks good by chance."""
+    """The verdict is "faster" only if every comparison was faster and the median exceeds the noise: one of many looks good by chance."""
     factor, low, high = median(ratio), min(ratio), max(ratio)
-    margin = max(LEAST_GAIN, SURE * noise / math.sqrt(len(ratio)))
+    margin = max(MIN_GAIN, NOISE_FACTOR * noise / math.sqrt(len(ratio)))
     if low > 1 and factor > 1 + margin:
         verdict = "faster"
     elif high < 1 and factor < 1 / (1 + margin):
@@ -76,7 +78,7 @@ def speed_of(trial: Trial, *, by_samples: bool) -> float:
 
 
 def compare_losses(baseline: Sequence[float], losses: Sequence[float], own_difference: float = 0.0) -> LossCheck:
-    """Are these the losses of the same training? `own_difference` is what the unchanged script differs by from itself."""
+    """Compares losses step by step. `own_difference` is the difference between two runs of the unchanged script."""
     num = min(len(baseline), len(losses))
     pairs = [(one, other) for one, other in zip(baseline, losses) if not (math.isnan(one) and math.isnan(other))]
     if not pairs or own_difference > TOLERANCE:
@@ -84,15 +86,15 @@ def compare_losses(baseline: Sequence[float], losses: Sequence[float], own_diffe
     if all(one == other for one, other in pairs):
         return LossCheck("same", num_steps=num)
     finite = [abs(one) for one, _ in pairs if math.isfinite(one)]
-    scale = (median(finite) if finite else 0.0) or 1.0  # a typical loss: near zero a share of the loss itself says nothing
-    apart = [_apart(one, other, scale) for one, other in zip(baseline, losses)]
-    worst = max(apart)
+    scale = (median(finite) if finite else 0.0) or 1.0  # a typical loss: a share of a loss near zero is meaningless
+    differences = [_difference(one, other, scale) for one, other in zip(baseline, losses)]
+    worst = max(differences)
     if worst <= TOLERANCE:
         return LossCheck("close", worst, num_steps=num)
-    return LossCheck("departs", worst, next(step for step, share in enumerate(apart) if share > TOLERANCE), num)
+    return LossCheck("departs", worst, next(step for step, share in enumerate(differences) if share > TOLERANCE), num)
 
 
-def _apart(one: float, other: float, scale: float) -> float:
+def _difference(one: float, other: float, scale: float) -> float:
     if one == other or (math.isnan(one) and math.isnan(other)):
         return 0.0
     share = abs(one - other) / scale

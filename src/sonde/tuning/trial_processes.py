@@ -1,4 +1,4 @@
-"""The processes of the trials, seen from the parent: started one by one, followed, stopped when their time is over. No torch here."""
+"""Starts the processes of the trials from the parent, one at a time, and kills those that exceed their limit. Does not import torch."""
 
 from __future__ import annotations
 
@@ -16,34 +16,36 @@ from time import monotonic, sleep
 from typing import Any, Protocol
 
 from sonde.errors import SondeError
-from sonde.tuning.messages import Request, Trial, read_trial
+from sonde.tuning.messages import Trial, TrialRequest, read_trial
 
 CAN_FORK = sys.platform == "linux"  # elsewhere forking is missing, or breaks system libraries that torch uses
-LOOKED_AT_EVERY_S = 0.05
+POLL_S = 0.05
 
 
-class Running(Protocol):
+class RunningTrial(Protocol):
+    """The process of a trial."""
+
     def poll(self) -> int | None: ...
     def kill(self) -> None: ...
 
 
-class Processes:
-    """Use as a context: on leaving, nothing of it runs any more."""
+class TrialProcesses:
+    """Runs trials; a context manager that ends the fork server."""
 
     def __init__(self, folder: Path, *, fork: bool = CAN_FORK) -> None:
         self.folder, self._forks = folder, fork
-        self._nursery: Nursery | None = None
+        self._fork_server: ForkServer | None = None
         self._num = 0
 
-    def __enter__(self) -> Processes:
+    def __enter__(self) -> TrialProcesses:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._nursery is not None:
-            self._nursery.close()
+        if self._fork_server is not None:
+            self._fork_server.close()
 
-    def run(self, request: Request, *, name: str, limit_s: float, tick: Callable[[int], None]) -> Trial:
-        """One trial to its end, or to its limit. `tick` is told how many steps it has made."""
+    def run(self, request: TrialRequest, *, name: str, limit_s: float, tick: Callable[[int], None]) -> Trial:
+        """Run one trial until it ends or reaches its limit. `tick` is called with the number of its steps."""
         self._num += 1
         stem = self.folder / f"{self._num:02d}-{name}"
         request = replace(request, result=f"{stem}.result", progress=f"{stem}.progress", log=f"{stem}.log")
@@ -55,24 +57,24 @@ class Processes:
                 late = late or monotonic() - began > limit_s
                 if late:
                     running.kill()
-                sleep(LOOKED_AT_EVERY_S)
+                sleep(POLL_S)
                 tick(os.path.getsize(request.progress))
         except BaseException:
             running.kill()
-            while running.poll() is None:  # its last word must not be taken for that of the next one
-                sleep(LOOKED_AT_EVERY_S)
+            while running.poll() is None:  # its exit code must not be read as that of the next trial
+                sleep(POLL_S)
             raise
         trial = self._outcome(request, code, limit_s, late=late)
         return replace(trial, wall_s=monotonic() - began, log=request.log)
 
-    def _start(self, request: Request) -> Running:
+    def _start(self, request: TrialRequest) -> RunningTrial:
         if not self._forks:
-            return Alone(request)
-        if self._nursery is None:
-            self._nursery = Nursery(self.folder / "nursery.log")
-        return self._nursery.start(request)
+            return SpawnedTrial(request)
+        if self._fork_server is None:
+            self._fork_server = ForkServer(self.folder / "fork_server.log")
+        return self._fork_server.start(request)
 
-    def _outcome(self, request: Request, code: int, limit_s: float, *, late: bool) -> Trial:
+    def _outcome(self, request: TrialRequest, code: int, limit_s: float, *, late: bool) -> Trial:
         result = Path(request.result)
         if result.exists():
             trial = read_trial(json.loads(result.read_text(encoding="utf-8")))
@@ -87,8 +89,8 @@ class Processes:
         return trial
 
 
-class Nursery:
-    """The process that forks the trials."""
+class ForkServer:
+    """The process that forks the trials, seen from the parent."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -97,67 +99,67 @@ class Nursery:
                 [sys.executable, "-P", "-m", "sonde.tuning.fork_server"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, bufsize=0, start_new_session=True,
             )  # fmt: skip
-        self._heard = bytearray()
+        self._buffer = bytearray()
         try:
             self._wait_for("ready")
-        except BaseException:  # Ctrl-C: nobody knows of it yet who could end it
+        except BaseException:  # Ctrl-C: no other object could end the process yet
             self.close()
             raise
 
-    def start(self, request: Request) -> Forked:
+    def start(self, request: TrialRequest) -> ForkedTrial:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(asdict(request)).encode() + b"\n")
-        return Forked(self, int(self._wait_for("pid")))
+        return ForkedTrial(self, int(self._wait_for("pid")))
 
-    def answer(self, *, wait: bool) -> dict[str, Any] | None:
-        """The next line that it says; None where it has said nothing yet and nobody wants to wait."""
+    def read_message(self, *, wait: bool) -> dict[str, Any] | None:
+        """The next message of the server; None without `wait` if there is none yet."""
         assert self._process.stdout is not None
-        while b"\n" not in self._heard:
+        while b"\n" not in self._buffer:
             if not wait and not select.select([self._process.stdout], [], [], 0)[0]:
                 return None
             chunk = os.read(self._process.stdout.fileno(), 4096)
             if not chunk:
                 raise SondeError(f"the process that starts the trials died.\n{last_line(self._log)}\nIts output: {self._log}")
-            self._heard += chunk
-        line, _, rest = self._heard.partition(b"\n")
-        self._heard = rest
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+            self._buffer += chunk
+        line, _, rest = self._buffer.partition(b"\n")
+        self._buffer = rest
+        message: dict[str, Any] = json.loads(line)
+        return message
 
     def close(self) -> None:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
-        # It has nothing of its own to lose, and what it started dies with it.
+        # It has no state to save, and its children die with it.
         self._process.kill()
         self._process.wait()
 
-    def _wait_for(self, word: str) -> Any:
-        answer = self.answer(wait=True)
-        assert answer is not None
-        return answer[word]
+    def _wait_for(self, key: str) -> Any:
+        message = self.read_message(wait=True)
+        assert message is not None
+        return message[key]
 
 
-class Forked:
-    """A trial that the nursery started."""
+class ForkedTrial:
+    """A trial that the fork server started."""
 
-    def __init__(self, nursery: Nursery, pid: int) -> None:
-        self._nursery, self._pid = nursery, pid
+    def __init__(self, fork_server: ForkServer, pid: int) -> None:
+        self._fork_server, self._pid = fork_server, pid
 
     def poll(self) -> int | None:
-        answer = self._nursery.answer(wait=False)
-        return None if answer is None else int(answer["code"])
+        message = self._fork_server.read_message(wait=False)
+        return None if message is None else int(message["code"])
 
     def kill(self) -> None:
-        for end in (os.killpg, os.kill):  # the group is there a moment after the process is
+        for end in (os.killpg, os.kill):  # the process group exists a moment after the process
             with suppress(ProcessLookupError, PermissionError):
                 end(self._pid, signal.SIGKILL)
 
 
-class Alone:
-    """A trial in a fresh interpreter, which imports torch by itself."""
+class SpawnedTrial:
+    """A trial in a new interpreter, which imports torch itself."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: TrialRequest) -> None:
         path = Path(f"{request.progress}.request")
         path.write_text(json.dumps(asdict(request)), encoding="utf-8")
         command = [sys.executable, "-P", "-m", "sonde.tuning.trial", str(path)]
@@ -176,14 +178,14 @@ class Alone:
         self._process.wait()
 
     def _end_group(self) -> None:
-        """Workers of a DataLoader outlive a process that ends on the spot."""
+        """The workers of a DataLoader outlive a process that ends by `os._exit`."""
         if hasattr(os, "killpg"):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def last_line(log: Path | str) -> str:
-    """What a log ends with: of a traceback, the error."""
+    """The last line of a log: of a traceback, the error."""
     try:
         rows = Path(log).read_bytes()[-4000:].decode("utf-8", "replace").split("\n")
     except OSError:

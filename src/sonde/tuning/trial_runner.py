@@ -1,4 +1,4 @@
-"""The bench on which trials are run: keeps their order, their speeds and the time that is left."""
+"""Runs trials within a deadline and computes the result of each change from them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from statistics import median
 from time import monotonic
 
 from sonde.errors import SondeError
-from sonde.tuning.messages import FEWEST_STEPS, Request, Survey, Trial
+from sonde.tuning.messages import MIN_STEPS, Survey, Trial, TrialRequest
 from sonde.tuning.proposals import Patch, Proposal
 from sonde.tuning.ranking import LossCheck, compare_losses, gain_of, noise_of, ratios, speed_of
-from sonde.tuning.trial_processes import Processes, last_line
-from sonde.tuning.tuning_result import Baseline, Measured
+from sonde.tuning.trial_processes import TrialProcesses, last_line
+from sonde.tuning.tuning_result import BaselineSpeed, MeasuredChange
 
-BASELINE = ""  # its name among the trials
-WARMUP = 5  # steps: allocators, caches and lazily made state settle in the first few
-PREFETCHED = 2  # batches that a worker has ready at the start: they must be used up before the loader's own pace shows
-SHORTEST_LIMIT_S = 60.0  # for one trial, however quick the script is
-TIME_LIMIT_S = 600.0  # for all trials, where nobody says another
-PATIENCE = 5  # times as long as the unchanged script: then a trial is stopped
-COMPILING_S = 300.0  # on top, for what has to be compiled first
+BASELINE = ""  # name of the unchanged script among the trials
+WARMUP = 5  # steps: allocators, caches and lazily created state settle in the first few
+PREFETCHED = 2  # batches per worker that are ready at the start and must be used up before the loader's own speed shows
+MIN_LIMIT_S = 60.0  # for one trial
+TIME_LIMIT_S = 600.0  # for all trials, by default
+PATIENCE = 5  # times the duration of the unchanged script: then a trial is killed
+COMPILING_S = 300.0  # added for a change that compiles
 
-Progress = Callable[[str, int, int, int, int], None]  # what is tried, trial, of how many, step, of how many
+Progress = Callable[[str, int, int, int, int], None]  # name, trial, number of trials, step, number of steps
 
 
 class OutOfTime(Exception):
@@ -31,9 +31,11 @@ class OutOfTime(Exception):
 
 
 @dataclass(slots=True)
-class Bench:
-    processes: Processes
-    request: Request
+class TrialRunner:
+    """Runs trials in order and stores their results."""
+
+    processes: TrialProcesses
+    request: TrialRequest
     deadline: float
     progress: Progress
     num_planned: int = 1
@@ -44,11 +46,11 @@ class Bench:
     _by_samples: bool = False
     _wall_s: float = 0.0
 
-    def first(self) -> None:
-        """The script as it is, for the first time: what it is made of, and how many steps are worth measuring."""
+    def run_first(self) -> None:
+        """Run the unchanged script for the first time: survey its parts and decide how many steps each trial measures."""
         trial = self._run(BASELINE, Patch(), limit_s=self.deadline - monotonic())
         if not trial.is_usable:
-            raise SondeError(_letter(self.request.target, trial))
+            raise SondeError(_error_message(self.request.target, trial))
         assert trial.survey is not None
         if trial.survey.world_size > 1:
             raise SondeError(f"{self.request.target} trains in {trial.survey.world_size} processes; `sonde tune` measures one.")
@@ -60,38 +62,39 @@ class Bench:
             self.request, num_steps=trial.num_steps, num_models=len(self.survey.models), warmup=_warmup(workers)
         )  # fmt: skip
         if self.request.warmup > WARMUP:
-            self.baseline()  # with the warm-up that its workers need
+            self.run_baseline()  # again, with the longer warm-up for its workers
         else:
-            self._keep(BASELINE, trial)
+            self._add(BASELINE, trial)
 
-    def baseline(self) -> None:
-        """The script as it is, once more."""
-        trial = self._in_time(BASELINE, Patch())
+    def run_baseline(self) -> None:
+        """Run the unchanged script again."""
+        trial = self._run_in_time(BASELINE, Patch())
         if not trial.is_usable:
             raise SondeError(
-                f"{self.request.target} could be run once, but not again: {_why(trial)}.\n"
-                "Each change is tried in a run of its own, so the script must be able to start anew. Does it refuse output that exists?\n"
+                f"{self.request.target} ran once, but failed the second time: {_failure(trial)}.\n"
+                "Each change is tried in a run of its own, so the script must be able to run repeatedly. Does it refuse existing output?\n"
                 f"Its output: {trial.log}"
             )
-        self._keep(BASELINE, trial)
+        self._add(BASELINE, trial)
 
     def measure(self, proposals: tuple[Proposal, ...]) -> None:
+        """Run one trial with these changes together."""
         patch = Patch()
         for proposal in proposals:
             patch = patch | proposal.patch
         name = name_of(proposals)
-        self._keep(name, self._in_time(name, patch, slow_start=any(proposal.slow_start for proposal in proposals)))
+        self._add(name, self._run_in_time(name, patch, slow_start=any(proposal.slow_start for proposal in proposals)))
 
     def has_failed(self, name: str) -> bool:
         return any(not trial.is_usable for trial in self._trials.get(name, ()))
 
-    def result(self, proposals: tuple[Proposal, ...]) -> Measured:
-        """What all trials of this change say by now."""
+    def result(self, proposals: tuple[Proposal, ...]) -> MeasuredChange:
+        """The result of a change from all of its trials so far."""
         name = name_of(proposals)
         trials = self._trials[name]
         failed = next((trial for trial in trials if not trial.is_usable), None)
         if failed is not None:
-            return Measured(proposals, None, LossCheck("unknown"), error=_why(failed), log=failed.log)
+            return MeasuredChange(proposals, None, LossCheck("unknown"), error=_failure(failed), log=failed.log)
         unchanged = self._trials[BASELINE]
         gain = gain_of(ratios(self._sequence, name, BASELINE), self.noise)
         if all(proposal.same_training for proposal in proposals):
@@ -100,9 +103,9 @@ class Bench:
         else:
             loss = LossCheck("unknown")
         step_s = 1 / median(trial.steps_per_s for trial in trials)
-        measured = Measured(proposals, gain, loss, step_ms=1e3 * step_s)
+        measured = MeasuredChange(proposals, gain, loss, step_ms=1e3 * step_s)
         if any(proposal.slow_start for proposal in proposals):
-            # The first time counts: after that, what was compiled lies in torch's cache.
+            # Only the first trial compiles; the others read torch's cache.
             start_s = max(trials[0].warmup_s - median(t.warmup_s for t in unchanged), 0.0)
             saved_s = (1 - 1 / gain.factor) / median(t.steps_per_s for t in unchanged)
             return replace(measured, start_s=start_s, pays_off_after=round(start_s / saved_s) if saved_s > 0 else 0)
@@ -117,9 +120,9 @@ class Bench:
         first, *others = self._trials[BASELINE]
         return max((compare_losses(first.losses, other.losses).difference for other in others), default=0.0)
 
-    def summary(self) -> Baseline:
+    def summary(self) -> BaselineSpeed:
         trials = self._trials[BASELINE]
-        return Baseline(
+        return BaselineSpeed(
             step_ms=1e3 / median(t.steps_per_s for t in trials),
             steps_per_s=median(t.steps_per_s for t in trials),
             samples_per_s=median(t.samples_per_s for t in trials),
@@ -146,17 +149,17 @@ class Bench:
         tick(0)
         return self.processes.run(request, name=name.replace("=", "-") or "baseline", limit_s=limit_s, tick=tick)
 
-    def _in_time(self, name: str, patch: Patch, *, slow_start: bool = False) -> Trial:
+    def _run_in_time(self, name: str, patch: Patch, *, slow_start: bool = False) -> Trial:
         left_s = self.deadline - monotonic()
         if left_s < self._wall_s:
             raise OutOfTime
-        limit_s = max(PATIENCE * self._wall_s, SHORTEST_LIMIT_S) + (COMPILING_S if slow_start else 0.0)
+        limit_s = max(PATIENCE * self._wall_s, MIN_LIMIT_S) + (COMPILING_S if slow_start else 0.0)
         trial = self._run(name, patch, limit_s=min(limit_s, left_s))
         if trial.outcome == "stuck" and left_s < limit_s:
-            raise OutOfTime  # that is not the fault of what was tried
+            raise OutOfTime  # the limit was shortened by the deadline, so the change is not to blame
         return trial
 
-    def _keep(self, name: str, trial: Trial) -> None:
+    def _add(self, name: str, trial: Trial) -> None:
         self._trials.setdefault(name, []).append(trial)
         if trial.is_usable:
             self._sequence.append((name, speed_of(trial, by_samples=self._by_samples)))
@@ -170,16 +173,16 @@ def _warmup(num_workers: int) -> int:
     return max(WARMUP, PREFETCHED * num_workers + 1)
 
 
-def _why(trial: Trial) -> str:
+def _failure(trial: Trial) -> str:
     if trial.outcome == "ended":
         return f"it ended after {trial.total_steps} steps"
     return trial.error
 
 
-def _letter(target: str, trial: Trial) -> str:
-    """Why nothing can be tuned here."""
-    shown = last_line(Path(trial.log))
-    output = f"\nIts last words: {shown}\nIts output: {trial.log}" if shown else ""
+def _error_message(target: str, trial: Trial) -> str:
+    """Why this script cannot be tuned."""
+    last = last_line(Path(trial.log))
+    output = f"\nIts last line: {last}\nIts output: {trial.log}" if last else ""
     if trial.outcome == "failed":
         when = f"at step {trial.total_steps}" if trial.total_steps else "before its first step"
         return (
@@ -189,7 +192,7 @@ def _letter(target: str, trial: Trial) -> str:
     if trial.outcome == "stuck":
         return (
             f"{target}, as it is, was {trial.error}, and nothing is left of the time limit.\n"
-            f"Give it more time, as in --time-limit {TIME_LIMIT_S:.0f}, or measure fewer steps: --steps {FEWEST_STEPS}.{output}"
+            f"Give it more time, as in --time-limit {TIME_LIMIT_S:.0f}, or measure fewer steps: --steps {MIN_STEPS}.{output}"
         )
     if not trial.total_steps:
         return (
@@ -197,6 +200,6 @@ def _letter(target: str, trial: Trial) -> str:
             f"Does it need arguments? They follow the script: sonde tune {target} --epochs 1{output}"
         )
     return (
-        f"{target} ended after {trial.total_steps} steps; {WARMUP} to warm up and {FEWEST_STEPS} to measure are needed.\n"
+        f"{target} ended after {trial.total_steps} steps; {WARMUP} to warm up and {MIN_STEPS} to measure are needed.\n"
         f"Let it train longer, by its own arguments: sonde tune {target} --epochs 3{output}"
     )

@@ -1,4 +1,4 @@
-"""What `tune` answers with: plain values that views draw."""
+"""The result of `tune`, as plain values for views and JSON."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ ORDER = ("recommended", "departs", "other", "noise", "slower", "failed")
 
 
 @dataclass(frozen=True, slots=True)
-class Baseline:
-    """The script as it is."""
+class BaselineSpeed:
+    """Speed of the unchanged script."""
 
     step_ms: float
     steps_per_s: float
-    samples_per_s: float  # 0: no DataLoader, so samples cannot be counted
-    waiting_share: float  # of the time that goes into waiting for batches
-    num_steps: int  # measured in each trial
+    samples_per_s: float  # 0 without a DataLoader
+    waiting_share: float  # of the time spent waiting for batches
+    num_steps: int  # measured per trial
     num_runs: int
     noise_share: float
-    loss_noise_share: float  # how much its losses differ from run to run; 0: bit for bit the same
+    loss_noise_share: float  # difference of its losses between runs; 0: identical
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """A proposal, or several together, and what came out."""
+class MeasuredChange:
+    """One proposal, or several together, with speed and losses."""
 
     proposals: tuple[Proposal, ...]
     gain: Gain | None  # None: it failed
     loss: LossCheck
     step_ms: float = 0.0
-    start_s: float = 0.0  # how much longer it takes to start, once
-    pays_off_after: int = 0  # steps, where it starts slowly and is faster then
+    start_s: float = 0.0  # additional time to start, once
+    pays_off_after: int = 0  # steps after which a slow start is compensated
     error: str = ""
     log: str = ""
 
@@ -50,7 +50,7 @@ class Measured:
 
     @property
     def standing(self) -> str:
-        """One of `ORDER`: "departs" and "other" are faster, but the training is not the same."""
+        """One of `ORDER`: "departs" and "other" are faster, but the losses or the batches are not the same."""
         if self.gain is None:
             return "failed"
         if self.gain.verdict != "faster":
@@ -60,13 +60,13 @@ class Measured:
         return "departs" if self.loss.kind == "departs" else "recommended"
 
     @property
-    def sureness(self) -> tuple[bool, float]:
-        """By this the best is chosen: more than one look, then the worst comparison. With noise, the best median is a matter of luck."""
+    def reliability(self) -> tuple[bool, float]:
+        """Sort key of the recommendation: repeated or not, then the worst comparison. With noise, the best median is luck."""
         return (self.gain.num_runs > 1, self.gain.low) if self.gain is not None else (False, 0.0)
 
     def to_dict(self) -> dict[str, Any]:
         changes = [
-            {"family": each.family, "change": each.change, "line": each.place.line, "text": each.place.text, "note": each.note}
+            {"family": each.family, "change": each.change, "line": each.site.line, "text": each.site.text, "note": each.note}
             for each in self.proposals
         ]
         return {
@@ -78,33 +78,33 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Every change that was tried, the best first; `together` is the best combination, measured."""
+    """All changes that were tried, best first, and the measured combinations."""
 
     script: str
     args: tuple[str, ...]
-    baseline: Baseline
-    results: tuple[Measured, ...]
-    together: tuple[Measured, ...]  # combinations in the order of trying
-    why_not: dict[str, str]  # families without a proposal
+    baseline: BaselineSpeed
+    results: tuple[MeasuredChange, ...]
+    together: tuple[MeasuredChange, ...]  # combinations in the order of trying
+    not_applicable: dict[str, str]  # families without a proposal
     untried: tuple[str, ...]  # proposals for which there was no time
     stopped: str  # "", "time" or "interrupted"
     num_trials: int
     elapsed_s: float
-    load_per_core: float  # of other work, when it began: above 1 the machine is busy without us
-    folder: Path  # what the script printed
+    load_per_core: float  # load of the machine at the start: above 1 it is busy with other work
+    folder: Path  # output of the script
 
     @property
-    def recommended(self) -> Measured | None:
-        """The surest of those that keep the training as it is: a combination or a single change; None where nothing helps."""
+    def recommended(self) -> MeasuredChange | None:
+        """The most reliable change or combination that keeps the training the same; None if nothing helps."""
         good = [each for each in (*self.results, *self.together) if each.standing == "recommended"]
-        return max(good, key=lambda each: each.sureness, default=None)
+        return max(good, key=lambda each: each.reliability, default=None)
 
     def to_dict(self) -> dict[str, Any]:
         best = self.recommended
         return {
             "schema": SCHEMA, "script": self.script, "args": list(self.args), "baseline": asdict(self.baseline),
             "recommended": None if best is None else best.to_dict(), "results": [each.to_dict() for each in self.results],
-            "together": [each.to_dict() for each in self.together], "not_applicable": self.why_not, "untried": list(self.untried),
+            "together": [each.to_dict() for each in self.together], "not_applicable": self.not_applicable, "untried": list(self.untried),
             "stopped": self.stopped, "num_trials": self.num_trials, "elapsed_s": self.elapsed_s, "load_per_core": self.load_per_core,
             "output": str(self.folder),
         }  # fmt: skip

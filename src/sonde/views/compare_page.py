@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sonde.views.chart import Line, curves
-from sonde.views.compare_rows import Table, common, tables
+from sonde.views.compare_rows import ComparisonTable, common, tables
 from sonde.views.sheet import html_text, sheet
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def _line(windows: tuple[Window, ...], letter: str) -> Line:
     return Line(middles, [window.median for window in windows], letter.lower(), letter, *bands)
 
 
-def _table(table: Table) -> str:
+def _table(table: ComparisonTable) -> str:
     rows = "".join(
         "<tr>" + "".join(_cell(cell, loud=place in table.bad and column == 3) for column, cell in enumerate(row)) + "</tr>"
         for place, row in enumerate(table.rows)

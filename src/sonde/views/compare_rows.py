@@ -34,7 +34,7 @@ MAX_LISTED = 6  # layers that only one run has: more are counted
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ComparisonTable:
     """Rows of four texts: what, in A, in B, and what to make of it."""
 
     title: str
@@ -42,24 +42,28 @@ class Table:
     bad: frozenset[int] = frozenset()  # rows that say something
 
 
-def tables(comparison: RunComparison) -> list[Table]:
+def tables(comparison: RunComparison) -> list[ComparisonTable]:
     """Everything that is drawn below the verdict; what has nothing to say is left out."""
     found = [
-        Table("Runs", tuple(_runs(comparison))),
+        ComparisonTable("Runs", tuple(_runs(comparison))),
         *(_loss(one) for one in comparison.losses),
         _made("Time", list(_times(comparison)), ("slower", "faster", "only in")),
         _made("Memory", [_change(change, "more", "less") for change in _memory(comparison)], ("more", "less", "only in")),
         _made("Findings", list(_findings(comparison.findings)), ("new", "gone")),
-        Table("Logged", tuple((one.name, _level(one.a), _level(one.b), "") for one in comparison.logged)),
-        Table("Layers and parameters", tuple(_sites(comparison))),
-        Table("Given differently", tuple((one.name, one.a, one.b, "") for one in comparison.settings if one.topic != "environment")),
-        Table("Environment", tuple((one.name, one.a, one.b, "") for one in comparison.settings if one.topic == "environment")),
+        ComparisonTable("Logged", tuple((one.name, _level(one.a), _level(one.b), "") for one in comparison.logged)),
+        ComparisonTable("Layers and parameters", tuple(_sites(comparison))),
+        ComparisonTable("Given differently", _settings(comparison, of_environment=False)),
+        ComparisonTable("Environment", _settings(comparison, of_environment=True)),
     ]
     return [table for table in found if table.rows]
 
 
-def _made(title: str, rows: list[tuple[str, str, str, str]], loud: tuple[str, ...]) -> Table:
-    return Table(title, tuple(rows), frozenset(i for i, row in enumerate(rows) if any(word in row[3] for word in loud)))
+def _settings(comparison: RunComparison, *, of_environment: bool) -> tuple[tuple[str, str, str, str], ...]:
+    return tuple((one.name, one.a, one.b, "") for one in comparison.settings if (one.topic == "environment") == of_environment)
+
+
+def _made(title: str, rows: list[tuple[str, str, str, str]], loud: tuple[str, ...]) -> ComparisonTable:
+    return ComparisonTable(title, tuple(rows), frozenset(i for i, row in enumerate(rows) if any(word in row[3] for word in loud)))
 
 
 def _runs(comparison: RunComparison) -> Iterator[tuple[str, str, str, str]]:
@@ -75,7 +79,7 @@ def common(parting: Parting) -> str:
     return f"{counted(parting.num_common, 'step')} that both have, {parting.num_both_observed:,} of them observed in both"
 
 
-def _loss(one: LossComparison) -> Table:
+def _loss(one: LossComparison) -> ComparisonTable:
     rows = [
         ("at the end", _level(one.final_a), _level(one.final_b), ""),
         ("best", _level(one.best_a), _level(one.best_b), ""),

@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from sonde.rules.words import number
-from sonde.views.compare_rows import Table, common, tables
+from sonde.views.compare_rows import ComparisonTable, common, tables
 from sonde.views.lines import line, paragraph
 from sonde.views.printable import printable
 from sonde.views.sparkline import sparkline
@@ -67,7 +67,7 @@ def _curves(one: LossComparison, options: ConsoleOptions) -> Iterator[Text]:
         yield line((f"{one.series} {name}".ljust(INDENT), "dim"), f"{first} ", (drawn, "cyan" if name == "A" else "yellow"), f" {last}")
 
 
-def _table(table: Table, width: int) -> Iterator[Text]:
+def _table(table: ComparisonTable, width: int) -> Iterator[Text]:
     """In columns where they fit; else each row as a paragraph per run."""
     rows = [tuple(printable(cell) for cell in row) for row in table.rows]
     head = (table.title, "A", "B", "")

@@ -43,14 +43,14 @@ class Layer(Protocol):
     def flow_intensity(self) -> float: ...
 
 
-class Frame(Protocol):
+class FlowFrame(Protocol):
     @property
     def step(self) -> int: ...
     @property
     def layers(self) -> Sequence[Layer]: ...
 
 
-def layer_names(frames: Sequence[Frame]) -> list[str]:
+def layer_names(frames: Sequence[FlowFrame]) -> list[str]:
     return sorted({layer.name for frame in frames for layer in frame.layers})
 
 
@@ -66,7 +66,7 @@ def state(layer: Layer) -> str:
     return "exploding" if layer.is_exploding else "vanishing" if layer.is_vanishing else "normal"
 
 
-def thinned(frames: Sequence[Frame], limit: int) -> list[Frame]:
+def thinned(frames: Sequence[FlowFrame], limit: int) -> list[FlowFrame]:
     """At most `limit` frames. Of neighbours that must share a place the worst is shown: no explosion is lost."""
     if len(frames) <= limit:
         return list(frames)
@@ -74,11 +74,11 @@ def thinned(frames: Sequence[Frame], limit: int) -> list[Frame]:
     return [max(frames[start:end], key=_badness) for start, end in pairwise(edges)]
 
 
-def _badness(frame: Frame) -> int:
+def _badness(frame: FlowFrame) -> int:
     return max((STATES.index(state(layer)) for layer in frame.layers), default=0)
 
 
-def norm_axis(frames: Sequence[Frame]) -> Axis:
+def norm_axis(frames: Sequence[FlowFrame]) -> Axis:
     """One axis for the norms of all frames, so that a bar means the same in each of them."""
     norms = np.array([layer.grad_norm for frame in frames for layer in frame.layers], np.float64)
     axis = curve_axis(norms)
@@ -100,7 +100,7 @@ def check_fps(fps: float) -> float:
     return float(fps)
 
 
-def ascii_animation(frames: Sequence[Frame]) -> str:
+def ascii_animation(frames: Sequence[FlowFrame]) -> str:
     """One row per layer, one column per frame; a layer that is missing in a frame is blank there."""
     if not frames:
         return NOTHING
@@ -122,8 +122,8 @@ def _nearest(intensity: float) -> int:
     return math.floor(intensity * (len(SHADES) - 1) + 0.5)
 
 
-def play(frames: Sequence[Frame], fps: float) -> None:
-    """Frame after frame in the same place of the terminal; the whole animation at once where there is no terminal."""
+def play(frames: Sequence[FlowFrame], fps: float) -> None:
+    """FlowFrame after frame in the same place of the terminal; the whole animation at once where there is no terminal."""
     pause_s = 1 / check_fps(fps)
     from rich.console import Console
     from rich.live import Live
@@ -143,7 +143,7 @@ def play(frames: Sequence[Frame], fps: float) -> None:
                 time.sleep(pause_s)
 
 
-def terminal_frame(frame: Frame, names: Sequence[str], axis: Axis, width: int, height: int) -> list[Text]:
+def terminal_frame(frame: FlowFrame, names: Sequence[str], axis: Axis, width: int, height: int) -> list[Text]:
     """One frame as lines: a bar and a norm for each layer. Where there is no room for all layers, the worst are shown."""
     from rich.text import Text
 

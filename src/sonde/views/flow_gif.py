@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sonde.errors import SondeError
 from sonde.rules.words import number
 from sonde.views.axis import Axis
-from sonde.views.flow_animation import NOTHING, STATES, Frame, by_depth, check_fps, layer_names, norm_axis, share, state, thinned
+from sonde.views.flow_animation import NOTHING, STATES, FlowFrame, by_depth, check_fps, layer_names, norm_axis, share, state, thinned
 from sonde.views.plots import ink
 from sonde.views.printable import printable
 
@@ -26,7 +26,7 @@ LABEL = 13  # pixels that a name needs
 COLOURS = dict(zip(STATES, (ink.BLUE, ink.ORANGE, ink.VERMILION, ink.BAD)))
 
 
-def gif(frames: Sequence[Frame], fps: float) -> bytes:
+def gif(frames: Sequence[FlowFrame], fps: float) -> bytes:
     """The animation. Of more than `MAX_FRAMES` frames the worst of each group of neighbours is shown."""
     milliseconds = max(round(1000 / check_fps(fps)), 20)  # browsers slow down what is faster
     if not any(frame.layers for frame in frames):
@@ -57,7 +57,7 @@ class _Sheet:
         pen = self._pen(self._image("RGB", (1, 1)))
         self.labels = {index: self._fitted(pen, names[index]) for index in range(0, len(names), self.stride)}
 
-    def draw(self, frame: Frame) -> Image:
+    def draw(self, frame: FlowFrame) -> Image:
         image = self._image("RGB", (WIDTH, self.height), ink.PAPER)
         pen = self._pen(image)
         pen.text((MARGIN, 10), f"Gradient norm by layer, step {frame.step}", ink.INK, self.large)

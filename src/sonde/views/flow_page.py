@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from sonde.report import strict
 from sonde.rules.words import number
 from sonde.views.axis import Axis
-from sonde.views.flow_animation import NOTHING, STATES, Frame, ascii_animation, by_depth, layer_names, norm_axis, share, state, thinned
+from sonde.views.flow_animation import NOTHING, STATES, FlowFrame, ascii_animation, by_depth, layer_names, norm_axis, share, state, thinned
 from sonde.views.printable import printable
 from sonde.views.sheet import html_text, sheet
 
@@ -88,7 +88,7 @@ show(0);
 """
 
 
-def page(frames: Sequence[Frame]) -> str:
+def page(frames: Sequence[FlowFrame]) -> str:
     """The whole page. Without a script running (a mail client, say) the animation in characters is there instead."""
     title = "Gradient flow"
     if not any(frame.layers for frame in frames):
@@ -127,7 +127,7 @@ def _class(name: str) -> str:
     return name.replace("not finite", "nonfinite")
 
 
-def _cells(frame: Frame, names: Sequence[str], axis: Axis) -> list[list[object] | None]:
+def _cells(frame: FlowFrame, names: Sequence[str], axis: Axis) -> list[list[object] | None]:
     by_name = {layer.name: layer for layer in frame.layers}
     cells: list[list[object] | None] = []
     for name in names:

@@ -16,7 +16,7 @@ from sonde.views.numbers import counted, percent
 from sonde.views.quantities import milliseconds
 
 if TYPE_CHECKING:
-    from sonde.tuning.tuning_result import Measured, Tuning
+    from sonde.tuning.tuning_result import MeasuredChange, Tuning
 
 INDENT = 12
 BUSY = 0.5  # of a core's time for every core: then what is measured is also what others do
@@ -87,7 +87,7 @@ def _rate(per_s: float) -> str:
     return f"{per_s:,.0f}" if per_s >= 100 else number(per_s)
 
 
-def _row(measured: Measured, options: ConsoleOptions) -> Iterator[Text]:
+def _row(measured: MeasuredChange, options: ConsoleOptions) -> Iterator[Text]:
     mark, plain, style = MARKS[measured.standing]
     gain = "failed" if measured.gain is None else f"{measured.gain.factor:.2f}x"
     label: Part = (f"{plain if options.ascii_only else mark} {gain}", style)
@@ -96,11 +96,11 @@ def _row(measured: Measured, options: ConsoleOptions) -> Iterator[Text]:
     yield from paragraph(_facts(measured), options.max_width, indent=INDENT, style="dim")
 
 
-def _changes(measured: Measured) -> str:
+def _changes(measured: MeasuredChange) -> str:
     return " + ".join(proposal.change for proposal in measured.proposals)
 
 
-def _facts(measured: Measured) -> str:
+def _facts(measured: MeasuredChange) -> str:
     if measured.gain is None:
         return measured.error
     gain = measured.gain
@@ -112,11 +112,11 @@ def _facts(measured: Measured) -> str:
         paid = f", paid back after {counted(measured.pays_off_after, 'step')}" if sure else ""
         facts.append(f"{number(measured.start_s)} s to compile{paid}")
     if len(measured.proposals) == 1:
-        facts.append(measured.proposals[0].place.line)
+        facts.append(measured.proposals[0].site.line)
     return ", ".join(fact for fact in facts if fact)
 
 
-def _loss(measured: Measured) -> str:
+def _loss(measured: MeasuredChange) -> str:
     check = measured.loss
     if check.kind == "same":
         return "loss the same bit for bit"
@@ -139,10 +139,10 @@ def _advice(tuning: Tuning, options: ConsoleOptions) -> Iterator[Text]:
         options.max_width, label=("CHANGE" if options.ascii_only else "✎ change", "bold green"), indent=INDENT, style="bold",
     )  # fmt: skip
     for proposal in best.proposals:
-        label: Part = (f"  {proposal.place.line}  ", "cyan")
+        label: Part = (f"  {proposal.site.line}  ", "cyan")
         indent = max(len(label[0]), INDENT)
-        if proposal.place.text:
-            yield from paragraph(proposal.place.text, options.max_width, label=label, indent=indent)
+        if proposal.site.text:
+            yield from paragraph(proposal.site.text, options.max_width, label=label, indent=indent)
             label = ("", "")
         yield from paragraph(proposal.change, options.max_width, label=label, indent=indent, style="green")
         if proposal.note:
@@ -166,7 +166,7 @@ def _longer(tuning: Tuning) -> str:
 
 def _foot(tuning: Tuning, options: ConsoleOptions) -> Iterator[Text]:
     yield line()
-    notes = [("no case", f"{family}: {why}") for family, why in tuning.why_not.items()]
+    notes = [("no case", f"{family}: {why}") for family, why in tuning.not_applicable.items()]
     if tuning.untried:
         notes.append(("untried", ", ".join(tuning.untried)))
     if tuning.stopped == "time":

@@ -20,7 +20,7 @@ import sonde  # noqa: E402
 from sonde.capture import patches  # noqa: E402
 from sonde.capture.live import switches as switches_module  # noqa: E402
 from sonde.config import DebugConfig  # noqa: E402
-from sonde.runlog.switch_file import SWITCHES, WISHES, write_wishes  # noqa: E402
+from sonde.runlog.switch_file import SWITCHES, SWITCHES_FILE, write_switch_requests  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -313,7 +313,7 @@ def test_the_file_in_the_run_flips_switches_between_two_steps(tmp_path: Path, mo
 
     def flip(session: sonde.DebugSession, step: int) -> None:
         if step in (2, 6):
-            write_wishes(tmp_path / "run", {"gradient_norms": step == 2})
+            write_switch_requests(tmp_path / "run", {"gradient_norms": step == 2})
         found[step] = session.get_debugging_status()["gradient_norms"]["on"]
 
     train(tmp_path / "run", flip)
@@ -344,11 +344,11 @@ def test_a_file_that_is_not_ours_is_ignored_with_one_warning(
 
     def flip(session: sonde.DebugSession, step: int) -> None:
         if step >= 0:
-            (tmp_path / "run" / WISHES).write_bytes(HOSTILE[case])
+            (tmp_path / "run" / SWITCHES_FILE).write_bytes(HOSTILE[case])
             assert not any(state["on"] for state in session.get_debugging_status().values())
 
     train(tmp_path / "run", flip, steps=4)
-    assert len([record for record in caplog.records if WISHES in record.getMessage()]) == 1
+    assert len([record for record in caplog.records if SWITCHES_FILE in record.getMessage()]) == 1
 
 
 def test_a_pipe_a_link_or_a_folder_in_the_place_of_the_file_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,13 +358,13 @@ def test_a_pipe_a_link_or_a_folder_in_the_place_of_the_file_holds_nobody_up(tmp_
 
     def flip(session: sonde.DebugSession, step: int) -> None:
         if step == 0:
-            os.mkfifo(tmp_path / "run" / WISHES)
+            os.mkfifo(tmp_path / "run" / SWITCHES_FILE)
         if step == 3:
-            (tmp_path / "run" / WISHES).unlink()
-            (tmp_path / "run" / WISHES).symlink_to(elsewhere)
+            (tmp_path / "run" / SWITCHES_FILE).unlink()
+            (tmp_path / "run" / SWITCHES_FILE).symlink_to(elsewhere)
         if step == 4:
-            (tmp_path / "run" / WISHES).unlink()
-            (tmp_path / "run" / WISHES).mkdir()
+            (tmp_path / "run" / SWITCHES_FILE).unlink()
+            (tmp_path / "run" / SWITCHES_FILE).mkdir()
 
     train(tmp_path / "run", flip, steps=7)
     assert not list(sonde.Run(tmp_path / "run").events("switch"))

@@ -1,4 +1,4 @@
-"""The log lines of switches: through the logging module, under `sonde.<switch>`, a few per second each.
+"""Writes the log lines of switches to the logger `sonde.<switch>`, a few per second each.
 
 They go to the handlers that the user configured for logging, or else to stderr.
 """
@@ -12,12 +12,12 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-PAUSE_NS = 500_000_000  # between two lines of one switch: a person reads no faster
-FIRST = 3  # lines come at once
+PAUSE_NS = 500_000_000  # between two lines of one switch: nobody reads faster
+FIRST = 3  # lines without a pause
 
 
 class _Stderr(logging.StreamHandler[Any]):
-    """Where stderr is now, not where it was when this was imported."""
+    """Writes to the current `sys.stderr`, which may have been replaced since the import."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -34,7 +34,7 @@ class SwitchLog:
         self._level: int | None = None
 
     def open(self) -> None:
-        if self._log.level == logging.NOTSET:  # else the user has said what they want
+        if self._log.level == logging.NOTSET:  # otherwise the user has set a level
             self._level = self._log.level
             self._log.setLevel(logging.INFO)
 
@@ -45,13 +45,13 @@ class SwitchLog:
             return False
         self._num += 1
         self._next_ns = now_ns + PAUSE_NS
-        about = dict(data) | ({"steps_since_last_line": self._num_skipped + 1} if self._num_skipped else {})
+        fields = dict(data) | ({"steps_since_last_line": self._num_skipped + 1} if self._num_skipped else {})
         self._num_skipped = 0
         if self._log.isEnabledFor(logging.INFO):
-            line = {"switch": self._switch, "step": step, **about}
-            text = json.dumps(_json_value(line)) if self._as_json else _plain(self._switch, step, about)
+            line = {"switch": self._switch, "step": step, **fields}
+            text = json.dumps(_json_value(line)) if self._as_json else _plain(self._switch, step, fields)
             record = self._log.makeRecord(
-                self._log.name, logging.INFO, "", 0, "%s", (text,), None, extra={"sonde": {"step": step, **about}}
+                self._log.name, logging.INFO, "", 0, "%s", (text,), None, extra={"sonde": {"step": step, **fields}}
             )
             (self._log if self._log.hasHandlers() else _Stderr()).handle(record)
         return True

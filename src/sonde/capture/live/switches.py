@@ -22,7 +22,7 @@ from sonde.capture.probes.base import Probe, ProbeContext
 from sonde.capture.step_boundaries import StepBoundaries
 from sonde.config import DebugConfig
 from sonde.events import SwitchChanged
-from sonde.runlog.switch_file import SWITCHES, WISHES, known, read_wishes
+from sonde.runlog.switch_file import SWITCHES, SWITCHES_FILE, check_switch_names, read_switch_requests
 
 FILE_INTERVAL_NS = 500_000_000  # between two reads of the file
 MAX_RECORDED = 10_000  # changes that are written into a run
@@ -62,7 +62,7 @@ class Switches:
         """A session has started."""
         self._context, self._boundaries, self._directory = context, boundaries, directory
         self.output, self._profiler = SwitchOutput(context), TorchProfilerRun(directory)
-        self._file = str(directory / WISHES)
+        self._file = str(directory / SWITCHES_FILE)
         self._file_stamp = self._read_stamp()  # wishes of an earlier process are not repeated
         self._memory_every = self._config.measured.memory_every
         if self._config.measured.anything:
@@ -72,7 +72,7 @@ class Switches:
 
     def request(self, names: str | Iterable[str] | None, on: bool, by: str) -> None:
         """Change switches: now where no step is under way, else when it ends."""
-        for name in SWITCHES if names is None else known(names):
+        for name in SWITCHES if names is None else check_switch_names(names):
             self._requested[name] = (on, by)
         if self._context is not None and not self._boundaries.is_active:
             self._apply(self._boundaries.number)
@@ -147,13 +147,13 @@ class Switches:
             return
         self._file_stamp = stamp
         try:
-            for name, on in read_wishes(self._directory).items():
+            for name, on in read_switch_requests(self._directory).items():
                 if on is not self.is_on(name):
                     self._requested[name] = (on, "sonde switch")
         except ValueError as error:
             if not self._has_warned:
                 self._has_warned = True
-                _log.warning("sonde: %s is ignored: %s.", WISHES, error)
+                _log.warning("sonde: %s is ignored: %s.", SWITCHES_FILE, error)
 
     # -- on and off ------------------------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ class Switches:
             return
         self._emit(event, step)
         report = {"num_steps": event.num_steps, "trace": event.trace, "ms_per_step": event.ms_per_step}
-        for name in self._profiler.asked_by:
+        for name in self._profiler.requested_by:
             state = self._states[name]
             state.num_lines += state.log.write(step, report, now_ns)
 

@@ -1,6 +1,6 @@
-"""torch.profiler over a few steps of a training that is under way: begun and ended between two steps, written beside the run.
+"""Runs torch.profiler over a few steps of a running training, and writes the trace into the run directory.
 
-One profiler serves both switches that want one, since torch has one per process. While a profiler of the user's runs, ours waits.
+torch has one profiler per process, so one serves both switches, and it does not start while a profiler of the user runs.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity
 
-from sonde.capture.torch_internals import is_profiling
 from sonde.events import TorchProfileWritten
+from sonde.statistics.torch_internals import is_profiling
 
-NUM_STEPS = 10  # that are profiled before the switch turns itself off: a trace of more is slow to open, and fills memory
+NUM_STEPS = 10  # profiled before the switch turns itself off: longer traces are slow to open and use much memory
 TRACES = "traces"  # folder in the run's directory
-NUM_OPERATIONS = 5  # operations
+NUM_OPERATIONS = 5  # in the event, the most expensive
 
 PLAIN, TENSORBOARD = "autograd_profiler", "tensorboard_profiler"
 
@@ -29,7 +29,7 @@ class TorchProfilerRun:
     def __init__(self, directory: Path) -> None:
         self._directory = directory / TRACES
         self._profiler: torch.profiler.profile | None = None
-        self.asked_by: tuple[str, ...] = ()  # the switches
+        self.requested_by: tuple[str, ...] = ()  # the switches
         self._first = self._num = 0
 
     @property
@@ -37,29 +37,29 @@ class TorchProfilerRun:
         return self._profiler is not None
 
     def start(self, switches: tuple[str, ...], step: int) -> bool:
-        """Profile from this step on. False where another profiler runs: it may be tried again."""
+        """Start at this step. Returns False if another profiler runs; the caller may try again."""
         if is_profiling():
             return False
         detailed = TENSORBOARD in switches
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
-        # No stacks: those of Python take seconds to write even for a few small steps, and this training goes on afterwards.
+        # No stacks: writing Python stacks takes seconds even for a few small steps, and the training waits.
         profiler = torch.profiler.profile(activities=activities, record_shapes=detailed, with_flops=detailed, acc_events=True)
-        # Kineto tells stderr when it starts, unless told otherwise before its first use.
+        # Kineto prints to stderr when it starts, unless the level is set before its first use.
         with ExitStack() as undo:
             if "KINETO_LOG_LEVEL" not in os.environ:
                 os.environ["KINETO_LOG_LEVEL"] = "99"
                 undo.callback(os.environ.pop, "KINETO_LOG_LEVEL", None)
             profiler.start()
-        self._profiler, self.asked_by, self._first, self._num = profiler, switches, step, 0
+        self._profiler, self.requested_by, self._first, self._num = profiler, switches, step, 0
         return True
 
     def on_step_end(self) -> bool:
-        """Returns whether enough steps are profiled."""
+        """Returns whether enough steps have been profiled."""
         self._num += 1
         return self._num >= NUM_STEPS
 
     def stop(self) -> TorchProfileWritten | None:
-        """Stop and write the trace; None where it has not one step."""
+        """Stop and write the trace. Returns None without a complete step."""
         profiler, self._profiler = self._profiler, None
         if profiler is None:
             return None
@@ -67,7 +67,7 @@ class TorchProfilerRun:
         if not self._num:
             return None
         self._directory.mkdir(exist_ok=True)
-        ending = "pt.trace.json.gz" if TENSORBOARD in self.asked_by else "json.gz"  # TensorBoard looks for that name
+        ending = "pt.trace.json.gz" if TENSORBOARD in self.requested_by else "json.gz"  # TensorBoard requires this suffix
         target = self._directory / f"steps-{self._first:06d}-{self._first + self._num - 1:06d}_{os.getpid()}.{time.time_ns()}.{ending}"
         profiler.export_chrome_trace(str(target))
         rows = sorted(profiler.key_averages(), key=lambda row: row.self_cpu_time_total, reverse=True)

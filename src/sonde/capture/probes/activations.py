@@ -24,12 +24,12 @@ from sonde.capture.exponent_histograms import ExponentHistograms
 from sonde.capture.inert_copy import InertCopy
 from sonde.capture.overhead_budget import hook_ns
 from sonde.capture.probes.base import Probe, ProbeContext
-from sonde.capture.torch_internals import add_gradient_hook
 from sonde.capture.watched_model import WatchedModel
 from sonde.events import STATISTICS, Kind, NotMeasured, Site
 from sonde.runlog.format import FramePlan
 from sonde.statistics.table import StatisticsTable
 from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.torch_internals import add_gradient_hook
 from sonde.statistics.torch_ops import unsupported_reason
 
 MAX_CALLS = 8  # of one module in one forward: a cell unrolled over a thousand time steps is measured on its first calls

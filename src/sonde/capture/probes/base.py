@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sonde.capture.phase_timer import PhaseTimer
     from sonde.capture.recorder import StepRecorder
     from sonde.capture.replay_buffer import ReplayBuffer
-    from sonde.config import DebugConfig, Measured
+    from sonde.config import DebugConfig, MeasuredParts
     from sonde.statistics.deferred_reads import DeferredReads
 
 
@@ -31,7 +31,7 @@ class ProbeContext:
     """What probes work with."""
 
     config: DebugConfig
-    measured: Measured
+    measured: MeasuredParts
     recorder: StepRecorder
     models: ModelRegistry
     state: StepState

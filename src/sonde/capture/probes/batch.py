@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from sonde.capture.class_labels import Labels, count_labels, find_labels, is_plain
+from sonde.capture.class_labels import ClassLabels, count_labels, find_labels, is_plain
 from sonde.capture.probes.base import Probe, ProbeContext
 from sonde.events import BATCH_FIELDS, BatchInspected, Kind, Site
 from sonde.runlog.format import FramePlan
@@ -48,7 +48,7 @@ class BatchProbe(Probe):
         self._samples: dict[str, Any] = {}  # size and, where all samples are equal, content hash of one, of the first forward's inputs
         self._are_equal: dict[tuple[int, int], bool] = {}  # inputs that tell samples apart, by place in memory: are all samples equal?
         self._outputs: list[tuple[int, ...]] = []
-        self._labels: list[Labels | None] = []
+        self._labels: list[ClassLabels | None] = []
 
     @property
     def is_enabled(self) -> bool:
@@ -88,8 +88,8 @@ class BatchProbe(Probe):
             found = find_labels(tensors, self._outputs, self._fetched.values())
             self._labels += found
             for labels in found:  # a model that computes its loss itself gets them as an input too, after the first
-                if labels is not None and labels.place in list(self._are_equal)[1:]:
-                    del self._are_equal[labels.place]
+                if labels is not None and labels.location in list(self._are_equal)[1:]:
+                    del self._are_equal[labels.location]
 
     def tables(self) -> Iterable[StatisticsTable]:
         self._measure_batch()  # no model was called

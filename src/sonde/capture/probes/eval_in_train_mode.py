@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from sonde.capture.call_site import describe_line, user_frame
 from sonde.capture.probes.base import Probe, ProbeContext
-from sonde.capture.torch_internals import BATCH_NORM
 from sonde.capture.watched_model import WatchedModel, depends_on_mode
 from sonde.events import EvaluatedInTrainMode
 from sonde.statistics.deferred_reads import on_device
 from sonde.statistics.fingerprint import content_hash
 from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.torch_internals import BATCH_NORM
 
 NUM_FIRST_PAUSES = 16  # of a model that are inspected; then the 32nd, the 64th …: every step may have one (a GAN, a rollout)
 INPUTS_COMPARED = 4  # forwards of a pause: one input again and again is a sample of a random network, several are a dataset

@@ -19,7 +19,7 @@ from sonde.capture.incident import Incident, NonFiniteIncident, SkippedUpdateInc
 from sonde.capture.probes.base import Probe, ProbeContext
 from sonde.capture.step_state import StepState
 from sonde.events import STATISTICS, NonFinite, StaleGradientsUsed
-from sonde.spike_detection import Leap, Norms
+from sonde.spike_detection import LogNormBound, Spike
 from sonde.statistics import reductions
 from sonde.statistics.deferred_reads import on_device
 from sonde.statistics.table import StatisticsTable
@@ -39,7 +39,7 @@ class FiniteCheck(Probe):
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
         self._sum_of_squares: float | None = None  # of all gradients of this step
-        self._recent_norms: dict[int, Norms] = {}  # by optimizer
+        self._recent_norms: dict[int, LogNormBound] = {}  # by optimizer
 
     def on_optimizer_created(self, optimizer: torch.optim.Optimizer) -> None:
         self._recent_norms.clear()
@@ -125,11 +125,11 @@ class FiniteCheck(Probe):
         place = min(optimizer, MAX_OPTIMIZERS - 1)
         recent = self._recent_norms.get(place)
         if recent is None:
-            recent = self._recent_norms[place] = Norms()
-        leap = recent.see(0.5 * math.log(sum_of_squares))
+            recent = self._recent_norms[place] = LogNormBound()
+        leap = recent.update(0.5 * math.log(sum_of_squares))
         if leap is None:
             return None
-        return SpikeIncident(step=self._state.number, what="gradient", where="grad_norm", leap=Leap(*map(math.exp, leap)))
+        return SpikeIncident(step=self._state.number, what="gradient", where="grad_norm", leap=Spike(*map(math.exp, leap)))
 
     def _report_gradient(self, parameter: torch.Tensor) -> NonFiniteIncident | None:
         gradient = parameter.grad

@@ -12,6 +12,7 @@ from sonde.capture.call_site import describe_line, user_frame
 from sonde.capture.probes.base import Probe
 from sonde.events import OptimizerCreated
 from sonde.statistics.tensor_utils import read_scalar
+from sonde.statistics.torch_internals import is_scheduled
 
 MAX_RATES = 16  # optimizers, and groups of one
 MAX_RECORDED = 1000  # optimizers, one event each: some programs construct a new one for every step
@@ -29,13 +30,13 @@ class LearningRateProbe(Probe):
             return
         line, text = describe_line(user_frame())
         # A scheduler holds it already; after loading a checkpoint there is an initial_lr without one.
-        is_scheduled = hasattr(optimizer.step, "_wrapped_by_lr_sched")
+        has_scheduler = is_scheduled(optimizer)
         groups = [
             {
                 "lr": learning_rate(group), "num_parameters": len(group["params"]), "fused": group.get("fused"),
                 "foreach": group.get("foreach"), "momentum": read_scalar(group.get("momentum") or 0),
                 "device": group["params"][0].device.type if group["params"] else "",
-                **({"initial_lr": learning_rate({"lr": group["initial_lr"]})} if is_scheduled and "initial_lr" in group else {}),
+                **({"initial_lr": learning_rate({"lr": group["initial_lr"]})} if has_scheduler and "initial_lr" in group else {}),
             }
             for group in optimizer.param_groups[:MAX_GROUPS]
         ]  # fmt: skip

@@ -13,9 +13,10 @@ from sonde.capture.incident import Incident, SpikeIncident
 from sonde.capture.probes.base import Probe, ProbeContext
 from sonde.capture.probes.finite_check import report_nonfinite
 from sonde.events import NonFinite
-from sonde.spike_detection import Losses
+from sonde.spike_detection import LossBound
 from sonde.statistics import reductions
 from sonde.statistics.tensor_utils import read_scalar
+from sonde.statistics.torch_internals import loss_scale_tensor
 from sonde.statistics.torch_ops import unsupported_reason
 
 
@@ -29,7 +30,7 @@ class LossProbe(Probe):
         self._sums: dict[str, tuple[float, int]] = {}  # by series: sum and number of the losses of this step
         self._on_device: dict[str, list[torch.Tensor]] = {}  # by series: losses that are on a device
         self._scale_on_device: torch.Tensor | None = None
-        self._recent: dict[str, Losses] = {}  # by series
+        self._recent: dict[str, LossBound] = {}  # by series
 
     def on_optimizer_created(self, optimizer: torch.optim.Optimizer) -> None:
         """A new optimizer trains another model or another task: its losses are not compared with those before."""
@@ -37,12 +38,12 @@ class LossProbe(Probe):
 
     def on_loss_scaled(self, scaler: Any) -> None:
         state = self._state
-        scale = scaler._scale if scaler.is_enabled() else None
+        scale = loss_scale_tensor(scaler) if scaler.is_enabled() else None
         number = None if scale is None else read_scalar(scale)
         state.loss_scale = state.scalars["loss_scale"] = math.nan if number is None else number
         self._scale_on_device = scale.detach().clone() if scale is not None and number is None else None
         state.is_loss_scaled = scale is not None
-        state.loss_scale_backoff = scaler._backoff_factor if scaler.is_enabled() else math.nan
+        state.loss_scale_backoff = scaler.get_backoff_factor() if scaler.is_enabled() else math.nan
 
     def on_backward_start(self, tensors: Any) -> Incident | None:
         if not isinstance(tensors, torch.Tensor) or tensors.numel() != 1:
@@ -76,8 +77,8 @@ class LossProbe(Probe):
     def _check_spike(self, series: str, value: float) -> SpikeIncident | None:
         recent = self._recent.get(series)
         if recent is None:
-            recent = self._recent[series] = Losses()
-        leap = recent.see(value)
+            recent = self._recent[series] = LossBound()
+        leap = recent.update(value)
         return None if leap is None else SpikeIncident(step=self._state.number, what="loss", where=series, leap=leap)
 
     def on_step_end(self) -> None:

@@ -12,7 +12,7 @@ from sonde.capture import process_memory
 from sonde.capture.incident import MemoryGrowthIncident
 from sonde.capture.probes.base import Probe, ProbeContext
 from sonde.events import MemoryLimitFound
-from sonde.memory_trend import Growth
+from sonde.memory_trend import MemoryTrend
 from sonde.statistics.tensor_utils import find_tensors, storage_bytes
 
 MB = 2**20
@@ -42,7 +42,7 @@ class MemoryProbe(Probe):
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
         self._is_logged = context.measured.memory_logged
-        self._growth = Growth()
+        self._growth = MemoryTrend()
         self._graphs: list[tuple[int, weakref.ref[_GraphToken]]] = []  # step, and whether its graph lives
         self._num_incidents = 0
         self._quiet_until = -1  # step
@@ -96,7 +96,7 @@ class MemoryProbe(Probe):
         if resident is not None:
             if self._is_logged:
                 self._state.scalars["rss_mb"] = resident / MB
-            self._growth.see(step, resident / MB)
+            self._growth.update(step, resident / MB)
         if self._is_logged and torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # not run on a machine with CUDA; it does not synchronize
             self._state.scalars["cuda_mb"] = torch.cuda.memory_allocated() / MB
 
@@ -105,7 +105,7 @@ class MemoryProbe(Probe):
             return None
         self._num_incidents += 1
         self._quiet_until = step + INVESTIGATED_STEPS
-        self._growth = Growth()
+        self._growth = MemoryTrend()
         return MemoryGrowthIncident(step=step)
 
     def _record_limit(self, step: int) -> None:

@@ -13,6 +13,7 @@ from sonde.capture.call_site import describe_line, user_frame
 from sonde.capture.probes.base import Probe, ProbeContext
 from sonde.capture.probes.learning_rate import learning_rate
 from sonde.events import SchedulerCreated, SchedulerStarted
+from sonde.statistics.torch_internals import has_optimizer_stepped, nested_schedulers
 
 MAX_RECORDED = 200  # schedulers, two events each: some programs construct one for every parameter
 MAX_LIST = 64  # milestones, groups
@@ -53,7 +54,7 @@ class SchedulerProbe(Probe):
             rates=[learning_rate(group) for group in groups],
             initial=[learning_rate({"lr": group.get("initial_lr")}) for group in groups],
             plan={name.strip("_"): plain for name in PLAN if (plain := _plain(vars(scheduler).get(name))) is not None},
-            parts=[self._entries[id(part)].index for part in getattr(scheduler, "_schedulers", ()) if id(part) in self._entries],
+            parts=[self._entries[id(part)].index for part in nested_schedulers(scheduler) if id(part) in self._entries],
             is_step_counted=_is_step_patched(type(scheduler)), last_epoch=_plain(getattr(scheduler, "last_epoch", None)),
             source=line, text=text,
         )  # fmt: skip
@@ -69,7 +70,7 @@ class SchedulerProbe(Probe):
         entry.has_stepped = True
         state = self._state
         line, text = describe_line(user_frame())
-        is_first = state.number == 0 and not state.num_optimizers_stepped and not _has_optimizer_stepped(scheduler)
+        is_first = state.number == 0 and not state.num_optimizers_stepped and not has_optimizer_stepped(scheduler)
         event = SchedulerStarted(
             scheduler=entry.index, has_argument=has_argument, is_before_optimizer=is_first,
             last_epoch=_plain(getattr(scheduler, "last_epoch", None)), source=line, text=text,
@@ -100,8 +101,3 @@ def _is_step_patched(kind: type) -> bool:
     """Whether its `step` is one of torch's: a class that steps by itself may step and nobody is called."""
     owner = next((each for each in kind.__mro__ if "step" in vars(each)), None)
     return owner is not None and owner.__module__ == lr_scheduler.__name__
-
-
-def _has_optimizer_stepped(scheduler: Any) -> bool:
-    """As torch marked it, perhaps before anybody was subscribed."""
-    return bool(getattr(getattr(scheduler, "optimizer", None), "_opt_called", False))

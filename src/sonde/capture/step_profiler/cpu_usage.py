@@ -1,4 +1,4 @@
-"""How many cores this process may use, how many threads it has, and how often it was preempted."""
+"""Cores, threads, load and preemptions of this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 resource: Any
 try:
     import resource
-except ImportError:  # not a Unix: then nothing is known of switches
+except ImportError:  # not Unix: preemptions are not available
     resource = None
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")  # "200000 100000": two cores' worth of time
@@ -21,7 +21,7 @@ _QUOTA = Path("/sys/fs/cgroup/cpu.max")  # "200000 100000": two cores' worth of 
 
 @cache
 def num_cores() -> float:
-    """Cores that this process may run on, or fewer where a container has a quota."""
+    """Cores that this process may run on, or the quota of the container if that is less."""
     try:
         cores = float(len(os.sched_getaffinity(0)))
     except (AttributeError, OSError):

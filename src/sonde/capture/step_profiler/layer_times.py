@@ -1,8 +1,8 @@
-"""How long each leaf of a model takes in one step, and how much it computes.
+"""Times each leaf module of a model in one step, forward and backward, and estimates its work.
 
-Forward: from the call of the module to its return. Backward: the nodes of the graph between its input and its output, each by itself,
-since the engine may do another branch in between; for those whose forward took longest the last time, or so far where there was none. Hooks
-exist during the profiled step only.
+Forward: from the call of the module to its return. Backward: each autograd node between its input and its output separately, because the
+engine may run another branch in between; only for the layers with the longest forward in the last profile, or so far in the first one.
+Hooks exist during the profiled step only.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from sonde.capture import patches
 from sonde.capture.overhead_budget import hook_ns
 from sonde.capture.phase_timer import PhaseTimer
-from sonde.capture.torch_internals import graph_task_id
 from sonde.capture.watched_model import WatchedModel
+from sonde.statistics.torch_internals import CONV, CONV_TRANSPOSE, graph_task_id
 
-MAX_LAYERS = 4000  # hooks on more would take longer than the step
-MAX_CALLS = 64  # of one layer whose shapes are noted
+MAX_LAYERS = 4000  # hooks on more modules would take longer than the step
+MAX_CALLS = 64  # per layer whose shapes are recorded
 MAX_RECORDED = 40
 NUM_SLOWEST = 8  # layers whose backward is timed
-MAX_NODES = 16  # of one call: a layer of torch.nn has one to five
+MAX_NODES = 16  # per call: a layer of torch.nn has one to five
 
 
 class LayerTime(NamedTuple):
@@ -38,21 +38,21 @@ class LayerTime(NamedTuple):
     dtype: str
     num: int  # calls
     forward_ms: float
-    backward_ms: float  # NaN where it is not known
+    backward_ms: float  # NaN if unknown
     multiplications: float  # of one forward, for layers with a weight matrix; else 0
-    elements: float  # that went in and came out, and weights
+    elements: float  # of inputs, outputs and weights
 
 
 class _LayerTiming:
-    """What is recorded of a leaf while it runs; the sums are computed when the step is over."""
+    """Measurements of a leaf module while it runs; the sums are computed at the end of the step."""
 
-    __slots__ = ("backward_ns", "calls", "forward_ns", "is_followed", "module", "num", "num_backwards", "path", "started")
+    __slots__ = ("backward_ns", "calls", "forward_ns", "has_timed_backward", "module", "num", "num_backwards", "path", "started")
 
     def __init__(self, path: str, module: nn.Module) -> None:
         self.path, self.module = path, weakref.ref(module)
         self.started: list[tuple[int, int]] = []  # a module may call itself
         self.num = self.num_backwards = 0
-        self.is_followed = False  # into backward: decided at its first call, since a part of the calls would say nothing
+        self.has_timed_backward = False  # its backward is timed: decided at its first call, because all calls must be timed
         self.forward_ns = self.backward_ns = 0
         self.calls: list[tuple[torch.Size, torch.Size, torch.dtype]] = []  # shapes of input and output, and dtype
 
@@ -62,8 +62,8 @@ class LayerTimes:
 
     def __init__(self, timer: PhaseTimer) -> None:
         self._timer = timer
-        self._slowest: frozenset[str] = frozenset()  # of the last time: only their backward is timed
-        self._is_recomputing = False  # forwards run again during backward: whose time is whose is not known then
+        self._slowest: frozenset[str] = frozenset()  # of the last profile: only their backward is timed
+        self._is_recomputing = False  # forwards are recomputed in backward, so times cannot be assigned
         self._longest_ns: list[int] = []  # forwards of this step, a heap
         self._layers: dict[int, _LayerTiming] = {}  # by id(module)
         self._remove: list[Callable[[], None]] = []
@@ -71,7 +71,7 @@ class LayerTimes:
         self._hook_ns = int(hook_ns())
 
     def attach(self, watched: WatchedModel) -> None:
-        """From now on, the leaves of this model too."""
+        """Time the leaves of this model too."""
         started = perf_counter_ns()
         leaves = list(watched.leaves())
         if len(leaves) <= MAX_LAYERS and not watched.has_compiled_parts:
@@ -84,7 +84,7 @@ class LayerTimes:
         self._timer.own_ns += perf_counter_ns() - started
 
     def stop(self) -> list[LayerTime]:
-        """The layers that took longest, the longest first."""
+        """The slowest layers, slowest first."""
         while self._remove:
             self._remove.pop()()
         self._is_active = False
@@ -118,13 +118,13 @@ class LayerTimes:
             if len(layer.calls) < MAX_CALLS:
                 layer.calls.append((first.shape, output.shape, output.dtype))
             if layer.num == 1:
-                layer.is_followed = self._is_slow(layer.path, took_ns)
-            if layer.is_followed and first is not output and output.grad_fn is not None:
-                self._follow(layer, first, output)
+                layer.has_timed_backward = self._is_slow(layer.path, took_ns)
+            if layer.has_timed_backward and first is not output and output.grad_fn is not None:
+                self._time_backward(layer, first, output)
         self._timer.own_ns += perf_counter_ns() - now + 2 * self._hook_ns
 
     def _is_slow(self, path: str, took_ns: int) -> bool:
-        """One of the slowest of the last time, or of those that ran so far."""
+        """Whether a layer is one of the slowest in the last profile, or in this step so far."""
         if self._slowest:
             return path in self._slowest
         if len(self._longest_ns) < NUM_SLOWEST:
@@ -132,9 +132,9 @@ class LayerTimes:
             return True
         return heapq.heappushpop(self._longest_ns, took_ns) < took_ns
 
-    def _follow(self, layer: _LayerTiming, given: Tensor, output: Tensor) -> None:
-        """Into backward: how long the nodes of this call take."""
-        nodes = _nodes_between(given, output)
+    def _time_backward(self, layer: _LayerTiming, first_input: Tensor, output: Tensor) -> None:
+        """Time the autograd nodes of this call."""
+        nodes = _nodes_between(first_input, output)
         if not nodes:
             return
         timer, left = self._timer, len(nodes)
@@ -163,9 +163,9 @@ class LayerTimes:
             time_node(node)
 
 
-def _nodes_between(given: Tensor, output: Tensor) -> list[Any]:
-    """The nodes that a call added to the graph; none where there are too many, as when it took more from elsewhere."""
-    end = given.grad_fn
+def _nodes_between(first_input: Tensor, output: Tensor) -> list[Any]:
+    """The nodes that a call added to the graph; empty if there are too many, for instance because of other inputs with a graph."""
+    end = first_input.grad_fn
     nodes = [output.grad_fn]
     for node in nodes:
         for following, _ in () if node is None else node.next_functions:
@@ -181,11 +181,11 @@ def _summarize(layer: _LayerTiming, is_recomputing: bool) -> LayerTime:
     module = layer.module()
     weights = [] if module is None else [p for p in module._parameters.values() if p is not None and not nn.parameter.is_lazy(p)]
     work = num = 0.0
-    for given, output, _ in layer.calls:
-        num += given.numel() + output.numel() + sum(p.numel() for p in weights)
-        work += _multiplications(module, given.numel(), output.numel())
+    for input_shape, output_shape, _ in layer.calls:
+        num += input_shape.numel() + output_shape.numel() + sum(p.numel() for p in weights)
+        work += _multiplications(module, input_shape.numel(), output_shape.numel())
     if len(layer.calls) < layer.num or not type(module).__module__.startswith("torch.nn"):
-        work = num = math.nan  # not one tensor in and one out, or somebody's own: how much there was to do is not known
+        work = num = math.nan  # several inputs or outputs, or a module of the user: its work is unknown
     return LayerTime(
         layer.path, type(module).__name__, str(layer.calls[0][2]).removeprefix("torch.") if layer.calls else "", layer.num,
         layer.forward_ns / 1e6, layer.backward_ns / 1e6 if layer.num_backwards == layer.num and not is_recomputing else math.nan, work, num,
@@ -193,12 +193,12 @@ def _summarize(layer: _LayerTiming, is_recomputing: bool) -> LayerTime:
 
 
 def _multiplications(module: nn.Module | None, num_in: int, num_out: int) -> float:
-    """What a matrix product or a convolution has to multiply; 0 for layers that have none."""
+    """The number of multiplications of a matrix product or a convolution; 0 for other layers."""
     weight = None if module is None else module._parameters.get("weight")
     if weight is None:
         return 0.0
-    if isinstance(module, nn.modules.conv._ConvTransposeNd):
+    if isinstance(module, CONV_TRANSPOSE):
         return num_in * weight.numel() / weight.shape[0]
-    if isinstance(module, (nn.Linear, nn.modules.conv._ConvNd)):
+    if isinstance(module, (nn.Linear, *CONV)):
         return num_out * weight.numel() / weight.shape[0]
     return 0.0

@@ -1,8 +1,8 @@
-"""How long each line of the user's own code took in one step, and how often it ran.
+"""Times each line of the user's code in one step, and counts its executions.
 
-Python calls a tracer for every line. Only frames of the user's code are traced line by line; of a library's frames there is one event each.
-A line is charged with everything that ran in it or below it until the next line of the user's code began: `loss.backward()` with all of
-the backward, `x = layer(x)` with what torch did for it. A debugger that traces already is left alone.
+`sys.settrace` calls a tracer for every line. Only frames of the user's code are traced by line; a frame of a library causes one event. The
+time of a line includes all calls until the next line of the user's code starts: `loss.backward()` includes the whole backward,
+`x = layer(x)` the work of torch. If a debugger is tracing already, nothing is timed.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from sonde.capture.call_site import is_library as _in_library
 from sonde.capture.call_site import release_locals
 from sonde.capture.phase_timer import PhaseTimer
 
-MAX_EVENTS = 6_000  # in a row: tracing more lines would take longer, 5 ms, than the profile of one step may cost
-MAX_PAUSES = 2  # in one step: so often it is given up; the first time it is taken up again with the next phase
-MAX_LINES = 24  # recorded of one step: a report names one or two
-LIBRARY_NS = 150  # what the event of a library's frame takes, measured; so many that a clock for each would double it
-EVENT_NS = 60  # what Python takes to call a tracer, measured: it is outside of what the tracer itself can time
+MAX_EVENTS = 6_000  # in a row: more would take longer than 5 ms, which is too much for the profile of one step
+MAX_PAUSES = 2  # per step: after the first, tracing resumes with the next phase; after the second it ends
+MAX_LINES = 24  # recorded per step: a report names one or two
+LIBRARY_NS = 150  # measured cost of the event of a library frame; reading a clock for each would double it
+EVENT_NS = 60  # measured cost of calling a tracer, which the tracer itself cannot time
 
 @cache
 def is_library(filename: str) -> bool:
-    return filename == "<string>" or _in_library(filename)  # what a library makes with exec
+    return filename == "<string>" or _in_library(filename)  # code that a library runs by exec
 
 
 Trace = Callable[[FrameType, str, Any], Any]
@@ -38,28 +38,30 @@ Key = tuple[str, int]  # file and line
 
 
 class LineTime(NamedTuple):
+    """The time of one line in one step."""
+
     line: str  # train.py:41
     text: str
     function: str
-    num: int  # times that it began; at least so often, where it was given up
+    num: int  # executions; a lower bound if tracing paused
     ms: float
 
 
 class LineTimes:
-    """Between `start` and `stop`, in one thread."""
+    """Traces the lines of one thread between `start` and `stop`."""
 
     def __init__(self, timer: PhaseTimer) -> None:
         self._timer = timer
         self.active = self._paused = False
         self._times: dict[Key, list[float]] = {}  # nanoseconds, number
         self._functions: dict[Key, str] = {}
-        self._current: Key | None = None  # the line that is charged
+        self._current: Key | None = None  # the line that is timed now
         self._traced: list[FrameType] = []
-        self._global: Trace = self._called  # bound once, so that they can be recognised
-        self._local: Trace = self._happened
+        self._global: Trace = self._on_call  # bound once, to compare by identity
+        self._local: Trace = self._on_event
 
     def start(self) -> bool:
-        """False where it cannot be done: a debugger or a coverage tool traces already."""
+        """Start tracing. Returns False if a debugger or a coverage tool is tracing already."""
         if sys.gettrace() is not None:
             return False
         self._num_events = self._num_library = self._num_pauses = 0
@@ -67,11 +69,11 @@ class LineTimes:
         self._thread = get_ident()
         self.active = True
         _running.add(self)
-        self._follow()
+        self._trace_stack()
         return True
 
-    def _follow(self) -> None:
-        """From now on; also the functions that are under way."""
+    def _trace_stack(self) -> None:
+        """Trace new calls and the functions on the stack."""
         frame: FrameType | None = sys._getframe(2)
         self._current = self._key(frame)
         while frame is not None:
@@ -83,9 +85,9 @@ class LineTimes:
         sys.settrace(self._global)
 
     def stop(self) -> list[LineTime]:
-        """The lines that took longest, the longest first."""
+        """The slowest lines, slowest first."""
         if self.active:
-            self._charge(perf_counter_ns())
+            self._add_elapsed(perf_counter_ns())
             self.leave()
         longest = sorted(self._times.items(), key=lambda item: -item[1][0])[:MAX_LINES]
         found = [
@@ -96,49 +98,48 @@ class LineTimes:
         return found
 
     def resume(self) -> None:
-        """A phase begins. Where there were too many lines to follow them all, what passed since belongs to the line where it was given
-        up, and now they are followed again."""
+        """Resume after a pause when a phase starts. The time since the pause belongs to the line at which tracing paused."""
         if self._paused and self.active and get_ident() == self._thread:
-            self._charge(perf_counter_ns())
+            self._add_elapsed(perf_counter_ns())
             self._current = None
             if self._num_pauses < MAX_PAUSES and sys.gettrace() is None:
                 self._paused, self._num_events = False, 0
-                self._follow()
+                self._trace_stack()
 
     def leave(self) -> None:
         self.active = False
         _running.discard(self)
-        at_home = get_ident() == self._thread
-        if at_home and sys.gettrace() is self._global:
+        is_own_thread = get_ident() == self._thread
+        if is_own_thread and sys.gettrace() is self._global:
             sys.settrace(None)
         for frame in self._traced:
             if frame.f_trace is self._local:
                 frame.f_trace = None
-            if at_home:
+            if is_own_thread:
                 release_locals(frame)
         self._traced.clear()
 
-    # -- what Python calls -------------------------------------------------------------------------
+    # -- tracers -----------------------------------------------------------------------------------
 
-    def _called(self, frame: FrameType, event: str, arg: Any) -> Trace | None:
+    def _on_call(self, frame: FrameType, event: str, arg: Any) -> Trace | None:
         self._num_library += 1
         if is_library(frame.f_code.co_filename):
             return None
         if not self.active:
             sys.settrace(None)  # the step ended in another thread
             return None
-        return self._happened(frame, event, arg)
+        return self._on_event(frame, event, arg)
 
-    def _happened(self, frame: FrameType, event: str, arg: Any) -> Trace | None:
+    def _on_event(self, frame: FrameType, event: str, arg: Any) -> Trace | None:
         if not self.active:
             return None
         began = perf_counter_ns()
-        self._charge(began)
+        self._add_elapsed(began)
         if event == "line":
             key = self._current = (frame.f_code.co_filename, frame.f_lineno)
             known = self._times.get(key)
             if known is None:
-                known = self._learn(key, frame)
+                known = self._add_line(key, frame)
             known[1] += 1
         elif event == "return":
             self._current = self._key(frame.f_back)
@@ -152,9 +153,9 @@ class LineTimes:
         self._last_ns, self._last_own_ns = now, self._timer.own_ns
         return self._local
 
-    # -- inside ------------------------------------------------------------------------------------
+    # -- accounting --------------------------------------------------------------------------------
 
-    def _charge(self, now: int) -> None:
+    def _add_elapsed(self, now: int) -> None:
         if self._num_library:
             self._timer.own_ns += self._num_library * LIBRARY_NS
             self._num_library = 0
@@ -162,17 +163,17 @@ class LineTimes:
             self._times[self._current][0] += now - self._last_ns - (self._timer.own_ns - self._last_own_ns)
 
     def _key(self, frame: FrameType | None) -> Key | None:
-        """The line of the user's that is under way in or above a frame."""
+        """The current line of the user's code in a frame or its callers."""
         while frame is not None and is_library(frame.f_code.co_filename):
             frame = frame.f_back
         if frame is None:
             return None
         key = (frame.f_code.co_filename, frame.f_lineno)
         if key not in self._times:
-            self._learn(key, frame)
+            self._add_line(key, frame)
         return key
 
-    def _learn(self, key: Key, frame: FrameType) -> list[float]:
+    def _add_line(self, key: Key, frame: FrameType) -> list[float]:
         self._functions[key] = frame.f_code.co_name
         known = self._times[key] = [0.0, 0.0]
         return known
@@ -181,10 +182,10 @@ class LineTimes:
 _running: set[LineTimes] = set()
 
 
-def _leave_in_child() -> None:
-    """A worker that is forked in the middle of the step is nobody's training."""
+def _stop_in_child() -> None:
+    """A worker process forked during the step must not be traced."""
     for times in list(_running):
         times.leave()
 
 
-os.register_at_fork(after_in_child=_leave_in_child)
+os.register_at_fork(after_in_child=_stop_in_child)

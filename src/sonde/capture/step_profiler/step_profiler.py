@@ -1,9 +1,9 @@
-"""Now and then one step is profiled in detail: which lines and layers its time goes to.
+"""Profiles occasional steps in detail: time per line and layer, synchronization points, transfers.
 
-It may cost as much as the step itself, so it is rare: the first after 0.4 s of training (20 s where steps are tiny), the next ones after
-twice the time each, or later where the last one was expensive. Where slow steps come at equal distances, the next of them is profiled as
-well. The result is one event. Its own time is part of Sonde's reported cost. Where tensors were moved between devices, the transfers of
-the next step are recorded as well.
+A profile may cost as much as the step itself, so it is rare: the first after 0.4 s of training (20 s with tiny steps), each next one after
+twice the time, or later if the last one was expensive. If slow steps occur at equal distances, the next slow one is profiled too. The
+result is one event, and its cost is part of Sonde's reported cost. If the step moved tensors between devices, the transfers of the next
+step are recorded too.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from sonde.capture.step_profiler.device_transfers import DeviceTransfers
 from sonde.capture.step_profiler.layer_times import LayerTimes
 from sonde.capture.step_profiler.line_times import LineTimes
 from sonde.capture.step_profiler.sync_points import SyncPoints
-from sonde.config import Measured
+from sonde.config import MeasuredParts
 from sonde.events import StepProfile, TransfersMeasured
 
-FIRST_NS = 400_000_000  # of training: what is over sooner is not worth making faster
-LIGHT_NS = 4_000_000  # a step that is shorter: of so small a model only …
-LONG_NS = 20_000_000_000  # … a run that is longer than this is worth it
-SHARE = 0.01  # of the time trained since the last one that it may cost
-PUT_OFF = 8  # steps at most, until one that is not observed: where observing is cheap, all of them are
-SETTLED = 8  # steps: before that caches fill and memory is first asked for
-SLOW = 2.5  # times the usual step: noise of a busy machine is mostly below
-SLOW_NS = 2_000_000  # and so much longer: less cannot be seen by anybody
-MEMORY = 0.9  # of the running average of the usual step
-MAX_SLOW = 6  # slow steps that are profiled in one run: they are alike
+FIRST_NS = 400_000_000  # of training: a shorter one is not worth optimizing
+LIGHT_NS = 4_000_000  # shorter steps are profiled only …
+LONG_NS = 20_000_000_000  # … after this time of training
+SHARE = 0.01  # maximum cost, as a share of the training time since the last profile
+MAX_DELAY = 8  # steps to wait for one that is not observed; with cheap observing, all steps are observed
+WARMUP = 8  # steps in which caches fill and memory is allocated
+SLOW = 2.5  # times the usual step: above the noise of a busy machine
+SLOW_NS = 2_000_000  # minimum difference to the usual step
+MEMORY = 0.9  # weight of the running average of the usual step
+MAX_SLOW = 6  # profiled slow steps per run: they are similar
 
-_PLACE = ("step_profiler", "")
+_ISOLATION_KEY = ("step_profiler", "")
 
 
 class StepProfiler:
     """Decides which steps are profiled, and records lines, layers, synchronization points and transfers of one."""
 
     def __init__(
-        self, recorder: StepRecorder, models: ModelRegistry, timer: PhaseTimer, isolation: ErrorIsolation, measured: Measured
+        self, recorder: StepRecorder, models: ModelRegistry, timer: PhaseTimer, isolation: ErrorIsolation, measured: MeasuredParts
     ) -> None:
         self._recorder, self._models, self._timer, self._isolation = recorder, models, timer, isolation
         self._lines, self._sync_points, self._layers, self._cpu = LineTimes(timer), SyncPoints(), LayerTimes(timer), CpuUsage()
@@ -52,21 +52,21 @@ class StepProfiler:
         self._is_due = False
         self.is_active = False
         self._is_full = False  # all of the step is profiled; else, while active, only its transfers are recorded
-        self.is_compiling = False  # torch.compile guards on what is patched here, and would compile again
-        self.due_ns, self.long_ns = FIRST_NS, LONG_NS  # after so much training
-        self._num_put_off = 0
+        self.is_compiling = False  # torch.compile guards on the patched functions and would recompile
+        self.due_ns, self.long_ns = FIRST_NS, LONG_NS  # training time of the next profile
+        self._num_delayed = 0
         self._trained_ns = 0
         self._usual_ns: float = 0.0
-        self._slow: deque[int] = deque(maxlen=16)  # the last steps that were
+        self._slow: deque[int] = deque(maxlen=16)  # numbers of the last slow steps
         self._expected = -1
         self._num_slow = 0
-        self._why = ""
+        self._reason = ""
         self._fetch_ns = self._fetch_cpu_ns = 0
 
-    # -- when --------------------------------------------------------------------------------------
+    # -- decision ----------------------------------------------------------------------------------
 
     def on_step_start(self, step: int, last_ns: int, *, is_observed: bool) -> None:
-        """Called for every step: `last_ns` is what the one before took without Sonde; an observed step is busy with that."""
+        """Called for every step. `last_ns` is the duration of the last step without Sonde; observed steps are avoided."""
         if not self._is_enabled:
             return
         self._trained_ns += last_ns
@@ -74,9 +74,9 @@ class StepProfiler:
             self._is_due = self._is_due or step % self._every == 0
             if self._is_due and not self._should_wait(is_observed):
                 self._is_due = False
-                self._begin("asked")
+                self._start("asked")
             return
-        if step <= SETTLED:
+        if step <= WARMUP:
             self._usual_ns = last_ns
             return
         if last_ns > SLOW * self._usual_ns + SLOW_NS:
@@ -85,18 +85,18 @@ class StepProfiler:
             self._usual_ns += (1 - MEMORY) * (last_ns - self._usual_ns)
         if self._trained_ns >= self.due_ns:
             if (self._usual_ns >= LIGHT_NS or self._trained_ns >= self.long_ns) and not self._should_wait(is_observed):
-                self._begin("")
+                self._start("")
         elif step == self._expected and self._num_slow < MAX_SLOW and self._trained_ns > FIRST_NS:
             self._num_slow += 1
-            self._begin("slow")
+            self._start("slow")
 
     def _should_wait(self, is_observed: bool) -> bool:
-        """A profile is due: does it wait for a step that is not observed?"""
-        self._num_put_off = self._num_put_off + 1 if is_observed and self._num_put_off < PUT_OFF else 0
-        return self._num_put_off > 0
+        """Whether a due profile waits for a step that is not observed."""
+        self._num_delayed = self._num_delayed + 1 if is_observed and self._num_delayed < MAX_DELAY else 0
+        return self._num_delayed > 0
 
     def _expect(self, slow: int) -> None:
-        """Three slow steps at equal distances, whatever comes between them: the fourth is expected."""
+        """After three slow steps at equal distances, expect the fourth."""
         for earlier in reversed(self._slow):
             if slow - earlier > 1 and 2 * earlier - slow in self._slow:
                 self._expected = 2 * slow - earlier
@@ -105,33 +105,33 @@ class StepProfiler:
 
     # -- one step ----------------------------------------------------------------------------------
 
-    def _begin(self, why: str) -> None:
+    def _start(self, reason: str) -> None:
         self.due_ns = 2 * self._trained_ns
-        if self.is_compiling or _PLACE in self._isolation.disabled or any(watched.is_compiled for watched in self._models):
+        if self.is_compiling or _ISOLATION_KEY in self._isolation.disabled or any(watched.is_compiled for watched in self._models):
             return
-        self._why = why
+        self._reason = reason
         self._fetch_ns = self._fetch_cpu_ns = 0
         self.is_active = self._is_full = True
         try:
-            self._timer.on_change = self._phase_changes
-            self._transfers.start()  # first, since it may stay longer and both patch .cpu()
+            self._timer.on_change = self._on_phase_change
+            self._transfers.start()  # first, because it may stay longer and both patch .cpu()
             self._sync_points.start()
             for watched in self._models:
                 self._layers.attach(watched)
             self._lines.start()
         except Exception as error:
-            self._failed(error)
+            self._on_error(error)
 
-    def _phase_changes(self, phase: str, begins: bool) -> None:
+    def _on_phase_change(self, phase: str, begins: bool) -> None:
         if begins:
             self._lines.resume()
-        if phase == "data":  # does it compute, or wait for a disk or another process?
+        if phase == "data":  # separates computing from waiting for a disk or another process
             sign = -1 if begins else 1
             self._fetch_ns += sign * perf_counter_ns()
             self._fetch_cpu_ns += sign * thread_time_ns()
 
     def on_step_end(self, step: int) -> None:
-        """Write the profile, where there is one."""
+        """Write the profile of this step, if there is one."""
         if not self.is_active:
             return
         try:
@@ -141,19 +141,19 @@ class StepProfiler:
             transfers = self._transfers.finish_step()
             if transfers is not None:
                 self._recorder.emit(TransfersMeasured(transfers=[_rounded(transfer._asdict()) for transfer in transfers]), step)
-            self._leave()
+            self._deactivate()
             if was_full and num_moved:
                 self.is_active = True
             else:
                 self._transfers.stop()
         except Exception as error:
-            self._failed(error)
+            self._on_error(error)
 
     def _write_profile(self, step: int) -> None:
         own_ns = self._timer.own_ns
         lines, waits, layers = self._lines.stop(), self._sync_points.stop(), self._layers.stop()
         event = StepProfile(
-            reason=self._why, lines=[_rounded(line._asdict()) for line in lines if line.ms >= 0.001],
+            reason=self._reason, lines=[_rounded(line._asdict()) for line in lines if line.ms >= 0.001],
             waits=[_rounded(point._asdict()) for point in waits], layers=[_rounded(layer._asdict()) for layer in layers],
             num_transfers=self._transfers.num, machine=self._cpu.since_last(), fetch_ms=round(self._fetch_ns / 1e6, 3),
             fetch_cpu_ms=round(self._fetch_cpu_ns / 1e6, 3),
@@ -162,20 +162,20 @@ class StepProfiler:
         self.due_ns = max(self.due_ns, self._trained_ns + int(own_ns / SHARE))
 
     def give_up(self) -> None:
-        """Remove everything from torch, whatever became of the step."""
+        """Remove all hooks and patches, even in the middle of a step."""
         if self.is_active:
             with ExitStack() as stack:
-                stack.callback(self._leave)
+                stack.callback(self._deactivate)
                 for part in (self._transfers, self._sync_points, self._layers, self._lines):  # the last one first
                     stack.callback(part.stop)
 
-    def _leave(self) -> None:
+    def _deactivate(self) -> None:
         self.is_active = self._is_full = False
         self._timer.on_change = None
 
-    def _failed(self, error: Exception) -> None:
+    def _on_error(self, error: Exception) -> None:
         self.give_up()
-        self._isolation.report(*_PLACE, error)
+        self._isolation.report(*_ISOLATION_KEY, error)
 
 
 def _rounded(values: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Synchronization points: where Python reads the numbers of a tensor (`.item()`, `.cpu()`, `.tolist()`, `.numpy()`, `float()`, `print`).
 
-On a device each of these waits until everything before it is computed. On the CPU nothing is waited for, and only the calls themselves
-cost. The methods are patched during a profiled step; a call that a library makes for its own purposes does not count.
+On a device each of these waits for all queued work. On the CPU there is nothing to wait for, and only the calls cost time. The methods are
+patched during a profiled step; a call that a library makes for its own purposes does not count.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DISPLAY_NAMES = {
     "__float__": "float()", "__int__": "int()", "__bool__": "bool()", "__index__": "int()", "__array__": "numpy()", "__repr__": "print",
     "__format__": "print",
 }  # fmt: skip
-MAX_PLACES = 64
+MAX_LINES = 64
 
 
 class SyncPoint(NamedTuple):
@@ -32,21 +32,21 @@ class SyncPoint(NamedTuple):
 
 
 class SyncPoints:
-    """Counts synchronization points between `start` and `stop`, in one thread."""
+    """Records synchronization points between `start` and `stop`, in one thread."""
 
     def __init__(self) -> None:
         self._patch = TensorMethodPatch(NAMES, self._on_call)
-        self._places: dict[tuple[str, int, str], list[Any]] = {}  # nanoseconds, number, line and text
+        self._calls: dict[tuple[str, int, str], list[Any]] = {}  # nanoseconds, number, line and text
 
     def start(self) -> None:
-        self._places = {}
+        self._calls = {}
         self._patch.start()
 
     def stop(self) -> list[SyncPoint]:
         self._patch.stop()
         self._patch.check()
-        found = [SyncPoint(line, text, call, num, ns / 1e6) for (_, _, call), (ns, num, (line, text)) in self._places.items()]
-        self._places = {}
+        found = [SyncPoint(line, text, call, num, ns / 1e6) for (_, _, call), (ns, num, (line, text)) in self._calls.items()]
+        self._calls = {}
         return sorted(found, key=lambda point: -point.ms)
 
     def _on_call(self, call: MethodCall) -> None:
@@ -55,10 +55,10 @@ class SyncPoints:
             return
         name = DISPLAY_NAMES.get(call.name, f".{call.name}()")
         key = (frame.f_code.co_filename, frame.f_lineno, name)
-        known = self._places.get(key)
+        known = self._calls.get(key)
         if known is None:
-            if len(self._places) >= MAX_PLACES:
+            if len(self._calls) >= MAX_LINES:
                 return
-            known = self._places[key] = [0, 0, describe_line(frame)]
+            known = self._calls[key] = [0, 0, describe_line(frame)]
         known[0] += call.ns
         known[1] += 1

@@ -12,7 +12,6 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from sonde.errors import SondeError
 from sonde.nonfinite.origin import Origin
@@ -21,6 +20,7 @@ from sonde.replay.capsule.capsule import Capsule, StoredTensor
 from sonde.replay.capsule.serialization import LeftOut, fill_left_out
 from sonde.replay.restore_state import state_restored
 from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.torch_internals import tree_map_only
 
 MT19937_WORDS = 624  # in the state of NumPy's generator
 MAX_NAMED = 3  # tensors that a message names

@@ -17,6 +17,7 @@ from sonde.errors import SondeError
 from sonde.rules.words import listing
 from sonde.statistics import reductions
 from sonde.statistics.tensor_utils import read_scalar
+from sonde.statistics.torch_internals import unwrap_compiled
 from sonde.tools.hooks.hook_actions import RegisteredHook
 from sonde.tools.hooks.hook_spec import HookAction
 from sonde.tools.hooks.module_hooks import HookSubscriber, ModelLayers, ModuleHook, NotifyHook
@@ -96,7 +97,7 @@ class Attachment:
         if first < 0:
             return []
         model = self._model()
-        names = {id(p): name for name, p in (getattr(model, "_orig_mod", model) or nn.Module()).named_parameters()}
+        names = {id(p): name for name, p in (unwrap_compiled(model) or model or nn.Module()).named_parameters()}
         bad = (p for p in parameters[first:] if reductions.check_finite([p.grad])[1] == 0)
         return [(names.get(id(p), "a parameter outside of the model"), p.grad) for p in islice(bad, MAX_NAMED) if p.grad is not None]
 

@@ -16,6 +16,7 @@ from sonde.capture.inert_copy import InertCopy
 from sonde.capture.patches import TrainingCallbacks
 from sonde.capture.watched_model import WatchedModel
 from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.torch_internals import graph_task_id
 from sonde.tools.safe_hook import SafeHook
 
 
@@ -81,7 +82,7 @@ class NotifyHook(InertCopy):
 
 def in_backward() -> bool:
     """True if this thread runs a backward pass."""
-    return torch._C._current_graph_task_id() != -1
+    return graph_task_id() != -1
 
 
 class ModelLayers:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
-from sonde.memory_trend import Growth, Trend
+from sonde.memory_trend import MemoryTrend, SteadyGrowth
 from sonde.rules.exploding_gradient import LEAP
 from sonde.rules.words import number
-from sonde.spike_detection import ENOUGH, Losses, Norms, Recent
+from sonde.spike_detection import ENOUGH, LogNormBound, LossBound, RollingBound
 from sonde.tools.gradient_flow_animator import EXPLODING
 from sonde.tools.loop_debugger.debug_info import DebugInfo
 
@@ -30,7 +30,7 @@ LEAK_SHARE = 0.05  # of the memory at first: allocators take less than that in a
 TREND_INTERVAL = 16  # measurements between two computations of the trend of memory
 
 
-class _LogTimes(Recent):
+class _LogTimes(RollingBound):
     """Recent logarithms of the time of one operation."""
 
     __slots__ = ()
@@ -58,17 +58,17 @@ class MemorySeries:
     __slots__ = ("_growth", "first", "last", "num", "peak", "total", "trend")
 
     def __init__(self) -> None:
-        self._growth = Growth()
+        self._growth = MemoryTrend()
         self.num = 0
         self.first = self.last = self.peak = self.total = 0.0
-        self.trend: Trend | None = None
+        self.trend: SteadyGrowth | None = None
 
     def update(self, used: float) -> None:
         if not self.num:
             self.first = used
         self.num += 1
         self.last, self.peak, self.total = used, max(self.peak, used), self.total + used
-        self._growth.see(self.num, used)
+        self._growth.update(self.num, used)
         if not self.num % TREND_INTERVAL:
             self.trend = self._growth.trend(LEAK_SHARE * max(self.first, 1.0))
 
@@ -81,14 +81,14 @@ class GradientNorms:
     """Detects an exploding gradient norm from the first step on.
 
     The first norm is compared with the norm of the parameters, the following ones with the median of those before, and from the 32nd on
-    with the bound that a session uses (`spike_detection.Norms`).
+    with the bound that a session uses (`spike_detection.LogNormBound`).
     """
 
     __slots__ = ("_first", "_recent")
 
     def __init__(self) -> None:
         self._first: list[float] = []
-        self._recent = Norms()
+        self._recent = LogNormBound()
 
     @property
     def is_empty(self) -> bool:
@@ -96,7 +96,7 @@ class GradientNorms:
 
     def update(self, norm: float, param_norm: float) -> str:
         """Take the next norm, finite and above zero. Returns what it is compared with if it explodes, else ""."""
-        leap = self._recent.see(math.log(norm))
+        leap = self._recent.update(math.log(norm))
         if leap is not None:
             return f"usually about {number(math.exp(leap.usual))}"
         if len(self._first) >= ENOUGH:
@@ -136,7 +136,7 @@ class OperationHistory:
         self.anomalies: list[str] = []  # the first ones
         self.other_notes: list[str] = []
         self.statistics: dict[str, dict[str, dict[str, float]]] = {}  # the latest, of outputs and of weights
-        self._recent_losses: dict[str, Losses] = {}  # by operation
+        self._recent_losses: dict[str, LossBound] = {}  # by operation
         self._recent_norms: dict[str, GradientNorms] = {}
 
     def next_number(self, name: str, inside: str) -> int:
@@ -177,7 +177,7 @@ class OperationHistory:
         if not math.isfinite(loss):
             self.add_anomaly(info, "not finite", f"the loss is {number(loss)}")
             return
-        leap = self._recent_losses.setdefault(info.operation, Losses()).see(loss)
+        leap = self._recent_losses.setdefault(info.operation, LossBound()).update(loss)
         if leap is not None:
             self.add_anomaly(info, "loss spike", f"the loss rises to {number(loss)}, usually about {number(leap.usual)}")
 
@@ -205,7 +205,7 @@ class OperationHistory:
             self.add_anomaly(info, kind, sentence)
 
     def _check_time(self, info: DebugInfo, calls: OperationCalls, time_s: float, cpu_s: float | None) -> None:
-        slow = calls.usual.see(math.log(time_s))
+        slow = calls.usual.update(math.log(time_s))
         if slow is None or (cpu_s is not None and math.log(max(cpu_s, 1e-9)) <= slow.bound):
             return  # usual, or slow because another program had the processor
         around = next((one.usual.median for one in self.operations.values() if one.name == info.inside and one.usual.num), -math.inf)

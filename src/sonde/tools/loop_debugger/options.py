@@ -33,7 +33,7 @@ class LoopOptions:
         return cls(
             anything=measured.anything,
             torch_anomaly=config.mode is DebugMode.ANOMALY_DETECTION,
-            finds_cause=measured.looks_back,
+            finds_cause=measured.explains_incidents,
             gradients=measured.gradients,
             layers=measured.gradients and is_intermediate,
             updates=measured.gradients and is_advanced,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sonde.errors import SondeError
+from sonde.statistics.torch_internals import sparse_indices, sparse_values
 from sonde.tools.tensors.fast_statistics import FastStatistics, Floats, as_tensor, elements, fast_statistics
 
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
@@ -129,7 +130,7 @@ def num_bytes(tensor: Tensor) -> int:
 
 def _stored_parts(tensor: Tensor) -> list[Tensor]:
     if tensor.layout is torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
+        return [sparse_indices(tensor), sparse_values(tensor)]
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
     return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]

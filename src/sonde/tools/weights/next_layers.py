@@ -18,12 +18,13 @@ from torch.nn import functional
 
 from sonde.errors import SondeError
 from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.torch_internals import BATCH_NORM, CONV, DROPOUT, MAX_POOL
 from sonde.tools.forward_pass import eval_mode_restored, forward_arguments
 from sonde.tools.safe_hook import SafeHook
 
-LAYERS = (nn.Linear, nn.modules.conv._ConvNd, nn.Bilinear)
-NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, getattr(nn, "RMSNorm", nn.LayerNorm), nn.LocalResponseNorm)
-PASS_THROUGH = (nn.Dropout, nn.modules.dropout._DropoutNd, nn.Flatten, nn.Unflatten, nn.modules.pooling._MaxPoolNd, nn.Identity)
+LAYERS = (nn.Linear, *CONV, nn.Bilinear)
+NORMS: tuple[type[nn.Module], ...] = (*BATCH_NORM, nn.LayerNorm, nn.GroupNorm, getattr(nn, "RMSNorm", nn.LayerNorm), nn.LocalResponseNorm)
+PASS_THROUGH: tuple[type[nn.Module], ...] = (nn.Dropout, *DROPOUT, nn.Flatten, nn.Unflatten, *MAX_POOL, nn.Identity)
 ACTIVATIONS = tuple(
     getattr(nn, name)
     for name in (
@@ -131,7 +132,7 @@ class _ForwardObserver:
             return
         tensor = made[0][1]
         if isinstance(module, LAYERS):
-            channels = 1 if isinstance(module, nn.modules.conv._ConvNd) and tensor.ndim > 2 else tensor.ndim - 1
+            channels = 1 if isinstance(module, CONV) and tensor.ndim > 2 else tensor.ndim - 1
             self.last = self._store(_LayerOutput(path, channels, weakref.ref(tensor), _sample(tensor), tensor.shape))
             return
         source = self._source(used[0][1]) if used else None

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sonde.rules.words import number
+from sonde.statistics.torch_internals import fan_in_and_fan_out
 from sonde.tools.tensors.fast_statistics import FastStatistics, fast_statistics
 
 MIN_ELEMENTS = 64  # with fewer, neither shape nor scale can be identified
@@ -116,7 +117,7 @@ def _shape(weight: Tensor, found: FastStatistics) -> str:
 def _recipes(weight: Tensor, found: FastStatistics, shape: str, owner: str, hidden_size: int) -> tuple[str, ...]:
     if shape == "could not tell" or abs(found.mean) > (ERRORS / math.sqrt(found.num) + TOLERANCE) * found.std:
         return ()
-    fan_in, fan_out = torch.nn.init._calculate_fan_in_and_fan_out(weight)
+    fan_in, fan_out = fan_in_and_fan_out(weight)
     kaiming, xavier = math.sqrt(2 / fan_in), math.sqrt(2 / (fan_in + fan_out))
     default = {"uniform": 1 / math.sqrt(3 * fan_in)}.get(shape, math.nan)
     if hidden_size:
@@ -155,7 +156,7 @@ def with_fit(init: WeightInitialization, weight: Tensor, activation: str | None)
         return _with(init, "small" if init.shape == "zeros" else "could not tell", reason)
     if init.std != init.std or weight.ndim < 2:
         return _with(init, "could not tell", init.reason)
-    growth = init.std * math.sqrt(torch.nn.init._calculate_fan_in_and_fan_out(weight)[0]) / GAINS[activation]
+    growth = init.std * math.sqrt(fan_in_and_fan_out(weight)[0]) / GAINS[activation]
     after = f"before {activation}" if activation else "with no activation after it"
     text = f"{after} the signal changes by a factor of {number(growth)} in this layer"
     if growth < FITS_FROM:

@@ -9,10 +9,10 @@ import pytest
 from tuning_scripts import SMALL
 
 from sonde.errors import SondeError
-from sonde.tuning.messages import Request
+from sonde.tuning.messages import TrialRequest
 from sonde.tuning.proposals import Patch
-from sonde.tuning.trial_processes import Processes
-from sonde.tuning.trial_runner import WARMUP, Bench, OutOfTime
+from sonde.tuning.trial_processes import TrialProcesses
+from sonde.tuning.trial_runner import WARMUP, OutOfTime, TrialRunner
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
@@ -46,7 +46,7 @@ def trial(processes, tmp_path):
         script = tmp_path / "train.py"
         script.write_text(text)
         change = asdict(patch(f"{script}:{{}}".format) if patch else Patch())
-        request = Request(str(script), list(args), False, change, num_models, WARMUP, num_steps, 0.5, "", "", "")
+        request = TrialRequest(str(script), list(args), False, change, num_models, WARMUP, num_steps, 0.5, "", "", "")
         done = runner.run(request, name="it", limit_s=limit_s, tick=tick)
         return done, Path(done.log).read_text()
 
@@ -61,7 +61,7 @@ def change(**more):
 def plain(processes, tmp_path_factory):
     script = tmp_path_factory.mktemp("plain") / "train.py"
     script.write_text(SMALL)
-    request = Request(str(script), [], False, asdict(Patch()), 0, WARMUP, NUM_STEPS, 0.5, "", "", "")
+    request = TrialRequest(str(script), [], False, asdict(Patch()), 0, WARMUP, NUM_STEPS, 0.5, "", "", "")
     return processes.run(request, name="plain", limit_s=60.0, tick=lambda step: None)
 
 
@@ -90,12 +90,13 @@ def test_a_line_that_makes_the_loaders_of_training_and_validation_is_two_loaders
 def test_a_trial_finds_out_what_the_script_is_made_of(plain):
     survey = plain.survey
     (loader,) = survey.feeding
-    assert (loader.place.line, loader.batch_size, loader.num_workers) == (f"train.py:{LOADER}", 8, 0)
+    assert (loader.site.line, loader.batch_size, loader.num_workers) == (f"train.py:{LOADER}", 8, 0)
     (optimizer,) = survey.optimizers
-    assert (optimizer.name, optimizer.place.line, optimizer.way, optimizer.num_tensors) == ("AdamW", f"train.py:{OPTIMIZER}", "loop", 4)
+    assert (optimizer.name, optimizer.site.line) == ("AdamW", f"train.py:{OPTIMIZER}")
+    assert (optimizer.implementation, optimizer.num_tensors) == ("loop", 4)
     (model,) = survey.models
-    assert (model.name, model.kind, model.takes_images, model.num_conv2d, model.is_compiled) == ("model", "Net", True, 1, False)
-    assert model.place.text == "out = model(x)"
+    assert (model.name, model.class_name, model.takes_images, model.num_conv2d, model.is_compiled) == ("model", "Net", True, 1, False)
+    assert model.site.text == "out = model(x)"
 
 
 def test_two_trials_train_alike_although_the_script_sets_no_seed(trial, plain):
@@ -121,7 +122,7 @@ def test_a_loader_that_another_line_makes_is_left_alone(trial):
 
 def test_an_optimizer_is_made_with_another_switch(trial):
     done, _ = trial(SMALL, change(optimizers={OPTIMIZER: {"fused": True, "foreach": None}}))
-    assert [each.way for each in done.survey.optimizers] == ["fused"]
+    assert [each.implementation for each in done.survey.optimizers] == ["fused"]
 
 
 @pytest.mark.needs_bfloat16("linear")
@@ -179,7 +180,7 @@ def test_a_script_that_raises_says_what_and_its_traceback_is_in_the_log(trial):
 
 def test_a_script_with_arguments_of_its_own_complains_by_itself(trial):
     done, output = trial(SMALL, None, "--nonsense")
-    assert (done.outcome, done.error) == ("failed", "it left with 2")
+    assert (done.outcome, done.error) == ("failed", "it exited with 2")
     assert "unrecognized arguments: --nonsense" in output
 
 
@@ -207,7 +208,7 @@ def test_an_interrupt_ends_the_trial_that_is_under_way(trial, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         trial(f"import os\nopen({str(there)!r}, 'w').write(str(os.getpid()))\nwhile True: pass\n", tick=interrupt)
-    done, _ = trial()  # and the nursery is ready for the next one
+    done, _ = trial()  # and the fork server is ready for the next one
     assert done.outcome == "measured"
     with pytest.raises(ProcessLookupError):
         os.kill(int(there.read_text()), 0)
@@ -233,7 +234,7 @@ for number in range(40):
 
 
 def test_where_nothing_can_be_forked_an_interpreter_is_started_for_each(trial, plain, tmp_path_factory):
-    with Processes(tmp_path_factory.mktemp("alone"), fork=False) as alone:
+    with TrialProcesses(tmp_path_factory.mktemp("alone"), fork=False) as alone:
         done, _ = trial(SMALL, runner=alone)
     assert (done.outcome, done.losses) == ("measured", plain.losses)
 
@@ -247,31 +248,31 @@ def test_where_nothing_can_be_forked_an_interpreter_is_started_for_each(trial, p
     ],
     ids=["no training", "it fails", "too short"],
 )
-def test_a_script_that_cannot_be_tuned_gets_a_letter(processes, tmp_path, text, words):
+def test_a_script_that_cannot_be_tuned_is_refused_with_an_explanation(processes, tmp_path, text, words):
     script = tmp_path / "train.py"
     script.write_text(text)
-    request = Request(str(script), [], False, {}, 0, WARMUP, NUM_STEPS, 0.5, "", "", "")
+    request = TrialRequest(str(script), [], False, {}, 0, WARMUP, NUM_STEPS, 0.5, "", "", "")
     with pytest.raises(SondeError, match=words):
-        Bench(processes, request, time.monotonic() + 60, lambda *_: None).first()
+        TrialRunner(processes, request, time.monotonic() + 60, lambda *_: None).run_first()
 
 
 def test_no_trial_is_begun_for_which_there_is_no_time(processes, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SMALL)
-    request = Request(str(script), [], False, {}, 0, WARMUP, NUM_STEPS, 0.5, "", "", "")
-    bench = Bench(processes, request, time.monotonic() + 60, lambda *_: None)
-    bench.first()
-    bench.deadline = time.monotonic()
+    request = TrialRequest(str(script), [], False, {}, 0, WARMUP, NUM_STEPS, 0.5, "", "", "")
+    runner = TrialRunner(processes, request, time.monotonic() + 60, lambda *_: None)
+    runner.run_first()
+    runner.deadline = time.monotonic()
     with pytest.raises(OutOfTime):
-        bench.baseline()
-    assert bench.num_trials == bench.summary().num_runs == 1
+        runner.run_baseline()
+    assert runner.num_trials == runner.summary().num_runs == 1
 
 
-def test_a_script_that_can_run_only_once_gets_a_letter(processes, tmp_path):
+def test_a_script_that_can_run_only_once_is_refused_with_an_explanation(processes, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SMALL.replace("options = parser", f"open({str(tmp_path / 'model.pt')!r}, 'x')\n    options = parser"))
-    request = Request(str(script), [], False, {}, 0, WARMUP, NUM_STEPS, 0.5, "", "", "")
-    bench = Bench(processes, request, time.monotonic() + 60, lambda *_: None)
-    bench.first()
-    with pytest.raises(SondeError, match=r"could be run once, but not again: FileExistsError"):
-        bench.baseline()
+    request = TrialRequest(str(script), [], False, {}, 0, WARMUP, NUM_STEPS, 0.5, "", "", "")
+    runner = TrialRunner(processes, request, time.monotonic() + 60, lambda *_: None)
+    runner.run_first()
+    with pytest.raises(SondeError, match=r"ran once, but failed the second time: FileExistsError"):
+        runner.run_baseline()

@@ -1,7 +1,7 @@
-"""What the integrations share: one session per training, and a class that is what its framework wants it to be.
+"""Base class of the integrations: one session per training, and callback classes that derive from a framework's class at runtime.
 
-The frameworks are heavy and none of them is a dependency, so nothing is imported until an object is made. By then the user has imported
-theirs: the object's class is put together with the base class of that one.
+The frameworks are heavy and none of them is a dependency, so nothing is imported until an object is created. By then the user has imported
+the framework, and the object's class is built with the base class of that package.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 Hook = TypeVar("Hook", bound=Callable[..., None])
 
-GRADIENTS = "as the optimizer is given them"  # the one moment that is the same in every framework, and the one that decides
-PROBE = "integration"  # under which name errors of integrations are counted
-LOST = "the training did not come to its end; its framework does not say why"
+GRADIENTS = "as the optimizer is given them"  # the one moment that is the same in every framework
+PROBE = "integration"  # the name under which errors of integrations are counted
+LOST = "the training did not finish; its framework does not report why"
 
 
-class Watching:
-    """Watches one training at a time: a second one is a second run."""
+class FrameworkIntegration:
+    """Watches the trainings of a framework, one at a time; each is a run of its own."""
 
     framework = ""
 
@@ -45,38 +45,38 @@ class Watching:
         self._to, self._name, self._strict = to, name, strict
         self.session: DebugSession | None = None
 
-    # -- what it is --------------------------------------------------------------------------------
+    # -- class construction ------------------------------------------------------------------------
 
     @classmethod
     def bases(cls) -> tuple[type, ...]:
-        """Classes of the framework that an object of this one has to be."""
+        """The classes of the framework that an object must be an instance of."""
         raise NotImplementedError
 
     @classmethod
-    def in_front(cls) -> dict[str, Any]:
-        """What stands in front of the attributes of this class in an object of it."""
+    def class_attributes(cls) -> dict[str, Any]:
+        """Attributes of the constructed class that override those of this one."""
         return {}
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         own: Any = cls
-        return cast("Self", object.__new__(_joined(own, cls.bases())))
+        return cast("Self", object.__new__(_with_bases(own, cls.bases())))
 
     def __reduce__(self) -> Any:
-        # Frameworks copy what they are given, and send it to other processes. A session stays where it is.
+        # Frameworks copy callbacks and send them to other processes. A session stays in its process.
         plain = getattr(type(self), "plain", type(self))
-        return _blank, (plain,), {**vars(self), "session": None}
+        return _new_instance, (plain,), {**vars(self), "session": None}
 
     # -- for the user ------------------------------------------------------------------------------
 
     @property
     def run(self) -> Path | None:
-        """Where the run is, from the beginning of the training on."""
+        """Path of the run, from the start of the training on."""
         return self.session.run if self.session is not None else None
 
     def report(self) -> Report:
-        """What is wrong with the training, so far or as it ended."""
+        """The report on the training so far."""
         if self.session is None:
-            raise SondeError(f"no training has begun under this {type(self).__name__}, so there is nothing to report. Train first.")
+            raise SondeError(f"no training has started with this {type(self).__name__}, so there is nothing to report. Train first.")
         return self.session.report()
 
     def __enter__(self) -> Self:
@@ -87,15 +87,15 @@ class Watching:
 
     # -- for the integrations ----------------------------------------------------------------------
 
-    def _begin(self, model: Any = None, optimizers: Any = None, **about: Any) -> DebugSession:
-        """A training begins. Without a model, whatever trains is watched."""
+    def _begin(self, model: Any = None, optimizers: Any = None, **package: Any) -> DebugSession:
+        """Start a session for a training. Without a model, all models that train are watched."""
         from sonde.session import DebugSession  # needs torch
 
-        self._end(None, how="exception", exit_code=None, exception=LOST)  # where a training before has failed
+        self._end(None, how="exception", exit_code=None, exception=LOST)  # of an earlier training that failed
         self.session = session = DebugSession(self._config, to=self._to, name=self._name, strict=self._strict)
         if model is not None:
             session.attach(model, optimizers)
-        return session.start(framework=self.framework, **about)
+        return session.start(framework=self.framework, **package)
 
     def _end(self, error: BaseException | None = None, **how: Any) -> None:
         if self.session is not None:
@@ -113,11 +113,11 @@ class Watching:
             self.session.emit(event)
 
 
-def contained(hook: Hook) -> Hook:
-    """Called while a session is open, and only then. An error of ours does not reach the training."""
+def isolated_hook(hook: Hook) -> Hook:
+    """Decorator: the hook runs only while a session is open, and its errors are reported instead of raised into the training."""
 
     @functools.wraps(hook)
-    def guarded(self: Watching, *args: Any, **kwargs: Any) -> None:
+    def guarded(self: FrameworkIntegration, *args: Any, **kwargs: Any) -> None:
         session = self.session
         if session is None or not session.is_watching(PROBE, hook.__name__):
             return
@@ -130,11 +130,11 @@ def contained(hook: Hook) -> Hook:
 
 
 @functools.cache
-def _joined(cls: type[Watching], bases: tuple[type, ...]) -> type:
+def _with_bases(cls: type[FrameworkIntegration], bases: tuple[type, ...]) -> type:
     missing = tuple(base for base in bases if not issubclass(cls, base))
     about = {"__module__": cls.__module__, "__doc__": cls.__doc__, "plain": cls}
-    return type(cls.__name__, (cls, *missing), about | cls.in_front()) if missing else cls
+    return type(cls.__name__, (cls, *missing), about | cls.class_attributes()) if missing else cls
 
 
-def _blank(cls: type[Watching]) -> Watching:
+def _new_instance(cls: type[FrameworkIntegration]) -> FrameworkIntegration:
     return cls.__new__(cls)

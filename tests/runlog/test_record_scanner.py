@@ -4,7 +4,7 @@ import struct
 
 from sonde.runlog import format as f
 from sonde.runlog import record_scanner as scanning
-from sonde.runlog.record_scanner import Lost, scan
+from sonde.runlog.record_scanner import DamagedSpan, scan
 
 ONE, TWO, THREE = (f.record(f.EVENT, text * 20) for text in (b"one", b"two", b"three"))
 
@@ -48,12 +48,12 @@ def test_a_damaged_length_is_no_reason_to_wait_or_to_allocate():
     liar[8:12] = struct.pack("<I", 1_919_251_561)
     result = scan(ONE + bytes(liar) + THREE)
     assert len(result.records) == 2
-    assert result.damage == [Lost(len(ONE), len(ONE + TWO), "an impossible length")]
+    assert result.damage == [DamagedSpan(len(ONE), len(ONE + TWO), "an impossible length")]
 
 
 def test_garbage_at_the_end_is_damage_but_the_beginning_of_a_marker_is_not():
     result = scan(ONE + bytes(4096) + f.MARKER[:2])
-    assert result.damage == [Lost(len(ONE), len(ONE) + 4096, "not a record")]
+    assert result.damage == [DamagedSpan(len(ONE), len(ONE) + 4096, "not a record")]
     assert result.offset == len(ONE) + 4096
 
 
@@ -88,7 +88,7 @@ def test_forged_records_inside_records_are_given_up_after_linear_work(monkeypatc
     result = scan(forged)
     assert not result.records
     assert result.damage[0].start == 0
-    assert num_bytes < 2 * (scanning.PATIENCE * length + scanning.PATIENCE_FLOOR)
+    assert num_bytes < 2 * (scanning.MAX_FAILED * length + scanning.MIN_FAILED_BYTES)
 
 
 def test_thousands_of_bare_markers_are_passed_over():

@@ -1,16 +1,16 @@
 """Which changes are measured again, and which are put together."""
 
-from sonde.tuning.messages import Place
+from sonde.tuning.messages import CallSite
 from sonde.tuning.proposals import Patch, Proposal
 from sonde.tuning.ranking import Gain, LossCheck
 from sonde.tuning.tune import _best_of_families, _promising, _rank
-from sonde.tuning.tuning_result import Measured
+from sonde.tuning.tuning_result import MeasuredChange
 
 
 def measured(family, name, factor, *, verdict="faster", loss="same", same_training=True):
-    proposal = Proposal(family, name, name, Place(), Patch(), same_training=same_training)
+    proposal = Proposal(family, name, name, CallSite(), Patch(), same_training=same_training)
     gain = None if factor is None else Gain(factor, factor, factor, 3, verdict)
-    return Measured((proposal,), gain, LossCheck(loss))
+    return MeasuredChange((proposal,), gain, LossCheck(loss))
 
 
 def names(results):
@@ -45,7 +45,7 @@ def test_one_of_each_family_is_put_together_and_only_what_keeps_the_training():
 
 
 def test_what_was_measured_once_does_not_beat_what_was_measured_often():
-    once = Measured(measured("workers", "workers=2", 1.9).proposals, Gain(1.9, 1.9, 1.9, 1, "faster"), LossCheck("same"))
+    once = MeasuredChange(measured("workers", "workers=2", 1.9).proposals, Gain(1.9, 1.9, 1.9, 1, "faster"), LossCheck("same"))
     often = measured("workers", "workers=1", 1.7)
     assert names(_best_of_families([once, often])) == ["workers=1"]
 

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader  # noqa: E402
 
-from sonde.tuning.dataloader_changes import num_ready, num_samples  # noqa: E402
+from sonde.tuning.dataloader_changes import num_prefetched, num_samples  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -31,14 +31,14 @@ def test_samples_are_counted_in_whatever_a_loader_yields(batch, num):
 def test_batches_that_workers_have_made_ahead_are_counted():
     iterator = iter(DataLoader(list(range(100)), num_workers=2))
     for _ in range(400):  # they have two each ready, sooner or later
-        if num_ready(weakref.ref(iterator)) == 4:
+        if num_prefetched(weakref.ref(iterator)) == 4:
             break
         time.sleep(0.05)
-    assert num_ready(weakref.ref(iterator)) == 4
+    assert num_prefetched(weakref.ref(iterator)) == 4
     iterator._shutdown_workers()
 
 
 def test_without_workers_nothing_lies_ready():
     iterator = iter(DataLoader(list(range(100))))
-    assert num_ready(weakref.ref(iterator)) == 0
-    assert num_ready(None) == 0
+    assert num_prefetched(weakref.ref(iterator)) == 0
+    assert num_prefetched(None) == 0

@@ -1,4 +1,4 @@
-"""Gains are told from noise, and trainings that stay the same from those that do not."""
+"""Separates gains from noise, and trainings with the same losses from others."""
 
 import math
 import random
