@@ -14,19 +14,20 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "sonde"
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if "demo_programs" not in path.parts)
 
-ROOT_MODULES = {"errors", "events", "config", "conditions", "spike_detection", "memory_trend", "formatting"}
+ROOT_MODULES = {"script_runner", "errors", "events", "config", "conditions", "spike_detection", "memory_trend", "formatting"}
 MEASURING = ROOT_MODULES | {"runlog", "statistics", "capture"}
 ANALYSIS = {"nonfinite", "replay", "leaks", "profiler", "memory_profiler"}
 READING = ROOT_MODULES | {"runlog", "rules", "report", "comparison", "views", "diagnostics", "export"}
 MAY_IMPORT = {
     "errors": set(),
+    "script_runner": set(),
+    "bfloat16_check": set(),
     "events": set(),
     "config": {"errors"},
     "conditions": {"errors"},
     "spike_detection": set(),
     "formatting": set(),
     "memory_trend": set(),
-    "processor_check": set(),
     "runlog": ROOT_MODULES,
     # the training process
     "statistics": ROOT_MODULES | {"runlog"},
@@ -34,9 +35,9 @@ MAY_IMPORT = {
     "nonfinite": MEASURING | {"leaks"},
     "leaks": MEASURING,
     "replay": MEASURING | {"nonfinite", "leaks"},
-    "profiler": READING | MEASURING | ANALYSIS | {"launcher"},
-    "memory_profiler": READING | MEASURING | ANALYSIS | {"launcher"},
-    "tuning": MEASURING | {"launcher"},
+    "profiler": READING | MEASURING | ANALYSIS | {"script_runner"},
+    "memory_profiler": READING | MEASURING | ANALYSIS | {"script_runner"},
+    "tuning": MEASURING | {"script_runner"},
     "tools": READING | MEASURING | ANALYSIS | {"session"},
     "incidents": READING | MEASURING | ANALYSIS,
     "early_stopping": ROOT_MODULES,
@@ -53,7 +54,7 @@ MAY_IMPORT = {
     "diagnostics": READING,
     "export": READING,
     "pytest_plugin": READING,  # a session is loaded through `sonde`, when a test asks for one
-    "cli": READING | ANALYSIS | {"capture", "statistics", "tuning", "tools", "session", "launcher", "processor_check"},
+    "cli": READING | ANALYSIS | {"capture", "statistics", "tuning", "tools", "session", "launcher", "script_runner", "bfloat16_check"},
     "__init__": set(),  # all of its names are lazy
     "compat": set(),  # as above
     "__main__": {"cli"},

@@ -17,7 +17,7 @@ from sonde.leaks.leak_detector import LeakDetector as LeakDetector
 from sonde.memory_profiler.memory_profiler import MemoryProfiler as MemoryProfiler
 from sonde.nonfinite.find_origin import find_origin as find_origin
 from sonde.nonfinite.origin import Origin as Origin
-from sonde.profiler.operations import profile_operations as profile_operations
+from sonde.profiler.profile_operations import profile_operations as profile_operations
 from sonde.profiler.profiler import Profiler as Profiler
 from sonde.report import Report as Report
 from sonde.report import judge as judge

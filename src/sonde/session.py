@@ -33,7 +33,7 @@ import sonde
 from sonde.capture import patches
 from sonde.capture.error_isolation import ErrorIsolation
 from sonde.capture.gradient_state import optimizer_parameters
-from sonde.capture.live.switches import Switches, SwitchProbe
+from sonde.capture.live.debug_switches import Switches, SwitchProbe
 from sonde.capture.live.triggers import TriggerProbe, Triggers
 from sonde.capture.model_discovery import ModelDiscovery
 from sonde.capture.model_registry import ModelRegistry
@@ -47,7 +47,7 @@ from sonde.runlog.switch_file import check_switch_names
 from sonde.runlog.writer import Writer
 from sonde.session_tools import SessionTools
 from sonde.statistics import native
-from sonde.statistics.tensor_utils import read_scalar
+from sonde.statistics.find_tensors import read_scalar
 from sonde.statistics.torch_internals import is_compiled
 
 if TYPE_CHECKING:

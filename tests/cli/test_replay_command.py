@@ -55,7 +55,7 @@ BY_CHANCE = HEAD.format(forward="return self.head(self.body(x)) / (torch.rand(1)
 MAKER = """
 import sys, torch, train
 from sonde.replay.capsule.capsule import save_capsule
-from sonde.nonfinite.tracer import NonFiniteTracer
+from sonde.nonfinite.operation_tracer import NonFiniteTracer
 
 torch.manual_seed(1)
 model = train.Net()

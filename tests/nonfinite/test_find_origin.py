@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 from torch.nn.modules import module as module_of_torch  # noqa: E402
 
 import sonde  # noqa: E402
-from sonde.nonfinite.tracer import NonFiniteTracer  # noqa: E402
+from sonde.nonfinite.operation_tracer import NonFiniteTracer  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -252,7 +252,7 @@ def test_a_mask_that_reaches_the_loss_is_an_origin():
 
 
 def test_a_failed_search_does_not_stop_the_program(monkeypatch, caplog):
-    import sonde.nonfinite.tracer as tracer_module
+    import sonde.nonfinite.operation_tracer as tracer_module
 
     def broken(*_):
         raise RuntimeError("no such number")

@@ -10,7 +10,7 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from sonde.nonfinite.find_origin import find_origin  # noqa: E402
-from sonde.nonfinite.tracer import NonFiniteTracer  # noqa: E402
+from sonde.nonfinite.operation_tracer import NonFiniteTracer  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -22,7 +22,7 @@ from sonde.profiler.autograd_node_timers import AutogradNodeTimers  # noqa: E402
 from sonde.profiler.layer_costs import evaluate  # noqa: E402
 from sonde.profiler.module_timers import ModuleTimers  # noqa: E402
 from sonde.profiler.script_step_watcher import watch_steps  # noqa: E402
-from sonde.profiler.time_trace import TimeTrace  # noqa: E402
+from sonde.profiler.step_time_trace import TimeTrace  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

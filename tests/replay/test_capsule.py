@@ -26,7 +26,7 @@ from torch import nn  # noqa: E402
 from sonde.errors import SondeError  # noqa: E402
 from sonde.nonfinite.origin import Origin, TensorSummary  # noqa: E402
 from sonde.replay.capsule.capsule import load_capsule, save_capsule  # noqa: E402
-from sonde.replay.capsule.serialization import LeftOut, fill_left_out  # noqa: E402
+from sonde.replay.capsule.value_serialization import LeftOut, fill_left_out  # noqa: E402
 
 
 class Net(nn.Module):

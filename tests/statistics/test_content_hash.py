@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sonde.statistics.fingerprint import content_hash
+from sonde.statistics.content_hash import content_hash
 from statistics_cases import each_implementation, noise  # noqa: F401
 
 

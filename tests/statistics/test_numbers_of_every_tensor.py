@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from sonde.events import STATISTICS
-from sonde.statistics import exponent_histogram, native, reductions, torch_ops
-from sonde.statistics.fingerprint import content_hash
-from sonde.statistics.table import StatisticsTable
+from sonde.statistics import exponent_histogram, native, reductions, torch_fallback
+from sonde.statistics.content_hash import content_hash
+from sonde.statistics.statistics_table import StatisticsTable
 
 
 @pytest.fixture(params=["native", "torch"])
@@ -81,7 +81,7 @@ def test_r14_every_dtype_gives_right_statistics_or_a_reason(implementation, dtyp
     reductions.any_nonzero([x])
     exponent_histogram.exponents(x)
     content_hash(x)
-    if torch_ops.unsupported_reason(x) is None:
+    if torch_fallback.unsupported_reason(x) is None:
         zero = 2.0**-127 if "e8m0" in str(dtype) else 0.0  # that dtype has no zero
         exact = np.array([zero, 1, 1 if dtype is torch.bool else 2, zero, 1])
         assert not rows.unsupported
@@ -89,7 +89,7 @@ def test_r14_every_dtype_gives_right_statistics_or_a_reason(implementation, dtyp
         assert rows.values[0, 2] == pytest.approx(exact.std())
         assert rows.values[0, 6] == (exact == 0).sum()
     else:
-        assert rows.unsupported == {0: torch_ops.unsupported_reason(x)}
+        assert rows.unsupported == {0: torch_fallback.unsupported_reason(x)}
         assert not rows.values.any()
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from sonde.errors import SondeError
-from sonde.tuning.messages import CallSite, DataLoaderInfo, ModelInfo, OptimizerInfo, Survey
 from sonde.tuning.proposals import FAMILIES, Patch, chosen_families, propose
+from sonde.tuning.trial_messages import CallSite, DataLoaderInfo, ModelInfo, OptimizerInfo, Survey
 
 LINE = CallSite("project/train.py:7", "train.py:7", "loader = DataLoader(data)")
 LOADER = DataLoaderInfo(

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from sonde.tuning.messages import Trial, read_trial
 from sonde.tuning.ranking import compare_losses, gain_of, noise_of, ratios
+from sonde.tuning.trial_messages import Trial, read_trial
 
 
 def test_a_change_is_compared_with_the_baselines_right_beside_it():

@@ -9,9 +9,9 @@ import pytest
 from tuning_scripts import SMALL
 
 from sonde.errors import SondeError
-from sonde.tuning.messages import TrialRequest
 from sonde.tuning.proposals import Patch
-from sonde.tuning.trial_processes import TrialProcesses
+from sonde.tuning.trial_messages import TrialRequest
+from sonde.tuning.trial_process_control import TrialProcesses
 from sonde.tuning.trial_runner import WARMUP, OutOfTime, TrialRunner
 
 pytestmark = pytest.mark.torch

@@ -9,8 +9,8 @@ import pytest
 from tuning_scripts import SLOW, SMALL
 
 from sonde.errors import SondeError
-from sonde.tuning.messages import TrialRequest
 from sonde.tuning.proposals import Patch
+from sonde.tuning.trial_messages import TrialRequest
 from sonde.tuning.trial_runner import WARMUP
 from sonde.tuning.tune import tune
 

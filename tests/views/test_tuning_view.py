@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sonde.tuning.messages import CallSite
 from sonde.tuning.proposals import Patch, Proposal
 from sonde.tuning.ranking import Gain, LossCheck
+from sonde.tuning.trial_messages import CallSite
 from sonde.tuning.tuning_result import BaselineSpeed, MeasuredChange, Tuning
 from sonde.views.terminal import Terminal
 from sonde.views.tuning import Plan, TuningTable, render_json

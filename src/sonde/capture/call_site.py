@@ -16,8 +16,7 @@ import torch
 
 from sonde.capture.recorder import StepRecorder
 from sonde.events import CallSiteFound
-
-WRAPPER_FILE = "<sonde: importlib _bootstrap>"  # file name of our patched functions, see patches.py
+from sonde.script_runner import WRAPPER_FILE as WRAPPER_FILE
 
 _SONDE = str(Path(__file__).resolve().parents[1])
 _TORCH = str(torch.__path__[0])

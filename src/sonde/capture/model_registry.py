@@ -18,9 +18,9 @@ from sonde.capture.patches import TrainingCallbacks
 from sonde.capture.recorder import StepRecorder
 from sonde.capture.watched_model import COMPILED, WatchedModel
 from sonde.events import ModelOutputShape, ModelWatched, NotMeasured, OwnershipChanged, Site
+from sonde.statistics.content_hash import content_hash
 from sonde.statistics.deferred_reads import on_device
-from sonde.statistics.fingerprint import content_hash
-from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.find_tensors import find_tensors
 
 MAX_MODELS = 32  # at a time: a program that constructs models without end is watched on the first ones that live
 NUM_SAMPLED = 4  # parameters read to notice that the user updates them without an optimizer

@@ -42,7 +42,7 @@ from sonde.config import DebugConfig
 from sonde.errors import NonFiniteError
 from sonde.events import NotMeasured
 from sonde.statistics.deferred_reads import DeferredReads, Use
-from sonde.statistics.table import StatisticsTable
+from sonde.statistics.statistics_table import StatisticsTable
 from sonde.statistics.torch_internals import graph_task_id, skip_in_dynamo, tracing_state
 
 HISTOGRAM_FIRST = (0, 4, 16)  # observed steps in which exponent histograms are taken

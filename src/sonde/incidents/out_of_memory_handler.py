@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from sonde.capture import process_memory
 from sonde.capture.call_site import is_library
+from sonde.capture.memory_by_category import materialized_tensors, memory_by_category
 from sonde.capture.replay_buffer import ReplayBuffer
-from sonde.capture.training_memory import materialized_tensors, memory_by_category
 from sonde.events import MemoryExhausted
 from sonde.memory_profiler.memory_profiler import MemoryProfiler
-from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.find_tensors import find_tensors
 
 MAX_CAUSES = 5  # exceptions below an exception that are looked at
 MAX_OPERANDS = 6

@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor
 
 from sonde.leaks.live_graphs import largest_graph
-from sonde.leaks.owners import ReferenceChain, find_owner_paths
-from sonde.statistics.tensor_utils import storage_bytes
+from sonde.leaks.tensor_owners import ReferenceChain, find_owner_paths
+from sonde.statistics.find_tensors import storage_bytes
 
 MIN_STEPS_LEFT = 5  # steps of which a tensor is still alive; fewer are no trend
 MAX_RATIO = 2.5  # of one half of the training to the other: a cache that fills up leaves less and less

@@ -26,8 +26,8 @@ from sonde.leaks.accumulated_tensors import (
     tensor_kind,
 )
 from sonde.leaks.live_graphs import MAX_NODES, largest_graph, live_tensors
-from sonde.leaks.owners import ReferenceChain, find_owners, without_python_referrer
-from sonde.statistics.tensor_utils import storage_bytes
+from sonde.leaks.tensor_owners import ReferenceChain, find_owners, without_python_referrer
+from sonde.statistics.find_tensors import storage_bytes
 
 MIN_STEPS = 8  # fewer points are no trend
 MIN_AGE = 2  # steps: the last batch, output and loss are still in their variables

@@ -24,7 +24,7 @@ from sonde.memory_profiler.fake_lstm_workspace import with_workspace
 from sonde.memory_profiler.memory_report import Peak, Usage
 from sonde.memory_profiler.storage_registry import OTHER, StorageRegistry, add_live_tensors, state_tensors
 from sonde.nonfinite.module_stack import ModuleStack
-from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.torch_internals import ITEM_OP, TorchDispatchMode, current_dispatch_mode, graph_task_id
 
 ROOT = "(the model itself)"

@@ -20,7 +20,7 @@ from sonde.capture.patches import suspended
 from sonde.errors import SondeError
 from sonde.memory_profiler.allocation_tracker import AllocationTracker
 from sonde.memory_profiler.memory_report import MemoryForecast, Usage
-from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.torch_internals import FakeTensorMode, tree_map_only
 
 NUM_STEPS = 2  # the first creates the optimizer's state, the second has it from its start

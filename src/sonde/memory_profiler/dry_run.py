@@ -25,10 +25,10 @@ from torch.utils.data import DataLoader
 
 from sonde.capture.call_site import is_library
 from sonde.errors import Stopped
-from sonde.launcher import die_with_parent, run_file, script_environment, show
 from sonde.memory_profiler.allocation_tracker import AllocationTracker
 from sonde.memory_profiler.memory_profiler import ProcessBaseline, build_report
 from sonde.memory_profiler.memory_report import MemoryReport
+from sonde.script_runner import die_with_parent, run_file, script_environment, show
 from sonde.statistics.torch_internals import GRAD_SCALER_STEP, DataLoaderIterator, FakeTensorMode, disable_dispatch_modes
 
 NUM_STEPS = 2  # of each optimizer: the first creates its state, the second has it from its start

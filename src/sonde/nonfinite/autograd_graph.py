@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sonde.nonfinite.operation_tracer import is_finite
 from sonde.nonfinite.origin import Origin
-from sonde.nonfinite.tracer import is_finite
 from sonde.statistics.torch_internals import node_sequence_nr, saved_value
 
 MAX_NODES = 20_000

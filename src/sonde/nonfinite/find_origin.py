@@ -8,8 +8,8 @@ from types import TracebackType
 from torch import nn
 
 from sonde.errors import NonFiniteError, SondeError
+from sonde.nonfinite.operation_tracer import NonFiniteTracer
 from sonde.nonfinite.origin import Origin
-from sonde.nonfinite.tracer import NonFiniteTracer
 
 
 class OriginSearch:

@@ -16,8 +16,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from sonde.capture.call_site import describe_line, user_frame
 from sonde.events import STATISTICS
-from sonde.statistics.table import StatisticsTable
-from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.find_tensors import find_tensors
+from sonde.statistics.statistics_table import StatisticsTable
 from sonde.statistics.torch_internals import storage_address
 
 _log = logging.getLogger("sonde")

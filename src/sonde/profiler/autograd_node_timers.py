@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from sonde.profiler.time_trace import LayerCall, TimeTrace
-from sonde.statistics.tensor_utils import find_tensors
+from sonde.profiler.step_time_trace import LayerCall, TimeTrace
+from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.torch_internals import has_saved_tensor_hooks, node_sequence_nr
 
 MAX_NODES = 200_000  # per step: the nodes beyond it get no hook, and their time counts for the node before them

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sonde.profiler import Span
 from sonde.profiler.module_timers import TimedModule
-from sonde.profiler.time_trace import ENGINE, OUTSIDE, PROFILER, LayerCall, TimeTrace
+from sonde.profiler.step_time_trace import ENGINE, OUTSIDE, PROFILER, LayerCall, TimeTrace
 
 
 class ModuleCost(NamedTuple):

@@ -27,7 +27,7 @@ from torch.compiler import is_compiling
 
 from sonde.capture import patches
 from sonde.capture.call_site import is_library
-from sonde.profiler.time_trace import TimeTrace
+from sonde.profiler.step_time_trace import TimeTrace
 from sonde.statistics.torch_internals import is_compiled, unwrap_compiled
 
 _IDLE = TimeTrace()

@@ -21,7 +21,7 @@ from sonde.statistics.torch_internals import ProfilerEventType, RecordScope
 
 ENGINE = "autograd::engine::evaluate_function: "
 STEP = "ProfilerStep#"
-RUNNER_FILE = "sonde/profiler/operations.py"
+RUNNER_FILE = "sonde/profiler/profile_operations.py"
 PHASES = {"run_forward": "forward", "run_loss": "loss", "run_backward": "backward", "run_update": "optimizer"}  # by function of that file
 MAX_SITES = 8  # of one operation
 

@@ -15,13 +15,13 @@ from sonde.capture.gradient_state import optimizer_parameters
 from sonde.capture.patches import suspended
 from sonde.errors import SondeError
 from sonde.profiler import ProfileReport
-from sonde.profiler.build_report import build_report, dtype_and_device
+from sonde.profiler.build_profile_report import build_report, dtype_and_device
+from sonde.profiler.least_preempted_steps import num_undisturbed
 from sonde.profiler.module_timers import ModuleTimers
 from sonde.profiler.step_recording import ProfileRecorder, StepKind, StepRecordings, plan_steps
-from sonde.profiler.time_trace import ReadCounter
-from sonde.profiler.undisturbed_steps import num_undisturbed
+from sonde.profiler.step_time_trace import ReadCounter
 from sonde.replay.restore_state import state_restored
-from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.torch_internals import is_compiled, preserve_versions, unwrap_compiled
 
 MAX_EXTRA_S = 1.0  # of additional steps if other programs disturbed some; at most as long as the planned steps took

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.find_tensors import find_tensors
 
 
 class InputBatch(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.find_tensors import find_tensors
 
 
 class SavedActivations:

@@ -22,11 +22,11 @@ from sonde.capture.gradient_state import optimizer_parameters
 from sonde.capture.step_boundaries import StepBoundaries
 from sonde.errors import SondeError
 from sonde.profiler import ProfileReport
-from sonde.profiler.build_report import build_report, dtype_and_device
+from sonde.profiler.build_profile_report import build_report, dtype_and_device
+from sonde.profiler.find_trained_models import TrainedModelFinder
 from sonde.profiler.module_timers import ModuleTimers
 from sonde.profiler.run_model import clock
 from sonde.profiler.step_recording import ProfileRecorder, plan_steps
-from sonde.profiler.trained_models import TrainedModelFinder
 
 P = ParamSpec("P")
 _log = logging.getLogger("sonde")

@@ -24,10 +24,10 @@ from sonde.profiler.layer_costs import LayerCosts, evaluate, spans
 from sonde.profiler.module_timers import ModuleTimers
 from sonde.profiler.samples_per_step import InputBatch, input_batch
 from sonde.profiler.saved_activations import SavedActivations
-from sonde.profiler.time_trace import ReadCounter, TimeTrace
+from sonde.profiler.step_time_trace import ReadCounter, TimeTrace
 from sonde.profiler.timer_cost import TimerCost, timer_cost
 from sonde.profiler.utilization import UtilizationMeter, num_preemptions
-from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.find_tensors import find_tensors
 
 StepKind = Literal["warmup", "bare", "timed", "flops", "memory"]
 MAX_SPANS = 20_000  # of the first steps, for a trace file: more is slow to open and shows nothing new

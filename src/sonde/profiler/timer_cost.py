@@ -12,7 +12,7 @@ from torch import nn
 
 from sonde.profiler.autograd_node_timers import AutogradNodeTimers
 from sonde.profiler.module_timers import ModuleTimers
-from sonde.profiler.time_trace import ReadCounter, TimeTrace
+from sonde.profiler.step_time_trace import ReadCounter, TimeTrace
 
 NUM_CALLS = 64  # of a module per repetition, and nodes of a graph
 REPEATS = 12

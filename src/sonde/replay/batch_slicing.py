@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.replay.rerun import Rerun
-from sonde.statistics.tensor_utils import find_tensors
+from sonde.replay.rerun_statements import Rerun
+from sonde.statistics.find_tensors import find_tensors
 
 
 def step_inputs(rerun: Rerun) -> list[Tensor]:

@@ -23,20 +23,20 @@ from torch import Tensor, nn
 
 from sonde.capture.replay_buffer import ForwardCall, ReplayBuffer
 from sonde.nonfinite.autograd_graph import origin_in_graph
+from sonde.nonfinite.operation_tracer import NonFiniteTracer, compile_disabled, is_finite
 from sonde.nonfinite.origin import Origin
-from sonde.nonfinite.tracer import NonFiniteTracer, compile_disabled, is_finite
 from sonde.replay import distributed
 from sonde.replay.backward_call_site import FrameSlice, slices_up_to_backward
 from sonde.replay.batch_slicing import select_samples, step_inputs
 from sonde.replay.bisect_batch import find_failing_samples
 from sonde.replay.capsule.capsule import save_capsule
+from sonde.replay.code_after_backward import find_origin_after_backward
 from sonde.replay.dataset_index import dataset_indices
 from sonde.replay.gradient_accumulation import EarlierBatch, Select, earlier_batches
-from sonde.replay.post_backward import find_origin_after_backward
 from sonde.replay.program_slice import CannotReplay
-from sonde.replay.rerun import Rerun, gradients, value_queries
+from sonde.replay.rerun_statements import Rerun, gradients, value_queries
 from sonde.replay.restore_state import reachable_modules, state_restored
-from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.find_tensors import find_tensors
 
 PHASES_WITHOUT_SAMPLES = ("parameter", "buffer")  # the number was bad before the batch came
 CHANGED_AFTER_BACKWARD = "the gradients were finite after backward: your code between backward and the update made them non-finite"

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sonde.statistics import native, torch_ops
-from sonde.statistics.torch_ops import evenly_spaced, readable
+from sonde.statistics import native, torch_fallback
+from sonde.statistics.torch_fallback import evenly_spaced, readable
 
 
 def exponents(tensor: Tensor) -> tuple[list[int], list[int]] | None:
@@ -36,7 +36,7 @@ def exponent_pairs(tensor: Tensor, limit_elements: int) -> bytes | None:
         plain = readable(tensor)
         if limit_elements and plain.layout is torch.strided and plain.numel() > limit_elements:
             plain = evenly_spaced(plain, limit_elements)
-        counts = torch_ops.exponents(plain) if plain.numel() else []
+        counts = torch_fallback.exponents(plain) if plain.numel() else []
     except Exception:
         return None
-    return np.array([(i + torch_ops.LOWEST_EXPONENT, count) for i, count in enumerate(counts) if count], np.float64).tobytes()
+    return np.array([(i + torch_fallback.LOWEST_EXPONENT, count) for i, count in enumerate(counts) if count], np.float64).tobytes()

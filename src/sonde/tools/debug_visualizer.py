@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sonde.errors import SondeError
-from sonde.tools.layer_patterns import require_name
+from sonde.tools.layer_name_patterns import require_name
 from sonde.views import plots
 from sonde.views.file import file_name, write_new
 from sonde.views.plots import FORMATS, Plot

@@ -26,20 +26,20 @@ from sonde.config import DebugConfig, load_config
 from sonde.errors import NonFiniteError, SondeError
 from sonde.report import strict
 from sonde.session import DebugSession
-from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.torch_internals import unwrap_compiled
-from sonde.tools.forward_pass import eval_mode_restored, forward_arguments
-from sonde.tools.layer_patterns import require_name
+from sonde.tools.layer_name_patterns import require_name
 from sonde.tools.loop_debugger import measurements
 from sonde.tools.loop_debugger.anomaly_mode import anomaly_mode
 from sonde.tools.loop_debugger.debug_info import DebugInfo
-from sonde.tools.loop_debugger.find_nan import MAX_SEARCHES, RandomState, find_cause
+from sonde.tools.loop_debugger.explain_bad_step import MAX_SEARCHES, RandomState, find_cause
 from sonde.tools.loop_debugger.loop_report import DebugReport, build_debug_report, plot_history
 from sonde.tools.loop_debugger.operation_history import OperationHistory
 from sonde.tools.loop_debugger.options import LoopOptions
 from sonde.tools.loop_debugger.rotating_file import RotatingFile
 from sonde.tools.loop_debugger.running_operation import RunningOperation
 from sonde.tools.loop_debugger.training_log import TrainingLogger
+from sonde.tools.run_forward_pass import eval_mode_restored, forward_arguments
 
 PLOT_FILE = "debug_analysis.png"
 LINES_FILE = "debug_info.jsonl"

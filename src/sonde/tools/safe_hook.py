@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from sonde.capture.inert_copy import InertCopy
+from sonde.capture.uncopied_hook import UncopiedHook
 from sonde.statistics.torch_internals import tracing_state
 
 _log = logging.getLogger("sonde")
 
 
-class SafeHook(InertCopy):
+class SafeHook(UncopiedHook):
     """Calls a function with the arguments of a torch hook, always returns None, and disables itself after the first exception."""
 
     __slots__ = ("_call", "_name", "is_disabled")

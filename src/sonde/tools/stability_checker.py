@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from sonde.errors import SondeError
 from sonde.rules.words import number
-from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.torch_internals import unwrap_compiled
-from sonde.tools.forward_pass import eval_mode_restored, forward_arguments
+from sonde.tools.run_forward_pass import eval_mode_restored, forward_arguments
 from sonde.tools.safe_hook import SafeHook
-from sonde.tools.tensors.fast_statistics import as_tensor
 from sonde.tools.tensors.number_formats import (
     FORMATS,
     Magnitudes,
@@ -29,6 +28,7 @@ from sonde.tools.tensors.number_formats import (
     measure_magnitudes,
     parse_format,
 )
+from sonde.tools.tensors.single_pass_statistics import as_tensor
 from sonde.views.numbers import counted, percent
 from sonde.views.plots import Plot
 from sonde.views.plots.magnitudes import magnitudes as magnitude_plot

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from sonde.capture.call_site import describe_line, user_frame
-from sonde.tuning.messages import CallSite
+from sonde.tuning.trial_messages import CallSite
 
 LIBRARY = CallSite("library", "in a library", "")
 

@@ -12,10 +12,10 @@ import signal
 from contextlib import suppress
 from typing import Any
 
-from sonde.launcher import die_with_parent
+from sonde.script_runner import die_with_parent
 from sonde.statistics.torch_internals import load_compiler
-from sonde.tuning.messages import TrialRequest
 from sonde.tuning.trial import redirect_streams, run_trial
+from sonde.tuning.trial_messages import TrialRequest
 
 CRASHED = 70  # EX_SOFTWARE of sysexits.h: an internal error
 

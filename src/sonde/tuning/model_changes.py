@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 from sonde.capture.call_site import user_frame
-from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.torch_internals import call_implementation, is_compiled, replace_call_implementation, tree_map_only
 from sonde.tuning.call_site_keys import call_site_here
-from sonde.tuning.messages import ModelInfo
+from sonde.tuning.trial_messages import ModelInfo
 
 STEPS_SEARCHED = 3  # every trained model has run by then
 

@@ -11,7 +11,7 @@ import torch
 
 from sonde.capture.gradient_state import optimizer_parameters
 from sonde.tuning.call_site_keys import call_site_here
-from sonde.tuning.messages import CallSite, OptimizerInfo
+from sonde.tuning.trial_messages import CallSite, OptimizerInfo
 
 IMPLEMENTATIONS = ("foreach", "fused")
 

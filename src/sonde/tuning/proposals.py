@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sonde.errors import SondeError
-from sonde.tuning.messages import CallSite, DataLoaderInfo, Survey
+from sonde.tuning.trial_messages import CallSite, DataLoaderInfo, Survey
 
 
 @dataclass(frozen=True, slots=True)

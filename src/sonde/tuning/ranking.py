@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from sonde.tuning.messages import Trial
+from sonde.tuning.trial_messages import Trial
 
 MIN_GAIN = 0.03  # a smaller gain is not worth a line of code
 NOISE_FACTOR = 4.0  # times the noise over the root of the number of runs: more than two standard deviations, because many changes are tried

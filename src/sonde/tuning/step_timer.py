@@ -11,7 +11,7 @@ import torch
 
 from sonde.capture.patches import TrainingCallbacks
 from sonde.capture.step_boundaries import StepBoundaries
-from sonde.tuning.messages import MIN_STEPS
+from sonde.tuning.trial_messages import MIN_STEPS
 
 PATIENCE = 5  # times the requested seconds: after that, MIN_STEPS steps are enough
 

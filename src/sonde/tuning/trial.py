@@ -22,14 +22,14 @@ import numpy
 import torch
 
 from sonde.capture.patches import subscribe
-from sonde.launcher import die_with_parent, run_file
+from sonde.script_runner import die_with_parent, run_file
 from sonde.tuning.call_site_keys import call_site_here
 from sonde.tuning.dataloader_changes import DataLoaderPatcher
-from sonde.tuning.messages import CallSite, Survey, Trial, TrialRequest
 from sonde.tuning.model_changes import ModelPatcher
 from sonde.tuning.optimizer_changes import OptimizerPatcher
 from sonde.tuning.proposals import Patch
 from sonde.tuning.step_timer import StepTimer
+from sonde.tuning.trial_messages import CallSite, Survey, Trial, TrialRequest
 
 SEED = 0  # for scripts that set none: trials must compute the same losses
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from time import monotonic
 
 from sonde.errors import Stopped
-from sonde.tuning.messages import TrialRequest
 from sonde.tuning.proposals import Proposal, chosen_families, propose
 from sonde.tuning.ranking import MIN_GAIN
-from sonde.tuning.trial_processes import TrialProcesses
+from sonde.tuning.trial_messages import TrialRequest
+from sonde.tuning.trial_process_control import TrialProcesses
 from sonde.tuning.trial_runner import TIME_LIMIT_S, WARMUP, OutOfTime, Progress, TrialRunner, name_of
 from sonde.tuning.tuning_result import ORDER, MeasuredChange, Tuning
 

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sonde.errors import SondeError  # noqa: E402
-from sonde.tools.tensors.fast_statistics import as_tensor, elements, fast_statistics  # noqa: E402
+from sonde.tools.tensors.single_pass_statistics import as_tensor, elements, fast_statistics  # noqa: E402
 from sonde.tools.tensors.tensor_statistics import PERCENTILES, describe  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -14,12 +14,12 @@ from typing import Any
 
 from sonde.capture import patches
 from sonde.capture.incident import Incident, SpikeIncident
-from sonde.capture.live.switches import Switches
+from sonde.capture.live.debug_switches import Switches
 from sonde.capture.probes.base import Probe, ProbeContext
 from sonde.conditions import STEP_NAMES, Condition, parse_condition
 from sonde.errors import SondeError
 from sonde.events import ConditionMet
-from sonde.statistics.tensor_utils import read_scalar
+from sonde.statistics.find_tensors import read_scalar
 
 NAMED = ("loss_spike", "gradient_spike", "nonfinite", "slow_step")
 SLOW = 2.5  # times the usual step, as for the step profiler: noise of a busy machine is mostly below

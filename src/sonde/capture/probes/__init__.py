@@ -6,23 +6,23 @@ from __future__ import annotations
 from sonde.capture.probes.activations import ActivationProbe
 from sonde.capture.probes.base import Probe
 from sonde.capture.probes.batch import BatchProbe
-from sonde.capture.probes.call_sites import CallSiteProbe
-from sonde.capture.probes.data_passes import DataPassProbe
-from sonde.capture.probes.eval_in_train_mode import EvalInTrainModeProbe
+from sonde.capture.probes.dataloader_epochs import DataLoaderEpochProbe
 from sonde.capture.probes.eval_outputs import EvalOutputProbe
 from sonde.capture.probes.finite_check import FiniteCheck
+from sonde.capture.probes.forgotten_eval_mode import ForgottenEvalModeProbe
 from sonde.capture.probes.learning_rate import LearningRateProbe
 from sonde.capture.probes.loss import LossProbe
 from sonde.capture.probes.memory import MemoryProbe
 from sonde.capture.probes.parameters import ParameterProbe
 from sonde.capture.probes.schedulers import SchedulerProbe
+from sonde.capture.probes.source_lines import SourceLineProbe
 from sonde.capture.probes.train_eval_mode import TrainEvalModeProbe
 
 PROBES: tuple[type[Probe], ...] = (
-    CallSiteProbe,
+    SourceLineProbe,
     LearningRateProbe,
     SchedulerProbe,
-    DataPassProbe,
+    DataLoaderEpochProbe,
     ParameterProbe,  # before the finite check, which then need not read the gradients again
     LossProbe,
     FiniteCheck,
@@ -30,6 +30,6 @@ PROBES: tuple[type[Probe], ...] = (
     ActivationProbe,
     BatchProbe,
     TrainEvalModeProbe,
-    EvalInTrainModeProbe,
+    ForgottenEvalModeProbe,
     MemoryProbe,
 )

@@ -20,17 +20,17 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from sonde.capture import patches
-from sonde.capture.exponent_histograms import ExponentHistograms
-from sonde.capture.inert_copy import InertCopy
+from sonde.capture.collect_histograms import ExponentHistograms
 from sonde.capture.overhead_budget import hook_ns
 from sonde.capture.probes.base import Probe, ProbeContext
+from sonde.capture.uncopied_hook import UncopiedHook
 from sonde.capture.watched_model import WatchedModel
 from sonde.events import STATISTICS, Kind, NotMeasured, Site
 from sonde.runlog.format import FramePlan
-from sonde.statistics.table import StatisticsTable
-from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.find_tensors import find_tensors
+from sonde.statistics.statistics_table import StatisticsTable
+from sonde.statistics.torch_fallback import unsupported_reason
 from sonde.statistics.torch_internals import add_gradient_hook
-from sonde.statistics.torch_ops import unsupported_reason
 
 MAX_CALLS = 8  # of one module in one forward: a cell unrolled over a thousand time steps is measured on its first calls
 
@@ -46,7 +46,7 @@ class _Leaf:
         self.step, self.num_calls = -1, 0
 
 
-class _LeafHook(InertCopy):
+class _LeafHook(UncopiedHook):
     """A forward hook on one module, for the duration of an observed forward."""
 
     def __init__(self, on_output: Callable[[nn.Module, Any, Any], None]) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from sonde.capture.patches import TrainingCallbacks
 from sonde.capture.step_state import StepState
-from sonde.statistics.table import StatisticsTable
+from sonde.statistics.statistics_table import StatisticsTable
 
 if TYPE_CHECKING:
     from sonde.capture.call_site import CallSites

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from sonde.capture.class_labels import ClassLabels, count_labels, find_labels, is_plain
 from sonde.capture.probes.base import Probe, ProbeContext
+from sonde.capture.target_labels import ClassLabels, count_labels, find_labels, is_plain
 from sonde.events import BATCH_FIELDS, BatchInspected, Kind, Site
 from sonde.runlog.format import FramePlan
+from sonde.statistics.content_hash import content_hash
 from sonde.statistics.deferred_reads import on_device
-from sonde.statistics.fingerprint import content_hash
-from sonde.statistics.table import StatisticsTable
-from sonde.statistics.tensor_utils import find_tensors
-from sonde.statistics.torch_ops import unsupported_reason
+from sonde.statistics.find_tensors import find_tensors
+from sonde.statistics.statistics_table import StatisticsTable
+from sonde.statistics.torch_fallback import unsupported_reason
 
 MAX_TENSORS = 8  # of one batch, and of one model's inputs
 NUM_FIRST_STEPS = 16  # observed steps; then those at this distance: hashing a batch costs as much as all statistics of a small layer

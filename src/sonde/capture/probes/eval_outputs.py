@@ -19,8 +19,8 @@ from sonde.capture.replay_buffer import ForwardCall, forward_call
 from sonde.events import STATISTICS, NonFinite
 from sonde.statistics import reductions
 from sonde.statistics.deferred_reads import on_device
-from sonde.statistics.table import StatisticsTable
-from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.find_tensors import find_tensors
+from sonde.statistics.statistics_table import StatisticsTable
 
 SHARE = 0.02  # of the time of forwards in evaluation may go into checking their outputs
 START_NS = 2_000_000  # 2 ms: some hundred small forwards are checked one by one before the share counts; also the largest balance

@@ -11,7 +11,7 @@ import torch
 from sonde.capture.call_site import describe_line, user_frame
 from sonde.capture.probes.base import Probe
 from sonde.events import OptimizerCreated
-from sonde.statistics.tensor_utils import read_scalar
+from sonde.statistics.find_tensors import read_scalar
 from sonde.statistics.torch_internals import is_scheduled
 
 MAX_RATES = 16  # optimizers, and groups of one

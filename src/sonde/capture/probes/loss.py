@@ -15,9 +15,9 @@ from sonde.capture.probes.finite_check import report_nonfinite
 from sonde.events import NonFinite
 from sonde.spike_detection import LossBound
 from sonde.statistics import reductions
-from sonde.statistics.tensor_utils import read_scalar
+from sonde.statistics.find_tensors import read_scalar
+from sonde.statistics.torch_fallback import unsupported_reason
 from sonde.statistics.torch_internals import loss_scale_tensor
-from sonde.statistics.torch_ops import unsupported_reason
 
 
 class LossProbe(Probe):

@@ -13,7 +13,7 @@ from sonde.capture.incident import MemoryGrowthIncident
 from sonde.capture.probes.base import Probe, ProbeContext
 from sonde.events import MemoryLimitFound
 from sonde.memory_trend import MemoryTrend
-from sonde.statistics.tensor_utils import find_tensors, storage_bytes
+from sonde.statistics.find_tensors import find_tensors, storage_bytes
 
 MB = 2**20
 MAX_GRAPHS = 32  # that are remembered; beyond, every second is forgotten

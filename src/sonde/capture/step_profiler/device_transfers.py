@@ -21,7 +21,7 @@ from sonde.capture.device_placement import find_holders
 from sonde.capture.model_registry import ModelRegistry
 from sonde.capture.patches import MethodCall, TensorMethodPatch
 from sonde.capture.phase_timer import PhaseTimer
-from sonde.statistics.fingerprint import content_hash
+from sonde.statistics.content_hash import content_hash
 from sonde.statistics.torch_internals import gradient_device, graph_task_id, storage_address, tensor_version
 
 NAMES = ("to", "cuda", "xpu", "cpu", "copy_")

@@ -21,7 +21,7 @@ from sonde import __version__
 from sonde.errors import SondeError
 from sonde.nonfinite.origin import Origin
 from sonde.replay.capsule.capsule_file import DESCRIPTION, read_files, write_files
-from sonde.replay.capsule.serialization import DamagedError, Packer, reason_not_storable, unpack
+from sonde.replay.capsule.value_serialization import DamagedError, Packer, reason_not_storable, unpack
 from sonde.runlog.format import plain
 
 FORMAT = 1

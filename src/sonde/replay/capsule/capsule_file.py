@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from sonde.errors import SondeError
-from sonde.replay.capsule.serialization import DamagedError
+from sonde.replay.capsule.value_serialization import DamagedError
 
 TENSORS, DESCRIPTION = "tensors.safetensors", "capsule.json"
 MAX_JSON = 64 << 20  # bytes of capsule.json

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from sonde.errors import SondeError
+from sonde.nonfinite.operation_tracer import NonFiniteTracer, is_finite
 from sonde.nonfinite.origin import Origin
-from sonde.nonfinite.tracer import NonFiniteTracer, is_finite
 from sonde.replay.capsule.capsule import Capsule, StoredTensor
-from sonde.replay.capsule.serialization import LeftOut, fill_left_out
+from sonde.replay.capsule.value_serialization import LeftOut, fill_left_out
 from sonde.replay.restore_state import state_restored
-from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.torch_internals import tree_map_only
 
 MT19937_WORDS = 624  # in the state of NumPy's generator

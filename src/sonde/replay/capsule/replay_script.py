@@ -24,13 +24,13 @@ from torch import Tensor, nn
 from sonde.capture import patches
 from sonde.capture.call_site import is_library
 from sonde.errors import SondeError
-from sonde.launcher import run_file
+from sonde.nonfinite.operation_tracer import NonFiniteTracer, is_finite
 from sonde.nonfinite.origin import Origin
-from sonde.nonfinite.tracer import NonFiniteTracer, is_finite
 from sonde.replay.capsule.capsule import Capsule
 from sonde.replay.capsule.replay_capsule import apply_to_model, mismatch, move_to_model, replay, with_caveats
-from sonde.replay.capsule.serialization import fill_left_out
-from sonde.statistics.tensor_utils import find_tensors
+from sonde.replay.capsule.value_serialization import fill_left_out
+from sonde.script_runner import run_file
+from sonde.statistics.find_tensors import find_tensors
 
 MAX_FRAMES = 64
 MAX_MISMATCHES = 5  # models that an error message lists

@@ -16,7 +16,7 @@ from sonde.capture.gradient_state import optimizer_parameters
 from sonde.errors import SondeError
 from sonde.rules.words import listing
 from sonde.statistics import reductions
-from sonde.statistics.tensor_utils import read_scalar
+from sonde.statistics.find_tensors import read_scalar
 from sonde.statistics.torch_internals import unwrap_compiled
 from sonde.tools.hooks.hook_actions import RegisteredHook
 from sonde.tools.hooks.hook_spec import HookAction

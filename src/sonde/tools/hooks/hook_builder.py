@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 from sonde.conditions import Condition, parse_condition
 from sonde.errors import SondeError
 from sonde.tools.hooks.hook_spec import AlertSeverity, HookAction, HookSpec, HookTrigger
-from sonde.tools.layer_patterns import LayerPatterns
+from sonde.tools.layer_name_patterns import LayerPatterns
 
 MAX_FILES = 100  # default number of snapshots of one hook
 MAX_MB = 64.0  # of one snapshot

@@ -13,7 +13,7 @@ from sonde.conditions import Condition
 from sonde.errors import SondeError
 from sonde.statistics import reductions
 from sonde.tools.hooks.hook_spec import HookAction
-from sonde.tools.tensors.fast_statistics import FastStatistics, fast_statistics
+from sonde.tools.tensors.single_pass_statistics import FastStatistics, fast_statistics
 from sonde.tools.tensors.tensor_statistics import shape_of
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from sonde.conditions import STEP_NAMES
 from sonde.errors import SondeError
 from sonde.statistics import reductions
-from sonde.statistics.tensor_utils import read_scalar
+from sonde.statistics.find_tensors import read_scalar
 from sonde.tools.hooks.alerts import Alert
 from sonde.tools.hooks.attachment import Attachment, check_model_and_optimizers
 from sonde.tools.hooks.hook_actions import ActionContext, HookStatus, RegisteredHook, stored_value
@@ -27,8 +27,8 @@ from sonde.tools.hooks.hook_spec import AlertSeverity, HookSpec, HookTrigger
 from sonde.tools.hooks.module_hooks import in_backward
 from sonde.tools.hooks.tensor_snapshots import make_directory
 from sonde.tools.hooks.webhook import TIMEOUT_S, Webhook
-from sonde.tools.layer_patterns import require_name
-from sonde.tools.tensors.fast_statistics import as_tensor
+from sonde.tools.layer_name_patterns import require_name
+from sonde.tools.tensors.single_pass_statistics import as_tensor
 
 MAX_RESULTS = 1000
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from sonde.conditions import STEP_NAMES, Condition
 from sonde.events import Severity
-from sonde.tools.layer_patterns import LayerPatterns
+from sonde.tools.layer_name_patterns import LayerPatterns
 
 AlertSeverity = Severity
 """Severity of an alert, on the same scale as findings."""

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from sonde.capture.inert_copy import InertCopy
 from sonde.capture.patches import TrainingCallbacks
+from sonde.capture.uncopied_hook import UncopiedHook
 from sonde.capture.watched_model import WatchedModel
-from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.torch_internals import graph_task_id
 from sonde.tools.safe_hook import SafeHook
 
@@ -66,7 +66,7 @@ class ModuleHook:
         self._handle.remove()
 
 
-class NotifyHook(InertCopy):
+class NotifyHook(UncopiedHook):
     """A torch hook on a model or an optimizer that calls a function without arguments."""
 
     __slots__ = ("_callback",)

@@ -13,7 +13,7 @@ import torch
 
 from sonde.errors import SondeError
 from sonde.report import strict
-from sonde.statistics.torch_ops import Unsupported, readable
+from sonde.statistics.torch_fallback import Unsupported, readable
 from sonde.tools.hooks.hook_events import HookEvent
 from sonde.views.file import write_new
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from sonde.capture import process_memory
-from sonde.capture.training_memory import memory_by_category
+from sonde.capture.memory_by_category import memory_by_category
 from sonde.config import DebugConfig
 from sonde.events import STATISTICS
+from sonde.statistics.find_tensors import find_tensors
+from sonde.statistics.parameter_snapshot import ParameterSnapshot
 from sonde.statistics.reductions import check_finite
-from sonde.statistics.snapshot import ParameterSnapshot
-from sonde.statistics.table import StatisticsTable
-from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.statistics_table import StatisticsTable
 from sonde.tools.gradient_debugger import GradientDebugger
 from sonde.tools.loop_debugger.options import LoopOptions
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sonde.errors import SondeError
 from sonde.statistics.torch_internals import sparse_indices, sparse_values
-from sonde.tools.tensors.fast_statistics import FastStatistics, Floats, as_tensor, elements, fast_statistics
+from sonde.tools.tensors.single_pass_statistics import FastStatistics, Floats, as_tensor, elements, fast_statistics
 
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 EXTREME_LOG2 = 3  # extreme: within a factor of 2^3 of the largest number of the dtype, or below its smallest normal number

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sonde.errors import SondeError
-from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.torch_internals import BATCH_NORM, CONV, DROPOUT, MAX_POOL
-from sonde.tools.forward_pass import eval_mode_restored, forward_arguments
+from sonde.tools.run_forward_pass import eval_mode_restored, forward_arguments
 from sonde.tools.safe_hook import SafeHook
 
 LAYERS = (nn.Linear, *CONV, nn.Bilinear)

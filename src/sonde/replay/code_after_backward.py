@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from sonde.capture.call_site import is_library
+from sonde.nonfinite.operation_tracer import NonFiniteTracer, is_finite
 from sonde.nonfinite.origin import Origin
-from sonde.nonfinite.tracer import NonFiniteTracer, is_finite
 from sonde.replay.backward_call_site import statements_since_backward, variables_of
-from sonde.replay.rerun import Rerun, gradients_by_leaf
+from sonde.replay.rerun_statements import Rerun, gradients_by_leaf
 from sonde.replay.statement_effects import MAX_DEPTH, Resolve, access_path, effects_of, function_ast, lookup, reason_not_replayable
 
 _CLIP_FUNCTIONS = frozenset({"clip_grad_norm_", "clip_grad_value_"})

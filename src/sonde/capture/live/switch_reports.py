@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sonde.capture import process_memory
-from sonde.capture.training_memory import memory_by_category
+from sonde.capture.memory_by_category import memory_by_category
 from sonde.events import STATISTICS, PlacementChanged
 from sonde.statistics.deferred_reads import on_device
-from sonde.statistics.table import StatisticsTable
-from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.find_tensors import find_tensors
+from sonde.statistics.statistics_table import StatisticsTable
 
 if TYPE_CHECKING:
     from sonde.capture.probes.base import ProbeContext

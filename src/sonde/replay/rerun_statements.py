@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from sonde.capture.replay_buffer import ForwardCall, ReplayBuffer
-from sonde.nonfinite.tracer import is_finite
+from sonde.nonfinite.operation_tracer import is_finite
 from sonde.replay.backward_call_site import FrameSlice
 from sonde.replay.distributed import forbid_collectives, num_processes
 from sonde.replay.gradient_accumulation import EarlierBatch, Select
 from sonde.replay.program_slice import CALL, CannotReplay, ValueQueries
 from sonde.replay.statement_effects import MISSING, lookup
-from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.torch_internals import has_accumulation_hooks, unwrap_compiled
 
 MAX_ATTRIBUTES = 32  # of an object that are searched for tensors

@@ -11,10 +11,10 @@ from sonde.capture.dataloader_inspection import describe_loader
 from sonde.capture.probes.base import Probe
 
 
-class CallSiteProbe(Probe):
+class SourceLineProbe(Probe):
     """Records the first lines of each kind of call. The lines of backward are recorded with the losses."""
 
-    name = "call_sites"
+    name = "source_lines"
 
     def on_phase_start(self, phase: str, owner: Any) -> None:
         details = describe_loader(owner) if phase == "data" else {}

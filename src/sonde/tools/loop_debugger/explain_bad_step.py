@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from sonde.capture import patches
 from sonde.errors import SondeError
 from sonde.nonfinite.find_origin import find_origin
+from sonde.nonfinite.operation_tracer import compile_disabled
 from sonde.nonfinite.origin import Origin
-from sonde.nonfinite.tracer import compile_disabled
 from sonde.replay import distributed
 from sonde.replay.restore_state import state_restored
 from sonde.tools.loop_debugger.measurements import has_cuda

@@ -14,9 +14,9 @@ from sonde.capture.call_site import describe_line, user_frame
 from sonde.capture.probes.base import Probe, ProbeContext
 from sonde.capture.watched_model import WatchedModel, depends_on_mode
 from sonde.events import EvaluatedInTrainMode
+from sonde.statistics.content_hash import content_hash
 from sonde.statistics.deferred_reads import on_device
-from sonde.statistics.fingerprint import content_hash
-from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.torch_internals import BATCH_NORM
 
 NUM_FIRST_PAUSES = 16  # of a model that are inspected; then the 32nd, the 64th …: every step may have one (a GAN, a rollout)
@@ -40,10 +40,10 @@ class _Pause:
         return self.num <= NUM_FIRST_PAUSES or self.num & (self.num - 1) == 0
 
 
-class EvalInTrainModeProbe(Probe):
+class ForgottenEvalModeProbe(Probe):
     """Records pauses in which a trained model is evaluated in train mode."""
 
-    name = "eval_in_train_mode"
+    name = "forgotten_eval_mode"
     OBSERVED_CALLBACKS = Probe.OBSERVED_CALLBACKS | {"on_forward_start"}
 
     def __init__(self, context: ProbeContext) -> None:

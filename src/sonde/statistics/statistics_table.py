@@ -15,8 +15,8 @@ import numpy.typing as npt
 from torch import Tensor
 
 from sonde.events import STATISTICS
-from sonde.statistics import deferred_reads, native, torch_ops
-from sonde.statistics.torch_ops import readable, reason
+from sonde.statistics import deferred_reads, native, torch_fallback
+from sonde.statistics.torch_fallback import readable, reason
 
 
 class StatisticsTable:
@@ -90,7 +90,7 @@ class StatisticsTable:
             plain = readable(tensor)
             if native.ENABLED and minus is None and native.extension.measure_one(self.values, row, plain):
                 return  # the tensor is of a subclass, but has ordinary memory
-            result = torch_ops.statistics(plain, minus)
+            result = torch_fallback.statistics(plain, minus)
         except Exception as error:  # an error in a user's tensor class must not stop the training
             self._set_unsupported(row, error)
             return

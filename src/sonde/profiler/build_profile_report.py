@@ -11,13 +11,13 @@ import torch
 
 from sonde.profiler import LayerCost, ProfileReport, TimeSpread
 from sonde.profiler.layer_costs import LayerCosts, ModuleCost
+from sonde.profiler.least_preempted_steps import least_disturbed
 from sonde.profiler.module_timers import ModuleTimers, TimedModule
 from sonde.profiler.peak_flops import peak_flops_per_s
 from sonde.profiler.profile_report import DISTURBED, PHASES, UNKNOWN
 from sonde.profiler.samples_per_step import samples_per_step
 from sonde.profiler.step_recording import StepRecordings
 from sonde.profiler.timer_cost_correction import without_timer_cost
-from sonde.profiler.undisturbed_steps import least_disturbed
 from sonde.rules.words import number
 
 _NO_COST = ModuleCost()

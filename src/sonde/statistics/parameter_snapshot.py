@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from sonde.statistics import native
-from sonde.statistics.table import StatisticsTable
-from sonde.statistics.torch_ops import Unsupported, readable
-from sonde.statistics.torch_ops import reason as describe_error
+from sonde.statistics.statistics_table import StatisticsTable
+from sonde.statistics.torch_fallback import Unsupported, readable
+from sonde.statistics.torch_fallback import reason as describe_error
 
 
 class ParameterSnapshot:

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from sonde.errors import SondeError
-from sonde.tools.layer_patterns import LayerPatterns, require_name, select_names
+from sonde.tools.layer_name_patterns import LayerPatterns, require_name, select_names
 
 NAMES = [
     "encoder", "encoder.layer.0", "encoder.layer.0.attention", "encoder.layer.0.attention.query", "encoder.layer.1.attention",

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from sonde.leaks.owners import find_owners  # noqa: E402
+from sonde.leaks.tensor_owners import find_owners  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

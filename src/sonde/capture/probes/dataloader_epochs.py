@@ -26,10 +26,10 @@ class _LoaderEntry:
     num_consecutive: int = 0
 
 
-class DataPassProbe(Probe):
+class DataLoaderEpochProbe(Probe):
     """Records when a loader begins a pass, with the number of epochs that the user's loop plans."""
 
-    name = "data_passes"
+    name = "dataloader_epochs"
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from sonde.capture.live.switch_log import SwitchLog
-from sonde.capture.live.switch_output import SwitchOutput
+from sonde.capture.live.switch_log_lines import SwitchLog
+from sonde.capture.live.switch_reports import SwitchOutput
 from sonde.capture.live.torch_profiler import PLAIN, TENSORBOARD, TorchProfilerRun
 from sonde.capture.probes.base import Probe, ProbeContext
 from sonde.capture.step_boundaries import StepBoundaries

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from sonde.nonfinite import op_names
-from sonde.nonfinite.build_origin import build_input_origin, build_origin, nonfinite_kind, refine_origin
+from sonde.nonfinite.describe_origin import build_input_origin, build_origin, nonfinite_kind, refine_origin
 from sonde.nonfinite.module_stack import ModuleStack, is_recomputing, storage_id
 from sonde.nonfinite.op_call import AutogradNodeInfo, OpCall, is_additive_mask, is_floating
 from sonde.nonfinite.origin import Origin

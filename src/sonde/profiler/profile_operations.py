@@ -23,7 +23,7 @@ from sonde.errors import SondeError
 from sonde.profiler.operation_events import operation_costs, read_events
 from sonde.profiler.operation_report import OperationsReport
 from sonde.replay.restore_state import state_restored
-from sonde.statistics.tensor_utils import find_tensors
+from sonde.statistics.find_tensors import find_tensors
 from sonde.views.file import file_name
 
 WAIT = 2  # batches before the profiler starts: the first warms up, the second gives the duration of a bare batch

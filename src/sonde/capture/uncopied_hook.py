@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 
-class InertCopy:
+class UncopiedHook:
     """Base of hooks whose copies and pickles are a function of the standard library that does nothing: a copy of a hooked module is not
     hooked, and loads where Sonde is not installed."""
 

@@ -7,7 +7,7 @@ import hashlib
 import torch
 from torch import Tensor
 
-from sonde.statistics.torch_ops import evenly_spaced, readable
+from sonde.statistics.torch_fallback import evenly_spaced, readable
 
 MAX_BYTES_HASHED = 1 << 20  # of a larger tensor, only samples are hashed
 NUM_SAMPLES = 16384  # elements

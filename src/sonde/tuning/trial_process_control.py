@@ -16,7 +16,7 @@ from time import monotonic, sleep
 from typing import Any, Protocol
 
 from sonde.errors import SondeError
-from sonde.tuning.messages import Trial, TrialRequest, read_trial
+from sonde.tuning.trial_messages import Trial, TrialRequest, read_trial
 
 CAN_FORK = sys.platform == "linux"  # elsewhere forking is missing, or breaks system libraries that torch uses
 POLL_S = 0.05

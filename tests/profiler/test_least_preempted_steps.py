@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("torch")
 
 from sonde.profiler.layer_costs import LayerCosts
+from sonde.profiler.least_preempted_steps import least_disturbed, num_undisturbed
 from sonde.profiler.step_recording import StepRecordings
-from sonde.profiler.undisturbed_steps import least_disturbed, num_undisturbed
 
 pytestmark = pytest.mark.torch
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from sonde.statistics.tensor_utils import find_tensors, storage_bytes
+from sonde.statistics.find_tensors import find_tensors, storage_bytes
 
 
 def memory_by_category(models: Mapping[str, nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, int]:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from sonde.statistics.snapshot import ParameterSnapshot
-from sonde.statistics.table import StatisticsTable
+from sonde.statistics.parameter_snapshot import ParameterSnapshot
+from sonde.statistics.statistics_table import StatisticsTable
 from statistics_cases import FLOATS, as_numpy, assert_right, each_implementation, noise, reference, synchronized_rows  # noqa: F401
 
 
