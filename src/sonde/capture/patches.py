@@ -1,4 +1,4 @@
-"""Patches of torch and global hooks, through which trainings are observed. No other module patches torch.
+"""Patches of torch and global hooks, through which trainings are observed. No other module of capture patches torch.
 
 `subscribe` puts the patches in with the first subscriber and `unsubscribe` takes them out with the last, so sessions may come and go in any
 order. A patched function does what it did, with the same arguments, result and exceptions; subscribers isolate their own errors. Forwards
