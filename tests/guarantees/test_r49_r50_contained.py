@@ -164,7 +164,7 @@ def inner_functions() -> dict[str, Any]:
 
 
 HOME = str(Path(sonde.__file__).parent)
-SLOWER_WAY = {"statistics.torch_ops._norm", "statistics.torch_ops.norms"}  # without them each gradient is read alone, with the same answer
+SLOWER_WAY = {"statistics.torch_fallback._norm", "statistics.torch_fallback.norms"}  # without them each gradient is read alone, with the same answer
 METHODS = (FunctionType, staticmethod, classmethod, property)
 
 
@@ -231,7 +231,7 @@ def test_the_scenes_reach_most_of_capture_and_what_torch_calls() -> None:
         "capture.step_tracker.StepTracker._end_step", "statistics.reductions.check_finite", "capture.recorder.StepRecorder.end_step",
         "capture.probes.activations.ActivationProbe._measure", "capture.recorder.StepRecorder.close",
         "capture.model_registry.ModelRegistry.__iter__", "capture.model_discovery.ModelDiscovery._search",
-        "statistics.torch_ops.statistics",
+        "statistics.torch_fallback.statistics",
     ):  # fmt: skip
         assert expected in everywhere
 
@@ -268,7 +268,7 @@ def test_r49_an_error_in_any_inner_function_leaves_the_training_as_it_is(
 
 
 def test_r49_tensors_that_cannot_be_measured_are_said_and_not_taken_for_missing(tmp_path: Path) -> None:
-    with sabotage(inner_functions()["statistics.torch_ops.statistics"], itertools.cycle(ERRORS[:1]), []) as break_it:
+    with sabotage(inner_functions()["statistics.torch_fallback.statistics"], itertools.cycle(ERRORS[:1]), []) as break_it:
         by_torch(tmp_path / "run", break_it)
     said = {event.data["probe"]: event.data["reason"] for event in sonde.Run(tmp_path / "run").events("unobserved")}
     assert {"activations", "parameters", "batch"} <= set(said)

@@ -54,7 +54,7 @@ def test_passes_know_the_loop_of_epochs_around_them_and_where_it_may_be_left(tmp
     assert [(one["num"], one["at"], one["planned"], one["num_batches"]) for one in found] == [(1, 0, 5, 4), (2, 1, 5, 4), (3, 2, 5, 4)]
     assert [event.step for event in sonde.Run(session.run).events("pass")] == [0, 4, 8]
     assert len(found[0]["breaks"]) == 1
-    assert dict(session.report().run.told)["stopped"].startswith("in round 3 of 5 of the loop at test_data_passes.py:")
+    assert dict(session.report().run.told)["stopped"].startswith("in round 3 of 5 of the loop at test_dataloader_epochs.py:")
 
 
 def rounds_in(tmp_path, run):
