@@ -71,9 +71,9 @@ def test_a_tensor_is_a_number_too():
         ({"min_delta": -0.1}, "min_delta must be 0 or more, not -0.1"),
         ({"min_delta": math.nan}, "min_delta"),
         ({"mode": "smallest"}, "mode must be one of min, max, auto, not 'smallest'"),
-        ({"monitor": "quality"}, "Its name does not say"),
+        ({"monitor": "quality"}, "Its name does not show it"),
         ({"monitor": ""}, "monitor must be the name"),
-        ({"monitor": 0.3}, "The number itself goes to step"),
+        ({"monitor": 0.3}, "Pass its values to step"),
     ],
     ids=str,
 )

@@ -146,7 +146,7 @@ def inner_functions() -> dict[str, Any]:
     found: dict[str, Any] = {}
     packages = (sonde.capture, sonde.statistics)
     for info in [each for package in packages for each in pkgutil.walk_packages(package.__path__, package.__name__ + ".")]:
-        if info.name == patches.__name__ or info.name.endswith(("._kernel", "._native")):
+        if info.name in (patches.__name__, "sonde.statistics.torch_internals") or info.name.endswith("._native"):
             continue
         module = import_module(info.name)
         short = info.name.removeprefix("sonde.")
@@ -164,7 +164,7 @@ def inner_functions() -> dict[str, Any]:
 
 
 HOME = str(Path(sonde.__file__).parent)
-SLOWER_WAY = {"statistics.torch_fallback._norm", "statistics.torch_fallback.norms"}  # without them each gradient is read alone, with the same answer
+SLOWER_WAY = {"statistics.torch_fallback._norm", "statistics.torch_fallback.norms"}  # else one by one, with the same answer
 METHODS = (FunctionType, staticmethod, classmethod, property)
 
 

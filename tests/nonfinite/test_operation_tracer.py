@@ -50,7 +50,7 @@ def test_a_logarithm_in_a_forward_is_found_with_its_line_and_its_zeros():
     origin = origin_of(lambda: model(torch.randn(8, 6)).sum().backward(), model)
     assert (origin.kind, origin.phase, origin.operation, origin.module) == ("inf", "forward", "log", "")
     assert origin.text == "hidden = torch.log(hidden)"
-    assert origin.source.startswith("test_tracer.py:")
+    assert origin.source.startswith("test_operation_tracer.py:")
     (summary,) = origin.inputs
     assert origin.cause == f"log of {summary.zeros} zeros among {summary.num} values"
 
