@@ -114,6 +114,8 @@ def add_live_tensors(registry: StorageRegistry) -> None:
     """Adds every tensor that Python's garbage collector knows."""
     gc.collect()  # unreachable objects are not in use
     for tensor in live_tensors():
+        if type(tensor).__name__ == "FakeTensor":
+            continue  # left by torch.compile or torch.export: it has no memory, and reading its symbolic size may end the process
         try:
             registry.add(tensor, _guess_owner)
             gradient = tensor.grad if tensor.is_leaf else None
