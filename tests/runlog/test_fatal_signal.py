@@ -49,8 +49,8 @@ Current thread 0x00007f1b (most recent call first):
   File "/env/lib/python3.11/site-packages/torch/nn/modules/linear.py", line 125 in forward
   File "/env/lib/python3.11/site-packages/torch/nn/modules/module.py", line 1751 in _call_impl
   File "/opt/sonde/capture/patches.py", line 80 in wrapped
-  File "/home/me/model.py", line 12 in forward
-  File "/home/me/train.py", line 41 in <module>
+  File "/data/me/model.py", line 12 in forward
+  File "/data/me/train.py", line 41 in <module>
   File "/opt/sonde/launcher.py", line 110 in run_file
 
 Extension modules: torch._C (total: 1)
@@ -177,7 +177,7 @@ def test_a_directory_that_is_gone_changes_nothing(process, tmp_path):
 
 def test_the_users_line_is_the_nearest_that_is_in_no_library_and_not_ours(read):
     found = read(DUMP)
-    assert found.user == StackFrame("/home/me/model.py", 12, "forward")
+    assert found.user == StackFrame("/data/me/model.py", 12, "forward")
     assert found.to_event(7).data == {
         "signal": "SIGILL", "meaning": "illegal instruction", "source": "model.py:12", "function": "forward",
         "inside": "torch/nn/modules/linear.py", "inside_line": 125, "inside_function": "forward",
