@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from sonde.profiler.layer_costs import LayerCosts
+from sonde.capture.layer_timing.layer_costs import LayerCosts
 from sonde.profiler.least_preempted_steps import least_disturbed, num_undisturbed
 from sonde.profiler.step_recording import StepRecordings
 

@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import torch
 
+from sonde.capture.layer_timing.layer_costs import LayerCosts, ModuleCost
 from sonde.profiler import LayerCost, ProfileReport, TimeSpread
-from sonde.profiler.layer_costs import LayerCosts, ModuleCost
 from sonde.profiler.least_preempted_steps import least_disturbed
-from sonde.profiler.module_timers import ModuleTimers, TimedModule
 from sonde.profiler.peak_flops import peak_flops_per_s
 from sonde.profiler.profile_report import DISTURBED, PHASES, UNKNOWN
 from sonde.profiler.samples_per_step import samples_per_step
 from sonde.profiler.step_recording import StepRecordings
+from sonde.profiler.timed_modules import TimedModule, TimedModules
 from sonde.profiler.timer_cost_correction import without_timer_cost
 from sonde.rules.words import number
 
@@ -25,18 +25,18 @@ _NO_PARENT = "\0"  # no path of a layer
 
 
 def build_report(
-    recordings: StepRecordings, timers: ModuleTimers, *, title: str, dtype: torch.dtype, device: torch.device, notes: Sequence[str] = ()
+    recordings: StepRecordings, modules: TimedModules, *, title: str, dtype: torch.dtype, device: torch.device, notes: Sequence[str] = ()
 ) -> ProfileReport:
     """The report of some recorded steps. `dtype` and `device` are those of the model; `notes` come first in the report's notes."""
     recordings = least_disturbed(recordings)
     recordings = replace(recordings, timed=without_timer_cost(recordings))
     timed, flops = recordings.timed, recordings.flops or LayerCosts()
     samples = samples_per_step(recordings.batches.values(), recordings.num_fetched)
-    called = dict.fromkeys(layer for step in timed for layer in step.layers)
+    called = _parents_first(dict.fromkeys(layer for step in timed for layer in step.layers), modules.layers)
     has_backward = any(step.backward for step in timed)
     report = ProfileReport(
         title=title,
-        layers=tuple(_layer_cost(timers.layers[layer], layer, recordings, has_backward) for layer in _parents_first(called, timers.layers)),
+        layers=tuple(_layer_cost(modules.layers[layer], layer, recordings, has_backward) for layer in called),
         step=TimeSpread.of([step["step"] for step in recordings.bare]),
         phases=_phases(recordings.bare),
         remainder=_remainder(recordings),
@@ -47,7 +47,7 @@ def build_report(
         utilisation=recordings.utilization.result(),
         batch=samples.text,
         environment=environment(dtype, device, recordings.autocast),
-        notes=(*notes, *_notes(recordings, timers, device)),
+        notes=(*notes, *_notes(recordings, modules, device)),
         own_cost=_own_cost(recordings),
         spans=tuple(sorted(recordings.spans, key=lambda span: (span.step, span.start_ms, -span.duration_ms))),
     )
@@ -147,10 +147,10 @@ def _own_cost(recordings: StepRecordings) -> float:
     return timed / bare if bare > 0 else float("nan")
 
 
-def _notes(recordings: StepRecordings, timers: ModuleTimers, device: torch.device) -> Iterator[str]:
+def _notes(recordings: StepRecordings, modules: TimedModules, device: torch.device) -> Iterator[str]:
     if recordings.failures:
         yield f"{len(recordings.failures)} steps could not be measured because of an error in the profiler: {recordings.failures[0]}"
-    for path in timers.opaque_paths[:5]:
+    for path in modules.opaque_paths[:5]:
         yield f"{path or 'the model'} is compiled, scripted or replicated: the layers inside it are not timed"
     if recordings.uncounted:
         yield f"FLOPs of {', '.join(sorted(recordings.uncounted))} are not counted: torch has no formula for it"

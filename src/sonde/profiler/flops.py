@@ -2,8 +2,8 @@
 
 torch's own counter lacks formulas for attention and LSTMs on the CPU and for the fused layers of inference, and its formula for the
 backward of grouped convolutions is wrong: the formulas here replace them. torch's counter also attributes FLOPs to modules with hooks; this
-one only counts, and the trace (`TimeTrace`) attributes. Fused attention computes its scores again in the backward: five products there,
-two in the forward.
+one only counts, and the trace (`LayerCallTrace`) attributes. Fused attention computes its scores again in the backward: five products
+there, two in the forward.
 """
 
 from __future__ import annotations

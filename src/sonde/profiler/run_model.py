@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from sonde.capture.gradient_state import optimizer_parameters
+from sonde.capture.layer_timing.layer_call_trace import ReadCounter
 from sonde.capture.patches import suspended
 from sonde.errors import SondeError
 from sonde.profiler import ProfileReport
 from sonde.profiler.build_profile_report import build_report, dtype_and_device
 from sonde.profiler.least_preempted_steps import num_undisturbed
-from sonde.profiler.module_timers import ModuleTimers
 from sonde.profiler.step_recording import ProfileRecorder, StepKind, StepRecordings, plan_steps
-from sonde.profiler.step_time_trace import ReadCounter
+from sonde.profiler.timed_modules import TimedModules
 from sonde.replay.restore_state import state_restored
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.torch_internals import is_compiled, preserve_versions, unwrap_compiled
@@ -50,8 +50,8 @@ def profile_model(
         if compiled:
             undo.enter_context(torch.compiler.set_stance("force_eager"))
         undo.enter_context(_restored(body, optimizer, (args, kwargs)))
-        timers = ModuleTimers({"": body}, eager=True)
-        recorder = ProfileRecorder(timers, excluded=[*body.parameters(), *body.buffers()], read=read or clock(device))
+        modules = TimedModules.of({"": body}, eager=True)
+        recorder = ProfileRecorder(modules, excluded=[*body.parameters(), *body.buffers()], read=read or clock(device))
         step = _StepRunner(body, args, kwargs, loss, optimizer, recorder, backward)
         start = perf_counter()
         for kind in plan_steps(warmup, repeats):
@@ -64,7 +64,7 @@ def profile_model(
             step.notes.append("only the forward was timed, without gradients")
         if compiled:
             step.notes.append("compiled parts were run uncompiled: the layers inside compiled code cannot be timed")
-        report = build_report(recorder.recordings, timers, title=type(body).__name__, dtype=dtype, device=device, notes=step.notes)
+        report = build_report(recorder.recordings, modules, title=type(body).__name__, dtype=dtype, device=device, notes=step.notes)
         return report, recorder.recordings
 
 

@@ -24,9 +24,9 @@ from sonde.errors import SondeError
 from sonde.profiler import ProfileReport
 from sonde.profiler.build_profile_report import build_report, dtype_and_device
 from sonde.profiler.find_trained_models import TrainedModelFinder
-from sonde.profiler.module_timers import ModuleTimers
 from sonde.profiler.run_model import clock
 from sonde.profiler.step_recording import ProfileRecorder, plan_steps
+from sonde.profiler.timed_modules import TimedModules
 
 P = ParamSpec("P")
 _log = logging.getLogger("sonde")
@@ -88,7 +88,7 @@ class StepWatcher(patches.TrainingCallbacks):
         self._boundaries = StepBoundaries()
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self._finder = TrainedModelFinder()
-        self._timers: ModuleTimers | None = None
+        self._timed: TimedModules | None = None
         self._recorder: ProfileRecorder | None = None
         self._device, self._dtype = torch.device("cpu"), torch.float32
         self._thread = 0  # of the training
@@ -100,8 +100,8 @@ class StepWatcher(patches.TrainingCallbacks):
 
     def report(self, title: str = "") -> ProfileReport:
         """The profile of the steps measured so far. Raises SondeError if there are none."""
-        recorder, timers = self._recorder, self._timers
-        if recorder is None or timers is None or not recorder.recordings.timed:
+        recorder, timed = self._recorder, self._timed
+        if recorder is None or timed is None or not recorder.recordings.timed:
             raise SondeError(self._why_no_report())
         num_timed = len(recorder.recordings.timed)
         notes = [f"the training ended after {num_timed} of {self._num_steps} steps to be timed"] if num_timed < self._num_steps else []
@@ -111,7 +111,7 @@ class StepWatcher(patches.TrainingCallbacks):
             notes.append("backward() was not called: times of the backward are not known")
         if self._compiles:
             notes.append("the script compiles: compiled parts are timed as a whole; FLOPs and memory are not counted")
-        return build_report(recorder.recordings, timers, title=title, dtype=self._dtype, device=self._device, notes=notes)
+        return build_report(recorder.recordings, timed, title=title, dtype=self._dtype, device=self._device, notes=notes)
 
     def _why_no_report(self) -> str:
         if self.failure:
@@ -170,10 +170,10 @@ class StepWatcher(patches.TrainingCallbacks):
         if self._compiles:
             # The counters would be called from compiled code: torch.compile would compile them too, or give up on the model.
             self._plan = plan_steps(1, self._num_steps, with_counters=False)
-        self._timers = ModuleTimers({} if self._compiles_functions else models, eager=False)
+        self._timed = TimedModules.of({} if self._compiles_functions else models, eager=False)
         tensors = [tensor for model in models.values() for tensor in (*model.parameters(), *model.buffers())]
         self._dtype, self._device = dtype_and_device(tensors)
-        self._recorder = ProfileRecorder(self._timers, excluded=tensors, read=clock(self._device), follows_training=True)
+        self._recorder = ProfileRecorder(self._timed, excluded=tensors, read=clock(self._device), follows_training=True)
         return self._recorder
 
     def _models_by_prefix(self) -> dict[str, nn.Module]:

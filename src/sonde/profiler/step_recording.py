@@ -17,15 +17,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from sonde.capture.layer_timing.autograd_node_timers import AutogradNodeTimers
+from sonde.capture.layer_timing.layer_call_trace import LayerCallTrace, ReadCounter
+from sonde.capture.layer_timing.layer_costs import LayerCosts, evaluate
 from sonde.profiler import Span
-from sonde.profiler.autograd_node_timers import AutogradNodeTimers
 from sonde.profiler.flops import FlopCounter
-from sonde.profiler.layer_costs import LayerCosts, evaluate, spans
-from sonde.profiler.module_timers import ModuleTimers
 from sonde.profiler.samples_per_step import InputBatch, input_batch
 from sonde.profiler.saved_activations import SavedActivations
-from sonde.profiler.step_time_trace import ReadCounter, TimeTrace
+from sonde.profiler.timed_modules import TimedModules
 from sonde.profiler.timer_cost import TimerCost, timer_cost
+from sonde.profiler.trace_spans import spans
 from sonde.profiler.utilization import UtilizationMeter, num_preemptions
 from sonde.statistics.find_tensors import find_tensors
 
@@ -66,7 +67,7 @@ class ProfileRecorder:
     """Records one step at a time; `end_step` may be called at any moment and leaves nothing on the model."""
 
     def __init__(
-        self, timers: ModuleTimers, *, excluded: Iterable[Tensor], read: ReadCounter = perf_counter_ns, follows_training: bool = False
+        self, modules: TimedModules, *, excluded: Iterable[Tensor], read: ReadCounter = perf_counter_ns, follows_training: bool = False
     ) -> None:
         """`excluded` tensors (parameters, buffers) do not count as saved activations.
 
@@ -74,9 +75,10 @@ class ProfileRecorder:
         ignored. Without it, the caller runs the model with `run_forward`.
         """
         self.recordings = StepRecordings(timer_cost=timer_cost(read))
-        self._timers, self._excluded, self._read, self._follows_training = timers, list(excluded), read, follows_training
+        self._layers, self._timers = modules.layers, modules.timers
+        self._excluded, self._read, self._follows_training = list(excluded), read, follows_training
         self._kind: StepKind = "warmup"
-        self._trace: TimeTrace | None = None
+        self._trace: LayerCallTrace | None = None
         self._node_timers: AutogradNodeTimers | None = None
         self._backward_context = ExitStack()
         self._phases: dict[str, int] = {}
@@ -100,17 +102,17 @@ class ProfileRecorder:
         self._preemptions = num_preemptions()
         self._start = self._read()
 
-    def _trace_for(self, kind: StepKind) -> TimeTrace:
+    def _trace_for(self, kind: StepKind) -> LayerCallTrace:
         if kind == "flops":
             self._counter = FlopCounter()
-            return TimeTrace(self._counter.read, self._counter.context)
+            return LayerCallTrace(self._counter.read, self._counter.context)
         if kind == "memory":
             counter = SavedActivations(self._excluded)
-            return TimeTrace(counter.read, counter.context)
+            return LayerCallTrace(counter.read, counter.context)
         if kind == "warmup":
             self._batches.clear()
-            return TimeTrace(self._read, self._on_outermost_call)
-        return TimeTrace(self._read)
+            return LayerCallTrace(self._read, self._on_outermost_call)
+        return LayerCallTrace(self._read)
 
     def _on_outermost_call(self, args: Any, kwargs: Any) -> AbstractContextManager[Any]:
         batch = input_batch(args, kwargs)
@@ -190,7 +192,7 @@ class ProfileRecorder:
         elif not discard:
             self._store(trace, end, preemptions)
 
-    def _store(self, trace: TimeTrace, end: int, preemptions: int) -> None:
+    def _store(self, trace: LayerCallTrace, end: int, preemptions: int) -> None:
         recordings = self.recordings
         if self._kind == "bare":
             recordings.bare.append(self._phase_times(evaluate(trace), end))
@@ -229,10 +231,10 @@ class ProfileRecorder:
             zero = self._zero if self._zero is not None else self._start
             self.recordings.spans.append(Span(len(self.recordings.timed), "phase", phase, (start - zero) / 1e6, (end - start) / 1e6))
 
-    def _add_step_spans(self, trace: TimeTrace, end: int) -> None:
+    def _add_step_spans(self, trace: LayerCallTrace, end: int) -> None:
         step = len(self.recordings.timed)
         assert self._zero is not None
-        layer_spans = list(spans(trace, self._timers.layers, step, self._zero))
+        layer_spans = list(spans(trace, self._layers, step, self._zero))
         if len(layer_spans) + len(self.recordings.spans) > MAX_SPANS and self.recordings.timed:
             return  # only whole steps
         for call in trace.calls:

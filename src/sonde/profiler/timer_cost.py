@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from sonde.profiler.autograd_node_timers import AutogradNodeTimers
-from sonde.profiler.module_timers import ModuleTimers
-from sonde.profiler.step_time_trace import ReadCounter, TimeTrace
+from sonde.capture.layer_timing.autograd_node_timers import AutogradNodeTimers
+from sonde.capture.layer_timing.layer_call_trace import LayerCallTrace, ReadCounter
+from sonde.capture.layer_timing.module_timers import ModuleTimers
 
 NUM_CALLS = 64  # of a module per repetition, and nodes of a graph
 REPEATS = 12
@@ -30,7 +30,7 @@ class TimerCost(NamedTuple):
 def timer_cost(read: ReadCounter) -> TimerCost:
     """The cost of each timer with this clock."""
     module, value = nn.Identity(), torch.empty(0, device="cpu")
-    timers = ModuleTimers({"": module}, eager=True)
+    timers = ModuleTimers([module])
     inside: list[int] = []
 
     def calls(call: Callable[[torch.Tensor], torch.Tensor]) -> int:
@@ -40,7 +40,7 @@ def timer_cost(read: ReadCounter) -> TimerCost:
         return read() - start
 
     def timed() -> int:
-        trace = TimeTrace(read)
+        trace = LayerCallTrace(read)
         trace.start()
         with timers.installed(trace, only_roots=False):
             duration = calls(module)
@@ -67,7 +67,7 @@ def _node_cost(read: ReadCounter) -> int:
 
     def hooked() -> int:
         value = chain()
-        trace = TimeTrace(read)
+        trace = LayerCallTrace(read)
         trace.start()
         AutogradNodeTimers(trace).install([value])
         trace.start_backward()

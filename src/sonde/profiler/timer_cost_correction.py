@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import replace
 
-from sonde.profiler.layer_costs import LayerCosts, ModuleCost
+from sonde.capture.layer_timing.layer_costs import LayerCosts, ModuleCost
 from sonde.profiler.step_recording import StepRecordings
 from sonde.profiler.timer_cost import TimerCost
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sonde.profiler.step_time_trace import LayerCall, TimeTrace
+from sonde.capture.layer_timing.layer_call_trace import LayerCall, LayerCallTrace
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.torch_internals import has_saved_tensor_hooks, node_sequence_nr
 
@@ -22,7 +22,7 @@ _FIRST_LEAF = 1 << 62  # gradient accumulation nodes are numbered from the top; 
 class AutogradNodeTimers:
     """Pre-hooks on the autograd nodes of one step, removed when it ends because the graph may live longer."""
 
-    def __init__(self, trace: TimeTrace) -> None:
+    def __init__(self, trace: LayerCallTrace) -> None:
         self._trace = trace
         self._handles: list[Any] = []
         self._hooks: dict[int, Callable[[Any], None]] = {}  # by id of the call that created the node

@@ -17,12 +17,10 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-import sonde  # noqa: E402
-from sonde.profiler.autograd_node_timers import AutogradNodeTimers  # noqa: E402
-from sonde.profiler.layer_costs import evaluate  # noqa: E402
-from sonde.profiler.module_timers import ModuleTimers  # noqa: E402
-from sonde.profiler.script_step_watcher import watch_steps  # noqa: E402
-from sonde.profiler.step_time_trace import TimeTrace  # noqa: E402
+from sonde.capture.layer_timing.autograd_node_timers import AutogradNodeTimers  # noqa: E402
+from sonde.capture.layer_timing.layer_call_trace import LayerCallTrace  # noqa: E402
+from sonde.capture.layer_timing.layer_costs import evaluate  # noqa: E402
+from sonde.capture.layer_timing.module_timers import ModuleTimers  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -32,8 +30,12 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-def running(read: Callable[[], int] | None = None) -> TimeTrace:
-    trace = TimeTrace(read) if read is not None else TimeTrace()
+def timers_of(model: nn.Module) -> ModuleTimers:
+    return ModuleTimers(model.modules(), roots=[0])
+
+
+def running(read: Callable[[], int] | None = None) -> LayerCallTrace:
+    trace = LayerCallTrace(read) if read is not None else LayerCallTrace()
     trace.start()
     return trace
 
@@ -44,7 +46,7 @@ def test_outputs_and_gradients_are_the_same_to_the_bit() -> None:
     expected = model(x)
     grads = torch.autograd.grad(expected.square().sum(), list(model.parameters()))
     trace = running()
-    with ModuleTimers({"": model}, eager=False).installed(trace, only_roots=False):
+    with timers_of(model).installed(trace, only_roots=False):
         output = model(x)
     AutogradNodeTimers(trace).install([output])
     trace.start_backward()
@@ -59,7 +61,7 @@ def test_outputs_and_gradients_are_the_same_to_the_bit() -> None:
 def test_a_module_keeps_its_fast_path() -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
     trace = running()
-    with torch.no_grad(), ModuleTimers({"": layer}, eager=False).installed(trace, only_roots=False):
+    with torch.no_grad(), timers_of(layer).installed(trace, only_roots=False):
         layer(torch.randn(2, 5, 16))
     assert len(trace.calls) == 1  # the fused kernel calls no module inside
 
@@ -67,7 +69,7 @@ def test_a_module_keeps_its_fast_path() -> None:
 def test_the_signature_of_forward_is_unchanged() -> None:
     model = nn.Conv2d(1, 1, 1)
     expected = inspect.signature(model.forward)
-    with ModuleTimers({"": model}, eager=False).installed(running(), only_roots=False):
+    with timers_of(model).installed(running(), only_roots=False):
         assert inspect.signature(model.forward) == expected
 
 
@@ -75,7 +77,7 @@ def test_the_signature_of_forward_is_unchanged() -> None:
 def test_nothing_of_the_timers_is_on_a_module_or_on_its_copies(only_roots: bool) -> None:
     model, x = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.ones(1, 2)
     before = [dict(vars(module)) for module in model.modules()]
-    with ModuleTimers({"": model}, eager=False).installed(running(), only_roots=only_roots):
+    with timers_of(model).installed(running(), only_roots=only_roots):
         assert [dict(vars(module)) for module in model.modules()] == before
         file = io.BytesIO()
         torch.save(model, file)
@@ -95,11 +97,10 @@ def test_a_timer_on_the_root_alone_times_no_other_module() -> None:
 
     model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU()), Named(nn.ReLU()))
     trace = running()
-    timers = ModuleTimers({"": model}, eager=False)
-    with timers.installed(trace, only_roots=True):
+    with timers_of(model).installed(trace, only_roots=True):
         model(torch.ones(1, 2))
         nn.Sequential(model, nn.Identity())(torch.ones(1, 2))
-    assert [timers.layers[call.layer].path for call in trace.calls] == ["", ""]
+    assert [call.layer for call in trace.calls] == [0, 0]
     assert trace.is_outermost
 
 
@@ -112,7 +113,7 @@ def test_a_class_with_its_own_call_gets_it_back() -> None:
             return x
 
     model, trace, original = Own(), running(), Own.__call__
-    with ModuleTimers({"": model}, eager=False).installed(trace, only_roots=True):
+    with timers_of(model).installed(trace, only_roots=True):
         assert model(1) == 2
         assert Own.__call__ is original
     assert vars(Own)["__call__"] is original
@@ -130,9 +131,9 @@ def test_keyword_arguments_of_the_outermost_call_reach_the_context() -> None:
         received.append((args, kwargs))
         return contextlib.nullcontext()
 
-    trace, x = TimeTrace(context=context), torch.ones(2)
+    trace, x = LayerCallTrace(context=context), torch.ones(2)
     trace.start()
-    with ModuleTimers({"": model}, eager=False).installed(trace, only_roots=False):
+    with timers_of(model).installed(trace, only_roots=False):
         model(x=x, scale=2.0)
     assert received == [((), {"x": x, "scale": 2.0})]
 
@@ -154,17 +155,16 @@ def test_a_call_that_ends_by_a_base_exception_is_dropped() -> None:
                 return self.last(x)
 
     model, trace = Outer(), running()
-    timers = ModuleTimers({"": model}, eager=False)
-    with timers.installed(trace, only_roots=False):
+    with timers_of(model).installed(trace, only_roots=False):
         model(torch.ones(1))
         assert trace.is_outermost
     costs = evaluate(trace)
-    assert [timers.layers[layer].path for layer, cost in costs.layers.items() if cost.calls] == ["", "last"]
+    assert [layer for layer, cost in costs.layers.items() if cost.calls] == [0, 2]  # the outer module and its last
 
 
 def test_the_users_filters_for_warnings_stay_as_they_are() -> None:
     before = list(warnings.filters)
-    with ModuleTimers({"": nn.Identity()}, eager=False).installed(running(), only_roots=False):
+    with timers_of(nn.Identity()).installed(running(), only_roots=False):
         warnings.simplefilter("ignore", ResourceWarning)
         added = warnings.filters[0]
     assert list(warnings.filters) == [added, *(each for each in before if each != added)]
@@ -174,7 +174,7 @@ def test_the_users_filters_for_warnings_stay_as_they_are() -> None:
 def test_two_profiles_of_one_model_may_end_in_any_order(only_roots: bool) -> None:
     model = nn.Linear(2, 2)
     first, second = running(), running()
-    one, two = ModuleTimers({"": model}, eager=False), ModuleTimers({"": model}, eager=False)
+    one, two = timers_of(model), timers_of(model)
     one.install(first, only_roots=only_roots)
     two.install(second, only_roots=only_roots)
     model(torch.ones(1, 2))
@@ -197,7 +197,7 @@ def test_a_clock_that_fails_does_not_reach_the_model(good_readings: int) -> None
     model, x = nn.Sequential(nn.Linear(3, 3), nn.ReLU()), torch.randn(2, 3)
     expected = model(x)
     trace = running(read)
-    with ModuleTimers({"": model}, eager=False).installed(trace, only_roots=False):
+    with timers_of(model).installed(trace, only_roots=False):
         assert torch.equal(model(x), expected)
         assert torch.equal(model(x), expected)
     assert trace.failure == "OSError: the clock is gone"
@@ -210,7 +210,7 @@ def test_an_error_of_the_model_reaches_the_user_unchanged() -> None:
 
     model = nn.Sequential(nn.Identity(), Fails())
     trace = running()
-    with pytest.raises(KeyError, match="theirs"), ModuleTimers({"": model}, eager=False).installed(trace, only_roots=False):
+    with pytest.raises(KeyError, match="theirs"), timers_of(model).installed(trace, only_roots=False):
         model(torch.ones(1))
     assert trace.is_outermost
     assert trace.failure == ""
@@ -220,69 +220,8 @@ def test_another_thread_is_not_recorded() -> None:
     import threading
 
     model, trace = nn.Linear(2, 2), running()
-    with ModuleTimers({"": model}, eager=False).installed(trace, only_roots=False):
+    with timers_of(model).installed(trace, only_roots=False):
         thread = threading.Thread(target=model, args=(torch.ones(1, 2),))
         thread.start()
         thread.join()
     assert trace.calls == []
-
-
-# ---- compiled models
-
-
-def test_a_compiled_model_is_profiled_uncompiled_with_a_note() -> None:
-    model = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), backend="eager")
-    report = sonde.Profiler().profile(model, torch.randn(2, 4), warmup=1, repeats=1)
-    assert [layer.path for layer in report.layers] == ["", "0", "1"]
-    assert any("uncompiled" in note for note in report.notes)
-
-
-def test_a_compiled_model_in_a_script_is_timed_as_a_whole() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    with watch_steps(num_steps=2, warmup=1) as watcher:
-        compiled = torch.compile(model, backend="eager")
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(10):
-            optimizer.zero_grad()
-            compiled(torch.ones(2, 4)).sum().backward()
-            optimizer.step()
-    report = watcher.report()
-    assert [layer.path for layer in report.layers] == [""]
-    assert report.layers[0].backward.median_ms > 0
-    assert any("compiled parts are timed as a whole" in note for note in report.notes)
-    assert report.num_samples == 2
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of torch.compile itself
-def test_a_compiled_part_is_timed_beside_uncompiled_ones() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
-    with watch_steps(num_steps=2, warmup=1) as watcher:
-        model[1] = torch.compile(model[1], backend="eager")
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(10):
-            optimizer.zero_grad()
-            model(torch.ones(2, 4)).sum().backward()
-            optimizer.step()
-    kinds = {layer.path: layer.kind for layer in watcher.report().layers}
-    assert kinds == {"": "Sequential", "0": "Linear", "1": "OptimizedModule"}
-
-
-def test_a_compiled_part_is_profiled_uncompiled_without_a_warning() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), torch.compile(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), backend="eager"))
-    report = sonde.Profiler().profile(model, torch.randn(2, 4), warmup=1, repeats=1)
-    assert [layer.path for layer in report.layers] == ["", "0", "1", "1.0", "1.1"]
-
-
-@pytest.mark.needs_bfloat16("linear")
-def test_autocast_is_in_the_environment_of_the_report() -> None:
-    class Cast(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
-        def forward(self, x: Any) -> Any:
-            return self.layer(x)
-
-    with torch.autocast("cpu", torch.bfloat16):
-        report = sonde.Profiler().profile(Cast(), torch.randn(2, 4), warmup=1, repeats=1)
-    assert report.environment["dtype"] == "float32 with autocast to bfloat16"

@@ -47,7 +47,7 @@ PROFILER = LayerCall(-2, None)  # work of the profiler inside a backward: exclud
 OUTSIDE = LayerCall(-3, None)  # nodes created outside of all modules: the loss
 
 
-class TimeTrace:
+class LayerCallTrace:
     """Records the module calls and backward passes of the thread that started it."""
 
     def __init__(self, read: ReadCounter = perf_counter_ns, context: CallContext | None = None) -> None:

@@ -14,9 +14,8 @@ import re
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -26,65 +25,43 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from sonde.capture import patches
-from sonde.capture.call_site import is_library
-from sonde.profiler.step_time_trace import TimeTrace
-from sonde.statistics.torch_internals import is_compiled, unwrap_compiled
+from sonde.capture.layer_timing.layer_call_trace import LayerCallTrace
 
-_IDLE = TimeTrace()
+_IDLE = LayerCallTrace()
 # A compiled module warns about global hooks each time it is called. The hooks return at once inside compiled code, so it is harmless.
 _COMPILED_MODULE_WARNING = ("ignore", re.compile(r"Using `torch\.compile\(module\)` when there are global hooks"), UserWarning, None, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class TimedModule:
-    """Name, class and size of a module, as the report shows them."""
-
-    path: str
-    kind: str
-    depth: int
-    parameter_bytes: int  # including the modules inside
-    source: str
-
-
 class ModuleTimers(patches.TrainingCallbacks):
-    """Timers for all modules of some models: planned once, installed during each measured step."""
+    """Timers for some modules: planned once, installed during each measured step. A layer is the index of a module in `modules`."""
 
-    def __init__(self, models: Mapping[str, nn.Module], *, eager: bool) -> None:
-        """`models` are keyed by the prefix of their paths. With `eager`, compiled modules run uncompiled and their submodules are timed."""
-        self.layers: list[TimedModule] = []
-        self.opaque_paths: list[str] = []  # modules without timers inside: compiled, scripted, replicated
-        self._modules: list[weakref.ref[nn.Module]] = []  # in the order of `layers`
+    def __init__(self, modules: Iterable[nn.Module], *, roots: Iterable[int] = ()) -> None:
+        self._modules = [weakref.ref(module) for module in modules]
+        self._roots = list(roots)
         self._installed: dict[int, tuple[int, nn.Module]] = {}  # by id: layer and module, which must live as long as its id is used
         self._trace = _IDLE
         self._uninstall: list[Callable[[], None]] = []
-        visited: set[int] = set()
-        for prefix, model in models.items():
-            for path, module, depth in _submodules(model, prefix, 0, eager, self.opaque_paths, visited):
-                self._modules.append(weakref.ref(module))
-                size = sum(p.numel() * p.element_size() for p in module.parameters() if not nn.parameter.is_lazy(p))
-                self.layers.append(TimedModule(path, type(module).__name__, depth, size, _source(module)))
-        self._roots = [layer for layer, module in enumerate(self.layers) if module.depth == 0]
 
     def set_roots(self, layers: Iterable[int]) -> None:
         """The modules that are called outside of all others, known after the first step."""
         self._roots = sorted(set(layers))
 
     @contextmanager
-    def installed(self, trace: TimeTrace, *, only_roots: bool) -> Iterator[None]:
+    def installed(self, trace: LayerCallTrace, *, only_roots: bool) -> Iterator[None]:
         self.install(trace, only_roots=only_roots)
         try:
             yield
         finally:
             self.remove()
 
-    def install(self, trace: TimeTrace, *, only_roots: bool, watch_roots: bool = True) -> None:
+    def install(self, trace: LayerCallTrace, *, only_roots: bool, watch_roots: bool = True) -> None:
         """Records calls to `trace` until `remove`; with `only_roots` those of the outermost modules alone.
 
         With `only_roots` and without `watch_roots`, the caller calls `on_forward_start` and `on_forward_end` itself.
         """
         self.remove()
         self._trace = trace
-        for layer in self._roots if only_roots else range(len(self.layers)):
+        for layer in self._roots if only_roots else range(len(self._modules)):
             module = self._modules[layer]()
             if module is not None:
                 self._installed[id(module)] = layer, module
@@ -153,32 +130,3 @@ def _keyword_arguments() -> dict[str, Any]:
     """
     kwargs = sys._getframe(3).f_locals.get("kwargs")
     return kwargs if isinstance(kwargs, dict) else {}
-
-
-def _submodules(
-    module: nn.Module, path: str, depth: int, eager: bool, opaque_paths: list[str], visited: set[int]
-) -> Iterator[tuple[str, nn.Module, int]]:
-    """Path, module and depth of a module and of those inside it; a shared module comes once."""
-    if id(module) in visited:
-        return
-    visited.add(id(module))
-    if eager and (original := unwrap_compiled(module)) is not None:
-        yield from _submodules(original, path, depth, eager, opaque_paths, visited)
-        return
-    if isinstance(module, torch.jit.ScriptModule):
-        opaque_paths.append(path)  # its submodules are not called from Python
-        return
-    yield path, module, depth
-    if isinstance(module, nn.DataParallel) or (not eager and is_compiled(module)):
-        opaque_paths.append(path)
-        return
-    for name, child in module._modules.items():
-        if child is not None:
-            yield from _submodules(child, f"{path}.{name}" if path else name, depth + 1, eager, opaque_paths, visited)
-
-
-def _source(module: nn.Module) -> str:
-    code = getattr(type(module).forward, "__code__", None)
-    if code is None or is_library(code.co_filename):
-        return ""
-    return f"{code.co_filename.replace(chr(92), '/').rpartition('/')[2]}:{code.co_firstlineno}"

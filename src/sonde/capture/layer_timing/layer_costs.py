@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sonde.profiler import Span
-from sonde.profiler.module_timers import TimedModule
-from sonde.profiler.step_time_trace import ENGINE, OUTSIDE, PROFILER, LayerCall, TimeTrace
+from sonde.capture.layer_timing.layer_call_trace import ENGINE, OUTSIDE, PROFILER, LayerCall, LayerCallTrace
 
 
 class ModuleCost(NamedTuple):
@@ -39,7 +37,7 @@ class LayerCosts:
     num_nodes_loss: int = 0
 
 
-def evaluate(trace: TimeTrace) -> LayerCosts:
+def evaluate(trace: LayerCallTrace) -> LayerCosts:
     """The costs of a trace that was stopped. May be called once per trace: it adds sums to its calls."""
     costs = LayerCosts()
     calls = [call for call in trace.calls if call.end >= 0 or call.start < 0]
@@ -77,7 +75,7 @@ def _add_up_forward(calls: list[LayerCall]) -> None:
             parent.num_descendants += call.num_descendants + 1
 
 
-def _add_up_backward(trace: TimeTrace, costs: LayerCosts) -> None:
+def _add_up_backward(trace: LayerCallTrace, costs: LayerCosts) -> None:
     for start, end, owner in intervals(trace):
         duration = end - start
         costs.num_nodes += 1
@@ -91,7 +89,7 @@ def _add_up_backward(trace: TimeTrace, costs: LayerCosts) -> None:
             owner.num_nodes += 1
 
 
-def intervals(trace: TimeTrace) -> Iterator[tuple[int, int, LayerCall]]:
+def intervals(trace: LayerCallTrace) -> Iterator[tuple[int, int, LayerCall]]:
     """Start, end and owner of each mark: it ends where the next mark of the same backward starts."""
     for first, after, end in trace.backwards:
         for index in range(first, after):
@@ -107,46 +105,3 @@ def _is_recursive(call: LayerCall) -> bool:
             return True
         ancestor = ancestor.parent
     return False
-
-
-# -- spans for a trace file -----------------------------------------------------------------------
-
-
-def spans(trace: TimeTrace, layers: list[TimedModule], step: int, zero: int) -> Iterator[Span]:
-    """One span per forward call; in the backward, consecutive nodes of one call joined, nested in the spans of the calls around it."""
-
-    def span(kind: str, name: str, start: int, end: int) -> Span:
-        return Span(step, kind, name, (start - zero) / 1e6, (end - start) / 1e6)
-
-    for call in trace.calls:
-        if call.end >= 0:
-            yield span("forward", layers[call.layer].path, call.start, call.end)
-    open_calls: list[tuple[LayerCall, int]] = []
-    last_end = 0
-    for start, end, owner in intervals(trace):
-        if start != last_end:  # the next backward pass
-            yield from (span("backward", layers[call.layer].path, opened, last_end) for call, opened in open_calls)
-            open_calls.clear()
-        if owner is OUTSIDE:
-            yield span("backward", "(loss)", start, end)
-        chain = list(_with_ancestors(owner)) if owner.layer >= 0 else []
-        num_common = _num_common(open_calls, chain)
-        yield from (span("backward", layers[call.layer].path, opened, start) for call, opened in open_calls[num_common:])
-        open_calls[num_common:] = [(call, start) for call in chain[num_common:]]
-        last_end = end
-    yield from (span("backward", layers[call.layer].path, opened, last_end) for call, opened in open_calls)
-
-
-def _num_common(open_calls: list[tuple[LayerCall, int]], chain: list[LayerCall]) -> int:
-    pairs = zip(open_calls, chain)
-    return next((index for index, ((call, _), other) in enumerate(pairs) if call is not other), min(len(open_calls), len(chain)))
-
-
-def _with_ancestors(call: LayerCall) -> Iterable[LayerCall]:
-    """The call after all calls around it, the outermost first."""
-    chain: list[LayerCall] = []
-    ancestor: LayerCall | None = call
-    while ancestor is not None:
-        chain.append(ancestor)
-        ancestor = ancestor.parent
-    return reversed(chain)
