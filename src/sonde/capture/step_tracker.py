@@ -396,10 +396,14 @@ class StepTracker(TrainingCallbacks):
         self.buffer.backward_frame = user_frame()
         self._call(self._plan.on_backward_start, tensors)
         self.buffer.loss_frame = None
+        if self.step_profiler.is_active:
+            self.step_profiler.on_backward_start(tensors)
         self.timer.start("backward")
 
     @isolated
     def on_backward_end(self) -> None:
+        if self.step_profiler.is_active:
+            self.step_profiler.on_backward_end()
         self.timer.stop("backward")
         self.gradients.on_backward_end()
         state = self.state

@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from sonde.capture.layer_timing import autograd_node_timers  # noqa: E402
 from sonde.capture.layer_timing.autograd_node_timers import AutogradNodeTimers  # noqa: E402
 from sonde.capture.layer_timing.layer_call_trace import LayerCallTrace  # noqa: E402
 from sonde.capture.layer_timing.layer_costs import evaluate  # noqa: E402
@@ -225,3 +226,90 @@ def test_another_thread_is_not_recorded() -> None:
         thread.start()
         thread.join()
     assert trace.calls == []
+
+
+def test_a_call_that_is_not_accepted_is_not_recorded() -> None:
+    model, trace, outputs = nn.Sequential(nn.Linear(2, 3), nn.ReLU()), running(), []
+
+    def on_output(layer: int, args: Any, output: Any) -> None:
+        outputs.append((layer, args[0].shape, output.shape))
+
+    timers = ModuleTimers(model.modules(), accepts=torch.is_grad_enabled, on_output=on_output)
+    with timers.installed(trace, only_roots=False):
+        with torch.no_grad():
+            model(torch.ones(5, 2))
+        model(torch.ones(1, 2))
+    assert [call.layer for call in trace.calls] == [0, 1, 2]
+    assert outputs == [(1, (1, 2), (1, 3)), (2, (1, 3), (1, 3)), (0, (1, 2), (1, 3))]
+
+
+class Clock:
+    """A clock that moves only when it is told to, and that stands still while the timers work."""
+
+    def __init__(self) -> None:
+        self.now = self.excluded = 0
+
+    def read(self) -> int:
+        return self.now - self.excluded
+
+    def set_back(self, reading: int) -> None:
+        self.excluded = self.now - reading
+
+    def work(self, ns: int) -> None:
+        self.now += ns
+
+
+def test_the_work_of_the_timers_does_not_count_where_the_clock_can_be_set_back() -> None:
+    clock = Clock()
+
+    class Inner(nn.Module):
+        def forward(self, x: Any) -> Any:
+            clock.work(1000)
+            return x
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Inner()
+
+        def forward(self, x: Any) -> Any:
+            clock.work(100)
+            return self.inner(self.inner(x))
+
+    def accepts() -> bool:
+        clock.work(7)
+        return True
+
+    def on_output(layer: int, args: Any, output: Any) -> None:
+        clock.work(30)
+
+    model, trace = Outer(), LayerCallTrace(clock.read, set_back=clock.set_back)
+    trace.start()
+    with ModuleTimers(model.modules(), accepts=accepts, on_output=on_output).installed(trace, only_roots=False):
+        model(torch.ones(1))
+    costs = evaluate(trace).layers
+    assert (costs[0].forward, costs[1].forward) == (2100, 2000)
+    assert clock.excluded == 3 * 37
+
+
+def test_the_clock_is_set_back_after_each_mark_of_a_node() -> None:
+    readings: list[int] = []
+    trace = LayerCallTrace(iter(range(100)).__next__, set_back=readings.append)
+    trace.start()
+    loss = torch.ones(1, requires_grad=True).exp().sum()
+    AutogradNodeTimers(trace).install([loss])
+    trace.start_backward()
+    loss.backward()
+    trace.end_backward()
+    assert readings == [reading for reading, _ in trace.marks[1:]]  # the first is the start of the backward
+    assert len(readings) == 2
+
+
+@pytest.mark.parametrize(("limit", "is_complete"), [(3, False), (5, True)])
+def test_a_graph_that_is_too_large_for_hooks_on_all_nodes_is_reported(
+    monkeypatch: pytest.MonkeyPatch, limit: int, is_complete: bool
+) -> None:
+    monkeypatch.setattr(autograd_node_timers, "MAX_NODES", limit)
+    timers = AutogradNodeTimers(running())
+    timers.install([torch.ones(1, requires_grad=True).exp().exp().exp().exp()])
+    assert timers.is_complete == is_complete

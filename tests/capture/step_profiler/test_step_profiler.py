@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import sys
+import threading
 import time
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -191,14 +195,141 @@ def test_the_backward_of_a_layer_is_its_own_and_not_that_of_the_branch_beside_it
     assert layers["first"]["backward_ms"] < 100  # the other branch sleeps for 200
 
 
-def test_where_forwards_are_run_again_the_backward_of_a_layer_is_not_known(tmp_path):
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_where_forwards_are_run_again_the_backward_of_a_layer_is_not_known(tmp_path, use_reentrant):
     class Again(Net):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return checkpoint(super().forward, x, use_reentrant=False)
+            return checkpoint(super().forward, x.requires_grad_(), use_reentrant=use_reentrant)
 
     (event,) = profiled(Training(Again()), tmp_path)
+    # Reentrant checkpointing runs its first forward under no_grad, which does not count.
+    assert [layer["num"] for layer in event.data["layers"]] == ([] if use_reentrant else [1, 1])
+    assert all(math.isnan(layer["backward_ms"]) for layer in event.data["layers"])
+
+
+def test_the_backward_of_every_layer_is_timed(tmp_path):
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(30)])
+    (event,) = profiled(Training(model), tmp_path)
+    assert sum(layer["backward_ms"] > 0 for layer in event.data["layers"]) == 30
+
+
+def test_a_layer_without_a_backward_has_no_time_for_it(tmp_path):
+    model = Net()
+    model.first.requires_grad_(False)
+    (event,) = profiled(Training(model), tmp_path)
+    backward = {layer["path"]: layer["backward_ms"] for layer in event.data["layers"]}
+    assert math.isnan(backward["first"])
+    assert backward["second"] > 0
+
+
+def test_forwards_without_gradients_are_not_counted(tmp_path):
+    class Teaching(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.teacher = nn.Parameter(torch.ones(1)), nn.Linear(4, 2)  # its own parameter makes the whole model a leaf
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                self.first(x)
+                target = self.teacher(x)
+            return self.scale * super().forward(x) - target
+
+    class Validating(Training):
+        def step(self) -> None:
+            super().step()
+            with torch.no_grad():
+                self.model(torch.ones(2, 4))
+
+    (event,) = profiled(Validating(Teaching()), tmp_path)
+    assert {layer["path"]: layer["num"] for layer in event.data["layers"]} == {"": 1, "first": 1, "second": 1}
+
+
+def in_thread(call: Callable[[], None]) -> None:
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
+def test_a_backward_in_another_thread_leaves_that_of_the_layers_unknown(tmp_path):
+    class Elsewhere(Training):
+        def step(self) -> None:
+            self.optimizer.zero_grad()
+            loss = self.model(torch.arange(8.0).view(2, 4)).square().sum()
+            in_thread(loss.backward)
+            self.optimizer.step()
+
+    (event,) = profiled(Elsewhere(), tmp_path)
     assert [layer["num"] for layer in event.data["layers"]] == [1, 1]
     assert all(math.isnan(layer["backward_ms"]) for layer in event.data["layers"])
+
+
+def test_a_backward_that_another_thread_runs_at_the_same_time_is_not_mixed_with_that_of_the_step(tmp_path):
+    class Mixed(Training):
+        def step(self) -> None:
+            self.optimizer.zero_grad()
+            output = self.model(torch.arange(8.0).view(2, 4))
+            loss, other = output.square().sum(), output.sum()  # they share nodes
+            loss.register_hook(lambda gradient: in_thread(lambda: other.backward(retain_graph=True)))
+            loss.backward()
+            self.optimizer.step()
+
+    (event,) = profiled(Mixed(), tmp_path)
+    assert [layer["num"] for layer in event.data["layers"]] == [1, 1]
+    assert all(math.isnan(layer["backward_ms"]) for layer in event.data["layers"])
+
+
+@pytest.mark.parametrize("has_gradients", [True, False])
+def test_a_layer_that_runs_in_another_thread_is_not_timed(tmp_path, has_gradients):
+    class Parallel(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            def run_first() -> None:
+                with torch.set_grad_enabled(has_gradients):
+                    outputs.append(torch.tanh(self.first(x)))
+
+            outputs: list[torch.Tensor] = []
+            in_thread(run_first)
+            return self.second(outputs[0])
+
+    (event,) = profiled(Training(Parallel()), tmp_path)
+    assert [layer["path"] for layer in event.data["layers"]] == ["second"]
+    # The threads number their autograd nodes separately: a node of the other thread could be taken for one of this layer.
+    assert math.isnan(event.data["layers"][0]["backward_ms"]) == has_gradients
+
+
+def test_the_time_of_a_layer_does_not_include_what_sonde_does_meanwhile(tmp_path):
+    class Observed(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if session._tracker.step_profiler.is_active:
+                time.sleep(0.2)
+                session._tracker.timer.own_ns += 200_000_000
+            return super().forward(x)
+
+    training = Training(nn.Sequential(Observed(4, 8), nn.Linear(8, 2)))
+    with sonde.watch(training.model, training.optimizer, to=tmp_path / "run", every=1000, strict=True) as session:
+        training.run(session)
+    (event,) = sonde.Run(tmp_path / "run").events("xray")
+    assert next(layer for layer in event.data["layers"] if layer["path"] == "0")["forward_ms"] < 100
+
+
+def test_the_hooks_on_layers_count_as_time_of_sonde(tmp_path):
+    from sonde.capture.overhead_budget import hook_ns
+
+    during: list[int] = []
+
+    class Deep(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            before = timer.own_ns
+            output = super().forward(x)
+            during.append(timer.own_ns - before)
+            return output
+
+    training = Training(Deep(*[nn.Linear(4, 4) for _ in range(30)]))
+    with sonde.watch(training.model, training.optimizer, to=tmp_path / "run", every=1000, strict=True) as session:
+        session._tracker.step_profiler._lines.start = lambda: None  # its own time is not meant here
+        timer = session._tracker.timer
+        training.run(session)
+    assert during[PROFILED] > 2 * 30 * hook_ns()
+    assert during[PROFILED - 1] == 0
 
 
 def test_the_machine_is_described(tmp_path):
@@ -246,6 +377,42 @@ def test_r08_an_exception_in_the_middle_of_it_leaves_nothing_behind(tmp_path):
         profiled(training, tmp_path)
     assert patched_functions() == before
     assert all(not module._forward_hooks for module in training.model.modules())
+
+
+def test_r07_a_graph_that_lives_longer_than_the_step_has_no_hooks_of_it(tmp_path):
+    graphs, traces = [], []
+
+    class Keeping(Training):
+        def step(self) -> None:
+            self.optimizer.zero_grad()
+            loss = self.model(torch.arange(8.0).view(2, 4)).square().sum()
+            loss.backward(retain_graph=True)
+            if len(graphs) == PROFILED:
+                traces.append(weakref.ref(session._tracker.step_profiler._layers._trace))
+                assert len(traces[0]().marks) > 5
+            graphs.append(loss)
+            self.optimizer.step()
+
+    training = Keeping()
+    with sonde.watch(training.model, training.optimizer, to=tmp_path / "run", every=1000, strict=True) as session:
+        training.run(session)
+        gc.collect()
+        assert traces[0]() is None
+
+
+def test_an_error_of_the_layer_timers_reaches_the_log_and_not_the_training(tmp_path, caplog):
+    bare, training = Training(), Training()
+    bare.run()
+    with sonde.watch(training.model, training.optimizer, to=tmp_path / "run", every=1000) as session:
+        layers = session._tracker.step_profiler._layers
+        layers._add_shapes = lambda *args: 1 / 0
+        for _ in range(NUM_STEPS):
+            due(session, True)
+            training.step()
+    assert training.losses == bare.losses
+    (retired,) = sonde.Run(tmp_path / "run").events("retired")
+    assert retired.data["probe"] == "step_profiler"
+    assert "ZeroDivisionError" in retired.data["error"]
 
 
 def test_a_debugger_that_traces_already_keeps_its_tracer_and_gets_every_event(tmp_path):

@@ -24,6 +24,7 @@ class AutogradNodeTimers:
 
     def __init__(self, trace: LayerCallTrace) -> None:
         self._trace = trace
+        self.is_complete = True  # every node has a hook
         self._handles: list[Any] = []
         self._hooks: dict[int, Callable[[Any], None]] = {}  # by id of the call that created the node
         trace.on_recomputed = self._install_on_recomputed
@@ -43,6 +44,7 @@ class AutogradNodeTimers:
                 continue
             self._handles.append(node.register_prehook(self._hook_for(creator(number))))
             pending += [previous for previous, _ in node.next_functions if previous is not None]
+        self.is_complete = self.is_complete and not pending
 
     def _install_on_recomputed(self, output: Any, first_node: int) -> None:
         """Reentrant checkpointing runs a backward of its own on what it recomputed; the other kind needs only the saved values."""
@@ -59,13 +61,16 @@ class AutogradNodeTimers:
         hook = self._hooks.get(id(creator))
         if hook is None:
             trace = self._trace
-            append, read = trace.marks.append, trace.read
+            append, read, set_back = trace.marks.append, trace.read, trace.set_back
 
             def hook(gradients: Any) -> None:
                 if torch.compiler.is_compiling():
                     return
                 if trace.thread:
-                    append((read(), creator))
+                    now = read()
+                    append((now, creator))
+                    if set_back is not None:
+                        set_back(now)
 
             self._hooks[id(creator)] = hook
         return hook

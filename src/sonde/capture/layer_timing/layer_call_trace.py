@@ -50,9 +50,14 @@ OUTSIDE = LayerCall(-3, None)  # nodes created outside of all modules: the loss
 class LayerCallTrace:
     """Records the module calls and backward passes of the thread that started it."""
 
-    def __init__(self, read: ReadCounter = perf_counter_ns, context: CallContext | None = None) -> None:
-        """`context` is entered around every outermost forward call: the FLOP counter and the saved-tensor hooks."""
-        self.read, self.context = read, context
+    def __init__(
+        self, read: ReadCounter = perf_counter_ns, context: CallContext | None = None, set_back: Callable[[int], None] | None = None
+    ) -> None:
+        """`context` is entered around every outermost forward call: the FLOP counter and the saved-tensor hooks.
+
+        `set_back` sets the counter back to an earlier reading: the timers call it when they are done, so that their work does not count.
+        """
+        self.read, self.context, self.set_back = read, context, set_back
         self.thread = 0  # 0: not running
         self.calls: list[LayerCall] = []
         self.marks: list[tuple[int, LayerCall]] = []  # of all backward passes
@@ -95,10 +100,11 @@ class LayerCallTrace:
         """Enters a context that ends with the outermost call which starts next."""
         self._contexts.enter_context(context)
 
-    def start_call(self, layer: int) -> None:
+    def start_call(self, layer: int) -> LayerCall | None:
+        """The call; None if it repeats one inside the backward."""
         if self.in_backward:
             self._start_recomputation(layer)
-            return
+            return None
         call = LayerCall(layer, self._current)
         self.calls.append(call)
         self._latest[layer] = call
@@ -106,24 +112,29 @@ class LayerCallTrace:
         self._first_nodes.append(next_sequence_nr())
         self._creators.append(call)
         call.start = self.read()
+        return call
 
-    def end_call(self, layer: int, output: Any) -> None:
-        """Ends the innermost call of this layer. Calls inside it that never ended (a BaseException passed through them) are dropped."""
+    def end_call(self, layer: int, output: Any) -> LayerCall | None:
+        """Ends the innermost call of this layer. Calls inside it that never ended (a BaseException passed through them) are dropped.
+
+        Returns the call; None if its start was not recorded, or if it repeats one inside the backward.
+        """
         end = self.read()
         call = self._current
         while call is not None and call.layer != layer:
             call = call.parent
         if call is None:
-            return  # its start was not recorded: the trace started later, or the call ran under no_grad
+            return None  # the trace started later, or the call ran under no_grad
         if self.in_backward:
             self._end_recomputation(call, output)
-            return
+            return None
         call.end = end
         self._current = call.parent
         self._first_nodes.append(next_sequence_nr())
         self._creators.append(call.parent or OUTSIDE)
         if call.parent is None:
             self._contexts.close()
+        return call
 
     # Activation checkpointing calls modules again inside the backward. These calls are part of the backward cost of the call that they
     # repeat. `start` is the index of the next mark, `end` the number of the next node.

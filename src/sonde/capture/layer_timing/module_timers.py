@@ -35,7 +35,19 @@ _COMPILED_MODULE_WARNING = ("ignore", re.compile(r"Using `torch\.compile\(module
 class ModuleTimers(patches.TrainingCallbacks):
     """Timers for some modules: planned once, installed during each measured step. A layer is the index of a module in `modules`."""
 
-    def __init__(self, modules: Iterable[nn.Module], *, roots: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        modules: Iterable[nn.Module],
+        *,
+        roots: Iterable[int] = (),
+        accepts: Callable[[], bool] | None = None,
+        on_output: Callable[[int, Any, Any], None] | None = None,
+    ) -> None:
+        """`roots` are the outermost layers. Before each call, in any thread, `accepts` says whether it is recorded.
+
+        `on_output` gets layer, arguments and output of each recorded call, unless only roots are timed.
+        """
+        self._accepts, self._on_output = accepts, on_output
         self._modules = [weakref.ref(module) for module in modules]
         self._roots = list(roots)
         self._installed: dict[int, tuple[int, nn.Module]] = {}  # by id: layer and module, which must live as long as its id is used
@@ -85,35 +97,49 @@ class ModuleTimers(patches.TrainingCallbacks):
         self._trace = _IDLE
         self._installed.clear()
 
-    def _on_module_start(self, module: nn.Module, args: Any) -> None:
-        if not is_compiling() and id(module) in self._installed:
-            self.on_forward_start(module, args, None)
+    def on_forward_start(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        self._on_module_start(module, args, kwargs)
 
-    def on_forward_start(self, module: nn.Module, args: Any, kwargs: dict[str, Any] | None) -> None:
+    def on_forward_end(self, module: nn.Module, output: Any) -> None:
+        self._on_module_end(module, None, output)
+
+    def _on_module_start(self, module: nn.Module, args: Any, kwargs: dict[str, Any] | None = None) -> None:
         """Records the start of a call of a module with a timer. `kwargs` is None in a global hook, which does not get them."""
+        if is_compiling():
+            return
         trace, planned = self._trace, self._installed.get(id(module))
-        if planned is None or trace.thread != get_ident():
+        if planned is None or not trace.thread:
             return
         try:
+            entered = trace.read() if trace.set_back is not None else 0
+            if (self._accepts is not None and not self._accepts()) or trace.thread != get_ident():
+                return
             if trace.is_outermost:
                 if trace.requires_grad_mode and not torch.is_grad_enabled():
                     return
                 if trace.context is not None:
                     trace.enter_context(trace.context(args, _keyword_arguments() if kwargs is None else kwargs))
-            trace.start_call(planned[0])
+            call = trace.start_call(planned[0])
+            if trace.set_back is not None and call is not None:
+                trace.set_back(entered)
+                call.start = trace.read()
         except Exception as error:  # an error of the profiler must not reach the model
             trace.fail(error)
 
     def _on_module_end(self, module: nn.Module, args: Any, output: Any) -> None:
-        if not is_compiling() and id(module) in self._installed:
-            self.on_forward_end(module, output)
-
-    def on_forward_end(self, module: nn.Module, output: Any) -> None:
+        if is_compiling():
+            return
         trace, planned = self._trace, self._installed.get(id(module))
         if planned is None or trace.thread != get_ident():
             return
         try:
-            trace.end_call(planned[0], output)
+            call = trace.end_call(planned[0], output)
+            if call is None:
+                return
+            if args is not None and self._on_output is not None:
+                self._on_output(planned[0], args, output)
+            if trace.set_back is not None:
+                trace.set_back(call.end)
         except Exception as error:
             trace.fail(error)
 
@@ -128,5 +154,5 @@ def _keyword_arguments() -> dict[str, Any]:
 
     torch does not pass them to global pre-hooks, so they are read from the frame of `Module._call_impl` that called the hook.
     """
-    kwargs = sys._getframe(3).f_locals.get("kwargs")
+    kwargs = sys._getframe(2).f_locals.get("kwargs")
     return kwargs if isinstance(kwargs, dict) else {}

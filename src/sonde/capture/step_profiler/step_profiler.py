@@ -116,8 +116,7 @@ class StepProfiler:
             self._timer.on_change = self._on_phase_change
             self._transfers.start()  # first, because it may stay longer and both patch .cpu()
             self._sync_points.start()
-            for watched in self._models:
-                self._layers.attach(watched)
+            self._layers.start(self._models)
             self._lines.start()
         except Exception as error:
             self._on_error(error)
@@ -129,6 +128,16 @@ class StepProfiler:
             sign = -1 if begins else 1
             self._fetch_ns += sign * perf_counter_ns()
             self._fetch_cpu_ns += sign * thread_time_ns()
+
+    def on_backward_start(self, tensors: Any) -> None:
+        """Called in a profiled step, in any thread."""
+        try:
+            self._layers.on_backward_start(tensors)
+        except Exception as error:
+            self._on_error(error)
+
+    def on_backward_end(self) -> None:
+        self._layers.on_backward_end()
 
     def on_step_end(self, step: int) -> None:
         """Write the profile of this step, if there is one."""
