@@ -62,7 +62,7 @@ def isolated(method: Callable[Concatenate[StepTracker, P], None]) -> Callable[Co
     name = method.__name__
 
     @functools.wraps(method)
-    def callback(self: StepTracker, *args: P.args, **kwargs: P.kwargs) -> None:
+    def callback(self: StepTracker, *args: Any) -> None:
         if self.is_paused:
             return
         try:
@@ -70,7 +70,7 @@ def isolated(method: Callable[Concatenate[StepTracker, P], None]) -> Callable[Co
                 return
             timer = self.timer
             timer.entered_ns = perf_counter_ns()
-            method(self, *args, **kwargs)
+            method(self, *args)
             timer.own_ns += perf_counter_ns() - timer.entered_ns
         except NonFiniteError:
             raise  # the user asked for it
@@ -161,6 +161,7 @@ class StepTracker(TrainingCallbacks):
         self._reported: set[tuple[str, str]] = set()  # probes and reasons for which tensors could not be measured
         self._depth, self._thread = 0, 0  # forwards that are under way, one inside of the other, and their thread
         self._open_forward: nn.Module | None = None  # whose start the probes know, and whose end they do not
+        self._has_eval_forward = False  # one has begun in this step
         self._has_scaler_stepped = False
         self.on_new_optimizer: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None  # for the discovery of models
         self.on_step_written: Callable[[int, bool], None] | None = None
@@ -321,7 +322,7 @@ class StepTracker(TrainingCallbacks):
             state.scalars["eval_forwards"] += 1
             if not state.scalars["forwards"]:
                 self.timer.start_validation()
-            self._call(self._plan.on_eval_forward_start, module, args, kwargs)
+            self._start_eval_forward(module, args, kwargs)
             if self._open_forward is not None:
                 state.model = trained  # a teacher inside of the forward of a student
             return
@@ -342,7 +343,7 @@ class StepTracker(TrainingCallbacks):
         state.scalars["forwards"] += 1
         if not module.training:
             state.scalars["root_in_eval"] += 1
-            self._call(self._plan.on_eval_forward_start, module, args, kwargs)
+            self._start_eval_forward(module, args, kwargs)
         self.buffer.on_forward_start(watched.name, module, args, kwargs)
         state.is_first_forward = id(module) not in watched.entry_points_used
         self._open_forward = module
@@ -350,9 +351,14 @@ class StepTracker(TrainingCallbacks):
         watched.entry_points_used.add(id(module))
         self.timer.start("forward")
 
+    def _start_eval_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._has_eval_forward = True
+        self._call(self._plan.on_eval_forward_start, module, args, kwargs)
+
     @isolated
     def on_forward_end(self, module: nn.Module, output: Any) -> None:
-        self._call(self._plan.on_eval_forward_end, module, output)
+        if self._has_eval_forward:
+            self._call(self._plan.on_eval_forward_end, module, output)
         if self._depth == 0 or self._thread != get_ident() or not torch.is_grad_enabled():
             return
         self._depth -= 1
@@ -362,9 +368,8 @@ class StepTracker(TrainingCallbacks):
             if output is None:
                 return
             self.buffer.on_forward_end(library_calls_backward=self.state.hints.library_calls_backward)
-            watched = self.models.find(module)
-            if watched is not None:
-                self.models.record_output(watched, output, self.boundaries.number)
+            if self.state.model is not None:
+                self.models.record_output(self.state.model, output, self.boundaries.number)
 
     def _end_open_forward(self, output: Any) -> None:
         module, self._open_forward = self._open_forward, None
@@ -553,6 +558,7 @@ class StepTracker(TrainingCallbacks):
         if state.is_observed:
             self._call(self._plan.reset)
         self.boundaries.end_step()
+        self._has_eval_forward = False
         self.buffer.clear()
         for watched in self.models:
             watched.entry_points_used.clear()
