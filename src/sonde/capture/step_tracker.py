@@ -62,7 +62,7 @@ def isolated(method: Callable[Concatenate[StepTracker, P], None]) -> Callable[Co
     name = method.__name__
 
     @functools.wraps(method)
-    def callback(self: StepTracker, *args: Any) -> None:
+    def callback(self: StepTracker, *args: P.args, **kwargs: P.kwargs) -> None:
         if self.is_paused:
             return
         try:
@@ -70,7 +70,7 @@ def isolated(method: Callable[Concatenate[StepTracker, P], None]) -> Callable[Co
                 return
             timer = self.timer
             timer.entered_ns = perf_counter_ns()
-            method(self, *args)
+            method(self, *args, **kwargs)
             timer.own_ns += perf_counter_ns() - timer.entered_ns
         except NonFiniteError:
             raise  # the user asked for it
