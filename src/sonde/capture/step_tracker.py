@@ -17,14 +17,12 @@ from typing import Any, Concatenate, ParamSpec, cast
 import torch
 from torch import nn
 
-from sonde.capture import patches
 from sonde.capture.call_site import CallSites, user_frame
 from sonde.capture.error_isolation import ErrorIsolation
 from sonde.capture.gradient_state import GradientState, OptimizerGradients
 from sonde.capture.incident import EvaluationIncident, Incident, NonFiniteIncident
 from sonde.capture.model_registry import ModelRegistry
 from sonde.capture.overhead_budget import OverheadBudget
-from sonde.capture.patches import TrainingCallbacks
 from sonde.capture.phase_timer import PhaseTimer
 from sonde.capture.probes import PROBES
 from sonde.capture.probes.base import Probe, ProbeContext
@@ -37,6 +35,7 @@ from sonde.capture.replay_buffer import ReplayBuffer
 from sonde.capture.step_boundaries import StepBoundaries
 from sonde.capture.step_profiler.step_profiler import StepProfiler
 from sonde.capture.step_state import StepState
+from sonde.capture.training_callbacks import TrainingCallbacks, suspended
 from sonde.capture.watched_model import WatchedModel
 from sonde.config import DebugConfig
 from sonde.errors import NonFiniteError
@@ -204,7 +203,7 @@ class StepTracker(TrainingCallbacks):
         is_confirmed = not is_question
         if not (isinstance(incident, NonFiniteIncident) and incident.is_input):
             try:
-                with patches.suspended():
+                with suspended():
                     if self._incident_handlers is None:
                         self._incident_handlers = self._make_handlers()
                     answers = [handler(incident) for handler in self._incident_handlers]

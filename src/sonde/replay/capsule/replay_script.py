@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from sonde.capture import patches
 from sonde.capture.call_site import is_library
+from sonde.capture.training_callbacks import TrainingCallbacks
 from sonde.errors import SondeError
 from sonde.nonfinite.operation_tracer import NonFiniteTracer, is_finite
 from sonde.nonfinite.origin import Origin
@@ -99,7 +100,7 @@ def replay_model_from(capsule: Capsule, name: str) -> ReplayResult:
     return ReplayResult(replay(capsule, model, loss_fn), ())
 
 
-class ScriptReplayer(patches.TrainingCallbacks):
+class ScriptReplayer(TrainingCallbacks):
     """Waits for a call of a matching model, applies the capsule to it, traces the step and ends it before the optimizer steps."""
 
     def __init__(self, capsule: Capsule) -> None:
