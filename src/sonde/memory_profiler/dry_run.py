@@ -104,11 +104,18 @@ class _StepCounter(TrainingCallbacks):
     is_called_in_forks = True  # a child that the script forks must not train to its end either
 
     def __init__(self, finish: Callable[[], None]) -> None:
-        self.num_backwards = 0  # with those that failed
+        self.num_backwards = 0  # without those that failed
         self._finish = finish
+        self._error: BaseException | None = None  # that the script handled when the backward began
         self._num_steps: Counter[int] = Counter()  # by id of an optimizer
 
+    def on_backward_start(self, tensors: Any) -> None:
+        self._error = sys.exception()
+
     def on_backward_end(self) -> None:
+        error, self._error = self._error, None
+        if sys.exception() is not error:
+            return  # it failed, and its exception must reach the script
         self.num_backwards += 1
         if self.num_backwards >= MAX_BACKWARDS and not self._num_steps:
             self._finish()
