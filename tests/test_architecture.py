@@ -146,6 +146,103 @@ def test_one_module_alone_uses_private_names_of_torch(module):
     assert bool(found) == (module == TORCH_INTERNALS), found
 
 
+PATCH_TORCH = {SOURCE / "capture" / name for name in ("patches.py", "watched_forward.py", "replace_function.py")}
+GLOBAL_HOOK = re.compile(r"register_(module|optimizer_step)_\w*hook")
+METHOD = re.compile(r"__(call|init|iter|next|new|enter|exit)__")
+
+
+def root_name(node: ast.AST) -> str:
+    """`torch` of `torch.optim.Optimizer.step`, of `vars(torch)["save"]` and of `getattr(torch, name)`; "" of anything computed."""
+    while True:
+        if isinstance(node, (ast.Attribute, ast.Subscript)):
+            node = node.value
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in {"vars", "getattr"} and node.args:
+            node = node.args[0]
+        else:
+            return node.id if isinstance(node, ast.Name) else ""
+
+
+def names_of_torch(tree: ast.AST) -> set[str]:
+    """Names for modules, classes and functions of torch: by import, by assignment and as variables of loops over them."""
+    found = {"DataLoaderIterator"}  # from torch_internals.py
+    bindings: list[tuple[ast.AST, list[ast.AST]]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.asname or alias.name.split(".")[0] for alias in node.names if alias.name.split(".")[0] == "torch"}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            found |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Assign):
+            for target in node.targets:
+                pairs = zip(target.elts, node.value.elts) if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple) else ()
+                bindings += [(name, [value]) for name, value in pairs or [(target, node.value)]]
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            bindings.append((node.target, [node.value]))
+        elif isinstance(node, (ast.For, ast.comprehension)):
+            values = [part for part in ast.walk(node.iter) if isinstance(part, (ast.Name, ast.Attribute))]
+            bindings += [(name, values) for name in ast.walk(node.target) if isinstance(name, ast.Name)]
+    for _ in range(3):  # a name of a name
+        found |= {name.id for name, values in bindings if isinstance(name, ast.Name) and any(root_name(each) in found for each in values)}
+    return found
+
+
+def changes_of_torch(module: Path) -> Iterator[str]:
+    """Global hooks that a module registers, and attributes of modules and classes of torch that it assigns or deletes."""
+    tree = ast.parse(module.read_text(encoding="utf-8"))
+    torch_names = names_of_torch(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.alias) and GLOBAL_HOOK.fullmatch(node.name):
+            yield node.name
+        elif isinstance(node, ast.Attribute) and GLOBAL_HOOK.fullmatch(node.attr):
+            yield ast.unparse(node)
+        elif isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, (ast.Store, ast.Del)):
+            is_method = len(torch_names) > 1 and isinstance(node, ast.Attribute) and METHOD.fullmatch(node.attr)  # of a class by any name
+            if is_method or root_name(node) in torch_names:
+                yield ast.unparse(node)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in {"setattr", "delattr"} and root_name(node.args[0]) in torch_names:
+            yield ast.unparse(node)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=names(MODULES))
+def test_three_modules_alone_patch_torch_and_register_its_global_hooks(module):
+    assert module in PATCH_TORCH or not list(changes_of_torch(module))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import torch\ntorch.autograd.backward = print",
+        "import torch\ntorch.nn.Module.__call__ = print",
+        "from torch import nn\ndel nn.Module.zero_grad",
+        "from torch.utils.data import DataLoader as Loader\nLoader.__iter__ = print",
+        "import torch\nscaler: Any = torch.amp.GradScaler\nsetattr(scaler, name, print)",
+        "import torch\nowner, made = torch.optim.Adam, print\nowner.step = made",
+        "import torch\nfor owner, made in ((torch, a), (torch.serialization, b)):\n    setattr(owner, made.__name__, made)",
+        "import torch\nfor kind in vars(torch.optim).values():\n    kind.step = print",
+        "import torch\nvars(torch)['save'] = print",
+        "from torch import nn\nowner.__call__ = print",
+        "from torch.optim.optimizer import register_optimizer_step_post_hook as register",
+        "import torch\ntorch.nn.modules.module.register_module_full_backward_hook(print)",
+    ],
+)
+def test_a_change_of_torch_is_recognized(code, tmp_path):
+    (tmp_path / "module.py").write_text(code)
+    assert list(changes_of_torch(tmp_path / "module.py"))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import torch\nx = torch.zeros(3)\nx.requires_grad = True",
+        "from torch import nn\nmodel = nn.Linear(1, 1)\nmodel.weight.grad = None\nmodel.register_forward_hook(print)",
+        "for parameter in model.parameters():\n    parameter.grad = None",
+        "self.step = 3\nsetattr(info, name, 0.0)",
+    ],
+)
+def test_a_change_of_a_tensor_or_of_one_module_is_none(code, tmp_path):
+    (tmp_path / "module.py").write_text(code)
+    assert not list(changes_of_torch(tmp_path / "module.py"))
+
+
 def test_no_class_name_exists_twice():
     defined = [
         node.name

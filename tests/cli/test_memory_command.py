@@ -100,6 +100,47 @@ def test_a_script_without_an_optimizer_is_measured_for_some_backward_passes(tmp_
     assert dry_run(str(path)).num_steps == 0
 
 
+def test_a_backward_that_fails_does_not_count(tmp_path):
+    path = tmp_path / "caught.py"
+    path.write_text(
+        "import torch\nw = torch.zeros(4, requires_grad=True)\n"
+        "for _ in range(3):\n    try:\n        (w * w).backward()\n    except RuntimeError:\n        pass\n"
+    )
+    with pytest.raises(DryRunError, match="it does not train"):
+        dry_run(str(path))
+
+
+def test_a_backward_inside_of_an_except_block_counts(tmp_path):
+    path = tmp_path / "retried.py"
+    path.write_text(
+        "import torch\nw = torch.zeros(4, requires_grad=True)\n"
+        "try:\n    (w * w).backward()\nexcept RuntimeError:\n    (w * w).sum().backward()\n"
+    )
+    assert "ended before any optimizer stepped" in dry_run(str(path)).notes[0]
+
+
+FORKING = """
+import os, torch
+w = torch.zeros(4, requires_grad=True)
+optimizer = torch.optim.SGD([w])
+child = os.fork()
+for step in range(4 if child == 0 else 0):
+    (w * w).sum().backward()
+    optimizer.step()
+    open("steps.txt", "a").write("x")
+if child == 0:
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_child_that_the_script_forks_does_not_train_to_its_end(tmp_path, sonde):
+    (tmp_path / "forking.py").write_text(FORKING)
+    sonde("memory", "--real", "forking.py")
+    assert (tmp_path / "steps.txt").read_text() == "x"  # the second step is not returned from
+
+
 def test_the_command_falls_back_to_real_steps_with_a_note_in_one_document(script, sonde):
     done = sonde("memory", "--json", "--batch-size", "64", "train.py", "16", "numpy")
     assert done.returncode == 0, done.stderr

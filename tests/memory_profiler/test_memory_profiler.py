@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 
 import pytest
 
@@ -14,7 +15,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from sonde import MemoryProfiler, Run, SondeError, watch
 from sonde.capture import process_memory
+from sonde.capture.training_callbacks import suspended
 from sonde.memory_profiler import CATEGORIES, MemoryReport, from_dict
+from sonde.tools.loop_debugger.explain_bad_step import RandomState, find_cause
 
 pytestmark = [pytest.mark.torch, pytest.mark.timing]  # measures the memory of the whole process: no other test may run in it
 F = nn.functional
@@ -410,3 +413,21 @@ def test_meta_tensors_are_not_counted() -> None:
     with MemoryProfiler(model) as profiler:
         model(torch.randn(4, 8) + shapes.numel()).sum().backward()
     assert list(profiler.report().devices) == ["cpu"]
+
+
+def test_steps_that_a_tool_takes_by_itself_are_not_steps_of_the_training() -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    profiler = MemoryProfiler(model, optimizer).start()
+    for is_tool in (False, True, False):
+        with suspended() if is_tool else nullcontext():
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    assert profiler.stop().num_steps == 2
+
+
+def test_a_running_memory_profiler_is_not_taken_for_a_session() -> None:
+    model = nn.Linear(4, 1)
+    with MemoryProfiler(model):
+        cause = find_cause([model], RandomState(), lambda: (model(torch.ones(2, 4)) * float("inf")).sum())
+    assert not isinstance(cause, str)

@@ -15,7 +15,7 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
-from sonde.capture import patches  # noqa: E402
+from sonde.capture.training_callbacks import subscribers  # noqa: E402
 from sonde.errors import SondeError  # noqa: E402
 from sonde.profiler.script_step_watcher import StepWatcher, watch_steps  # noqa: E402
 
@@ -95,7 +95,7 @@ def test_training_is_bit_identical(watched: tuple[StepWatcher, nn.Module]) -> No
 def test_all_hooks_are_removed(watched: tuple[StepWatcher, nn.Module]) -> None:
     net = watched[1]
     assert all("forward" not in module.__dict__ and not module._forward_hooks for module in net.modules())
-    assert watched[0] not in patches._subscribers
+    assert watched[0] not in subscribers()
     assert not torch.nn.modules.module._global_forward_pre_hooks
 
 

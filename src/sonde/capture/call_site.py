@@ -49,7 +49,7 @@ def called_by_library(frame: FrameType | None) -> FrameType | None:
 def direct_user_frame(frame: FrameType | None, max_between: int = sys.maxsize) -> FrameType | None:
     """The user's frame that made a call, past at most so many frames of libraries; None where torch or Sonde made the call for purposes of
     its own."""
-    while frame is not None and frame.f_code.co_filename == _PATCHES:  # another patch of the same method
+    while frame is not None and frame.f_code.co_filename in _PATCHES:  # another patch of the same method
         frame = frame.f_back
     if frame is not None and frame.f_code.co_filename.startswith(_SONDE):
         return None
@@ -60,7 +60,7 @@ def direct_user_frame(frame: FrameType | None, max_between: int = sys.maxsize) -
     return frame
 
 
-_PATCHES = str(Path(__file__).with_name("patches.py"))
+_PATCHES = frozenset(str(Path(__file__).with_name(name)) for name in ("patches.py", "tensor_method_patch.py"))
 
 
 def describe_line(frame: FrameType | None) -> tuple[str, str]:

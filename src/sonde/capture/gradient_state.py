@@ -55,8 +55,7 @@ class OptimizerGradients:
         return reductions.any_nonzero(gradients, MAX_ELEMENTS)
 
     def remember_versions(self) -> None:
-        if self.on_device:
-            self.versions = _versions(self.gradients())
+        self.versions = _versions(self.gradients())
 
     def sample(self, parameters: list[torch.Tensor]) -> None:
         """Choose evenly spaced parameters that have a gradient now: an auxiliary head or a frozen layer says nothing."""
@@ -97,14 +96,15 @@ class GradientState:
     def num_optimizers(self) -> int:
         return sum(1 for _ in self.optimizers())
 
-    def _of_this_thread(self) -> list[OptimizerGradients]:
+    def _of_this_thread(self) -> Iterable[OptimizerGradients]:
         """Entries whose gradients may be read in this thread: backward releases the GIL, and reading a gradient while another thread writes
         it ends the process."""
         thread = get_ident()
         if thread != self._thread:
             self.in_threads = self.in_threads or self._thread != 0
             self._thread = self._thread or thread
-        return [entry for entry in self._entries.values() if not self.in_threads or entry.thread == thread]
+        entries = self._entries.values()
+        return [entry for entry in list(entries) if entry.thread == thread] if self.in_threads else entries
 
     def on_backward_start(self) -> bool:
         """True: gradients that an earlier backward wrote have been cleared since."""
@@ -127,10 +127,12 @@ class GradientState:
             else:
                 if not entry.gradients():
                     self._sample(entry)
-                entry.remember_versions()
+                if entry.on_device:
+                    entry.remember_versions()
                 entry.is_written = entry.has_nonzero()
                 entry.num_doubts -= entry.is_written
-            entry.remember_versions()
+            if entry.on_device:
+                entry.remember_versions()
 
     @staticmethod
     def _sample(entry: OptimizerGradients) -> None:
@@ -154,7 +156,8 @@ class GradientState:
         entry.thread = get_ident()
         entry.num_updates += 1
         entry.is_cleared = False
-        entry.remember_versions()
+        if entry.on_device:
+            entry.remember_versions()
         entry.has_backward = False
         entry.is_written = False
         return is_stale, is_lost

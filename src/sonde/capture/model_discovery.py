@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from sonde.capture import patches
 from sonde.capture.call_site import read_locals, user_frame
 from sonde.capture.gradient_state import optimizer_parameters
 from sonde.capture.model_registry import ModelRegistry
 from sonde.capture.step_tracker import StepTracker
+from sonde.capture.training_callbacks import subscribers
+from sonde.capture.watched_forward import hook_all_modules
 from sonde.statistics.torch_internals import graph_task_id, tracing_state
 
 STEPS_SEARCHED = 3  # after an optimizer appears: by then every model that it trains has run
@@ -66,7 +67,7 @@ class ModelDiscovery:
         # Global hooks and the compiler do not go together: with it, models are found by the variables that hold them.
         if self._remove is None and not self._is_compiling:
             self._depth = 0
-            self._remove = patches.hook_all_modules(before=self._on_call_start, after=self._on_call_end)
+            self._remove = hook_all_modules(before=self._on_call_start, after=self._on_call_end)
 
     # -- callbacks ---------------------------------------------------------------------------------
 
@@ -96,7 +97,7 @@ class ModelDiscovery:
             self._models.watch(target, type(target).__name__, self._tracker.boundaries.number)
 
     def _on_call_start(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling() or tracing_state() is not None or self._tracker.is_paused or not patches.subscribers():
+        if torch.compiler.is_compiling() or tracing_state() is not None or self._tracker.is_paused or self._tracker not in subscribers():
             return
         self._depth += 1
         if self._depth > 1 or graph_task_id() != -1:
@@ -108,7 +109,7 @@ class ModelDiscovery:
             self._tracker.isolation.report("discovery", "", error)
 
     def _on_call_end(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._depth > 0 and not torch.compiler.is_compiling() and tracing_state() is None and patches.subscribers():
+        if self._depth > 0 and not torch.compiler.is_compiling() and tracing_state() is None and self._tracker in subscribers():
             self._depth -= 1
             if self._depth == 0 and module is self._first_call:
                 self._first_call = None

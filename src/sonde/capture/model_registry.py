@@ -14,8 +14,8 @@ from sonde.capture.call_site import describe_line, user_frame
 from sonde.capture.device_placement import find_left_behind
 from sonde.capture.gradient_state import GradientState
 from sonde.capture.parameter_ownership import find_ownership
-from sonde.capture.patches import TrainingCallbacks
 from sonde.capture.recorder import StepRecorder
+from sonde.capture.training_callbacks import TrainingCallbacks
 from sonde.capture.watched_model import COMPILED, WatchedModel
 from sonde.events import ModelOutputShape, ModelWatched, NotMeasured, OwnershipChanged, Site
 from sonde.statistics.content_hash import content_hash

@@ -17,14 +17,12 @@ from typing import Any, Concatenate, ParamSpec, cast
 import torch
 from torch import nn
 
-from sonde.capture import patches
 from sonde.capture.call_site import CallSites, user_frame
 from sonde.capture.error_isolation import ErrorIsolation
 from sonde.capture.gradient_state import GradientState, OptimizerGradients
 from sonde.capture.incident import EvaluationIncident, Incident, NonFiniteIncident
 from sonde.capture.model_registry import ModelRegistry
 from sonde.capture.overhead_budget import OverheadBudget
-from sonde.capture.patches import TrainingCallbacks
 from sonde.capture.phase_timer import PhaseTimer
 from sonde.capture.probes import PROBES
 from sonde.capture.probes.base import Probe, ProbeContext
@@ -37,6 +35,7 @@ from sonde.capture.replay_buffer import ReplayBuffer
 from sonde.capture.step_boundaries import StepBoundaries
 from sonde.capture.step_profiler.step_profiler import StepProfiler
 from sonde.capture.step_state import StepState
+from sonde.capture.training_callbacks import TrainingCallbacks, suspended
 from sonde.capture.watched_model import WatchedModel
 from sonde.config import DebugConfig
 from sonde.errors import NonFiniteError
@@ -161,6 +160,7 @@ class StepTracker(TrainingCallbacks):
         self._reported: set[tuple[str, str]] = set()  # probes and reasons for which tensors could not be measured
         self._depth, self._thread = 0, 0  # forwards that are under way, one inside of the other, and their thread
         self._open_forward: nn.Module | None = None  # whose start the probes know, and whose end they do not
+        self._has_eval_forward = False  # one has begun in this step
         self._has_scaler_stepped = False
         self.on_new_optimizer: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None  # for the discovery of models
         self.on_step_written: Callable[[int, bool], None] | None = None
@@ -203,7 +203,7 @@ class StepTracker(TrainingCallbacks):
         is_confirmed = not is_question
         if not (isinstance(incident, NonFiniteIncident) and incident.is_input):
             try:
-                with patches.suspended():
+                with suspended():
                     if self._incident_handlers is None:
                         self._incident_handlers = self._make_handlers()
                     answers = [handler(incident) for handler in self._incident_handlers]
@@ -321,7 +321,7 @@ class StepTracker(TrainingCallbacks):
             state.scalars["eval_forwards"] += 1
             if not state.scalars["forwards"]:
                 self.timer.start_validation()
-            self._call(self._plan.on_eval_forward_start, module, args, kwargs)
+            self._start_eval_forward(module, args, kwargs)
             if self._open_forward is not None:
                 state.model = trained  # a teacher inside of the forward of a student
             return
@@ -342,7 +342,7 @@ class StepTracker(TrainingCallbacks):
         state.scalars["forwards"] += 1
         if not module.training:
             state.scalars["root_in_eval"] += 1
-            self._call(self._plan.on_eval_forward_start, module, args, kwargs)
+            self._start_eval_forward(module, args, kwargs)
         self.buffer.on_forward_start(watched.name, module, args, kwargs)
         state.is_first_forward = id(module) not in watched.entry_points_used
         self._open_forward = module
@@ -350,9 +350,14 @@ class StepTracker(TrainingCallbacks):
         watched.entry_points_used.add(id(module))
         self.timer.start("forward")
 
+    def _start_eval_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._has_eval_forward = True
+        self._call(self._plan.on_eval_forward_start, module, args, kwargs)
+
     @isolated
     def on_forward_end(self, module: nn.Module, output: Any) -> None:
-        self._call(self._plan.on_eval_forward_end, module, output)
+        if self._has_eval_forward:
+            self._call(self._plan.on_eval_forward_end, module, output)
         if self._depth == 0 or self._thread != get_ident() or not torch.is_grad_enabled():
             return
         self._depth -= 1
@@ -362,9 +367,8 @@ class StepTracker(TrainingCallbacks):
             if output is None:
                 return
             self.buffer.on_forward_end(library_calls_backward=self.state.hints.library_calls_backward)
-            watched = self.models.find(module)
-            if watched is not None:
-                self.models.record_output(watched, output, self.boundaries.number)
+            if self.state.model is not None:
+                self.models.record_output(self.state.model, output, self.boundaries.number)
 
     def _end_open_forward(self, output: Any) -> None:
         module, self._open_forward = self._open_forward, None
@@ -557,6 +561,7 @@ class StepTracker(TrainingCallbacks):
         if state.is_observed:
             self._call(self._plan.reset)
         self.boundaries.end_step()
+        self._has_eval_forward = False
         self.buffer.clear()
         for watched in self.models:
             watched.entry_points_used.clear()

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from sonde.capture import patches
+from sonde.capture.training_callbacks import TrainingCallbacks
+from sonde.capture.watched_forward import is_forward_watched, unwatch_forward, watch_forward
 from sonde.statistics.torch_internals import BATCH_NORM, DROPOUT, is_compiled, unwrap_compiled
 
 COMPILED = "inside torch.compile the outputs of layers are not measured; parameters, gradients and updates are"
@@ -22,7 +23,7 @@ _COMPUTES_ITSELF = (nn.MultiheadAttention,)
 class WatchedModel:
     """A model by its name, held weakly, with the modules (entry points) through which it is called."""
 
-    def __init__(self, name: str, model: nn.Module, callbacks: patches.TrainingCallbacks) -> None:
+    def __init__(self, name: str, model: nn.Module, callbacks: TrainingCallbacks) -> None:
         self.name = name
         self._model = weakref.ref(model)
         self._callbacks = callbacks
@@ -49,7 +50,7 @@ class WatchedModel:
         """Watch the forwards of the model itself, or of a part of it that the user calls directly."""
         if not self.has_entry_point(module):
             self._entry_points[id(module)] = weakref.ref(module)
-            patches.watch_forward(module, self._callbacks)
+            watch_forward(module, self._callbacks)
 
     def has_entry_point(self, module: nn.Module) -> bool:
         known = self._entry_points.get(id(module))
@@ -59,14 +60,14 @@ class WatchedModel:
         """Watch entry points again whose class has changed meanwhile."""
         for ref in self._entry_points.values():
             module = ref()
-            if module is not None and not patches.is_forward_watched(module, self._callbacks):
-                patches.watch_forward(module, self._callbacks)
+            if module is not None and not is_forward_watched(module, self._callbacks):
+                watch_forward(module, self._callbacks)
 
     def remove_entry_points(self) -> None:
         for ref in self._entry_points.values():
             module = ref()
             if module is not None:
-                patches.unwatch_forward(module, self._callbacks)
+                unwatch_forward(module, self._callbacks)
         self._entry_points.clear()
 
     def contains(self, module: nn.Module) -> bool:

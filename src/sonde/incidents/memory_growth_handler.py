@@ -10,7 +10,7 @@ import torch
 
 from sonde.capture import patches
 from sonde.capture.incident import Incident, MemoryGrowthIncident
-from sonde.capture.patches import TrainingCallbacks
+from sonde.capture.training_callbacks import TrainingCallbacks
 from sonde.events import LeaksInvestigated
 from sonde.incidents import HandlerContext
 from sonde.leaks.leak_detector import LeakDetector

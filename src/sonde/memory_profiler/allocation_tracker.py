@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from sonde.capture import patches
 from sonde.capture.gradient_state import optimizer_parameters
+from sonde.capture.training_callbacks import TrainingCallbacks
+from sonde.capture.watched_forward import hook_all_modules
 from sonde.memory_profiler.device_usage import Owner
 from sonde.memory_profiler.fake_lstm_workspace import with_workspace
 from sonde.memory_profiler.memory_report import Peak, Usage
@@ -33,8 +34,10 @@ MAX_ERRORS = 3  # errors of the tracker before it stops measuring
 _log = logging.getLogger("sonde")
 
 
-class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class AllocationTracker(TorchDispatchMode, TrainingCallbacks):  # type: ignore[no-untyped-call]
     """Tracks allocations while it is entered as a context; `on_step` is called after every optimizer step."""
+
+    is_called_in_forks = True  # a forked child has the dispatch mode and the module hooks too
 
     def __init__(
         self, models: Mapping[str, nn.Module], optimizers: list[Optimizer], *, fake: bool = False, on_step: Callable[[], None] | None = None
@@ -58,7 +61,8 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._names: dict[int, str] = {}  # by id of a parameter, the path of its module
         self._parameter_shapes: set[tuple[int, ...]] = set()
         self._parameters: dict[int, weakref.ref[Tensor]] = {}
-        self._handles: list[Any] = []
+        self._handles: list[Any] = []  # of the hooks on gradients
+        self._remove_module_hook: Callable[[], None] = lambda: None
         self._operation: Any = None
         self._args: Any = ()
         self._in_optimizer = False
@@ -74,11 +78,8 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> AllocationTracker:
         # Registered before those of the module stack: a module that is called while the stack is empty is an outermost one.
-        self._remove_module_hook = patches.hook_all_modules(before=self._on_forward_start)
-        self._handles += [
-            register_optimizer_step_pre_hook(self._on_optimizer_step_start),
-            register_optimizer_step_post_hook(self._on_optimizer_step_end),
-        ]
+        self._remove_module_hook = hook_all_modules(before=self._on_forward_start)
+        patches.subscribe(self)
         self._module_stack.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         self._is_entered = True
@@ -92,6 +93,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self._is_entered:
             return
         self._is_entered = False
+        patches.unsubscribe(self)
         while self._handles:
             self._handles.pop().remove()
         self._remove_module_hook()
@@ -219,10 +221,10 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for tensor in state_tensors(optimizer.state.get(parameter, {})):
                 self.registry.assign(tensor, ("optimizer state", path))
 
-    def _on_optimizer_step_start(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def on_optimizer_step_start(self, optimizer: Optimizer, has_closure: bool) -> None:
         self._in_optimizer = True
 
-    def _on_optimizer_step_end(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def on_optimizer_step_end(self, optimizer: Optimizer) -> None:
         self._in_optimizer = False
         if self.is_paused:
             return

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sonde.capture.patches import suspended
+from sonde.capture.training_callbacks import suspended
 from sonde.errors import SondeError
 from sonde.memory_profiler.allocation_tracker import AllocationTracker
 from sonde.memory_profiler.memory_report import MemoryForecast, Usage
@@ -125,7 +125,7 @@ def fake_peak(step: _ResizableStep, size: int) -> Usage:
         inputs = _fake_inputs(step, size)
     tracker = AllocationTracker({"": model}, [optimizer] if optimizer is not None else [], fake=True)
     with mode, tracker:
-        _run(model, inputs, step.loss, optimizer)
+        _run(model, inputs, step.loss, optimizer, tracker)
     return _peak_usage(tracker)
 
 
@@ -147,11 +147,13 @@ def _real_peak(step: _ResizableStep, size: int) -> int:
     tracker = AllocationTracker({"": model}, [optimizer] if optimizer is not None else [], fake=True)
     tracker.is_fake = False
     with torch.random.fork_rng(devices=[]), tracker:
-        _run(model, step.resized_inputs(size), step.loss, optimizer)
+        _run(model, step.resized_inputs(size), step.loss, optimizer, tracker)
     return _peak_usage(tracker).total
 
 
-def _run(model: nn.Module, inputs: Any, loss: Callable[[Any], Any] | None, optimizer: Optimizer | None) -> None:
+def _run(
+    model: nn.Module, inputs: Any, loss: Callable[[Any], Any] | None, optimizer: Optimizer | None, tracker: AllocationTracker
+) -> None:
     trains = any(parameter.requires_grad for parameter in model.parameters())
     with torch.set_grad_enabled(trains):
         for _ in range(NUM_STEPS):
@@ -166,7 +168,10 @@ def _run(model: nn.Module, inputs: Any, loss: Callable[[Any], Any] | None, optim
             if isinstance(value, Tensor) and value.requires_grad:
                 torch.autograd.backward(value)  # the output stays alive during the backward, as in most loops
             if optimizer is not None:
+                # All subscribers are suspended in a forecast, so nobody else calls the tracker.
+                tracker.on_optimizer_step_start(optimizer, False)
                 optimizer.step()
+                tracker.on_optimizer_step_end(optimizer)
 
 
 def _default_loss(output: Any) -> Any:

@@ -20,10 +20,12 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
+from sonde.capture import patches
 from sonde.capture.call_site import is_library
+from sonde.capture.replace_function import override
+from sonde.capture.training_callbacks import TrainingCallbacks
 from sonde.errors import Stopped
 from sonde.memory_profiler.allocation_tracker import AllocationTracker
 from sonde.memory_profiler.memory_profiler import ProcessBaseline, build_report
@@ -69,14 +71,16 @@ def dry_run(
             on_done(reports[0])
         raise _DryRunFinished
 
+    counter = _StepCounter(finish)
     try:
         with ExitStack() as stack:
             stack.enter_context(script_environment(target, args, module=module))
             if fake:
                 stack.enter_context(_fake_tensors())
-            # Registered after the hooks of the tracker: then the state of the optimizer is in its registry when this hook runs.
             stack.enter_context(tracker)
-            num_backwards = stack.enter_context(_count_steps(finish))
+            # Subscribed after the tracker: then the state of the optimizer is in its registry when the report is made.
+            patches.subscribe(counter)
+            stack.callback(patches.unsubscribe, counter)
             if module:
                 runpy.run_module(target, run_name="__main__", alter_sys=True)
             else:
@@ -89,72 +93,75 @@ def dry_run(
     except Exception as error:
         kind = NoTrainingError if isinstance(error, (ImportError, SyntaxError)) else DryRunError
         raise kind(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200] + _user_line(error)) from error
-    if not reports and not tracker.num_steps and not num_backwards.total():
+    if not reports and not tracker.num_steps and not counter.num_backwards:
         raise NoTrainingError(f"{notes[-1]}: it does not train")
     return reports[0] if reports else report()
 
 
-@contextmanager
-def _count_steps(finish: Callable[[], None]) -> Iterator[Counter[str]]:
-    """Calls `finish` when every known optimizer has stepped NUM_STEPS times. Counts the backward passes."""
-    steps: Counter[int] = Counter()
-    num_calls: Counter[str] = Counter()
+class _StepCounter(TrainingCallbacks):
+    """Calls `finish` when every known optimizer has stepped NUM_STEPS times, or after MAX_BACKWARDS if none has stepped."""
 
-    def on_optimizer_step_end(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        steps[id(optimizer)] += 1
-        if min(steps.values()) >= NUM_STEPS or max(steps.values()) > NUM_STEPS:
-            finish()
+    is_called_in_forks = True  # a child that the script forks must not train to its end either
 
-    original = torch.autograd.backward
+    def __init__(self, finish: Callable[[], None]) -> None:
+        self.num_backwards = 0  # without those that failed
+        self._finish = finish
+        self._error: BaseException | None = None  # that the script handled when the backward began
+        self._num_steps: Counter[int] = Counter()  # by id of an optimizer
 
-    def backward(*args: Any, **kwargs: Any) -> None:
-        original(*args, **kwargs)
-        num_calls["backward"] += 1
-        if num_calls["backward"] >= MAX_BACKWARDS and not steps:
-            finish()
+    def on_backward_start(self, tensors: Any) -> None:
+        self._error = sys.exception()
 
-    handle = register_optimizer_step_post_hook(on_optimizer_step_end)
-    torch.autograd.backward = backward
-    try:
-        yield num_calls
-    finally:
-        handle.remove()
-        torch.autograd.backward = original
+    def on_backward_end(self) -> None:
+        error, self._error = self._error, None
+        if sys.exception() is not error:
+            return  # it failed, and its exception must reach the script
+        self.num_backwards += 1
+        if self.num_backwards >= MAX_BACKWARDS and not self._num_steps:
+            self._finish()
+
+    def on_optimizer_step_end(self, optimizer: Optimizer) -> None:
+        self._num_steps[id(optimizer)] += 1
+        if min(self._num_steps.values()) >= NUM_STEPS or max(self._num_steps.values()) > NUM_STEPS:
+            self._finish()
 
 
 @contextmanager
 def _fake_tensors() -> Iterator[None]:
     """Makes every new tensor fake, except those of data loaders."""
-    iterator: Any = DataLoaderIterator
-    iterate, advance = DataLoader.__iter__, iterator.__next__
-    scaler: Any = torch.amp.GradScaler
-    scaler_step = getattr(scaler, GRAD_SCALER_STEP)
+    with ExitStack() as stack:
+        stack.callback(override(DataLoader, "__iter__", _iterate_for_real))
+        stack.callback(override(DataLoaderIterator, "__next__", _fetch_for_real))
+        stack.callback(override(torch.amp.GradScaler, GRAD_SCALER_STEP, _step_unchecked))
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        yield
 
+
+def _iterate_for_real(original: Any) -> Any:
     def __iter__(self: DataLoader[Any]) -> Any:
         workers, self.num_workers = self.num_workers, 0  # fake tensors cannot be sent between processes
         try:
             with disable_dispatch_modes():
-                return iterate(self)
+                return original(self)
         finally:
             self.num_workers = workers
 
+    return __iter__
+
+
+def _fetch_for_real(original: Any) -> Any:
     def __next__(self: Any) -> Any:
         with disable_dispatch_modes():
-            return advance(self)
+            return original(self)
 
-    def step_unchecked(self: Any, optimizer: Optimizer, state: Any, *args: Any, **kwargs: Any) -> Any:
+    return __next__
+
+
+def _step_unchecked(original: Any) -> Any:
+    def step(self: Any, optimizer: Optimizer, state: Any, *args: Any, **kwargs: Any) -> Any:
         return optimizer.step(*args, **kwargs)  # a fake gradient cannot be checked for overflow
 
-    DataLoader.__iter__ = __iter__  # type: ignore[method-assign]
-    iterator.__next__ = __next__
-    setattr(scaler, GRAD_SCALER_STEP, step_unchecked)
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            yield
-    finally:
-        DataLoader.__iter__ = iterate  # type: ignore[method-assign]
-        iterator.__next__ = advance
-        setattr(scaler, GRAD_SCALER_STEP, scaler_step)
+    return step
 
 
 def _after(num_steps: int) -> str:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from sonde.capture.call_site import describe_line, user_frame
+from sonde.capture.watched_forward import hook_all_modules
 from sonde.events import STATISTICS
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.statistics_table import StatisticsTable
@@ -63,7 +63,7 @@ class ModuleStack:
         self._models: list[tuple[str, nn.Module]] = []
         self._stack: list[_RunningModule] = []
         self._lines: dict[tuple[str, int], tuple[str, str]] = {}
-        self._handles: list[Any] = []
+        self._remove_hooks: Callable[[], None] = lambda: None
         self._root_inputs: dict[int, Location] = {}  # by storage, the inputs of the running root module
         self.max_abs_outputs: dict[str, float] = {}  # by path of a module, the largest finite absolute value of its last output
         self._thread = 0
@@ -74,16 +74,11 @@ class ModuleStack:
 
     def __enter__(self) -> ModuleStack:
         self._thread = threading.get_ident()
-        self._handles = [
-            register_module_forward_pre_hook(self._on_forward_start),
-            register_module_forward_hook(self._on_forward_end, always_call=True),
-        ]
+        self._remove_hooks = hook_all_modules(before=self._on_forward_start, after=self._on_forward_end)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._remove_hooks()
         self._stack.clear()
         self._lines.clear()
 

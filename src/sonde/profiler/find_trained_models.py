@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from sonde.capture import patches
 from sonde.capture.call_site import user_frame
 from sonde.capture.model_discovery import enclosing_model, modules_in_scope
+from sonde.capture.watched_forward import hook_all_modules
 from sonde.statistics.torch_internals import graph_task_id
 
 
@@ -25,7 +25,7 @@ class TrainedModelFinder:
 
     def start(self) -> None:
         if self._remove is None:
-            self._remove = patches.hook_all_modules(before=self._on_module_start, after=self._on_module_end)
+            self._remove = hook_all_modules(before=self._on_module_start, after=self._on_module_end)
 
     def stop(self) -> None:
         if self._remove is not None:

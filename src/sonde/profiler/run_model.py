@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sonde.capture.gradient_state import optimizer_parameters
 from sonde.capture.layer_timing.layer_call_trace import ReadCounter
-from sonde.capture.patches import suspended
+from sonde.capture.training_callbacks import suspended
 from sonde.errors import SondeError
 from sonde.profiler import ProfileReport
 from sonde.profiler.build_profile_report import build_report, dtype_and_device

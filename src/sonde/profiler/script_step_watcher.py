@@ -20,6 +20,7 @@ from torch import nn
 from sonde.capture import patches
 from sonde.capture.gradient_state import optimizer_parameters
 from sonde.capture.step_boundaries import StepBoundaries
+from sonde.capture.training_callbacks import TrainingCallbacks
 from sonde.errors import SondeError
 from sonde.profiler import ProfileReport
 from sonde.profiler.build_profile_report import build_report, dtype_and_device
@@ -73,7 +74,7 @@ def _isolated(method: Callable[Concatenate[StepWatcher, P], None]) -> Callable[C
     return cast("Callable[Concatenate[StepWatcher, P], None]", callback)
 
 
-class StepWatcher(patches.TrainingCallbacks):
+class StepWatcher(TrainingCallbacks):
     """Follows a training loop and profiles some of its steps; `report()` may be called at any time after a few steps."""
 
     def __init__(self, models: Iterable[nn.Module] | None, num_steps: int, warmup: int, on_done: Callable[[], None] | None) -> None:

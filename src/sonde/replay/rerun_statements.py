@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sonde.capture.replace_function import override
 from sonde.capture.replay_buffer import ForwardCall, ReplayBuffer
 from sonde.nonfinite.operation_tracer import is_finite
 from sonde.replay.backward_call_site import FrameSlice
@@ -184,12 +185,11 @@ def _same_call(calls: list[ForwardCall], module: nn.Module, args: Any, kwargs: A
 @contextmanager
 def _without_loss_scale() -> Iterator[None]:
     """Makes `GradScaler.scale` return the loss unchanged: a scaled loss may overflow only because of its scale."""
-    original = torch.amp.GradScaler.scale
-    torch.amp.GradScaler.scale = lambda self, outputs: outputs  # type: ignore[method-assign]
+    undo = override(torch.amp.GradScaler, "scale", lambda original: lambda self, outputs: outputs)
     try:
         yield
     finally:
-        torch.amp.GradScaler.scale = original  # type: ignore[method-assign]
+        undo()
 
 
 # ---- predicates for the slicer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import weakref
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from sonde.capture.replace_function import override
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.torch_internals import DataLoaderIterator, num_prefetched_batches
 from sonde.tuning.call_site_keys import call_site_here
@@ -51,11 +51,13 @@ class DataLoaderPatcher:
 
     def install(self) -> None:
         """Never undone: the process ends with the trial."""
-        iterator_class: Any = DataLoaderIterator
-        make, iterate, fetch = DataLoader.__init__, DataLoader.__iter__, iterator_class.__next__
-        signature = inspect.signature(make)
+        override(DataLoader, "__init__", self._wrap_init)
+        override(DataLoader, "__iter__", self._wrap_iter)
+        override(DataLoaderIterator, "__next__", self._wrap_next)
 
-        @functools.wraps(make)
+    def _wrap_init(self, original: Any) -> Any:
+        signature = inspect.signature(original)
+
         def __init__(loader: DataLoader[Any], *args: Any, **kwargs: Any) -> None:
             site = call_site_here()
             change = self._changes.get(site.key)
@@ -63,12 +65,14 @@ class DataLoaderPatcher:
                 bound = signature.bind(loader, *args, **kwargs)
                 bound.arguments.update(change)
                 args, kwargs = bound.args[1:], bound.kwargs
-            make(loader, *args, **kwargs)
+            original(loader, *args, **kwargs)
             self._add(loader, site)
 
-        @functools.wraps(iterate)
+        return __init__
+
+    def _wrap_iter(self, original: Any) -> Any:
         def __iter__(loader: DataLoader[Any]) -> Any:
-            iterator = iterate(loader)
+            iterator = original(loader)
             key = self._sources.get(loader)
             if key is not None:
                 self._sources[iterator] = key
@@ -76,10 +80,12 @@ class DataLoaderPatcher:
                 self._usages[key].iterator = weakref.ref(iterator)
             return iterator
 
-        @functools.wraps(fetch)
+        return __iter__
+
+    def _wrap_next(self, original: Any) -> Any:
         def __next__(iterator: Any) -> Any:
             began = perf_counter()
-            batch = fetch(iterator)
+            batch = original(iterator)
             key = self._sources.get(iterator)
             if key is not None:
                 usage = self._usages[key]
@@ -89,8 +95,7 @@ class DataLoaderPatcher:
                 usage.has_fed_step = True
             return batch
 
-        for owner, patched in ((DataLoader, __init__), (DataLoader, __iter__), (iterator_class, __next__)):
-            setattr(owner, patched.__name__, patched)
+        return __next__
 
     def start_measuring(self) -> None:
         """Reset the counters at the end of the warm-up."""

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -17,6 +16,7 @@ import torch
 from torch import nn
 
 from sonde.capture.call_site import user_frame
+from sonde.capture.replace_function import override
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.torch_internals import call_implementation, is_compiled, replace_call_implementation, tree_map_only
 from sonde.tuning.call_site_keys import call_site_here
@@ -31,17 +31,17 @@ class ModelPatcher:
     def __init__(self, changes: Sequence[str], num_expected: int) -> None:
         self._changes, self._num_expected = frozenset(changes), num_expected
         self._models: dict[int, tuple[nn.Module, ModelInfo]] = {}
-        self._original: Any = None
+        self._undo: Callable[[], None] | None = None  # while it searches
         self._thread = threading.local()
 
     @property
     def is_searching(self) -> bool:
-        return self._original is not None
+        return self._undo is not None
 
     def install(self) -> None:
-        original = self._original = nn.Module.__call__
+        self._undo = override(nn.Module, "__call__", self._wrap_call)
 
-        @functools.wraps(original)
+    def _wrap_call(self, original: Any) -> Any:
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if getattr(self._thread, "inside", False) or not torch.is_grad_enabled() or not _is_trainable(module):
                 return original(module, *args, **kwargs)
@@ -52,7 +52,7 @@ class ModelPatcher:
             finally:
                 self._thread.inside = False
 
-        nn.Module.__call__ = __call__  # type: ignore[method-assign]
+        return __call__
 
     def on_step_end(self, num_steps: int) -> None:
         if num_steps >= STEPS_SEARCHED:
@@ -62,9 +62,9 @@ class ModelPatcher:
         return tuple(model for _, model in self._models.values())
 
     def _stop_searching(self) -> None:
-        if self._original is not None:
-            nn.Module.__call__ = self._original  # type: ignore[method-assign]
-            self._original = None
+        undo, self._undo = self._undo, None
+        if undo is not None:
+            undo()
 
     def _add(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if id(module) in self._models:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from sonde.capture.gradient_state import optimizer_parameters
+from sonde.capture.replace_function import override
 from sonde.tuning.call_site_keys import call_site_here
 from sonde.tuning.trial_messages import CallSite, OptimizerInfo
 
@@ -27,13 +28,12 @@ class OptimizerPatcher:
         for kind in {each for each in vars(torch.optim).values() if isinstance(each, type) and issubclass(each, torch.optim.Optimizer)}:
             supports = tuple(name for name in IMPLEMENTATIONS if name in inspect.signature(kind).parameters)
             if supports and "__init__" in vars(kind):
-                kind.__init__ = self._patched(kind.__init__, supports)  # type: ignore[method-assign]
+                override(kind, "__init__", functools.partial(self._wrap_init, supports))
 
-    def _patched(self, make: Any, supports: tuple[str, ...]) -> Any:
-        @functools.wraps(make)
+    def _wrap_init(self, supports: tuple[str, ...], original: Any) -> Any:
         def __init__(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
             site = call_site_here()
-            make(optimizer, *args, **{**kwargs, **self._changes.get(site.key, {})})
+            original(optimizer, *args, **{**kwargs, **self._changes.get(site.key, {})})
             self._add(optimizer, site, supports)
 
         return __init__

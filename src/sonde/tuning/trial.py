@@ -16,12 +16,13 @@ import sys
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy
 import torch
 
 from sonde.capture.patches import subscribe
+from sonde.capture.replace_function import override
 from sonde.script_runner import die_with_parent, run_file
 from sonde.tuning.call_site_keys import call_site_here
 from sonde.tuning.dataloader_changes import DataLoaderPatcher
@@ -99,14 +100,15 @@ class ThreadCountPatcher:
     def install(self) -> None:
         if self._number:
             torch.set_num_threads(self._number)
-        original = torch.set_num_threads
+        override(torch, "set_num_threads", self._wrap)
 
+    def _wrap(self, original: Any) -> Any:
         def set_num_threads(nthreads: int) -> None:
             self.site = call_site_here()
             if not self._number:
                 original(nthreads)
 
-        torch.set_num_threads = set_num_threads
+        return set_num_threads
 
 
 def num_cores() -> int:

@@ -17,8 +17,8 @@ from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 import sonde  # noqa: E402
-from sonde.capture import patches  # noqa: E402
 from sonde.capture.live import debug_switches as switches_module  # noqa: E402
+from sonde.capture.training_callbacks import subscribers  # noqa: E402
 from sonde.config import DebugConfig  # noqa: E402
 from sonde.runlog.switch_file import SWITCHES, SWITCHES_FILE, write_switch_requests  # noqa: E402
 
@@ -400,7 +400,7 @@ def test_a_thousand_flips_change_nothing_and_leave_nothing(tmp_path: Path, monke
     assert hooks_of(model) == hooks_of(plain_model)
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
     assert torch.autograd.backward is backward
-    assert not patches._subscribers
+    assert not subscribers()
     assert not torch.is_anomaly_enabled()
     assert not torch._C._autograd._profiler_enabled()
     assert {name: logging.getLogger(f"sonde.{name}").level for name in SWITCHES} == levels

@@ -1,10 +1,10 @@
 """Times the forward calls of modules while a step is measured; nothing is installed on the modules themselves.
 
-All modules: one pair of torch's global module hooks (`patches.hook_all_modules`). Copies, pickles and traced models made during a measured
+All modules: one pair of torch's global module hooks (`hook_all_modules`). Copies, pickles and traced models made during a measured
 step are unchanged. Hooks on module instances would also disable the fast path of nn.TransformerEncoderLayer, which checks for them. The
 time of a module includes the user's forward pre-hooks on it, but not its forward hooks.
 
-Only the outermost modules: `patches.watch_forward`, a descriptor for `__call__` on their classes. A global hook slows every module call by
+Only the outermost modules: `watch_forward`, a descriptor for `__call__` on their classes. A global hook slows every module call by
 2 to 5 µs, which would falsify a step that is measured as a whole.
 """
 
@@ -24,15 +24,16 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
-from sonde.capture import patches
 from sonde.capture.layer_timing.layer_call_trace import LayerCallTrace
+from sonde.capture.training_callbacks import TrainingCallbacks
+from sonde.capture.watched_forward import hook_all_modules, unwatch_forward, watch_forward
 
 _IDLE = LayerCallTrace()
 # A compiled module warns about global hooks each time it is called. The hooks return at once inside compiled code, so it is harmless.
 _COMPILED_MODULE_WARNING = ("ignore", re.compile(r"Using `torch\.compile\(module\)` when there are global hooks"), UserWarning, None, 0)
 
 
-class ModuleTimers(patches.TrainingCallbacks):
+class ModuleTimers(TrainingCallbacks):
     """Timers for some modules: planned once, installed during each measured step. A layer is the index of a module in `modules`."""
 
     def __init__(
@@ -81,14 +82,14 @@ class ModuleTimers(patches.TrainingCallbacks):
             return
         if only_roots:
             for _, module in self._installed.values() if watch_roots else ():
-                patches.watch_forward(module, self)
-                self._uninstall.append(partial(patches.unwatch_forward, module, self))
+                watch_forward(module, self)
+                self._uninstall.append(partial(unwatch_forward, module, self))
             return
         # Not warnings.filterwarnings: it makes Python forget which warnings were shown already, and the user's would be shown again.
         warnings.filters.insert(0, _COMPILED_MODULE_WARNING)  # type: ignore[attr-defined]
         self._uninstall += [
             partial(_remove_filter, _COMPILED_MODULE_WARNING),
-            patches.hook_all_modules(before=self._on_module_start, after=self._on_module_end),
+            hook_all_modules(before=self._on_module_start, after=self._on_module_end),
         ]
 
     def remove(self) -> None:

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sonde.capture import patches
 from sonde.capture.incident import Incident, SpikeIncident
 from sonde.capture.live.debug_switches import Switches
 from sonde.capture.probes.base import Probe, ProbeContext
+from sonde.capture.training_callbacks import suspended
 from sonde.conditions import STEP_NAMES, Condition, parse_condition
 from sonde.errors import SondeError
 from sonde.events import ConditionMet
@@ -102,7 +102,7 @@ class Triggers:
         if context.isolation.is_disabled("metric", metric.name):
             return
         try:
-            with patches.suspended():  # a metric may call the model: that is not the training
+            with suspended():  # a metric may call the model: that is not the training
                 number = read_scalar(metric.function(self._session) if metric.takes_session else metric.function())
             if number is not None:
                 context.recorder.log(context.state.number, {metric.name: number})

@@ -19,11 +19,11 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
-from sonde.capture import patches
 from sonde.capture.collect_histograms import ExponentHistograms
 from sonde.capture.overhead_budget import hook_ns
 from sonde.capture.probes.base import Probe, ProbeContext
 from sonde.capture.uncopied_hook import UncopiedHook
+from sonde.capture.watched_forward import hook_all_modules
 from sonde.capture.watched_model import WatchedModel
 from sonde.events import STATISTICS, Kind, NotMeasured, Site
 from sonde.runlog.format import FramePlan
@@ -113,7 +113,7 @@ class ActivationProbe(Probe):
                 del self._plan[id(part)]
                 self._remove.append(part.register_forward_hook(_LeafHook(partial(self._on_own_output, leaf))).remove)
         if not has_compiled_parts:
-            self._remove.append(patches.hook_all_modules(after=self._on_output))
+            self._remove.append(hook_all_modules(after=self._on_output))
 
     def on_forward_end(self, module: nn.Module, output: Any) -> None:
         self._plan = {}

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from sonde.capture.patches import TrainingCallbacks
 from sonde.capture.step_state import StepState
+from sonde.capture.training_callbacks import TrainingCallbacks
 from sonde.statistics.statistics_table import StatisticsTable
 
 if TYPE_CHECKING:

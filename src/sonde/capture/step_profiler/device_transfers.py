@@ -19,8 +19,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from sonde.capture.call_site import describe_line, direct_user_frame
 from sonde.capture.device_placement import find_holders
 from sonde.capture.model_registry import ModelRegistry
-from sonde.capture.patches import MethodCall, TensorMethodPatch
 from sonde.capture.phase_timer import PhaseTimer
+from sonde.capture.tensor_method_patch import MethodCall, TensorMethodPatch
 from sonde.statistics.content_hash import content_hash
 from sonde.statistics.torch_internals import gradient_device, graph_task_id, storage_address, tensor_version
 

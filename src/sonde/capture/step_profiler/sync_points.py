@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from sonde.capture.call_site import describe_line, direct_user_frame
-from sonde.capture.patches import MethodCall, TensorMethodPatch
+from sonde.capture.tensor_method_patch import MethodCall, TensorMethodPatch
 
 NAMES = (
     "item", "tolist", "cpu", "numpy", "__float__", "__int__", "__bool__", "__index__", "__array__", "__repr__", "__format__",

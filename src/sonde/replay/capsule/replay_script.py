@@ -23,6 +23,8 @@ from torch import Tensor, nn
 
 from sonde.capture import patches
 from sonde.capture.call_site import is_library
+from sonde.capture.replace_function import override
+from sonde.capture.training_callbacks import TrainingCallbacks
 from sonde.errors import SondeError
 from sonde.nonfinite.operation_tracer import NonFiniteTracer, is_finite
 from sonde.nonfinite.origin import Origin
@@ -99,7 +101,7 @@ def replay_model_from(capsule: Capsule, name: str) -> ReplayResult:
     return ReplayResult(replay(capsule, model, loss_fn), ())
 
 
-class ScriptReplayer(patches.TrainingCallbacks):
+class ScriptReplayer(TrainingCallbacks):
     """Waits for a call of a matching model, applies the capsule to it, traces the step and ends it before the optimizer steps."""
 
     def __init__(self, capsule: Capsule) -> None:
@@ -120,17 +122,12 @@ class ScriptReplayer(patches.TrainingCallbacks):
     @contextmanager
     def install(self) -> Iterator[None]:
         """Patches `nn.Module.__call__` and subscribes to the training's callbacks."""
-        original = nn.Module.__call__
-
-        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            return self._call(original, module, args, kwargs)
-
         patches.subscribe(self)
-        nn.Module.__call__ = call  # type: ignore[method-assign]
+        undo = override(nn.Module, "__call__", self._wrap_call)
         try:
             yield
         finally:
-            nn.Module.__call__ = original  # type: ignore[method-assign]
+            undo()
             patches.unsubscribe(self)
             self._finish()
 
@@ -141,6 +138,12 @@ class ScriptReplayer(patches.TrainingCallbacks):
         return "\n".join(["Models that it called:", *(f"  {name}: {why}" for name, why in list(self._mismatches.items())[:MAX_MISMATCHES])])
 
     # ---- the call of the model
+
+    def _wrap_call(self, original: Any) -> Any:
+        def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return self._call(original, module, args, kwargs)
+
+        return __call__
 
     def _call(self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._stop_if_finished()

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from sonde.capture.patches import TrainingCallbacks
+from sonde.capture.training_callbacks import TrainingCallbacks
 from sonde.capture.uncopied_hook import UncopiedHook
 from sonde.capture.watched_model import WatchedModel
 from sonde.statistics.find_tensors import find_tensors

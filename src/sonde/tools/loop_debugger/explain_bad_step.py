@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.capture import patches
+from sonde.capture.step_tracker import StepTracker
+from sonde.capture.training_callbacks import subscribers
 from sonde.errors import SondeError
 from sonde.nonfinite.find_origin import find_origin
 from sonde.nonfinite.operation_tracer import compile_disabled
@@ -46,7 +47,7 @@ def find_cause(modules: Sequence[nn.Module], random_state: RandomState, run: Cal
     Returns:
         The operation that produced the value, or a sentence with the reason why it is unknown.
     """
-    if patches.subscribers():
+    if any(isinstance(each, StepTracker) for each in subscribers()):
         return "a session watches this training and finds the cause: see its report"
     model = modules[0]
     try:

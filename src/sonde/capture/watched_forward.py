@@ -1,0 +1,170 @@
+"""Observes the forwards of modules, without anything on the modules themselves.
+
+`watch_forward` observes single modules, by a descriptor on their classes. `hook_all_modules` observes all modules of the process, by
+torch's global hooks. A forked child watches no single modules.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.compiler import is_compiling
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from sonde.capture.replace_function import hide_from_warnings
+from sonde.capture.training_callbacks import TrainingCallbacks, is_suspended
+from sonde.statistics.torch_internals import compiled_wrapper, skip_in_dynamo, tracing_state, unwrap_compiled
+
+
+class WatchedCall:
+    """Stands for `__call__` on a class of modules and calls back for the watched instances; other instances pass.
+
+    Nothing is put on an instance, so a watched module is traced, scripted, saved, copied and compiled as if it were not watched.
+    """
+
+    def __init__(self, owner: type[nn.Module]) -> None:
+        self.owner: Any = owner
+        self.original = owner.__dict__.get("__call__")  # None: inherited
+        self._is_compiled_wrapper = owner is compiled_wrapper()
+        self.entries: dict[int, tuple[weakref.ref[nn.Module], tuple[TrainingCallbacks, ...]]] = {}
+
+    def __get__(self, module: nn.Module | None, owner: type | None = None) -> Any:
+        # The next `__call__` is looked up at every call, since torch.fx patches that of nn.Module.
+        if self.original is not None:
+            plain = self.original.__get__(module, owner) if hasattr(type(self.original), "__get__") else self.original
+        else:
+            plain = super(self.owner, module if module is not None else owner or self.owner).__call__  # type: ignore[misc]
+        if module is None:
+            return plain
+        if not self._is_compiled_wrapper and id(module) not in self.entries:
+            return plain
+        watched, callbacks = self._find(module)
+        return functools.partial(_call_watched, plain, watched, callbacks) if callbacks else plain
+
+    def _find(self, module: nn.Module) -> tuple[nn.Module, tuple[TrainingCallbacks, ...]]:
+        """The watched module that this call is a forward of (it may be inside of torch.compile's wrapper), and whom to call."""
+        entry = self.entries.get(id(module))
+        if entry is not None and entry[0]() is module:
+            return module, entry[1]
+        inner = unwrap_compiled(module) if self._is_compiled_wrapper else None
+        watched = next((_watched_classes[kind] for kind in type(inner).__mro__ if kind in _watched_classes), None)
+        return watched._find(inner) if inner is not None and watched is not None else (module, ())
+
+    def __reduce__(self) -> Any:
+        """Copied and pickled with its class as the `__call__` that it stands for."""
+        return (getattr, (nn.Module, "__call__")) if self.original is None else (operator.itemgetter(0), ((self.original,),))
+
+
+def _call_watched(plain: Any, module: nn.Module, callbacks: tuple[TrainingCallbacks, ...], /, *args: Any, **kwargs: Any) -> Any:
+    if is_compiling() or tracing_state() is not None or is_suspended():
+        return plain(*args, **kwargs)
+    for each in callbacks:
+        each.on_forward_start(module, args, kwargs)
+    output = None
+    try:
+        output = plain(*args, **kwargs)
+        return output
+    finally:
+        for each in callbacks:
+            each.on_forward_end(module, output)
+
+
+hide_from_warnings(_call_watched)
+skip_in_dynamo(_call_watched, recursive=False)
+
+_watched_classes: dict[type, WatchedCall] = {}
+
+
+def _watch_class(owner: type[nn.Module]) -> WatchedCall:
+    watched = owner.__dict__.get("__call__")
+    if not isinstance(watched, WatchedCall):
+        watched = _watched_classes[owner] = WatchedCall(owner)
+        owner.__call__ = watched  # type: ignore[method-assign,assignment]
+    return watched
+
+
+def watch_compiled_wrappers() -> None:
+    """A call of torch.compile's wrapper is a forward of the module inside, which the wrapper calls past its class."""
+    wrapper = compiled_wrapper()
+    if wrapper is not None and _watched_classes:
+        _watch_class(wrapper)
+
+
+def watch_forward(module: nn.Module, callbacks: TrainingCallbacks) -> None:
+    """Call `on_forward_start` and `on_forward_end` for this module from now on."""
+    watched = _watch_class(type(module))
+    watch_compiled_wrappers()
+    entry = watched.entries.get(id(module))
+    others = entry[1] if entry is not None and entry[0]() is module else ()
+    if callbacks not in others:
+        watched.entries[id(module)] = (weakref.ref(module), (*others, callbacks))
+
+
+def is_forward_watched(module: nn.Module, callbacks: TrainingCallbacks) -> bool:
+    """Whether a call of this module is seen: a lazy module becomes one of another class, and some code replaces `__call__` of a class."""
+    for kind in type(module).__mro__:
+        found = vars(kind).get("__call__")
+        entry = found.entries.get(id(module)) if isinstance(found, WatchedCall) else None
+        if entry is not None and entry[0]() is module and callbacks in entry[1]:
+            return True
+        if found is not None and not (isinstance(found, WatchedCall) and found.original is None):
+            return False  # this `__call__` hides those of the base classes
+    return False
+
+
+def unwatch_forward(module: nn.Module, callbacks: TrainingCallbacks) -> None:
+    """Undo `watch_forward`; the last one of a class restores its `__call__`."""
+    for watched in list(_watched_classes.values()):
+        entry = watched.entries.get(id(module))
+        if entry is not None and entry[0]() is module:
+            others = tuple(other for other in entry[1] if other is not callbacks)
+            watched.entries[id(module)] = (entry[0], others)
+    _restore_classes()
+
+
+def _restore_classes() -> None:
+    classes = list(_watched_classes.items())
+    for _, watched in classes:
+        watched.entries = {key: entry for key, entry in list(watched.entries.items()) if entry[1] and entry[0]() is not None}
+    wrapper = compiled_wrapper()
+    is_needed = any(watched.entries for _, watched in classes)
+    for owner, watched in classes:
+        if watched.entries or (owner is wrapper and is_needed):
+            continue
+        _watched_classes.pop(owner, None)
+        if owner.__dict__.get("__call__") is not watched:
+            continue  # somebody replaced it meanwhile
+        if watched.original is None:
+            del owner.__call__
+        else:
+            owner.__call__ = watched.original  # type: ignore[method-assign]
+
+
+def hook_all_modules(*, before: Callable[..., None] | None = None, after: Callable[..., None] | None = None) -> Callable[[], None]:
+    """Hooks on the forward of every module of this process; the answer removes them. They slow all modules down, so for one forward or a
+    short search only."""
+    handles = []
+    if before is not None:
+        handles.append(register_module_forward_pre_hook(before))
+    if after is not None:
+        handles.append(register_module_forward_hook(after, always_call=before is not None))
+
+    def remove() -> None:
+        while handles:
+            handles.pop().remove()
+
+    return remove
+
+
+def _clear_in_child() -> None:
+    for watched in list(_watched_classes.values()):
+        watched.entries.clear()
+
+
+os.register_at_fork(after_in_child=_clear_in_child)
