@@ -22,8 +22,8 @@ from peers import Watcher
 from workloads import WORKLOADS, Training, Workload, prepare
 
 from sonde.capture import patches
-from sonde.profiler.run_model import profile_model
-from sonde.profiler.script_step_watcher import StepWatcher
+from sonde.profiler.profile_model import profile_model
+from sonde.profiler.profile_training_loop import StepWatcher
 
 SONDE = "Sonde, every layer, every step"
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sonde.events import STATISTICS
-from sonde.statistics import native
+from sonde.statistics import native_extension
 from sonde.statistics.statistics_table import StatisticsTable
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -25,12 +25,12 @@ IMPLEMENTATIONS = {
 @pytest.fixture(name="implementation", params=IMPLEMENTATIONS)
 def each_implementation(request: pytest.FixtureRequest) -> Iterator[str]:
     """A test with this fixture runs once with each implementation."""
-    before = native.ENABLED
-    is_enabled = native.use_native(**IMPLEMENTATIONS[request.param])
+    before = native_extension.ENABLED
+    is_enabled = native_extension.use_native(**IMPLEMENTATIONS[request.param])
     if is_enabled != IMPLEMENTATIONS[request.param]["on"]:
         pytest.skip("the native extension is not built here")
     yield request.param
-    native.use_native(before)
+    native_extension.use_native(before)
 
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:

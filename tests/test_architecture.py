@@ -14,17 +14,17 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "sonde"
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if "demo_programs" not in path.parts)
 
-ROOT_MODULES = {"script_runner", "errors", "events", "config", "conditions", "spike_detection", "memory_trend", "formatting"}
+ROOT_MODULES = {"run_as_main", "errors", "events", "config", "condition_expressions", "spike_detection", "memory_trend", "formatting"}
 MEASURING = ROOT_MODULES | {"runlog", "statistics", "capture"}
 ANALYSIS = {"nonfinite", "replay", "leaks", "profiler", "memory_profiler"}
 READING = ROOT_MODULES | {"runlog", "rules", "report", "comparison", "views", "diagnostics", "export"}
 MAY_IMPORT = {
     "errors": set(),
-    "script_runner": set(),
+    "run_as_main": set(),
     "bfloat16_check": set(),
     "events": set(),
     "config": {"errors"},
-    "conditions": {"errors"},
+    "condition_expressions": {"errors"},
     "spike_detection": set(),
     "formatting": set(),
     "memory_trend": set(),
@@ -35,9 +35,9 @@ MAY_IMPORT = {
     "nonfinite": MEASURING | {"leaks"},
     "leaks": MEASURING,
     "replay": MEASURING | {"nonfinite", "leaks"},
-    "profiler": READING | MEASURING | ANALYSIS | {"script_runner"},
-    "memory_profiler": READING | MEASURING | ANALYSIS | {"script_runner"},
-    "tuning": MEASURING | {"script_runner"},
+    "profiler": READING | MEASURING | ANALYSIS | {"run_as_main"},
+    "memory_profiler": READING | MEASURING | ANALYSIS | {"run_as_main"},
+    "tuning": MEASURING | {"run_as_main"},
     "tools": READING | MEASURING | ANALYSIS | {"session"},
     "incidents": READING | MEASURING | ANALYSIS,
     "early_stopping": ROOT_MODULES,
@@ -54,7 +54,7 @@ MAY_IMPORT = {
     "diagnostics": READING,
     "export": READING,
     "pytest_plugin": READING,  # a session is loaded through `sonde`, when a test asks for one
-    "cli": READING | ANALYSIS | {"capture", "statistics", "tuning", "tools", "session", "launcher", "script_runner", "bfloat16_check"},
+    "cli": READING | ANALYSIS | {"capture", "statistics", "tuning", "tools", "session", "launcher", "run_as_main", "bfloat16_check"},
     "__init__": set(),  # all of its names are lazy
     "compat": set(),  # as above
     "__main__": {"cli"},

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sonde.config import DebugConfig
+from sonde.run_as_main import run_to_end, script_environment
 from sonde.runlog.fatal_signal import fatal_signals_recorded
-from sonde.script_runner import run_to_end, script_environment
 from sonde.session import DebugSession
 
 

@@ -32,21 +32,21 @@ from torch.optim import Optimizer
 import sonde
 from sonde.capture import patches
 from sonde.capture.error_isolation import ErrorIsolation
-from sonde.capture.gradient_state import optimizer_parameters
+from sonde.capture.live.conditional_switches import TriggerProbe, Triggers
 from sonde.capture.live.debug_switches import Switches, SwitchProbe
-from sonde.capture.live.triggers import TriggerProbe, Triggers
 from sonde.capture.model_discovery import ModelDiscovery
 from sonde.capture.model_registry import ModelRegistry
-from sonde.capture.probes.base import Probe, ProbeContext
-from sonde.capture.recorder import StepRecorder
+from sonde.capture.probes.probe import Probe, ProbeContext
+from sonde.capture.step_recorder import StepRecorder
 from sonde.capture.step_tracker import IncidentHandler, StepTracker
+from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.early_stopping import EarlyStopping
 from sonde.events import STEP_SCALARS, Ended, ProbeDisabled, Started, TextLogged, TypedEvent
 from sonde.runlog.directory import new_run_directory, open_run_directory, write_run_json
 from sonde.runlog.switch_file import check_switch_names
 from sonde.runlog.writer import Writer
 from sonde.session_tools import SessionTools
-from sonde.statistics import native
+from sonde.statistics import native_extension
 from sonde.statistics.find_tensors import read_scalar
 from sonde.statistics.torch_internals import is_compiled
 
@@ -125,7 +125,7 @@ class DebugSession:
             "name": self._name or self.run.name, "argv": list(sys.argv), "sonde": sonde.__version__,
             "python": sys.version.split()[0], "torch": torch.__version__, "every": self.config.every,
             "mode": self.config.mode.value, "level": self.config.level.value, "overhead_budget": self.config.overhead_budget,
-            "native_kernel": native.ENABLED, "threads": torch.get_num_threads(),
+            "native_kernel": native_extension.ENABLED, "threads": torch.get_num_threads(),
         }  # fmt: skip
         write_run_json(self.run, manifest | details)
         self._recorder = StepRecorder(Writer(self.run, rank=rank, world_size=world_size, manifest=manifest | details))

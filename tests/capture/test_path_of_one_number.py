@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import sonde
-from sonde.statistics import native
+from sonde.statistics import native_extension
 
 pytestmark = pytest.mark.torch
 
@@ -45,7 +45,7 @@ def stack(frame: FrameType | None) -> list[tuple[str, str]]:
 @pytest.fixture(scope="module")
 def stacks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[str, str]]]:
     """The stacks of an observed step where the gradients are measured, where their frame is encoded and put, and where it is written."""
-    if not native.ENABLED:
+    if not native_extension.ENABLED:
         pytest.skip("the native extension is not built")
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -53,7 +53,7 @@ def stacks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[str
 
     def trace(frame: FrameType, event: str, function: Any) -> None:
         name = getattr(function, "__name__", "")
-        if event == "c_call" and function in (native.extension.measure, native.encode_frame, os.write):
+        if event == "c_call" and function in (native_extension.extension.measure, native_extension.encode_frame, os.write):
             here = stack(frame)
             is_gradient = name != "measure" or any(each.endswith("_measure_gradients") for _, each in here)
             is_parameter_probe = name != "encode_frame" or any(each == "ParameterProbe.collect" for _, each in here)

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from sonde.capture import probes
-from sonde.capture.probes.base import Probe
+from sonde.capture.probes.probe import Probe
 
 pytestmark = pytest.mark.torch
 

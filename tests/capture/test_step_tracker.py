@@ -25,12 +25,12 @@ import sonde
 from sonde import spike_detection
 from sonde.capture import patches, training_callbacks, watched_forward
 from sonde.capture.call_site import WRAPPER_FILE
-from sonde.capture.incident import NonFiniteIncident
+from sonde.capture.incident_types import NonFiniteIncident
 from sonde.capture.overhead_budget import hook_ns
-from sonde.capture.probes.base import Probe
 from sonde.capture.probes.loss import LossProbe
+from sonde.capture.probes.probe import Probe
 from sonde.errors import NonFiniteError
-from sonde.statistics import native
+from sonde.statistics import native_extension
 from step_trackers import new_tracker
 
 pytestmark = pytest.mark.torch
@@ -308,7 +308,7 @@ def count_calls(work: Callable[[], None]) -> int:
 @pytest.mark.parametrize("kind", MAX_CALLS)
 def test_the_python_calls_of_a_step_of_a_five_layer_mlp(kind: str, tmp_path: Path, record_property: Any) -> None:
     """The usual step: some steps do more, since memory, names and the file of switches are read now and then."""
-    if not native.ENABLED:
+    if not native_extension.ENABLED:
         pytest.skip("without the native extension, statistics are made of Python calls too")
     layers = [layer for _ in range(4) for layer in (nn.Linear(16, 16), nn.ReLU())]
     model = nn.Sequential(*layers, nn.Linear(16, 1))

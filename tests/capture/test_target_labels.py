@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from sonde.capture import target_labels  # noqa: E402
-from sonde.statistics import deferred_reads  # noqa: E402
+from sonde.statistics import batched_device_reads  # noqa: E402
 
 SORTED = torch.tensor([0, 0, 1, 2])
 MIXED = torch.tensor([2, 0, 1, 2])
@@ -176,7 +176,7 @@ def test_labels_on_a_device_are_those_of_the_batch_that_was_handed_out(monkeypat
     loss = F.cross_entropy(out, SORTED)
     target = target_labels._saved(loss.grad_fn, "target")
     monkeypatch.setattr(target_labels, "on_device", lambda tensor: tensor.data_ptr() == target.data_ptr())
-    assert not deferred_reads.TREAT_CPU_AS_DEVICE
+    assert not batched_device_reads.TREAT_CPU_AS_DEVICE
     assert counted(loss, out) is None
     assert counted(loss, out, fetched=[torch.ones(4, 2), MIXED])["counts"] == [[0, 1], [1, 1], [2, 2]]
     assert counted(loss, out, fetched=[MIXED, MIXED.clone()]) is None

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import sonde
 from guarantees.harness import python
-from sonde.statistics import native
+from sonde.statistics import native_extension
 from zoo import BY_NAME, Checkpointed
 
 
@@ -199,7 +199,7 @@ def operations_per_step(every: int, to: Path | None) -> list[tuple[Counter[str],
 SYNCHRONISING = ("_local_scalar_dense", "_to_copy", "is_nonzero", "equal", "nonzero")
 
 
-@pytest.mark.skipif(not native.ENABLED, reason="the native kernel was not built here")
+@pytest.mark.skipif(not native_extension.ENABLED, reason="the native kernel was not built here")
 @pytest.mark.parametrize("every", [1, 1000], ids=["observed", "skipped"])
 def test_r28_no_step_waits_for_a_device(every: int, tmp_path: Path) -> None:
     bare = operations_per_step(every, None)
@@ -214,10 +214,10 @@ def test_r28_no_step_waits_for_a_device(every: int, tmp_path: Path) -> None:
 FALLBACK = """
     import json, sys
     from pathlib import Path
-    from sonde.statistics import deferred_reads, native
+    from sonde.statistics import batched_device_reads, native_extension
     from guarantees.test_r26_r28_autograd import operations_per_step
-    assert not native.ENABLED
-    deferred_reads.TREAT_CPU_AS_DEVICE = FAR
+    assert not native_extension.ENABLED
+    batched_device_reads.TREAT_CPU_AS_DEVICE = FAR
     print(json.dumps([operations_per_step(every, Path(str(every))) for every in (1, 1000)]))
 """
 
@@ -260,7 +260,7 @@ def test_r28_what_a_device_answers_late_is_written_to_the_step_that_asked(far_de
 
 
 def test_r28_while_a_cuda_graph_is_captured_nothing_is_brought_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sonde.statistics import deferred_reads
+    from sonde.statistics import batched_device_reads
 
     class OnCuda:
         """As much of a tensor as is asked before a transfer; there is no such device here."""
@@ -272,7 +272,7 @@ def test_r28_while_a_cuda_graph_is_captured_nothing_is_brought_over(monkeypatch:
 
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     waiting = [(OnCuda(), lambda numbers: None)]
-    assert deferred_reads.fetch_all(waiting) == waiting  # type: ignore[arg-type]
+    assert batched_device_reads.fetch_all(waiting) == waiting  # type: ignore[arg-type]
 
 
 # -- R29 -------------------------------------------------------------------------------------------

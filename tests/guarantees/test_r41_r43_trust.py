@@ -67,9 +67,9 @@ BANNED_MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle
 BANNED_CALLS = {"eval", "exec", "compile", "__import__", "torch.load", "np.load", "numpy.load"}
 # `sonde run` exists to execute the user's own script; looking back at a bad step executes statements of the function that is running,
 # in its own process. Neither reads a run or a capsule.
-ALLOWED = {("script_runner.py", name) for name in ("runpy", "exec", "compile")}
-ALLOWED |= {(f"replay/{file}.py", name) for file in ("program_slice", "code_after_backward") for name in ("exec", "compile")}
-ALLOWED |= {("tuning/trial.py", "runpy"), ("memory_profiler/dry_run.py", "runpy")}  # the user's own script, as launch.py runs it
+ALLOWED = {("run_as_main.py", name) for name in ("runpy", "exec", "compile")}
+ALLOWED |= {(f"replay/{file}.py", name) for file in ("program_slice", "gradient_statements") for name in ("exec", "compile")}
+ALLOWED |= {("tuning/run_trial.py", "runpy"), ("memory_profiler/dry_run.py", "runpy")}  # the user's own script, as launch.py runs it
 
 
 def executing_names(path):

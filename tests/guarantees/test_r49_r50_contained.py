@@ -25,7 +25,7 @@ from torch import nn
 import sonde
 from guarantees.harness import Outcome, digest, generators, patched_functions, python, seed
 from sonde.config import DebugConfig
-from sonde.statistics import native, reductions
+from sonde.statistics import native_extension, reductions
 from zoo import Program, _regression
 
 BOUNDARY_MODULES = {
@@ -121,12 +121,12 @@ def busy(to: Path | None, sabotage: Callable[[], None] = lambda: None) -> Outcom
 
 def by_torch(to: Path | None, sabotage: Callable[[], None] = lambda: None) -> Outcome:
     """The ordinary training where there is no native kernel."""
-    before = native.ENABLED
-    native.use_native(False)
+    before = native_extension.ENABLED
+    native_extension.use_native(False)
     try:
         return play(to, sabotage)
     finally:
-        native.use_native(before)
+        native_extension.use_native(before)
 
 
 SCENES = {"ordinary": play, "busy": busy, "by torch": by_torch}
@@ -329,9 +329,9 @@ def test_r50_running_out_of_device_memory_in_the_statistics_is_contained(tmp_pat
         import sys
         from pathlib import Path
         import torch, sonde
-        from sonde.statistics import native
+        from sonde.statistics import native_extension
         from guarantees.test_r49_r50_contained import play, undisturbed
-        assert not native.ENABLED
+        assert not native_extension.ENABLED
         home = str(Path(sonde.__file__).parent)
         patches = {str(Path(home, "capture", name)) for name in ("patches.py", "tensor_method_patch.py")}
         failed = 0

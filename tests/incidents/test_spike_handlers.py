@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import sonde  # noqa: E402
 from sonde import Run  # noqa: E402
-from sonde.capture.incident import SpikeIncident  # noqa: E402
+from sonde.capture.incident_types import SpikeIncident  # noqa: E402
 from sonde.capture.probes.finite_check import MAX_OPTIMIZERS, FiniteCheck  # noqa: E402
 from sonde.capture.probes.loss import LossProbe  # noqa: E402
 from sonde.incidents.skipped_update_handler import MAX_RECORDED  # noqa: E402
@@ -223,8 +223,8 @@ def test_training_with_explained_skipped_updates_is_bit_identical(tmp_path):
 
 
 def test_a_loss_on_a_device_is_known_too_late_for_a_replay_but_the_rule_finds_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("sonde.statistics.deferred_reads.TREAT_CPU_AS_DEVICE", True)
-    monkeypatch.setattr("sonde.statistics.native.ENABLED", False)
+    monkeypatch.setattr("sonde.statistics.batched_device_reads.TREAT_CPU_AS_DEVICE", True)
+    monkeypatch.setattr("sonde.statistics.native_extension.ENABLED", False)
     assert not of(train(tmp_path / "run", odd=[60], steps=80), "spike")
     (finding,) = [one for one in sonde.judge(tmp_path / "run").findings if one.rule == "loss-spike"]
     assert finding.step == 60

@@ -20,8 +20,8 @@ from torch import nn  # noqa: E402
 import sonde  # noqa: E402
 from sonde import Profiler, SondeError  # noqa: E402
 from sonde.profiler import ProfileReport  # noqa: E402
-from sonde.profiler.run_model import profile_model  # noqa: E402
-from sonde.profiler.step_recording import StepRecordings  # noqa: E402
+from sonde.profiler.profile_model import profile_model  # noqa: E402
+from sonde.profiler.record_steps import StepRecordings  # noqa: E402
 
 pytestmark = pytest.mark.torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import sonde  # noqa: E402
-from sonde.profiler.script_step_watcher import watch_steps  # noqa: E402
+from sonde.profiler.profile_training_loop import watch_steps  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from sonde.replay.backward_call_site import slices_up_to_backward
+from sonde.replay.loss_statements import slices_up_to_backward
 from sonde.replay.program_slice import CannotReplay, ValueQueries
 
 

@@ -273,7 +273,7 @@ def test_a_capsule_of_an_evaluation_is_replayed_in_a_script_up_to_the_call_of_th
     pytest.importorskip("safetensors")
     from sonde.replay.capsule.capsule import load_capsule
     from sonde.replay.capsule.replay_capsule import is_same_origin
-    from sonde.replay.capsule.replay_script import replay_script
+    from sonde.replay.capsule.replay_in_script import replay_script
 
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.replace("{rows}", "zeros"), encoding="utf-8")

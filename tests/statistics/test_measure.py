@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sonde.events import STATISTICS
-from sonde.statistics import native
+from sonde.statistics import native_extension
 from sonde.statistics.statistics_table import StatisticsTable
 from statistics_cases import FLOATS, as_numpy, assert_right, check, each_implementation, measured, noise, reference  # noqa: F401
 
@@ -157,12 +157,12 @@ def test_native_and_torch_give_the_same_numbers():
     rows = {}
     tensors = [make(5000).float() for make in CONTENTS.values()]
     for on in (True, False):
-        if native.use_native(on) is not on:
+        if native_extension.use_native(on) is not on:
             pytest.skip("the native extension is not built here")
         rows[on] = StatisticsTable(len(tensors))
         rows[on].measure(0, tensors)
         rows[on].synchronize()
-    native.use_native(True)
+    native_extension.use_native(True)
     for native_row, torch_row in zip(rows[True].values, rows[False].values):
         assert_right(dict(zip(STATISTICS, native_row.tolist())), dict(zip(STATISTICS, torch_row.tolist())))
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from sonde.runlog.format import FramePlan
-from sonde.statistics import native, reductions
+from sonde.statistics import native_extension, reductions
 from sonde.statistics.statistics_table import StatisticsTable
 from statistics_cases import each_implementation, noise, synchronized_rows  # noqa: F401
 
@@ -23,9 +23,9 @@ from statistics_cases import each_implementation, noise, synchronized_rows  # no
 
 @pytest.fixture
 def extension():
-    if not native.use_native(True):
+    if not native_extension.use_native(True):
         pytest.skip("the native extension is not built here")
-    return native.extension
+    return native_extension.extension
 
 
 # The last one is raised by `Raises`.
@@ -56,7 +56,7 @@ THINGS = [
 )  # fmt: skip
 @pytest.mark.parametrize("use_dlpack", [True, False])
 def test_wrong_arguments_raise_or_are_not_handled(extension, name, use_dlpack):
-    native.use_native(True, use_dlpack=use_dlpack)
+    native_extension.use_native(True, use_dlpack=use_dlpack)
     function = getattr(extension, name)
     outcomes = set()
     for num in range(4 if name != "setup" else 3):
@@ -70,7 +70,7 @@ def test_wrong_arguments_raise_or_are_not_handled(extension, name, use_dlpack):
         with pytest.raises(REFUSALS):
             function(*things)
     assert "refused" in outcomes
-    native.use_native(True)
+    native_extension.use_native(True)
     assert reductions.check_finite([torch.ones(3)]) == (3.0, -1)
 
 
@@ -100,12 +100,12 @@ def test_a_copy_of_another_size_or_type_is_never_written(extension):
 
 
 def test_attributes_set_on_a_tensor_do_not_mislead_the_extension(extension):
-    native.use_native(True, use_dlpack=False)
+    native_extension.use_native(True, use_dlpack=False)
     x = torch.ones(3)
     x.data_ptr = lambda: 8
     x.stride = lambda: (10**12,)
     assert reductions.check_finite([x]) == (3.0, -1)
-    native.use_native(True)
+    native_extension.use_native(True)
 
 
 def test_a_list_may_shrink_while_it_is_read(extension):
@@ -145,7 +145,7 @@ def test_eight_threads_measure_into_separate_rows(implementation):
 
 
 def test_an_environment_variable_disables_the_extension():
-    code = "from sonde.statistics import native; import sys; sys.exit(7 if native.ENABLED else 3)"
+    code = "from sonde.statistics import native_extension; import sys; sys.exit(7 if native_extension.ENABLED else 3)"
     assert subprocess.run([sys.executable, "-c", code], env=os.environ | {"SONDE_NATIVE": "0"}, check=False).returncode == 3
 
 
@@ -156,13 +156,13 @@ def _plan(num_sites: int, num_fields: int, *, exact: bool = False) -> FramePlan:
     return FramePlan("some kind", [f"field{i}" for i in range(num_fields)], range(num_sites), exact=exact)
 
 
-@pytest.mark.skipif(native.encode_frame is native._not_encoded, reason="no native extension, or not little-endian")
+@pytest.mark.skipif(native_extension.encode_frame is native_extension._not_encoded, reason="no native extension, or not little-endian")
 @pytest.mark.parametrize(("num_sites", "num_fields"), [(0, 3), (1, 1), (3, 13), (7, 2), (41, 13), (500, 16)])
 def test_the_extension_encodes_the_same_record_as_the_plan(num_sites, num_fields):
     rows = noise(num_sites, num_fields, seed=num_sites).numpy()
     rows[::3] = [math.inf, -math.inf, math.nan, 0.0, -0.0][num_sites % 5]
     plan = _plan(num_sites, num_fields)
-    assert native.encode_frame(plan, 2**40, 2**61, rows) == plan.encode(2**40, 2**61, rows)
+    assert native_extension.encode_frame(plan, 2**40, 2**61, rows) == plan.encode(2**40, 2**61, rows)
 
 
 @pytest.mark.parametrize(
@@ -174,4 +174,4 @@ def test_the_extension_encodes_the_same_record_as_the_plan(num_sites, num_fields
     ids=["too large", "too small", "exact", "by columns", "float32", "of another shape", "flat", "no array"],
 )  # fmt: skip
 def test_frames_that_single_precision_cannot_hold_are_not_handled(rows, exact):
-    assert native.encode_frame(_plan(2, 3, exact=exact), 1, 1, rows) is None
+    assert native_extension.encode_frame(_plan(2, 3, exact=exact), 1, 1, rows) is None

@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from sonde.events import STATISTICS
-from sonde.statistics import exponent_histogram, native, reductions, torch_fallback
+from sonde.statistics import exponent_histogram, native_extension, reductions, torch_fallback
 from sonde.statistics.content_hash import content_hash
 from sonde.statistics.statistics_table import StatisticsTable
 
 
 @pytest.fixture(params=["native", "torch"])
 def implementation(request):
-    before = native.ENABLED
-    if native.use_native(request.param == "native") != (request.param == "native"):
+    before = native_extension.ENABLED
+    if native_extension.use_native(request.param == "native") != (request.param == "native"):
         pytest.skip("the native extension is not built here")
     yield request.param
-    native.use_native(before)
+    native_extension.use_native(before)
 
 
 def measured(tensor: torch.Tensor) -> dict[str, float]:

@@ -12,7 +12,7 @@ from torch import nn  # noqa: E402
 
 import sonde  # noqa: E402
 from sonde.errors import SondeError  # noqa: E402
-from sonde.tools.tensors.number_formats import FORMATS, parse_format  # noqa: E402
+from sonde.tools.tensors.floating_point_formats import FORMATS, parse_format  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

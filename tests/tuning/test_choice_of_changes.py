@@ -1,7 +1,7 @@
 """Which changes are measured again, and which are put together."""
 
+from sonde.tuning.measured_gain import Gain, LossCheck
 from sonde.tuning.proposals import Patch, Proposal
-from sonde.tuning.ranking import Gain, LossCheck
 from sonde.tuning.trial_messages import CallSite
 from sonde.tuning.tune import _best_of_families, _promising, _rank
 from sonde.tuning.tuning_result import MeasuredChange

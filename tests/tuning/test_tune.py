@@ -10,8 +10,8 @@ from tuning_scripts import SLOW, SMALL
 
 from sonde.errors import SondeError
 from sonde.tuning.proposals import Patch
+from sonde.tuning.repeat_trials import WARMUP
 from sonde.tuning.trial_messages import TrialRequest
-from sonde.tuning.trial_runner import WARMUP
 from sonde.tuning.tune import tune
 
 pytestmark = [pytest.mark.torch, pytest.mark.timing]

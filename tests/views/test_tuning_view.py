@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from sonde.tuning.measured_gain import Gain, LossCheck
 from sonde.tuning.proposals import Patch, Proposal
-from sonde.tuning.ranking import Gain, LossCheck
 from sonde.tuning.trial_messages import CallSite
 from sonde.tuning.tuning_result import BaselineSpeed, MeasuredChange, Tuning
 from sonde.views.terminal import Terminal

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from sonde.capture.recorder import StepRecorder
+from sonde.capture.step_recorder import StepRecorder
 from sonde.events import CallSiteFound
-from sonde.script_runner import WRAPPER_FILE as WRAPPER_FILE
+from sonde.run_as_main import WRAPPER_FILE as WRAPPER_FILE
 
 _SONDE = str(Path(__file__).resolve().parents[1])
 _TORCH = str(torch.__path__[0])

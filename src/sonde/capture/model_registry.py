@@ -12,14 +12,14 @@ from torch import nn
 
 from sonde.capture.call_site import describe_line, user_frame
 from sonde.capture.device_placement import find_left_behind
-from sonde.capture.gradient_state import GradientState
 from sonde.capture.parameter_ownership import find_ownership
-from sonde.capture.recorder import StepRecorder
+from sonde.capture.step_recorder import StepRecorder
 from sonde.capture.training_callbacks import TrainingCallbacks
 from sonde.capture.watched_model import COMPILED, WatchedModel
+from sonde.capture.zero_grad_tracking import GradientState
 from sonde.events import ModelOutputShape, ModelWatched, NotMeasured, OwnershipChanged, Site
+from sonde.statistics.batched_device_reads import on_device
 from sonde.statistics.content_hash import content_hash
-from sonde.statistics.deferred_reads import on_device
 from sonde.statistics.find_tensors import find_tensors
 
 MAX_MODELS = 32  # at a time: a program that constructs models without end is watched on the first ones that live

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from sonde.capture.gradient_state import OptimizerGradients, optimizer_parameters
+from sonde.capture.zero_grad_tracking import OptimizerGradients, optimizer_parameters
 from sonde.events import OwnershipChanged
 
 MAX_UNOWNED = 200  # names in one event

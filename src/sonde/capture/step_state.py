@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sonde.capture.gradient_state import OptimizerGradients
     from sonde.capture.watched_model import WatchedModel
+    from sonde.capture.zero_grad_tracking import OptimizerGradients
 
 
 @dataclass(slots=True)

@@ -19,28 +19,28 @@ from torch import nn
 
 from sonde.capture.call_site import CallSites, user_frame
 from sonde.capture.error_isolation import ErrorIsolation
-from sonde.capture.gradient_state import GradientState, OptimizerGradients
-from sonde.capture.incident import EvaluationIncident, Incident, NonFiniteIncident
+from sonde.capture.incident_types import EvaluationIncident, Incident, NonFiniteIncident
 from sonde.capture.model_registry import ModelRegistry
 from sonde.capture.overhead_budget import OverheadBudget
 from sonde.capture.phase_timer import PhaseTimer
 from sonde.capture.probes import PROBES
-from sonde.capture.probes.base import Probe, ProbeContext
 from sonde.capture.probes.finite_check import is_skipped_by_scaler
 from sonde.capture.probes.loss import LossProbe
 from sonde.capture.probes.memory import MemoryProbe
+from sonde.capture.probes.probe import Probe, ProbeContext
 from sonde.capture.probes.schedulers import scheduled_optimizer
-from sonde.capture.recorder import StepRecorder
 from sonde.capture.replay_buffer import ReplayBuffer
 from sonde.capture.step_boundaries import StepBoundaries
 from sonde.capture.step_profiler.step_profiler import StepProfiler
+from sonde.capture.step_recorder import StepRecorder
 from sonde.capture.step_state import StepState
 from sonde.capture.training_callbacks import TrainingCallbacks, suspended
 from sonde.capture.watched_model import WatchedModel
+from sonde.capture.zero_grad_tracking import GradientState, OptimizerGradients
 from sonde.config import DebugConfig
 from sonde.errors import NonFiniteError
 from sonde.events import NotMeasured
-from sonde.statistics.deferred_reads import DeferredReads, Use
+from sonde.statistics.batched_device_reads import DeferredReads, Use
 from sonde.statistics.statistics_table import StatisticsTable
 from sonde.statistics.torch_internals import graph_task_id, skip_in_dynamo, tracing_state
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sonde.statistics.deferred_reads import on_device
+from sonde.statistics.batched_device_reads import on_device
 from sonde.statistics.torch_internals import saved_value_handle
 
 MAX_NODES = 32  # from the loss back: the node is near, behind a scale, a mean or a sum with other losses

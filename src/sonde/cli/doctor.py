@@ -26,7 +26,7 @@ TORCH_TIMEOUT_S = 120  # importing torch from a slow network disk takes a minute
 ASK_TORCH = """
 import json, torch
 try:
-    from sonde.statistics.native import ENABLED as native
+    from sonde.statistics.native_extension import ENABLED as native
 except ImportError:
     native = None
 print(json.dumps({"version": torch.__version__, "threads": torch.get_num_threads(), "native": native,

@@ -13,7 +13,7 @@ from sonde.views.printable import printable
 
 if TYPE_CHECKING:
     from sonde.replay.capsule.capsule import Capsule
-    from sonde.replay.capsule.replay_script import ReplayResult
+    from sonde.replay.capsule.replay_in_script import ReplayResult
 
 
 @click.command(context_settings={"ignore_unknown_options": True}, options_metavar="[OPTIONS]")
@@ -45,7 +45,7 @@ def replay(capsule: str, script: str | None, model_from: str | None, args: tuple
         raise SondeError(f"no file {script} here. Name the script that the capsule was made with.")
     from sonde.replay.capsule.capsule import load_capsule
     from sonde.replay.capsule.replay_capsule import is_same_origin
-    from sonde.replay.capsule.replay_script import replay_model_from, replay_script
+    from sonde.replay.capsule.replay_in_script import replay_model_from, replay_script
 
     kept = load_capsule(capsule)
     replayed = replay_script(kept, script, args) if script is not None else replay_model_from(kept, model_from or "")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sonde.config.modes import DebugLevel, DebugMode, MeasuredParts
+from sonde.config.load_settings import load_config, read_config, setting_from_text
+from sonde.config.modes_and_levels import DebugLevel, DebugMode, MeasuredParts
 from sonde.config.settings import DebugConfig
-from sonde.config.sources import load_config, read_config, setting_from_text
 
 __all__ = ["DebugConfig", "DebugLevel", "DebugMode", "MeasuredParts", "load_config", "read_config", "setting_from_text"]

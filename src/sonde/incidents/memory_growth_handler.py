@@ -9,7 +9,7 @@ from time import perf_counter_ns
 import torch
 
 from sonde.capture import patches
-from sonde.capture.incident import Incident, MemoryGrowthIncident
+from sonde.capture.incident_types import Incident, MemoryGrowthIncident
 from sonde.capture.training_callbacks import TrainingCallbacks
 from sonde.events import LeaksInvestigated
 from sonde.incidents import HandlerContext

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from sonde.capture.call_site import user_frame
-from sonde.capture.incident import EvaluationIncident, Incident, NonFiniteIncident
+from sonde.capture.incident_types import EvaluationIncident, Incident, NonFiniteIncident
 from sonde.capture.replay_buffer import ReplayBuffer
 from sonde.errors import NonFiniteError, SondeError
 from sonde.events import OriginFound, OriginUnknown

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from sonde.capture.call_site import user_frame
-from sonde.capture.incident import Incident, SkippedUpdateIncident
+from sonde.capture.incident_types import Incident, SkippedUpdateIncident
 from sonde.events import STATISTICS, UpdateSkipped
 from sonde.incidents import HandlerContext
 from sonde.replay.loss_scale_overflow import explain_overflow

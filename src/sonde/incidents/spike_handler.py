@@ -9,7 +9,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from sonde.capture.call_site import user_frame
-from sonde.capture.incident import Incident, SpikeIncident
+from sonde.capture.incident_types import Incident, SpikeIncident
 from sonde.events import SpikeDetected
 from sonde.incidents import HandlerContext
 from sonde.replay.spike_attribution import attribute_spike

@@ -12,7 +12,7 @@ from typing import Any
 
 from sonde.errors import SondeError
 from sonde.events import FrameworkTrainingStarted, TrackerConfigured
-from sonde.integrations.framework_integration import GRADIENTS, FrameworkIntegration, isolated_hook
+from sonde.integrations.integration_base import GRADIENTS, FrameworkIntegration, isolated_hook
 from sonde.integrations.transformers import unwrap_optimizer
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from sonde.errors import SondeError
 from sonde.events import FrameworkEpochStarted, FrameworkTrainingEnded, FrameworkTrainingStarted
-from sonde.integrations.framework_integration import GRADIENTS, FrameworkIntegration, isolated_hook
+from sonde.integrations.integration_base import GRADIENTS, FrameworkIntegration, isolated_hook
 
 NAMES = ("lightning.pytorch", "pytorch_lightning")  # two packages with unrelated base classes
 UNUSED = ("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")

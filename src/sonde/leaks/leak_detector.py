@@ -25,8 +25,8 @@ from sonde.leaks.accumulated_tensors import (
     find_accumulations,
     tensor_kind,
 )
-from sonde.leaks.live_graphs import MAX_NODES, largest_graph, live_tensors
-from sonde.leaks.tensor_owners import ReferenceChain, find_owners, without_python_referrer
+from sonde.leaks.autograd_graphs_alive import MAX_NODES, largest_graph, live_tensors
+from sonde.leaks.find_owners import ReferenceChain, find_owners, without_python_referrer
 from sonde.statistics.find_tensors import storage_bytes
 
 MIN_STEPS = 8  # fewer points are no trend

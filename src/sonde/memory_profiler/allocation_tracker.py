@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sonde.capture import patches
-from sonde.capture.gradient_state import optimizer_parameters
 from sonde.capture.training_callbacks import TrainingCallbacks
 from sonde.capture.watched_forward import hook_all_modules
-from sonde.memory_profiler.device_usage import Owner
+from sonde.capture.zero_grad_tracking import optimizer_parameters
+from sonde.memory_profiler.bytes_by_owner import Owner
 from sonde.memory_profiler.fake_lstm_workspace import with_workspace
 from sonde.memory_profiler.memory_report import Peak, Usage
 from sonde.memory_profiler.storage_registry import OTHER, StorageRegistry, add_live_tensors, state_tensors

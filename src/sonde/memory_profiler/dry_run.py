@@ -30,7 +30,7 @@ from sonde.errors import Stopped
 from sonde.memory_profiler.allocation_tracker import AllocationTracker
 from sonde.memory_profiler.memory_profiler import ProcessBaseline, build_report
 from sonde.memory_profiler.memory_report import MemoryReport
-from sonde.script_runner import die_with_parent, run_file, script_environment, show
+from sonde.run_as_main import die_with_parent, run_file, script_environment, show
 from sonde.statistics.torch_internals import GRAD_SCALER_STEP, DataLoaderIterator, FakeTensorMode, disable_dispatch_modes
 
 NUM_STEPS = 2  # of each optimizer: the first creates its state, the second has it from its start

@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sonde.leaks.live_graphs import live_tensors
-from sonde.memory_profiler.device_usage import DeviceUsage, Owner
+from sonde.leaks.autograd_graphs_alive import live_tensors
+from sonde.memory_profiler.bytes_by_owner import DeviceUsage, Owner
 from sonde.memory_profiler.memory_report import Peak, Usage
 from sonde.nonfinite.module_stack import storage_id
 from sonde.statistics.torch_internals import storage_address

@@ -18,12 +18,21 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from sonde.nonfinite import op_names
-from sonde.nonfinite.describe_origin import build_input_origin, build_origin, nonfinite_kind, refine_origin
+from sonde.nonfinite import operation_names
+from sonde.nonfinite.build_origin import build_input_origin, build_origin, nonfinite_kind, refine_origin
 from sonde.nonfinite.module_stack import ModuleStack, is_recomputing, storage_id
-from sonde.nonfinite.op_call import AutogradNodeInfo, OpCall, is_additive_mask, is_floating
+from sonde.nonfinite.nonfinite_propagation import (
+    CREATED,
+    INPUT,
+    LITERAL,
+    PROPAGATED,
+    WORSENED,
+    NonFiniteEvent,
+    PropagationGraph,
+    earliest_root,
+)
+from sonde.nonfinite.operation_call import AutogradNodeInfo, OpCall, is_additive_mask, is_floating
 from sonde.nonfinite.origin import Origin
-from sonde.nonfinite.propagation import CREATED, INPUT, LITERAL, PROPAGATED, WORSENED, NonFiniteEvent, PropagationGraph, earliest_root
 from sonde.statistics import reductions
 from sonde.statistics.torch_internals import (
     EagerDispatchMode,
@@ -131,7 +140,7 @@ class NonFiniteTracer:
                 call.in_backward = True
                 call.autograd_node = current_autograd_node()
                 call.is_accumulate_grad = call.autograd_node is not None and call.autograd_node.name() == "torch::autograd::AccumulateGrad"
-        if call.written_args and not op_names.overwrites_args(func):
+        if call.written_args and not operation_names.overwrites_args(func):
             call.was_finite = {name: is_finite(tensor) for name, tensor in call.float_tensors}
             call.copy_written_args(MAX_COPY_BYTES)
         return call
@@ -139,7 +148,7 @@ class NonFiniteTracer:
     def on_op_end(self, call: OpCall, output: Any) -> None:
         """Record the outputs of an operation, and whether they are finite."""
         func = call.func
-        base_name = op_names.base_name(func)
+        base_name = operation_names.base_name(func)
         node = self._forward_node(call) if call.in_backward else self._add_node(call, base_name)
         if call.is_accumulate_grad or (base_name == "ones_like" and _is_backward_seed()):
             self._has_backward = True
@@ -154,20 +163,20 @@ class NonFiniteTracer:
                 self._graph.clear(storage_id(tensor))
                 self._uninitialized.discard(storage_id(tensor))
             return
-        is_overwritten = not call.written_args or op_names.overwrites_args(func)
+        is_overwritten = not call.written_args or operation_names.overwrites_args(func)
         producers = self._producers_of_call(call, node, base_name)
         for tensor in outputs:
             storage = storage_id(tensor)
             self._set_producers(tensor, storage, producers)
             if is_overwritten and _covers_storage(tensor):
                 self._graph.clear(storage)
-            if op_names.is_uninitialized(func):
+            if operation_names.is_uninitialized(func):
                 self._uninitialized.add(storage)
             elif is_overwritten:
                 self._uninitialized.discard(storage)
-        if func.is_view or op_names.is_uninitialized(func) or not outputs:
+        if func.is_view or operation_names.is_uninitialized(func) or not outputs:
             return
-        bad = [tensor for tensor in outputs[: 1 if op_names.has_auxiliary_outputs(func) else None] if not is_finite(tensor)]
+        bad = [tensor for tensor in outputs[: 1 if operation_names.has_auxiliary_outputs(func) else None] if not is_finite(tensor)]
         parents = self._parents(call, node) if bad or self._graph else []
         if not bad:
             for tensor in outputs:
@@ -188,7 +197,8 @@ class NonFiniteTracer:
         role = LITERAL if literals else CREATED
         if parents:
             is_new = kind == "nan" and all(parent.kind == "inf" for parent in parents) and not any(number != number for number in literals)
-            is_target = kind == "inf" and base_name in op_names.TARGET_LOOKUP_OPS and all(parent.is_intentional for parent in parents)
+            is_lookup = base_name in operation_names.TARGET_LOOKUP_OPS
+            is_target = kind == "inf" and is_lookup and all(parent.is_intentional for parent in parents)
             role = WORSENED if is_new or is_target else PROPAGATED
         origin = origin_if_masked = None
         if role != PROPAGATED:
@@ -217,7 +227,7 @@ class NonFiniteTracer:
     def _parents(self, call: OpCall, node: AutogradNodeInfo | None) -> list[NonFiniteEvent]:
         """The events of the non-finite inputs, which are marked as consumed."""
         parents: list[NonFiniteEvent] = []
-        overwritten = call.written_args if op_names.overwrites_args(call.func) else ()
+        overwritten = call.written_args if operation_names.overwrites_args(call.func) else ()
         for name, tensor in call.float_tensors:
             if name in overwritten or (call.was_finite[name] if name in call.was_finite else is_finite(tensor)):
                 continue
@@ -250,7 +260,7 @@ class NonFiniteTracer:
         return [event] if event else []
 
     def _is_log_of_mask(self, call: OpCall) -> bool:
-        return call.is_log_of_mask() and not op_names.PROBABILITY_OPS.intersection(self._producer_names(call.original("input")))
+        return call.is_log_of_mask() and not operation_names.PROBABILITY_OPS.intersection(self._producer_names(call.original("input")))
 
     def _is_view(self, call: OpCall, outputs: list[Tensor]) -> bool:
         """Whether an output shares its storage with an input. Some operations do so without a view schema (_unsafe_view)."""
@@ -263,7 +273,7 @@ class NonFiniteTracer:
         """Store the forward operation of the autograd node that it has just created."""
         sequence_nr = next_sequence_nr() - 1
         line = self._modules.line()
-        display_name = op_names.display_name(call.func, line.called, self._modules.module_type)
+        display_name = operation_names.display_name(call.func, line.called, self._modules.module_type)
         has_hooks = has_saved_tensor_hooks(ignore_tracing=True)
         parameters = tuple(storage_id(tensor) for tensor in call.tensors.values() if isinstance(tensor, nn.Parameter))
         node = AutogradNodeInfo(sequence_nr, base_name, display_name, self._modules.module, line.source, line.text, has_hooks, parameters)
@@ -283,7 +293,7 @@ class NonFiniteTracer:
         nodes = [node] if node and not call.in_backward else []
         for tensor in list(call.tensors.values())[:3]:
             nodes += self._producers.get(storage_id(tensor), ())[: MAX_PRODUCERS - 1]
-        if base_name in op_names.SELECTION_OPS and not call.in_backward:
+        if base_name in operation_names.SELECTION_OPS and not call.in_backward:
             for each in nodes[1:]:
                 each.is_masked = True
         producers = tuple(dict.fromkeys(nodes))[:MAX_PRODUCERS]

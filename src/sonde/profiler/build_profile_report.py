@@ -11,13 +11,13 @@ import torch
 
 from sonde.capture.layer_timing.layer_costs import LayerCosts, ModuleCost
 from sonde.profiler import LayerCost, ProfileReport, TimeSpread
-from sonde.profiler.least_preempted_steps import least_disturbed
 from sonde.profiler.peak_flops import peak_flops_per_s
 from sonde.profiler.profile_report import DISTURBED, PHASES, UNKNOWN
+from sonde.profiler.record_steps import StepRecordings
 from sonde.profiler.samples_per_step import samples_per_step
-from sonde.profiler.step_recording import StepRecordings
 from sonde.profiler.timed_modules import TimedModule, TimedModules
 from sonde.profiler.timer_cost_correction import without_timer_cost
+from sonde.profiler.undisturbed_steps import least_disturbed
 from sonde.rules.words import number
 
 _NO_COST = ModuleCost()

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, record_function
 
 from sonde.errors import SondeError
-from sonde.profiler.operation_events import operation_costs, read_events
 from sonde.profiler.operation_report import OperationsReport
+from sonde.profiler.torch_profiler_events import operation_costs, read_events
 from sonde.replay.restore_state import state_restored
 from sonde.statistics.find_tensors import find_tensors
 from sonde.views.file import file_name
@@ -108,7 +108,7 @@ class _BatchRunner:
         batch = _to_device(batch, self._device)
         for p in self._parameters:
             p.grad = None
-        # operation_events.py recognizes the phase by the names of the functions; the trace shows the names of the records.
+        # torch_profiler_events.py recognizes the phase by the names of the functions; the trace shows the names of the records.
         with record_function("forward"):
             output = run_forward(self._model, batch, with_target=self._loss_fn is not None)
         with record_function("loss"):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from sonde.errors import SondeError
 from sonde.profiler import ProfileReport
-from sonde.profiler.script_step_watcher import StepWatcher, watch_steps
-from sonde.script_runner import ScriptResult, run_to_end, script_environment
+from sonde.profiler.profile_training_loop import StepWatcher, watch_steps
+from sonde.run_as_main import ScriptResult, run_to_end, script_environment
 
 
 class ProfileFinished(SystemExit):

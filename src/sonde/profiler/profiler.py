@@ -15,7 +15,7 @@ from torch import nn
 
 from sonde.errors import SondeError
 from sonde.profiler import LayerCost, ProfileReport, Section, Span, TimeSpread
-from sonde.profiler.run_model import Loss, profile_model
+from sonde.profiler.profile_model import Loss, profile_model
 from sonde.rules.words import listing
 
 MAX_DURATIONS = 1000  # of a section, the latest: for median and quartiles. Calls and total include all

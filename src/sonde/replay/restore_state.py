@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.replay.backward_call_site import variables_of
+from sonde.replay.loss_statements import variables_of
 from sonde.statistics.torch_internals import preserve_versions
 
 _CONTAINERS = (list, dict, set)  # a forward may fill them: their items are restored, one level deep

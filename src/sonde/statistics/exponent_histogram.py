@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sonde.statistics import native, torch_fallback
+from sonde.statistics import native_extension, torch_fallback
 from sonde.statistics.torch_fallback import evenly_spaced, readable
 
 
@@ -28,8 +28,8 @@ def exponent_pairs(tensor: Tensor, limit_elements: int) -> bytes | None:
 
     Of more than `limit_elements` (0: no limit) about that many are counted, evenly spaced.
     """
-    if native.ENABLED:
-        pairs = native.extension.exponents(tensor, limit_elements)
+    if native_extension.ENABLED:
+        pairs = native_extension.extension.exponents(tensor, limit_elements)
         if pairs is not None:
             return pairs
     try:

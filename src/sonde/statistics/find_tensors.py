@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from sonde.statistics import reductions
-from sonde.statistics.deferred_reads import on_device
+from sonde.statistics.batched_device_reads import on_device
 from sonde.statistics.torch_internals import storage_address
 
 MAX_DEPTH = 8

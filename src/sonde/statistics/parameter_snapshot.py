@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sonde.statistics import native
+from sonde.statistics import native_extension
 from sonde.statistics.statistics_table import StatisticsTable
 from sonde.statistics.torch_fallback import Unsupported, readable
 from sonde.statistics.torch_fallback import reason as describe_error
@@ -39,8 +39,8 @@ class ParameterSnapshot:
             self._copies = [None] * len(tensors)
         if rows.deferred:
             rows.forget(range(first_row, first_row + len(tensors)))
-        if native.ENABLED:
-            unhandled: Sequence[int] = native.extension.snapshot(rows.values, first_row, tensors, self._copies) or ()
+        if native_extension.ENABLED:
+            unhandled: Sequence[int] = native_extension.extension.snapshot(rows.values, first_row, tensors, self._copies) or ()
         else:
             unhandled = range(len(tensors))
         for i in unhandled:
@@ -55,8 +55,8 @@ class ParameterSnapshot:
         if len(copies) != len(tensors):
             rows.values[first_row : first_row + len(tensors)] = 0.0
             return
-        if native.ENABLED:
-            unhandled: Sequence[int] = native.extension.diff(rows.values, first_row, tensors, copies) or ()
+        if native_extension.ENABLED:
+            unhandled: Sequence[int] = native_extension.extension.diff(rows.values, first_row, tensors, copies) or ()
         else:
             unhandled = range(len(tensors))
         with_copy = [None if copy is None else tensor for tensor, copy in zip(tensors, copies)] if unhandled else ()

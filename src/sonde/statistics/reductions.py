@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sonde.events import STATISTICS
-from sonde.statistics import deferred_reads, native, torch_fallback
+from sonde.statistics import batched_device_reads, native_extension, torch_fallback
 from sonde.statistics.torch_fallback import readable
 
 
@@ -23,8 +23,8 @@ def check_finite(tensors: Sequence[Tensor | None]) -> tuple[float, int]:
     The tensors that the extension does not handle are reduced by `torch_fallback.norms`, which `norms` uses too. A batched device version
     replaces the loop over tensors there; callers do not change.
     """
-    if native.ENABLED:
-        total, first_bad, unhandled = native.extension.check_finite(tensors)
+    if native_extension.ENABLED:
+        total, first_bad, unhandled = native_extension.extension.check_finite(tensors)
         if unhandled is None:
             return total, first_bad
     else:
@@ -55,13 +55,13 @@ def norms(tensors: Sequence[Tensor]) -> Tensor:
 
 def read_element(tensor: Tensor) -> float | None:
     """A one-element tensor as a float, without a torch operation; None where only torch can read it."""
-    return native.extension.read_element(tensor) if native.ENABLED else None
+    return native_extension.extension.read_element(tensor) if native_extension.ENABLED else None
 
 
 def any_nonzero(tensors: Sequence[Tensor | None], limit_elements: int = 4096) -> bool:
     """Whether any of the first `limit_elements` of any tensor is not zero. Stops at the first that it finds."""
-    if native.ENABLED:
-        is_found, unhandled = native.extension.any_nonzero(tensors, limit_elements)
+    if native_extension.ENABLED:
+        is_found, unhandled = native_extension.extension.any_nonzero(tensors, limit_elements)
         if is_found or unhandled is None:
             return is_found
     else:
@@ -84,7 +84,7 @@ def _read_all(numbers: Sequence[Tensor]) -> list[float]:
     def use(i: int, result: Sequence[float] | Exception) -> None:
         values[i] = math.nan if isinstance(result, Exception) else float(result[0])
 
-    deferred_reads.fetch_all([(number, partial(use, i)) for i, number in enumerate(numbers)])
+    batched_device_reads.fetch_all([(number, partial(use, i)) for i, number in enumerate(numbers)])
     return values
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from sonde.events import STATISTICS
-from sonde.statistics import deferred_reads, native, torch_fallback
+from sonde.statistics import batched_device_reads, native_extension, torch_fallback
 from sonde.statistics.torch_fallback import readable, reason
 
 
@@ -40,8 +40,8 @@ class StatisticsTable:
         """
         if self.deferred:
             self.forget(range(first_row, first_row + len(tensors)))
-        if native.ENABLED:
-            unhandled: Sequence[int] = native.extension.measure(self.values, first_row, tensors) or ()
+        if native_extension.ENABLED:
+            unhandled: Sequence[int] = native_extension.extension.measure(self.values, first_row, tensors) or ()
         else:
             unhandled = range(len(tensors))
         self.measure_by_torch(first_row, unhandled, tensors)
@@ -50,21 +50,21 @@ class StatisticsTable:
         """The same for one tensor."""
         if self.deferred:
             self.deferred.pop(row, None)
-        if not (native.ENABLED and native.extension.measure_one(self.values, row, tensor)):
+        if not (native_extension.ENABLED and native_extension.extension.measure_one(self.values, row, tensor)):
             self._measure_one_by_torch(row, tensor)
 
     def finite_check(self) -> tuple[float, int] | None:
         """The result of `check_finite` for the measured tensors, computed from these rows; None where not all rows are known."""
-        if self.deferred or self.unsupported or not native.ENABLED:
+        if self.deferred or self.unsupported or not native_extension.ENABLED:
             return None
-        return native.extension.check_finite_rows(self.values)
+        return native_extension.extension.check_finite_rows(self.values)
 
     def synchronize(self) -> None:
         """Write the rows that torch computed since the last call, in one transfer per device."""
         if self.deferred:
-            deferred_reads.fetch_all(self.pending())
+            batched_device_reads.fetch_all(self.pending())
 
-    def pending(self) -> list[tuple[Tensor, deferred_reads.Use]]:
+    def pending(self) -> list[tuple[Tensor, batched_device_reads.Use]]:
         """The results of torch since the last call, each with the function that writes it, to fetch those of several tables together."""
         pending, self.deferred = self.deferred, {}
         return [(result, partial(self._write, row)) for row, result in pending.items()]
@@ -88,7 +88,7 @@ class StatisticsTable:
             return
         try:
             plain = readable(tensor)
-            if native.ENABLED and minus is None and native.extension.measure_one(self.values, row, plain):
+            if native_extension.ENABLED and minus is None and native_extension.extension.measure_one(self.values, row, plain):
                 return  # the tensor is of a subclass, but has ordinary memory
             result = torch_fallback.statistics(plain, minus)
         except Exception as error:  # an error in a user's tensor class must not stop the training

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from sonde.errors import SondeError
 from sonde.rules.words import number
 from sonde.statistics.find_tensors import find_tensors
-from sonde.tools.hooks.module_hooks import ModelLayers
+from sonde.tools.hooks.torch_hooks import ModelLayers
 from sonde.tools.layer_name_patterns import LayerPatterns, require_name
 from sonde.tools.safe_hook import SafeHook
-from sonde.tools.tensors.single_pass_statistics import FastStatistics, fast_statistics
-from sonde.tools.tensors.tensor_statistics import Outlier, TensorStats, describe
+from sonde.tools.tensors.basic_statistics import FastStatistics, fast_statistics
+from sonde.tools.tensors.full_statistics import Outlier, TensorStats, describe
 from sonde.views import plots
 from sonde.views.plots import Plot
 from sonde.views.table import html_table, text_table

@@ -20,7 +20,7 @@ from sonde.tools.gradients.gradient_frames import GradientSize, combine_sizes
 from sonde.tools.gradients.gradient_noise_scale import NormPair, estimate_noise_scale
 from sonde.tools.gradients.gradient_report import GradientReport, build_gradient_report
 from sonde.tools.safe_hook import SafeHook
-from sonde.tools.tensors.single_pass_statistics import fast_statistics
+from sonde.tools.tensors.basic_statistics import fast_statistics
 
 
 @dataclass(slots=True)

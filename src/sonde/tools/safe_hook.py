@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sonde.capture.uncopied_hook import UncopiedHook
+from sonde.capture.hook_without_copies import UncopiedHook
 from sonde.statistics.torch_internals import tracing_state
 
 _log = logging.getLogger("sonde")

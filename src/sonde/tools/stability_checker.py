@@ -19,7 +19,8 @@ from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.torch_internals import unwrap_compiled
 from sonde.tools.run_forward_pass import eval_mode_restored, forward_arguments
 from sonde.tools.safe_hook import SafeHook
-from sonde.tools.tensors.number_formats import (
+from sonde.tools.tensors.basic_statistics import as_tensor
+from sonde.tools.tensors.floating_point_formats import (
     FORMATS,
     Magnitudes,
     Margins,
@@ -28,7 +29,6 @@ from sonde.tools.tensors.number_formats import (
     measure_magnitudes,
     parse_format,
 )
-from sonde.tools.tensors.single_pass_statistics import as_tensor
 from sonde.views.numbers import counted, percent
 from sonde.views.plots import Plot
 from sonde.views.plots.magnitudes import magnitudes as magnitude_plot

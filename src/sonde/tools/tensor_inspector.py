@@ -19,17 +19,17 @@ from torch import Tensor
 from sonde.errors import SondeError
 from sonde.formatting import size
 from sonde.leaks.accumulated_tensors import TrackedTensor, find_accumulations
+from sonde.leaks.find_owners import ReferenceChain, find_owners
 from sonde.leaks.leak_detector import MIN_AGE, Leak, to_leaks
-from sonde.leaks.tensor_owners import ReferenceChain, find_owners
 from sonde.report import strict
 from sonde.rules.words import number
 from sonde.statistics.content_hash import content_hash
 from sonde.statistics.find_tensors import storage_bytes
 from sonde.statistics.torch_internals import tensor_version
 from sonde.tools.layer_name_patterns import require_name
-from sonde.tools.tensors.single_pass_statistics import as_tensor
+from sonde.tools.tensors.basic_statistics import as_tensor
+from sonde.tools.tensors.full_statistics import TensorStats, describe
 from sonde.tools.tensors.tensor_comparison import TensorComparison, compare_statistics, compare_values
-from sonde.tools.tensors.tensor_statistics import TensorStats, describe
 from sonde.views.numbers import counted, percent
 from sonde.views.plots import Plot
 from sonde.views.plots.percentiles import percentiles

@@ -14,10 +14,10 @@ from torch import nn
 from sonde.errors import SondeError
 from sonde.rules.words import listing, number
 from sonde.statistics.torch_internals import CONV, CONV_TRANSPOSE, unwrap_compiled
-from sonde.tools.tensors.single_pass_statistics import FastStatistics, fast_statistics
+from sonde.tools.tensors.basic_statistics import FastStatistics, fast_statistics
 from sonde.tools.weights import dead_units
 from sonde.tools.weights.dead_units import DeadNeuron
-from sonde.tools.weights.next_layers import NextLayers, next_layers_by_forward, next_layers_by_order
+from sonde.tools.weights.following_activation import NextLayers, next_layers_by_forward, next_layers_by_order
 from sonde.tools.weights.weight_initialization import WeightInitialization, recognize_initialization, with_fit
 from sonde.tools.weights.weight_spectrum import WeightSpectrum, compute_spectrum
 from sonde.views.numbers import counted

@@ -12,9 +12,9 @@ import signal
 from contextlib import suppress
 from typing import Any
 
-from sonde.script_runner import die_with_parent
+from sonde.run_as_main import die_with_parent
 from sonde.statistics.torch_internals import load_compiler
-from sonde.tuning.trial import redirect_streams, run_trial
+from sonde.tuning.run_trial import redirect_streams, run_trial
 from sonde.tuning.trial_messages import TrialRequest
 
 CRASHED = 70  # EX_SOFTWARE of sysexits.h: an internal error

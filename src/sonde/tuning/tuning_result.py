@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from sonde.tuning.measured_gain import Gain, LossCheck
 from sonde.tuning.proposals import Proposal
-from sonde.tuning.ranking import Gain, LossCheck
 
 SCHEMA = 1
 ORDER = ("recommended", "departs", "other", "noise", "slower", "failed")

@@ -166,10 +166,10 @@ def test_lines_are_json_where_that_is_set(tmp_path: Path, caplog: pytest.LogCapt
 
 
 def test_lines_are_few_and_none_is_forgotten(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sonde.capture.live.switch_log_lines.PAUSE_NS", 10**15)  # longer than any test
+    monkeypatch.setattr("sonde.capture.live.rate_limited_log.PAUSE_NS", 10**15)  # longer than any test
     _, _, session = train(tmp_path / "run", at(-1, lambda session: session.enable_debugging("backward_pass")))
     assert [report["step"] for report in reports(caplog, "backward_pass")] == [0, 1, 2]
-    monkeypatch.setattr("sonde.capture.live.switch_log_lines.PAUSE_NS", 0)
+    monkeypatch.setattr("sonde.capture.live.rate_limited_log.PAUSE_NS", 0)
     train(tmp_path / "again", at(-1, lambda session: session.enable_debugging("backward_pass")))
     assert len(reports(caplog, "backward_pass")) == 3 + 12
     assert session is not None
@@ -410,7 +410,7 @@ def test_a_thousand_flips_change_nothing_and_leave_nothing(tmp_path: Path, monke
 def test_all_off_nothing_is_reported_and_torch_is_not_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr("sonde.capture.live.debug_switches.Switches._isolate", lambda self, name, work: asked.append(name))
-    monkeypatch.setattr("sonde.capture.live.switch_log_lines.SwitchLog.write", lambda *args: asked.append("line"))
+    monkeypatch.setattr("sonde.capture.live.rate_limited_log.SwitchLog.write", lambda *args: asked.append("line"))
     train(tmp_path / "run")
     assert not asked
     assert not list(sonde.Run(tmp_path / "run").events("switch"))
@@ -420,7 +420,7 @@ def test_a_switch_that_fails_is_turned_off_and_the_training_goes_on(tmp_path: Pa
     def fail(self: Any, step: int) -> None:
         raise ZeroDivisionError("in a report")
 
-    monkeypatch.setattr("sonde.capture.live.switch_reports.SwitchOutput._backward_pass", fail)
+    monkeypatch.setattr("sonde.capture.live.switch_log_messages.SwitchOutput._backward_pass", fail)
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with sonde.watch(model, optimizer, to=tmp_path / "run") as session:

@@ -4,7 +4,6 @@ folder. Results that a later probe needs are fields of the step's state."""
 from __future__ import annotations
 
 from sonde.capture.probes.activations import ActivationProbe
-from sonde.capture.probes.base import Probe
 from sonde.capture.probes.batch import BatchProbe
 from sonde.capture.probes.dataloader_epochs import DataLoaderEpochProbe
 from sonde.capture.probes.eval_outputs import EvalOutputProbe
@@ -14,6 +13,7 @@ from sonde.capture.probes.learning_rate import LearningRateProbe
 from sonde.capture.probes.loss import LossProbe
 from sonde.capture.probes.memory import MemoryProbe
 from sonde.capture.probes.parameters import ParameterProbe
+from sonde.capture.probes.probe import Probe
 from sonde.capture.probes.schedulers import SchedulerProbe
 from sonde.capture.probes.source_lines import SourceLineProbe
 from sonde.capture.probes.train_eval_mode import TrainEvalModeProbe

@@ -19,10 +19,10 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
-from sonde.capture.collect_histograms import ExponentHistograms
+from sonde.capture.histogram_frames import ExponentHistograms
+from sonde.capture.hook_without_copies import UncopiedHook
 from sonde.capture.overhead_budget import hook_ns
-from sonde.capture.probes.base import Probe, ProbeContext
-from sonde.capture.uncopied_hook import UncopiedHook
+from sonde.capture.probes.probe import Probe, ProbeContext
 from sonde.capture.watched_forward import hook_all_modules
 from sonde.capture.watched_model import WatchedModel
 from sonde.events import STATISTICS, Kind, NotMeasured, Site

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from sonde.capture.probes.base import Probe, ProbeContext
+from sonde.capture.probes.probe import Probe, ProbeContext
 from sonde.capture.target_labels import ClassLabels, count_labels, find_labels, is_plain
 from sonde.events import BATCH_FIELDS, BatchInspected, Kind, Site
 from sonde.runlog.format import FramePlan
+from sonde.statistics.batched_device_reads import on_device
 from sonde.statistics.content_hash import content_hash
-from sonde.statistics.deferred_reads import on_device
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.statistics_table import StatisticsTable
 from sonde.statistics.torch_fallback import unsupported_reason

@@ -6,8 +6,8 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-from sonde.capture.epoch_loop import enclosing_epoch_loop, lines_of_callers
-from sonde.capture.probes.base import Probe, ProbeContext
+from sonde.capture.planned_epochs import enclosing_epoch_loop, lines_of_callers
+from sonde.capture.probes.probe import Probe, ProbeContext
 from sonde.events import DataPass
 from sonde.statistics.torch_internals import has_map_dataset
 

@@ -13,12 +13,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sonde.capture.incident import EvaluationIncident, Incident
-from sonde.capture.probes.base import Probe, ProbeContext
+from sonde.capture.incident_types import EvaluationIncident, Incident
+from sonde.capture.probes.probe import Probe, ProbeContext
 from sonde.capture.replay_buffer import ForwardCall, forward_call
 from sonde.events import STATISTICS, NonFinite
 from sonde.statistics import reductions
-from sonde.statistics.deferred_reads import on_device
+from sonde.statistics.batched_device_reads import on_device
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.statistics_table import StatisticsTable
 

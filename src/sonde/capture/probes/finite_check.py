@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from sonde.capture.gradient_state import OptimizerGradients, optimizer_parameters
-from sonde.capture.incident import Incident, NonFiniteIncident, SkippedUpdateIncident, SpikeIncident
-from sonde.capture.probes.base import Probe, ProbeContext
+from sonde.capture.incident_types import Incident, NonFiniteIncident, SkippedUpdateIncident, SpikeIncident
+from sonde.capture.probes.probe import Probe, ProbeContext
 from sonde.capture.step_state import StepState
+from sonde.capture.zero_grad_tracking import OptimizerGradients, optimizer_parameters
 from sonde.events import STATISTICS, NonFinite, StaleGradientsUsed
 from sonde.spike_detection import LogNormBound, Spike
 from sonde.statistics import reductions
-from sonde.statistics.deferred_reads import on_device
+from sonde.statistics.batched_device_reads import on_device
 from sonde.statistics.find_tensors import find_tensors, read_scalar
 from sonde.statistics.statistics_table import StatisticsTable
 from sonde.statistics.torch_fallback import unsupported_reason

@@ -11,11 +11,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from sonde.capture.call_site import describe_line, user_frame
-from sonde.capture.probes.base import Probe, ProbeContext
+from sonde.capture.probes.probe import Probe, ProbeContext
 from sonde.capture.watched_model import WatchedModel, depends_on_mode
 from sonde.events import EvaluatedInTrainMode
+from sonde.statistics.batched_device_reads import on_device
 from sonde.statistics.content_hash import content_hash
-from sonde.statistics.deferred_reads import on_device
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.torch_internals import BATCH_NORM
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from sonde.capture.call_site import describe_line, user_frame
-from sonde.capture.probes.base import Probe
+from sonde.capture.probes.probe import Probe
 from sonde.events import OptimizerCreated
 from sonde.statistics.find_tensors import read_scalar
 from sonde.statistics.torch_internals import is_scheduled

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from sonde.capture.incident import Incident, SpikeIncident
-from sonde.capture.probes.base import Probe, ProbeContext
+from sonde.capture.incident_types import Incident, SpikeIncident
 from sonde.capture.probes.finite_check import report_nonfinite
+from sonde.capture.probes.probe import Probe, ProbeContext
 from sonde.events import NonFinite
 from sonde.spike_detection import LossBound
 from sonde.statistics import reductions

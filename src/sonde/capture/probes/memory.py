@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from sonde.capture import process_memory
-from sonde.capture.incident import MemoryGrowthIncident
-from sonde.capture.probes.base import Probe, ProbeContext
+from sonde.capture.incident_types import MemoryGrowthIncident
+from sonde.capture.probes.probe import Probe, ProbeContext
 from sonde.events import MemoryLimitFound
 from sonde.memory_trend import MemoryTrend
 from sonde.statistics.find_tensors import find_tensors, storage_bytes

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from sonde.capture.collect_histograms import ExponentHistograms
-from sonde.capture.gradient_state import optimizer_parameters
-from sonde.capture.probes.base import Probe, ProbeContext
+from sonde.capture.histogram_frames import ExponentHistograms
+from sonde.capture.probes.probe import Probe, ProbeContext
+from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.events import STATISTICS, Kind, Site
 from sonde.runlog.format import FramePlan
 from sonde.statistics.parameter_snapshot import ParameterSnapshot

@@ -10,8 +10,8 @@ import torch
 from torch.optim import lr_scheduler
 
 from sonde.capture.call_site import describe_line, user_frame
-from sonde.capture.probes.base import Probe, ProbeContext
 from sonde.capture.probes.learning_rate import learning_rate
+from sonde.capture.probes.probe import Probe, ProbeContext
 from sonde.events import SchedulerCreated, SchedulerStarted
 from sonde.statistics.torch_internals import has_optimizer_stepped, nested_schedulers
 

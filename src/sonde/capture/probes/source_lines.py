@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from sonde.capture.dataloader_inspection import describe_loader
-from sonde.capture.probes.base import Probe
+from sonde.capture.probes.probe import Probe
 
 
 class SourceLineProbe(Probe):

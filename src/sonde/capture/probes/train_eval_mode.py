@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from sonde.capture.probes.base import Probe, ProbeContext
+from sonde.capture.probes.probe import Probe, ProbeContext
 
 
 class TrainEvalModeProbe(Probe):

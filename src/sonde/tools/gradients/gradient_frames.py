@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from sonde.tools.tensors.single_pass_statistics import FastStatistics
+from sonde.tools.tensors.basic_statistics import FastStatistics
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from sonde.conditions import Condition, parse_condition
+from sonde.condition_expressions import Condition, parse_condition
 from sonde.errors import SondeError
 from sonde.tools.hooks.hook_spec import AlertSeverity, HookAction, HookSpec, HookTrigger
 from sonde.tools.layer_name_patterns import LayerPatterns

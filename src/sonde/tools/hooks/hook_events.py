@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from sonde.conditions import Condition
+from sonde.condition_expressions import Condition
 from sonde.errors import SondeError
 from sonde.statistics import reductions
 from sonde.tools.hooks.hook_spec import HookAction
-from sonde.tools.tensors.single_pass_statistics import FastStatistics, fast_statistics
-from sonde.tools.tensors.tensor_statistics import shape_of
+from sonde.tools.tensors.basic_statistics import FastStatistics, fast_statistics
+from sonde.tools.tensors.full_statistics import shape_of
 
 
 class TrainingStopped(SondeError):

@@ -14,21 +14,21 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from sonde.conditions import STEP_NAMES
+from sonde.condition_expressions import STEP_NAMES
 from sonde.errors import SondeError
 from sonde.statistics import reductions
 from sonde.statistics.find_tensors import read_scalar
 from sonde.tools.hooks.alerts import Alert
-from sonde.tools.hooks.attachment import Attachment, check_model_and_optimizers
 from sonde.tools.hooks.hook_actions import ActionContext, HookStatus, RegisteredHook, stored_value
 from sonde.tools.hooks.hook_builder import parse_choice
 from sonde.tools.hooks.hook_events import HookEvent, HookResult, TrainingStopped
 from sonde.tools.hooks.hook_spec import AlertSeverity, HookSpec, HookTrigger
-from sonde.tools.hooks.module_hooks import in_backward
+from sonde.tools.hooks.model_attachment import Attachment, check_model_and_optimizers
 from sonde.tools.hooks.tensor_snapshots import make_directory
+from sonde.tools.hooks.torch_hooks import in_backward
 from sonde.tools.hooks.webhook import TIMEOUT_S, Webhook
 from sonde.tools.layer_name_patterns import require_name
-from sonde.tools.tensors.single_pass_statistics import as_tensor
+from sonde.tools.tensors.basic_statistics import as_tensor
 
 MAX_RESULTS = 1000
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from sonde.conditions import STEP_NAMES, Condition
+from sonde.condition_expressions import STEP_NAMES, Condition
 from sonde.events import Severity
 from sonde.tools.layer_name_patterns import LayerPatterns
 

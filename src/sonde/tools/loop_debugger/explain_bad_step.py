@@ -16,7 +16,7 @@ from sonde.nonfinite.operation_tracer import compile_disabled
 from sonde.nonfinite.origin import Origin
 from sonde.replay import distributed
 from sonde.replay.restore_state import state_restored
-from sonde.tools.loop_debugger.measurements import has_cuda
+from sonde.tools.loop_debugger.measure_operation import has_cuda
 
 MAX_SEARCHES = 3  # in one loop: later NaNs follow from the first ones
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from sonde.errors import SondeError
 from sonde.rules.words import number
 from sonde.statistics.torch_fallback import readable, reason
-from sonde.tools.tensors.single_pass_statistics import Floats, as_tensor
-from sonde.tools.tensors.tensor_statistics import TensorHistogram, TensorStats
+from sonde.tools.tensors.basic_statistics import Floats, as_tensor
+from sonde.tools.tensors.full_statistics import TensorHistogram, TensorStats
 from sonde.views.numbers import counted
 from sonde.views.table import html_table, text_table
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sonde.rules.words import number
-from sonde.tools.weights.next_layers import ZEROING
+from sonde.tools.weights.following_activation import ZEROING
 
 TINY = 1e-6  # of the median norm of the layer's units: practically zero in float32
 FAR_BELOW = 8.0  # bias below zero, in norms of the unit's weights: inputs of unit scale exceed it once in 1e15

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sonde.rules.words import number
 from sonde.statistics.torch_internals import fan_in_and_fan_out
-from sonde.tools.tensors.single_pass_statistics import FastStatistics, fast_statistics
+from sonde.tools.tensors.basic_statistics import FastStatistics, fast_statistics
 
 MIN_ELEMENTS = 64  # with fewer, neither shape nor scale can be identified
 ERRORS = 4.0  # standard errors that a sample may deviate by chance

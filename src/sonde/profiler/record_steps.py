@@ -1,0 +1,251 @@
+"""Records training steps with timers or counters installed.
+
+The caller (profile_model.py, or profile_training_loop.py for a script) reports when a step and its phases start and end.
+A *bare* step has timers on the outermost modules alone and gives the duration of a step and its phases. A *timed* step has timers on all
+modules and autograd nodes. Bare and timed steps alternate, so that other load on the machine affects both alike. Two more steps count FLOPs
+and the bytes saved for the backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from sonde.capture.layer_timing.autograd_node_timers import AutogradNodeTimers
+from sonde.capture.layer_timing.layer_call_trace import LayerCallTrace, ReadCounter
+from sonde.capture.layer_timing.layer_costs import LayerCosts, evaluate
+from sonde.profiler import Span
+from sonde.profiler.flops import FlopCounter
+from sonde.profiler.samples_per_step import InputBatch, input_batch
+from sonde.profiler.saved_activations import SavedActivations
+from sonde.profiler.timed_modules import TimedModules
+from sonde.profiler.timer_cost import TimerCost, timer_cost
+from sonde.profiler.trace_spans import spans
+from sonde.profiler.utilization import UtilizationMeter, num_preemptions
+from sonde.statistics.find_tensors import find_tensors
+
+StepKind = Literal["warmup", "bare", "timed", "flops", "memory"]
+MAX_SPANS = 20_000  # of the first steps, for a trace file: more is slow to open and shows nothing new
+
+
+def plan_steps(warmup: int, repeats: int, *, with_counters: bool = True) -> list[StepKind]:
+    """The kinds of steps, in order. The counting steps come first: a script may end early."""
+    counting: list[StepKind] = ["flops", "memory"] if with_counters else []
+    measured: list[StepKind] = ["bare", "timed"]
+    warm: list[StepKind] = ["warmup"]
+    return warm * max(1, warmup) + counting + measured * repeats
+
+
+@dataclass(slots=True)
+class StepRecordings:
+    """The measurements of all recorded steps."""
+
+    bare: list[dict[str, float]] = field(default_factory=list)  # milliseconds by phase, and "step"
+    timed: list[LayerCosts] = field(default_factory=list)
+    timed_ms: list[dict[str, float]] = field(default_factory=list)  # as `bare`; the profiler's own work is in "other"
+    bare_preemptions: list[int] = field(default_factory=list)  # per step: how often the system gave the processor to another program
+    timed_preemptions: list[int] = field(default_factory=list)
+    flops: LayerCosts | None = None
+    saved_bytes: LayerCosts | None = None
+    batches: dict[int, list[InputBatch]] = field(default_factory=dict)  # by layer, of one step
+    num_fetched: int = 0  # samples from data loaders in that step
+    autocast: torch.dtype | None = None  # dtype of the matrix products under autocast
+    spans: list[Span] = field(default_factory=list)
+    uncounted: set[str] = field(default_factory=set)  # operations without a FLOP formula
+    failures: list[str] = field(default_factory=list)  # errors of the profiler itself; these steps were discarded
+    utilization: UtilizationMeter = field(default_factory=UtilizationMeter)
+    timer_cost: TimerCost = field(default_factory=TimerCost)
+
+
+class ProfileRecorder:
+    """Records one step at a time; `end_step` may be called at any moment and leaves nothing on the model."""
+
+    def __init__(
+        self, modules: TimedModules, *, excluded: Iterable[Tensor], read: ReadCounter = perf_counter_ns, follows_training: bool = False
+    ) -> None:
+        """`excluded` tensors (parameters, buffers) do not count as saved activations.
+
+        With `follows_training`, the steps are those of a training loop: forward calls under no_grad (validation between two steps) are
+        ignored. Without it, the caller runs the model with `run_forward`.
+        """
+        self.recordings = StepRecordings(timer_cost=timer_cost(read))
+        self._layers, self._timers = modules.layers, modules.timers
+        self._excluded, self._read, self._follows_training = list(excluded), read, follows_training
+        self._kind: StepKind = "warmup"
+        self._trace: LayerCallTrace | None = None
+        self._node_timers: AutogradNodeTimers | None = None
+        self._backward_context = ExitStack()
+        self._phases: dict[str, int] = {}
+        self._open_phases: dict[str, int] = {}
+        self._start = self._preemptions = 0
+        self._zero: int | None = None  # start of the first timed step
+        self._counter: FlopCounter | None = None
+        self._batches: list[tuple[int, InputBatch]] = []  # with the index of the call in the trace
+        self._num_fetched = self._num_backwards = self._num_updates = 0  # in the current step
+
+    def start_step(self, kind: StepKind) -> None:
+        self._kind = kind
+        self._phases, self._open_phases = {}, {}
+        self._num_fetched = self._num_backwards = self._num_updates = 0
+        self._trace = trace = self._trace_for(kind)
+        self._timers.install(trace, only_roots=kind == "bare", watch_roots=self._follows_training)
+        trace.requires_grad_mode = self._follows_training
+        trace.start()
+        if kind == "bare":
+            self.recordings.utilization.start()
+        self._preemptions = num_preemptions()
+        self._start = self._read()
+
+    def _trace_for(self, kind: StepKind) -> LayerCallTrace:
+        if kind == "flops":
+            self._counter = FlopCounter()
+            return LayerCallTrace(self._counter.read, self._counter.context)
+        if kind == "memory":
+            counter = SavedActivations(self._excluded)
+            return LayerCallTrace(counter.read, counter.context)
+        if kind == "warmup":
+            self._batches.clear()
+            return LayerCallTrace(self._read, self._on_outermost_call)
+        return LayerCallTrace(self._read)
+
+    def _on_outermost_call(self, args: Any, kwargs: Any) -> AbstractContextManager[Any]:
+        batch = input_batch(args, kwargs)
+        if batch is not None and self._trace is not None:
+            batch = batch._replace(num_backwards=self._num_backwards, num_updates=self._num_updates)
+            self._batches.append((len(self._trace.calls), batch))
+            self.recordings.autocast = _autocast_dtype()
+        return nullcontext()
+
+    def run_forward(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Calls the model and records the call; in a bare step nothing else is installed."""
+        if self._kind != "bare":
+            return model(*args, **kwargs)
+        self._timers.on_forward_start(model, args, dict(kwargs))
+        output = None
+        try:
+            output = model(*args, **kwargs)
+            return output
+        finally:
+            self._timers.on_forward_end(model, output)
+
+    # -- phases ------------------------------------------------------------------------------------
+
+    def start_phase(self, phase: str) -> None:
+        self._open_phases[phase] = self._read()
+
+    def end_phase(self, phase: str) -> None:
+        start = self._open_phases.pop(phase, None)
+        if start is not None:
+            end = self._read()
+            self._phases[phase] = self._phases.get(phase, 0) + end - start
+            self._add_span(phase, start, end)
+            self._num_updates += phase == "optimizer"
+
+    def add_fetched(self, batch: Any) -> None:
+        """Counts the samples of a batch from a data loader."""
+        if self._kind == "warmup" and (fetched := input_batch((batch,), {})) is not None:
+            self._num_fetched += fetched.num_samples
+
+    def start_backward(self, roots: Any) -> None:
+        trace = self._trace
+        if trace is None:
+            return
+        if self._kind in ("timed", "flops"):
+            if self._node_timers is None:
+                self._node_timers = AutogradNodeTimers(trace)
+            self._node_timers.install(tensor for _, tensor in find_tensors(roots))
+        if trace.context is not None:
+            self._backward_context.enter_context(trace.context((), {}))
+        trace.start_backward()
+
+    def end_backward(self) -> None:
+        if self._trace is not None and self._trace.in_backward:
+            self._trace.end_backward()
+            self._num_backwards += 1
+        self._backward_context.close()
+
+    # -- the end of a step -------------------------------------------------------------------------
+
+    def end_step(self, *, discard: bool = False) -> None:
+        """Removes the timers and stores the measurements, unless the step failed (`discard`)."""
+        end = self._read()
+        preemptions = num_preemptions() - self._preemptions
+        trace, self._trace = self._trace, None
+        if trace is None:
+            return
+        trace.stop()
+        self._backward_context.close()
+        self._timers.remove()
+        if self._node_timers is not None:
+            self._node_timers.remove()
+            self._node_timers = None
+        if self._kind == "bare":
+            self.recordings.utilization.pause()
+        if trace.failure:
+            self.recordings.failures.append(trace.failure)
+        elif not discard:
+            self._store(trace, end, preemptions)
+
+    def _store(self, trace: LayerCallTrace, end: int, preemptions: int) -> None:
+        recordings = self.recordings
+        if self._kind == "bare":
+            recordings.bare.append(self._phase_times(evaluate(trace), end))
+            recordings.bare_preemptions.append(preemptions)
+        elif self._kind == "timed":
+            self._zero = self._start if self._zero is None else self._zero
+            if len(recordings.spans) < MAX_SPANS:
+                self._add_step_spans(trace, end)
+            costs = evaluate(trace)
+            recordings.timed.append(costs)
+            recordings.timed_ms.append(self._phase_times(costs, end))
+            recordings.timed_preemptions.append(preemptions)
+        elif self._kind == "flops":
+            recordings.flops = evaluate(trace)
+            recordings.uncounted = self._counter.uncounted if self._counter is not None else set()
+        elif self._kind == "memory":
+            recordings.saved_bytes = evaluate(trace)
+        elif trace.calls:  # warm-up: it shows which modules are outermost, and their inputs
+            self._timers.set_roots(call.layer for call in trace.calls if call.parent is None)
+            recordings.batches.clear()
+            recordings.num_fetched = self._num_fetched
+            for index, batch in self._batches:
+                if index < len(trace.calls):
+                    recordings.batches.setdefault(trace.calls[index].layer, []).append(batch)
+
+    def _phase_times(self, costs: LayerCosts, end: int) -> dict[str, float]:
+        step = end - self._start
+        phases = {**self._phases, "forward": costs.forward, "backward": costs.backward}
+        phases["other"] = max(0, step - sum(phases.values()))
+        return {name: ns / 1e6 for name, ns in (*phases.items(), ("step", step))}
+
+    # -- spans for a trace file --------------------------------------------------------------------
+
+    def _add_span(self, phase: str, start: int, end: int) -> None:
+        if self._kind == "timed" and len(self.recordings.spans) < MAX_SPANS:
+            zero = self._zero if self._zero is not None else self._start
+            self.recordings.spans.append(Span(len(self.recordings.timed), "phase", phase, (start - zero) / 1e6, (end - start) / 1e6))
+
+    def _add_step_spans(self, trace: LayerCallTrace, end: int) -> None:
+        step = len(self.recordings.timed)
+        assert self._zero is not None
+        layer_spans = list(spans(trace, self._layers, step, self._zero))
+        if len(layer_spans) + len(self.recordings.spans) > MAX_SPANS and self.recordings.timed:
+            return  # only whole steps
+        for call in trace.calls:
+            if call.parent is None and call.end >= 0:
+                self._add_span("forward", call.start, call.end)
+        for first, _, backward_end in trace.backwards:
+            self._add_span("backward", trace.marks[first][0], backward_end)
+        self._add_span("step", self._start, end)
+        self.recordings.spans += layer_spans[:MAX_SPANS]
+
+
+def _autocast_dtype() -> torch.dtype | None:
+    device = "cuda" if torch.is_autocast_enabled("cuda") else "cpu"
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None

@@ -1,0 +1,163 @@
+"""Replays the statements between `backward` and the update that change gradients: clipping, scaling, dividing by the norm.
+
+They run if the replayed step itself has finite gradients, on temporary gradients. Only statements that change gradients and have no other
+effect run; the others (a print, a log, a scheduler) are left out.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from types import FrameType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sonde.capture.call_site import is_library
+from sonde.nonfinite.operation_tracer import NonFiniteTracer, is_finite
+from sonde.nonfinite.origin import Origin
+from sonde.replay.loss_statements import statements_since_backward, variables_of
+from sonde.replay.rerun_statements import Rerun, gradients_by_leaf
+from sonde.replay.statement_effects import MAX_DEPTH, Resolve, access_path, effects_of, function_ast, lookup, reason_not_replayable
+
+_CLIP_FUNCTIONS = frozenset({"clip_grad_norm_", "clip_grad_value_"})
+
+
+def find_origin_after_backward(frame: FrameType, rerun: Rerun, models: Mapping[str, nn.Module]) -> tuple[Origin | None, str]:
+    """The operation after `backward` that made a gradient non-finite, or None and the reason if there is one.
+
+    `frame` is the function of the user that called `backward`; `rerun` computes the loss again.
+    """
+    compiled = []
+    for at, statements in statements_since_backward(frame):
+        variables = variables_of(at)
+        selected = []
+        for statement in statements:
+            if changes_gradients(statement, partial(lookup, variables)):
+                reason = _reason_for_skipping(statement, partial(lookup, variables))
+                if reason:
+                    return None, f"line {statement.lineno} changes gradients and was not run again: {reason}"
+                selected.append(statement)
+        if selected:
+            code = compile(ast.fix_missing_locations(ast.Module(body=selected, type_ignores=[])), at.f_code.co_filename, "exec")
+            compiled.append((code, variables))
+    if not compiled:
+        return None, ""
+    with NonFiniteTracer(models) as tracer:
+        computed = gradients_by_leaf(rerun())
+        with _temporary_gradients(computed, models.values()):
+            for code, variables in compiled:
+                exec(code, dict(variables))
+            bad = [leaf.grad for leaf, _ in computed if leaf.grad is not None and not is_finite(leaf.grad)]
+            return tracer.origin_of(bad) if bad else None, ""
+
+
+@contextmanager
+def _temporary_gradients(computed: list[tuple[Tensor, Tensor]], models: Iterable[nn.Module]) -> Iterator[None]:
+    """Replaces `.grad` of the leaves by copies of the computed gradients, of other parameters by None, and restores all on exit."""
+    every = {id(p): p for model in models for p in model.parameters()} | {id(leaf): leaf for leaf, _ in computed}
+    before = [(p, p.grad) for p in every.values() if p.is_leaf and not nn.parameter.is_lazy(p)]
+    try:
+        for p, _ in before:
+            p.grad = None
+        for leaf, gradient in computed:
+            leaf.grad = gradient.detach().clone(memory_format=torch.preserve_format)
+        yield
+    finally:
+        for p, gradient_before in before:
+            p.grad = gradient_before
+
+
+# ---- selecting the statements
+
+
+def changes_gradients(statement: ast.AST, resolve: Resolve, depth: int = 0) -> bool:
+    """Whether a statement, or a function of the user that it calls, changes a `.grad`."""
+    if any(is_gradient(path, statement) for path in _modified_paths(statement)):
+        return True
+    for call in (part for part in ast.walk(statement) if isinstance(part, ast.Call)):
+        path = access_path(call.func)
+        if path.rpartition(".")[2] in _CLIP_FUNCTIONS:
+            return True
+        function = _user_function(resolve(path)) if path and depth < MAX_DEPTH else None
+        tree = function_ast(function) if function is not None else None
+        body = tree.body if tree is not None else []
+        if function is not None and any(changes_gradients(part, _globals_of(function), depth + 1) for part in body):
+            return True
+    return False
+
+
+def is_gradient(path: str, within: ast.AST) -> bool:
+    """Whether an access path is `p.grad`, `p.grad.data`, or an alias of one: `g` in `for g in [p.grad for p in …]`."""
+    return "grad" in path.split(".")[1:] or path.partition(".")[0] in _gradient_aliases(within)
+
+
+def _modified_paths(statement: ast.AST) -> set[str]:
+    """The access paths that a statement or a statement inside it modifies."""
+    inner = {path for part in ast.walk(statement) if isinstance(part, ast.stmt) for path in effects_of(part).modifies}
+    return effects_of(statement).modifies | inner
+
+
+def _gradient_aliases(within: ast.AST) -> set[str]:
+    found: set[str] = set()
+    for _ in range(2):  # an alias of an alias
+        for part in ast.walk(within):
+            if isinstance(part, ast.Assign):
+                targets, value = part.targets, part.value
+            elif isinstance(part, (ast.For, ast.comprehension)):
+                targets, value = [part.target], part.iter
+            else:
+                continue
+            if _holds_gradients(value, found):
+                found |= {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+    return found
+
+
+def _holds_gradients(value: ast.expr, aliases: set[str]) -> bool:
+    """Whether an expression is a gradient or a collection of gradients, not a value computed from them."""
+    if isinstance(value, (ast.ListComp, ast.GeneratorExp)):
+        return _holds_gradients(value.elt, aliases)
+    if isinstance(value, (ast.List, ast.Tuple)):
+        return any(_holds_gradients(item, aliases) for item in value.elts)
+    path = access_path(value)
+    return "grad" in path.split(".")[1:] or path in aliases
+
+
+def _reason_for_skipping(statement: ast.stmt, resolve: Resolve) -> str:
+    """Why a statement that changes gradients must not run again: it has other effects; "" if it may run."""
+    for path in _modified_paths(statement):
+        is_local = "." not in path and path not in effects_of(statement).mutates
+        if not (is_local or is_gradient(path, statement) or isinstance(resolve(path), ModuleType)):
+            return f"it changes {path} too"
+    return _other_effect(statement, resolve) or reason_not_replayable(
+        statement, resolve, lambda value: isinstance(value, nn.Module), is_allowed=lambda path: "grad" in path.split(".")[1:]
+    )
+
+
+def _other_effect(statement: ast.AST, resolve: Resolve, depth: int = 0) -> str:
+    """A call with an unused result is made for its effect: only functions of the user and in-place methods may be called so."""
+    for part in ast.walk(statement):
+        if not isinstance(part, ast.Expr) or not isinstance(part.value, ast.Call):
+            continue
+        path = access_path(part.value.func)
+        function = _user_function(resolve(path)) if path else None
+        tree = function_ast(function) if function is not None and depth < MAX_DEPTH else None
+        if function is not None and tree is not None:
+            found = next((why for inner in tree.body if (why := _other_effect(inner, _globals_of(function), depth + 1))), "")
+            if found:
+                return found
+        elif not (isinstance(part.value.func, ast.Attribute) and part.value.func.attr.endswith("_")):
+            return f"line {part.lineno} has another effect"
+    return ""
+
+
+def _user_function(function: Any) -> FunctionType | None:
+    plain = function.__func__ if isinstance(function, MethodType) else function
+    return plain if isinstance(plain, FunctionType) and not is_library(plain.__code__.co_filename) else None
+
+
+def _globals_of(function: FunctionType) -> Resolve:
+    return partial(lookup, function.__globals__)

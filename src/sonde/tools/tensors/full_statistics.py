@@ -1,0 +1,220 @@
+"""Full statistics of one tensor: the values of `fast_statistics`, percentiles, histogram and outliers.
+
+`describe` sorts the elements on the host, so it is slower than `fast_statistics`. The tensor is neither changed nor kept alive.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sonde.errors import SondeError
+from sonde.statistics.torch_internals import sparse_indices, sparse_values
+from sonde.tools.tensors.basic_statistics import FastStatistics, Floats, as_tensor, elements, fast_statistics
+
+PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
+EXTREME_LOG2 = 3  # extreme: within a factor of 2^3 of the largest number of the dtype, or below its smallest normal number
+OUTLIER_IQR = 3.0  # interquartile ranges beyond the quartiles: exceeded by one of 400,000 normal numbers
+OUTLIER_STD = 6.0  # standard deviations, used if the interquartile range is 0
+MAX_OUTLIERS = 8  # listed with index and value
+MAX_BINS = 100_000
+_HISTOGRAM_CHUNK = 1 << 20  # elements in float64 at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Outlier:
+    """One outlier; `index` is empty for sparse tensors."""
+
+    index: tuple[int, ...]
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHistogram:
+    """Histogram of the finite elements: `counts[i]` are in [edges[i], edges[i + 1]); the last bin includes its upper edge."""
+
+    counts: npt.NDArray[np.int64]
+    edges: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorStats:
+    """Statistics of one tensor at one moment, with the conventions of `FastStatistics`."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    num_elements: int
+    num_bytes: int
+    mean: float
+    std: float
+    min: float
+    max: float
+    l1_norm: float
+    l2_norm: float
+    num_zeros: int
+    num_nan: int
+    num_inf: int
+    num_extreme: int = 0  # close to the largest number of the dtype, or below the smallest normal one; 0 for integers
+    num_outliers: int = 0  # beyond OUTLIER_IQR
+    outliers: tuple[Outlier, ...] = ()  # the farthest, at most MAX_OUTLIERS
+    percentiles: Mapping[int, float] = field(default_factory=dict)
+    histogram: TensorHistogram | None = None  # None without a finite element
+    unsupported: str = ""
+
+    @property
+    def sparsity(self) -> float:
+        """Share of the elements that are zero."""
+        return self.num_zeros / self.num_elements if self.num_elements else 0.0
+
+    @property
+    def median(self) -> float:
+        return self.percentiles.get(50, math.nan)
+
+
+@torch.no_grad()
+def describe(value: Any, *, bins: int = 64) -> TensorStats:
+    """Full statistics of a tensor, array or list. Needs about twice its memory on the host; a tensor on a device is copied."""
+    if isinstance(bins, bool) or not isinstance(bins, int) or not 1 <= bins <= MAX_BINS:
+        raise SondeError(f"A histogram cannot have bins={bins!r}: pass a whole number from 1 to {MAX_BINS:,}, for instance bins=64.")
+    tensor = as_tensor(value)
+    found = fast_statistics(tensor)
+    place = {
+        "shape": shape_of(tensor),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "device": str(tensor.device),
+        "num_elements": found.num,
+        "num_bytes": num_bytes(tensor),
+    }
+    numbers = {"mean": found.mean, "std": found.std, "min": found.min, "max": found.max, "l1_norm": found.l1, "l2_norm": found.l2}
+    counts = {"num_zeros": found.zeros, "num_nan": found.nan, "num_inf": found.inf}
+    known: dict[str, Any] = place | numbers | counts | {"unsupported": found.unsupported}
+    if not found.num_finite:
+        return TensorStats(**known)
+    stored, num_implicit = elements(tensor)
+    finite = stored if found.is_finite else stored[np.isfinite(stored)]
+    ordered = np.sort(finite)
+    percentiles = {percent: percentile(ordered, num_implicit, percent) for percent in PERCENTILES}
+    low, high = _outlier_bounds(ordered, found, percentiles)
+    # Outliers are at both ends of the sorted elements. Implicit zeros are outliers only if a bound excludes zero.
+    num_below = int(np.searchsorted(ordered, low, "left")) + (num_implicit if low > 0 else 0)
+    num_above = ordered.size - int(np.searchsorted(ordered, high, "right")) + (num_implicit if high < 0 else 0)
+    return TensorStats(
+        **known,
+        num_extreme=_num_extreme(ordered, tensor.dtype),
+        num_outliers=num_below + num_above,
+        outliers=_outliers(stored, low, high, found, tensor),
+        percentiles=percentiles,
+        histogram=histogram(ordered, num_implicit, bins),
+    )
+
+
+def num_bytes(tensor: Tensor) -> int:
+    """Bytes of its elements; 0 without memory. A view may keep a larger storage alive: see `TensorInspector.memory`."""
+    try:
+        if tensor.is_meta:
+            return 0
+        if tensor.layout is not torch.strided:
+            return sum(part.numel() * part.element_size() for part in _stored_parts(tensor))
+        return tensor.numel() * tensor.element_size()
+    except Exception:  # jagged, lazy or a subclass: unknown
+        return 0
+
+
+def _stored_parts(tensor: Tensor) -> list[Tensor]:
+    if tensor.layout is torch.sparse_coo:
+        return [sparse_indices(tensor), sparse_values(tensor)]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+
+
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    try:
+        return tuple(int(size) for size in tensor.shape)
+    except Exception:  # the sizes of a jagged tensor are symbolic
+        return ()
+
+
+def percentile(ordered: Floats, num_implicit: int, percent: float) -> float:
+    """A percentile of sorted finite elements plus `num_implicit` zeros, by linear interpolation."""
+    num_negative = int(np.searchsorted(ordered, 0.0, "left")) if num_implicit else ordered.size
+
+    def at(rank: int) -> float:
+        if rank < num_negative:
+            return float(ordered[rank])
+        return 0.0 if rank < num_negative + num_implicit else float(ordered[rank - num_implicit])
+
+    place = (ordered.size + num_implicit - 1) * percent / 100
+    below, above = at(math.floor(place)), at(math.ceil(place))
+    share = place - math.floor(place)
+    return below * (1 - share) + above * share
+
+
+def histogram(ordered: Floats, num_implicit: int, bins: int) -> TensorHistogram:
+    """Histogram of sorted finite elements plus `num_implicit` zeros, in bins of equal width."""
+    ends = [*ordered[:1].tolist(), *ordered[-1:].tolist(), *([0.0] if num_implicit else [])]
+    low, high = min(ends), max(ends)
+    if low == high:
+        half_width = abs(low) / 2 or 0.5
+        low, high = low - half_width, high + half_width
+    # Scaled to about 1 by a power of two, which is exact: huge differences overflow, and numpy rejects tiny ones.
+    exponent = math.frexp(max(abs(low), abs(high)))[1]
+    shift = exponent if abs(exponent) > 500 else 0
+    low, high = math.ldexp(low, -shift), math.ldexp(high, -shift)
+    edges = np.linspace(low, high, bins + 1)
+    while bins > 1 and not (np.diff(edges) > 0).all():  # neighboring float64 numbers: too close for so many bins
+        bins //= 2
+        edges = np.linspace(low, high, bins + 1)
+    counts = np.zeros(bins, dtype=np.int64)
+    for start in range(0, ordered.size, _HISTOGRAM_CHUNK):
+        part = ordered[start : start + _HISTOGRAM_CHUNK].astype(np.float64)
+        counts += np.histogram(np.ldexp(part, -shift) if shift else part, edges)[0]
+    if num_implicit:
+        counts += num_implicit * np.histogram([0.0], edges)[0]
+    return TensorHistogram(counts, np.ldexp(edges, shift))
+
+
+def _outlier_bounds(ordered: Floats, found: FastStatistics, percentiles: Mapping[int, float]) -> tuple[float, float]:
+    """Lower and upper bound; elements outside are outliers."""
+    first, third = percentiles[25], percentiles[75]
+    common = (first, third) if first == third else ()
+    if common:  # at least half of the elements are equal, as after a ReLU: the bounds come from the others
+        others = ordered[ordered != first]
+        if others.size:
+            first, third = percentile(others, 0, 25), percentile(others, 0, 75)
+    distance = OUTLIER_IQR * (third - first)
+    if distance > 0:
+        return min((first - distance, *common)), max((third + distance, *common))
+    return found.mean - OUTLIER_STD * found.std, found.mean + OUTLIER_STD * found.std
+
+
+def _num_extreme(ordered: Floats, dtype: torch.dtype) -> int:
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return 0
+    limits = torch.finfo(dtype)
+    large, small = limits.max / 2**EXTREME_LOG2, limits.smallest_normal
+    outside = ordered.size - np.searchsorted(ordered, large, "left") + np.searchsorted(ordered, -large, "right")
+    inside = np.searchsorted(ordered, small, "left") - np.searchsorted(ordered, -small, "right")
+    zeros = np.searchsorted(ordered, 0.0, "right") - np.searchsorted(ordered, 0.0, "left")
+    return int(outside + inside - zeros)
+
+
+def _outliers(stored: Floats, low: float, high: float, found: FastStatistics, tensor: Tensor) -> tuple[Outlier, ...]:
+    if found.min >= low and found.max <= high:
+        return ()
+    (where,) = np.nonzero(np.isfinite(stored) & ((stored < low) | (stored > high)))
+    beyond = np.maximum(low - stored[where].astype(np.float64), stored[where] - high)
+    farthest = where[np.argsort(-beyond, kind="stable")[:MAX_OUTLIERS]]
+    dense = tensor.layout is torch.strided
+    shape = tuple(tensor.shape)
+    return tuple(
+        Outlier(tuple(int(i) for i in np.unravel_index(at, shape)) if dense else (), float(stored[at])) for at in farthest.tolist()
+    )
