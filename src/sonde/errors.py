@@ -1,4 +1,4 @@
-"""Errors are letters to the user: what happened with their values, why, and what to type next."""
+"""Errors that the user sees. A message says what happened with the user's values, why, and what to type next."""
 
 from __future__ import annotations
 
@@ -25,6 +25,10 @@ class NoRunError(SondeError):
 
 class ConfigError(SondeError):
     """A setting has a value that cannot be meant."""
+
+
+class CannotReplay(SondeError):
+    """Why a step, or a part of it, cannot run again."""
 
 
 class NonFiniteError(SondeError):

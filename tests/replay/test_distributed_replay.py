@@ -18,7 +18,7 @@ import hashlib, json, sys
 import torch, torch.distributed as dist, torch.nn as nn
 import sonde
 from sonde.replay.distributed import forbid_collectives
-from sonde.replay.program_slice import CannotReplay
+from sonde.errors import CannotReplay
 
 folder, rank = sys.argv[1], int(sys.argv[2])
 dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)

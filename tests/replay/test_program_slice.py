@@ -4,8 +4,9 @@ import sys
 
 import pytest
 
+from sonde.errors import CannotReplay
 from sonde.replay.loss_statements import slices_up_to_backward
-from sonde.replay.program_slice import CannotReplay, ValueQueries
+from sonde.replay.program_slice import ValueQueries
 
 
 class Computed:

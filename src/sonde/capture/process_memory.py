@@ -95,6 +95,44 @@ def limit() -> Limit | None:
     return min(found, default=None)
 
 
+def available() -> int | None:
+    """Bytes that this process may still allocate without swapping: the smallest of what the machine and the container have left."""
+    found = [each for each in (_available_of_machine(), _available_of_container()) if each is not None]
+    return min(found, default=None)
+
+
+def _available_of_machine() -> int | None:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
+
+
+def _available_of_container() -> int | None:
+    for path in _cgroup_files():
+        used = path.with_name("memory.current" if path.name == "memory.max" else "memory.usage_in_bytes")
+        try:
+            limit_text, num_used = path.read_text().strip(), int(used.read_text())
+            cached = _reclaimable(path.with_name("memory.stat"))
+        except (OSError, ValueError):
+            continue
+        if limit_text.isdigit() and int(limit_text) < 1 << 60:
+            return max(0, int(limit_text) - num_used + cached)
+    return None
+
+
+def _reclaimable(statistics: Path) -> int:
+    """Bytes of files in memory that the kernel drops when it needs the memory."""
+    for line in statistics.read_text().splitlines():
+        name, _, value = line.partition(" ")
+        if name in ("inactive_file", "total_inactive_file"):
+            return int(value)
+    return 0
+
+
 def _machine() -> Limit | None:
     try:
         return Limit(os.sysconf("SC_PHYS_PAGES") * _PAGE, "this machine")

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from sonde.errors import CannotReplay
 from sonde.replay.capsule.replay_capsule import move_to_model
-from sonde.replay.program_slice import CannotReplay
 from sonde.statistics.torch_internals import EagerDispatchMode, OpOverload, op_schema
 
 CAVEAT = "{num} processes train together: this one was run again alone, on its own part of the batch and without averaging gradients"

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from sonde.capture.replay_buffer import ForwardCall
-from sonde.replay.program_slice import CannotReplay
+from sonde.errors import CannotReplay
 from sonde.statistics.find_tensors import find_tensors
 
 Select = Callable[[Any, bool], Any]  # select(value, flat) returns other samples of a value; flat: it may be a flattened batch

@@ -15,7 +15,7 @@ from functools import partial
 from types import CodeType
 from typing import Any
 
-from sonde.errors import SondeError
+from sonde.errors import CannotReplay
 from sonde.replay.statement_effects import (
     MISSING,
     Effects,
@@ -33,10 +33,6 @@ SELECT = "_sonde_select"  # select(value, how) returns `value` for some samples.
 CALL = "_sonde_call"  # call(module) calls a model with the inputs that it had in the step
 MAX_ROUNDS = 200
 LOOP_VARIABLE = "a loop assigns it"  # reason for statements that stand for a loop; expected, so there is no note about them
-
-
-class CannotReplay(SondeError):
-    """Why a step, or a part of it, cannot run again."""
 
 
 @dataclass(frozen=True, slots=True)

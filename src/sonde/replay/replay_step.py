@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.capture.replay_buffer import ForwardCall, ReplayBuffer
+from sonde.errors import CannotReplay
 from sonde.nonfinite.operation_tracer import NonFiniteTracer, compile_disabled, is_finite
 from sonde.nonfinite.origin import Origin
 from sonde.nonfinite.origin_from_graph import origin_in_graph
@@ -33,7 +34,6 @@ from sonde.replay.dataset_index import dataset_indices
 from sonde.replay.earlier_micro_batches import EarlierBatch, Select, earlier_batches
 from sonde.replay.gradient_statements import find_origin_after_backward
 from sonde.replay.loss_statements import FrameSlice, slices_up_to_backward
-from sonde.replay.program_slice import CannotReplay
 from sonde.replay.rerun_statements import Rerun, gradients, value_queries
 from sonde.replay.restore_state import reachable_modules, state_restored
 from sonde.statistics.find_tensors import find_tensors

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.capture.replay_buffer import ReplayBuffer
+from sonde.errors import CannotReplay
 from sonde.nonfinite.build_origin import summarize
 from sonde.nonfinite.operation_tracer import compile_disabled
 from sonde.nonfinite.origin import TensorSummary
@@ -28,7 +29,6 @@ from sonde.replay.batch_slicing import select_samples, step_inputs
 from sonde.replay.bisect_batch import HeaviestSamples, find_heaviest_samples
 from sonde.replay.dataset_index import dataset_indices
 from sonde.replay.loss_statements import FrameSlice, slices_up_to_backward
-from sonde.replay.program_slice import CannotReplay
 from sonde.replay.rerun_statements import Rerun, gradients_by_leaf, value_queries
 from sonde.replay.restore_state import reachable_modules, state_restored
 from sonde.spike_detection import Spike

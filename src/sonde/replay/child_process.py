@@ -1,0 +1,225 @@
+"""Runs a function in a forked, isolated copy of this process. The training process runs no code of the user a second time.
+
+The child has everything that the step had, by copy on write. Its answer is JSON that comes back through a pipe; an answer has a length in
+front, so that it is complete also while another process holds a copy of the pipe. A child that hangs, because of a lock that another thread
+held at the fork, is ended by its own alarm or by the parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import struct
+import sys
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+import torch
+
+from sonde.capture import process_memory
+from sonde.errors import CannotReplay
+from sonde.replay.child_isolation import SPARE_BYTES, isolate
+
+LIMIT_S = 30.0  # seconds that a child may take
+MAX_ANSWER = 64 << 20  # bytes
+
+_LENGTH = struct.Struct("<Q")
+
+Work = Callable[[Callable[[Mapping[str, Any]], None]], Mapping[str, Any]]
+"""`work(preliminary)` runs in the child and returns its answer. It may call `preliminary` with an answer that holds if it fails later."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildAnswer:
+    """What a child found. With a `failure`, `data` is its preliminary answer, if it gave one."""
+
+    data: Mapping[str, Any] | None
+    failure: str = ""
+
+
+class ReplayChild:
+    """A forked child that runs `work`. Ask for its answer with `poll`."""
+
+    def __init__(self, work: Work, *, keep: Collection[int] = (), limit_s: float = LIMIT_S) -> None:
+        """Fork. `keep`: descriptors that the child may write to. Raises `CannotReplay` where there is no child."""
+        self._reader, writer = os.pipe()
+        self._received = bytearray()
+        self._data: Mapping[str, Any] | None = None
+        self._deadline = monotonic() + limit_s
+        self._limit_s = limit_s
+        try:
+            self._pid = _fork()
+        except OSError as error:
+            os.close(self._reader)
+            os.close(writer)
+            raise CannotReplay(f"no process could be started for it ({error.strerror})") from error
+        if self._pid == 0:
+            _run_and_exit(work, writer, keep, limit_s)
+        os.close(writer)
+        os.set_blocking(self._reader, False)
+        self._pidfd = _open_pidfd(self._pid)
+
+    def poll(self, timeout_s: float = 0.0) -> ChildAnswer | None:
+        """The answer; None if there is none yet after `timeout_s`."""
+        until = min(monotonic() + timeout_s, self._deadline)
+        while True:
+            has_ended = self._receive(max(0.0, until - monotonic()))
+            answer = self._decode()
+            if answer is not None:
+                self._end()
+                return answer
+            if has_ended:
+                status = self._end()
+                return ChildAnswer(self._data, f"the process that ran it again ended ({_describe(status)})")
+            if monotonic() >= self._deadline:
+                self.kill()
+                return ChildAnswer(self._data, f"running it again took more than {self._limit_s:g} s")
+            if monotonic() >= until:
+                return None
+
+    def kill(self) -> None:
+        """End the child without an answer."""
+        with contextlib.suppress(ProcessLookupError):
+            if self._pidfd is not None:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            elif self._pid:
+                os.kill(self._pid, signal.SIGKILL)
+        self._end()
+
+    def _receive(self, timeout_s: float) -> bool:
+        """Read what has come; whether the child has ended."""
+        watched = [self._reader] if self._pidfd is None else [self._reader, self._pidfd]
+        ready = _wait_readable(watched, timeout_s)
+        has_ended = self._pidfd in ready if self._pidfd is not None else False
+        while True:
+            try:
+                piece = os.read(self._reader, 1 << 20)
+            except BlockingIOError:
+                return has_ended
+            if not piece:
+                return True
+            self._received += piece
+
+    def _decode(self) -> ChildAnswer | None:
+        """The final answer, if all of it is there. Preliminary ones are stored."""
+        while len(self._received) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._received)
+            if length > MAX_ANSWER:
+                return ChildAnswer(self._data, "the process that ran it again gave an answer that cannot be read")
+            if len(self._received) < _LENGTH.size + length:
+                return None
+            message = json.loads(self._received[_LENGTH.size : _LENGTH.size + length])
+            del self._received[: _LENGTH.size + length]
+            if message["failure"]:
+                return ChildAnswer(self._data, message["failure"])
+            self._data = message["data"]
+            if message["is_final"]:
+                return ChildAnswer(self._data)
+        return None
+
+    def _end(self) -> int | None:
+        """Reap the child and close what belongs to it; its status, None where somebody else has reaped it."""
+        status = None
+        pid, self._pid = self._pid, 0
+        if pid:
+            with contextlib.suppress(ChildProcessError):
+                _, status = os.waitpid(pid, 0)
+            os.close(self._reader)
+            if self._pidfd is not None:
+                os.close(self._pidfd)
+        return status
+
+
+def check_memory(step_bytes: int) -> None:
+    """While a child lives, every page that a step writes is copied. Raises `CannotReplay` where there is no memory for that.
+
+    `step_bytes`: the parameters, gradients and optimizer state, which a step writes.
+    """
+    available = process_memory.available()
+    if available is not None and step_bytes + SPARE_BYTES > available:
+        needed, free = ((num / 2**30) for num in (step_bytes + SPARE_BYTES, available))
+        raise CannotReplay(f"a second process may need {needed:.1f} GB of memory, and {free:.1f} GB are free")
+
+
+def can_fork() -> bool:
+    """Whether this system can copy a process. Windows cannot; on macOS, system libraries fail in a forked child."""
+    return hasattr(os, "fork") and sys.platform != "darwin"
+
+
+# ---- forking
+
+
+def _fork() -> int:
+    """Fork without the at-fork handlers of the user and of libraries in this process: by `_Fork` of glibc 2.34 and newer.
+
+    After an ordinary fork, autograd refuses to work in the child where torch sees an accelerator.
+    """
+    if not can_fork():
+        raise OSError(0, "this system cannot copy a process")
+    libc = ctypes.PyDLL(None, use_errno=True)
+    if not hasattr(libc, "_Fork"):
+        if torch.accelerator.is_available():
+            raise OSError(0, "autograd does not work in a forked process beside an accelerator")
+        return os.fork()
+    import _imp
+
+    _imp.acquire_lock()
+    pid: int = libc._Fork()
+    if pid == 0:
+        libc.PyOS_AfterFork_Child()  # it releases the import lock, too
+        return 0
+    _imp.release_lock()
+    if pid < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return pid
+
+
+def _run_and_exit(work: Work, writer: int, keep: Collection[int], limit_s: float) -> None:
+    """In the child: run and answer. Never returns."""
+    try:
+        try:
+            isolate((writer, *keep), limit_s)
+            _send(writer, data=work(lambda data: _send(writer, data=data, is_final=False)))
+        except CannotReplay as error:
+            _send(writer, failure=str(error))
+        except BaseException as error:  # KeyboardInterrupt and SystemExit of the user's code too
+            _send(writer, failure=f"running it again failed ({type(error).__name__}: {error})"[:500])
+    finally:
+        os._exit(0)
+
+
+def _send(writer: int, *, data: Mapping[str, Any] | None = None, failure: str = "", is_final: bool = True) -> None:
+    text = json.dumps({"data": data, "failure": failure, "is_final": is_final}).encode()
+    message = memoryview(_LENGTH.pack(len(text)) + text)
+    while message:
+        message = message[os.write(writer, message) :]
+
+
+def _open_pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):  # an old kernel, or the child is gone already and somebody has reaped it
+        return None
+
+
+def _wait_readable(descriptors: Collection[int], timeout_s: float) -> set[int]:
+    poller = select.poll()  # not select: a program with more than 1024 open files
+    for number in descriptors:
+        poller.register(number, select.POLLIN)
+    return {number for number, _ in poller.poll(timeout_s * 1000)}
+
+
+def _describe(status: int | None) -> str:
+    if status is None:
+        return "its exit status is unknown"
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        return f"killed by {signal.Signals(number).name}" if number in signal.valid_signals() else f"killed by signal {number}"
+    return f"exit status {os.waitstatus_to_exitcode(status)}"
