@@ -14,7 +14,7 @@ from sonde.capture.probes.probe import Probe
 
 pytestmark = pytest.mark.torch
 
-FILES = sorted(path.stem for path in Path(probes.__file__).parent.glob("*.py") if path.stem not in ("__init__", "base"))
+FILES = sorted(path.stem for path in Path(probes.__file__).parent.glob("*.py") if path.stem not in ("__init__", "probe"))
 
 
 def probes_in(file: str) -> list[type[Probe]]:
