@@ -61,7 +61,7 @@ def test_the_model_and_its_layers_are_found(watched: tuple[StepWatcher, nn.Modul
     assert report.title == "train.py"
     assert all(layer.forward.num == 4 and layer.calls == 1 for layer in report.layers)  # too few steps to leave any out
     assert report.layer("rnn").backward.median_ms > 0
-    assert report.layer("").source.startswith("test_script_step_watcher.py:")
+    assert report.layer("").source.startswith("test_profile_training_loop.py:")
 
 
 def test_phases_and_the_batch_are_in_the_report(watched: tuple[StepWatcher, nn.Module]) -> None:
