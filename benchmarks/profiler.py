@@ -21,7 +21,7 @@ from overhead import BARE, HEADING, Row, row, show, table, take_turns
 from peers import Watcher
 from workloads import WORKLOADS, Training, Workload, prepare
 
-from sonde.capture import patches
+from sonde.capture import torch_patches
 from sonde.profiler.profile_model import profile_model
 from sonde.profiler.profile_training_loop import StepWatcher
 
@@ -38,7 +38,7 @@ class Sonde(Watcher):
     def begin(self) -> None:
         self._watcher = StepWatcher([self._training.model], 1_000_000, 0, None)
         self._watcher._plan = ["timed"] * 1_000_000
-        patches.subscribe(self._watcher)
+        torch_patches.subscribe(self._watcher)
 
     def flush(self) -> None:
         if self._watcher is not None:

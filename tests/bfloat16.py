@@ -14,7 +14,7 @@ from functools import cache
 
 import pytest
 
-from sonde.bfloat16_check import OPERATIONS, check_bfloat16, claimed_flags
+from sonde.bfloat16_hardware_support import OPERATIONS, check_bfloat16, claimed_flags
 
 ASK = "SONDE_TEST_ASK_PROCESSOR"  # "1": ask, whatever the processor claims
 RESULT = "SONDE_TEST_BFLOAT16"  # JSON, for the workers: what was found and what still dies

@@ -16,7 +16,7 @@ import pytest
 
 import bfloat16
 import warm
-from sonde.bfloat16_check import OPERATIONS
+from sonde.bfloat16_hardware_support import OPERATIONS
 from sonde.events import STATISTICS, STEP_SCALARS, Event, Kind, Site
 from sonde.runlog.directory import write_run_json
 from sonde.runlog.writer import Writer

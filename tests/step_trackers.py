@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sonde.capture.error_isolation import ErrorIsolation
 from sonde.capture.model_registry import ModelRegistry
-from sonde.capture.step_recorder import StepRecorder
+from sonde.capture.run_log_recorder import StepRecorder
 from sonde.capture.step_tracker import IncidentHandler, StepTracker
 from sonde.config import DebugConfig
 from sonde.runlog.writer import Writer

@@ -21,7 +21,7 @@ READING = ROOT_MODULES | {"runlog", "rules", "report", "comparison", "views", "d
 MAY_IMPORT = {
     "errors": set(),
     "run_as_main": set(),
-    "bfloat16_check": set(),
+    "bfloat16_hardware_support": set(),
     "events": set(),
     "config": {"errors"},
     "condition_expressions": {"errors"},
@@ -40,9 +40,9 @@ MAY_IMPORT = {
     "tuning": MEASURING | {"run_as_main"},
     "tools": READING | MEASURING | ANALYSIS | {"session"},
     "incidents": READING | MEASURING | ANALYSIS,
-    "early_stopping": ROOT_MODULES,
-    "session_tools": ROOT_MODULES,  # tools are loaded through `sonde`, on first access
-    "session": MEASURING | {"incidents", "session_tools", "early_stopping", "step_decorator"},
+    "early_stopping_patience": ROOT_MODULES,
+    "tools_held_by_session": ROOT_MODULES,  # tools are loaded through `sonde`, on first access
+    "session": MEASURING | {"incidents", "tools_held_by_session", "early_stopping_patience", "step_decorator"},
     "step_decorator": MEASURING | {"session"},
     "launcher": MEASURING | {"session"},
     "integrations": MEASURING | {"session"},
@@ -54,14 +54,15 @@ MAY_IMPORT = {
     "diagnostics": READING,
     "export": READING,
     "pytest_plugin": READING,  # a session is loaded through `sonde`, when a test asks for one
-    "cli": READING | ANALYSIS | {"capture", "statistics", "tuning", "tools", "session", "launcher", "run_as_main", "bfloat16_check"},
+    "cli": READING | ANALYSIS
+    | {"capture", "statistics", "tuning", "tools", "session", "launcher", "run_as_main", "bfloat16_hardware_support"},
     "__init__": set(),  # all of its names are lazy
     "compat": set(),  # as above
     "__main__": {"cli"},
 }
 USES_TORCH = {
     "statistics", "capture", "nonfinite", "replay", "leaks", "profiler", "memory_profiler", "tuning", "tools", "incidents", "session",
-    "session_tools", "step_decorator", "launcher",
+    "tools_held_by_session", "step_decorator", "launcher",
 }  # fmt: skip
 
 
@@ -119,13 +120,13 @@ def test_a_module_says_its_idea_first(module):
     assert not module.stat().st_size or ast.get_docstring(ast.parse(module.read_text(encoding="utf-8")))
 
 
-TORCH_INTERNALS = SOURCE / "statistics" / "torch_internals.py"
-ACCEPTED = {"_modules", "_parameters", "_buffers", "_forward_hooks"}  # of nn.Module: torch_internals.py says why
-PRIVATE_TO_TORCH = set(re.findall(r"\b_(?!_)[a-z]\w+", TORCH_INTERNALS.read_text(encoding="utf-8"))) - ACCEPTED
+PRIVATE_TORCH_API = SOURCE / "statistics" / "private_torch_api.py"
+ACCEPTED = {"_modules", "_parameters", "_buffers", "_forward_hooks"}  # of nn.Module: private_torch_api.py says why
+PRIVATE_TO_TORCH = set(re.findall(r"\b_(?!_)[a-z]\w+", PRIVATE_TORCH_API.read_text(encoding="utf-8"))) - ACCEPTED
 
 
 def private_names_of_torch(module: Path) -> Iterator[str]:
-    """`torch._name`, `torch.part._name`, imports of such names, and attributes of torch's objects that torch_internals.py lists."""
+    """`torch._name`, `torch.part._name`, imports of such names, and attributes of torch's objects that private_torch_api.py lists."""
     for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             base = getattr(node, "module", None) or ""
@@ -143,10 +144,10 @@ def private_names_of_torch(module: Path) -> Iterator[str]:
 @pytest.mark.parametrize("module", MODULES, ids=names(MODULES))
 def test_one_module_alone_uses_private_names_of_torch(module):
     found = list(private_names_of_torch(module))
-    assert bool(found) == (module == TORCH_INTERNALS), found
+    assert bool(found) == (module == PRIVATE_TORCH_API), found
 
 
-PATCH_TORCH = {SOURCE / "capture" / name for name in ("patches.py", "watched_forward.py", "replace_function.py")}
+PATCH_TORCH = {SOURCE / "capture" / name for name in ("torch_patches.py", "observe_forward.py", "monkeypatch.py")}
 GLOBAL_HOOK = re.compile(r"register_(module|optimizer_step)_\w*hook")
 METHOD = re.compile(r"__(call|init|iter|next|new|enter|exit)__")
 
@@ -164,7 +165,7 @@ def root_name(node: ast.AST) -> str:
 
 def names_of_torch(tree: ast.AST) -> set[str]:
     """Names for modules, classes and functions of torch: by import, by assignment and as variables of loops over them."""
-    found = {"DataLoaderIterator"}  # from torch_internals.py
+    found = {"DataLoaderIterator"}  # from private_torch_api.py
     bindings: list[tuple[ast.AST, list[ast.AST]]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -294,7 +295,7 @@ with sonde.watch(model, optimizer, to=tempfile.mkdtemp(), strict=True):
 def test_a_healthy_watched_training_loads_no_analysis():
     pytest.importorskip("torch")
     loaded = {name.split(".")[1] for name in loaded_after(HEALTHY_TRAINING) if name.startswith("sonde.")}
-    assert loaded <= MEASURING | {"session", "session_tools", "early_stopping"}
+    assert loaded <= MEASURING | {"session", "tools_held_by_session", "early_stopping_patience"}
 
 
 PRIVATE = [path for path in MODULES if room(path) in ("statistics", "capture", "nonfinite", "leaks", "replay")]

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 
 PR_SET_PDEATHSIG = 1  # option of prctl
-WRAPPER_FILE = "<sonde: importlib _bootstrap>"  # file name of the patched functions of torch, see capture/replace_function.py
+WRAPPER_FILE = "<sonde: importlib _bootstrap>"  # file name of the patched functions of torch, see capture/monkeypatch.py
 _LAUNCHER_FILES = (str(Path(__file__).resolve().parent), WRAPPER_FILE, runpy.__file__, "<frozen runpy>", "<frozen importlib")
 
 

@@ -30,25 +30,25 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import sonde
-from sonde.capture import patches
+from sonde.capture import torch_patches
 from sonde.capture.error_isolation import ErrorIsolation
 from sonde.capture.live.conditional_switches import TriggerProbe, Triggers
 from sonde.capture.live.debug_switches import Switches, SwitchProbe
 from sonde.capture.model_discovery import ModelDiscovery
 from sonde.capture.model_registry import ModelRegistry
 from sonde.capture.probes.probe import Probe, ProbeContext
-from sonde.capture.step_recorder import StepRecorder
+from sonde.capture.run_log_recorder import StepRecorder
 from sonde.capture.step_tracker import IncidentHandler, StepTracker
 from sonde.capture.zero_grad_tracking import optimizer_parameters
-from sonde.early_stopping import EarlyStopping
+from sonde.early_stopping_patience import EarlyStopping
 from sonde.events import STEP_SCALARS, Ended, ProbeDisabled, Started, TextLogged, TypedEvent
 from sonde.runlog.directory import new_run_directory, open_run_directory, write_run_json
 from sonde.runlog.switch_file import check_switch_names
 from sonde.runlog.writer import Writer
-from sonde.session_tools import SessionTools
 from sonde.statistics import native_extension
 from sonde.statistics.find_tensors import read_scalar
-from sonde.statistics.torch_internals import is_compiled
+from sonde.statistics.private_torch_api import is_compiled
+from sonde.tools_held_by_session import SessionTools
 
 if TYPE_CHECKING:
     from sonde.memory_profiler.memory_profiler import MemoryProfiler
@@ -142,7 +142,7 @@ class DebugSession:
         self._discovery = ModelDiscovery(self._registry, tracker)
         self._watch_attached(tracker)
         if self.config.measured.anything:
-            patches.subscribe(tracker)
+            torch_patches.subscribe(tracker)
             if self._discovers_models:
                 self._discovery.start()
         else:
@@ -181,7 +181,7 @@ class DebugSession:
                 stack.callback(self._registry.close)
                 stack.callback(self._tools.close)
                 stack.callback(self._discovery.stop)
-                stack.callback(patches.unsubscribe, tracker)
+                stack.callback(torch_patches.unsubscribe, tracker)
                 stack.callback(tracker.pause)
                 stack.callback(tracker.close_handlers)
                 stack.callback(self._switches.close)
@@ -250,12 +250,12 @@ class DebugSession:
             yield
             return
         tracker.pause()
-        patches.unsubscribe(tracker)
+        torch_patches.unsubscribe(tracker)
         try:
             yield
         finally:
             if self._tracker is tracker:  # not closed meanwhile
-                patches.subscribe(tracker)
+                torch_patches.subscribe(tracker)
                 tracker.resume()
 
     # -- recording ---------------------------------------------------------------------------------

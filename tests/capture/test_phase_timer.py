@@ -160,7 +160,7 @@ def test_without_a_device_no_method_of_tensors_is_patched_and_nothing_is_brought
 
 
 def test_bringing_a_tensor_over_is_a_phase_of_its_own(tmp_path):
-    from sonde.capture import patches
+    from sonde.capture import torch_patches
 
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -169,7 +169,7 @@ def test_bringing_a_tensor_over_is_a_phase_of_its_own(tmp_path):
         time.sleep(NAP_S)
         return tensor.to(device)
 
-    to = patches._wrap_transfer(slowly)  # no device here: torch's own is a stand-in, the wrapper around it is real
+    to = torch_patches._wrap_transfer(slowly)  # no device here: torch's own is a stand-in, the wrapper around it is real
     with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True):
         for _ in range(2):
             optimizer.zero_grad()

@@ -23,7 +23,7 @@ from training_loops import LOOPS
 
 import sonde
 from sonde import spike_detection
-from sonde.capture import patches, training_callbacks, watched_forward
+from sonde.capture import callback_interface, observe_forward, torch_patches
 from sonde.capture.call_site import WRAPPER_FILE
 from sonde.capture.incident_types import NonFiniteIncident
 from sonde.capture.overhead_budget import hook_ns
@@ -86,7 +86,7 @@ def test_time_while_suspended_belongs_to_no_step(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with sonde.watch(model, optimizer, to=tmp_path, strict=True):
         train(model, optimizer, 3)
-        with training_callbacks.suspended():
+        with callback_interface.suspended():
             threading.Event().wait(0.5)
             train(model, optimizer, 3)
         train(model, optimizer, 3)
@@ -109,8 +109,8 @@ def test_a_forked_child_writes_nothing_even_where_it_is_subscribed_again(tmp_pat
         child = os.fork()
         if child == 0:
             try:
-                patches.subscribe(tracker)
-                watched_forward.watch_forward(model, tracker)
+                torch_patches.subscribe(tracker)
+                observe_forward.watch_forward(model, tracker)
                 train(model, optimizer, 5)
             finally:
                 os._exit(0)
@@ -235,15 +235,15 @@ def test_an_incident_is_handled_before_torch_goes_on_with_all_sessions_suspended
     model, handled = nn.Linear(6, 1), []
 
     def handler(incident: Any) -> None:
-        handled.append((type(incident), incident.step, training_callbacks.subscribers(), model.weight.grad))
+        handled.append((type(incident), incident.step, callback_interface.subscribers(), model.weight.grad))
 
     tracker = new_tracker(tmp_path, make_handlers=lambda: [handler])
-    patches.subscribe(tracker)
+    torch_patches.subscribe(tracker)
     tracker.models.watch(model, "model", 0)
     try:
         (model(torch.ones(2, 6)).sum() * math.nan).backward()
     finally:
-        patches.unsubscribe(tracker)
+        torch_patches.unsubscribe(tracker)
         tracker.models.close()
         tracker.recorder.close()
     assert handled[0] == (NonFiniteIncident, 0, (), None)  # there is no gradient yet

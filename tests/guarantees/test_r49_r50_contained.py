@@ -29,8 +29,8 @@ from sonde.statistics import native_extension, reductions
 from zoo import Program, _regression
 
 BOUNDARY_MODULES = {
-    "sonde.capture.patches", "sonde.capture.watched_forward", "sonde.capture.tensor_method_patch", "sonde.capture.replace_function",
-    "sonde.capture.training_callbacks", "sonde.statistics.torch_internals",
+    "sonde.capture.torch_patches", "sonde.capture.observe_forward", "sonde.capture.tensor_method_patch", "sonde.capture.monkeypatch",
+    "sonde.capture.callback_interface", "sonde.statistics.private_torch_api",
 }  # fmt: skip
 STEPS = 6  # a probe has three chances before it is taken out
 
@@ -136,7 +136,7 @@ BOUNDARY = {
     "capture.step_tracker.isolated", "capture.error_isolation.ErrorIsolation.report", "capture.probes.activations._LeafHook.__call__",
     *(f"capture.probes.activations.ActivationProbe.{name}" for name in ("_on_output", "_on_own_output", "_on_gradient")),
     "capture.model_discovery.ModelDiscovery._on_call_start", "capture.model_discovery.ModelDiscovery._on_call_end",
-    "statistics.native.use_native", "capture.step_tracker.StepTracker.on_suspend", "capture.step_tracker.StepTracker.on_resume",
+    "statistics.native_extension.use_native", "capture.step_tracker.StepTracker.on_suspend", "capture.step_tracker.StepTracker.on_resume",
 }  # fmt: skip
 
 
@@ -231,8 +231,8 @@ def test_the_scenes_reach_most_of_capture_and_what_torch_calls() -> None:
     everywhere = set().union(*reached().values())
     assert len(everywhere) > 230
     for expected in (
-        "capture.step_tracker.StepTracker._end_step", "statistics.reductions.check_finite", "capture.recorder.StepRecorder.end_step",
-        "capture.probes.activations.ActivationProbe._measure", "capture.recorder.StepRecorder.close",
+        "capture.step_tracker.StepTracker._end_step", "statistics.reductions.check_finite", "capture.run_log_recorder.StepRecorder.end_step",
+        "capture.probes.activations.ActivationProbe._measure", "capture.run_log_recorder.StepRecorder.close",
         "capture.model_registry.ModelRegistry.__iter__", "capture.model_discovery.ModelDiscovery._search",
         "statistics.torch_fallback.statistics",
     ):  # fmt: skip
@@ -333,7 +333,7 @@ def test_r50_running_out_of_device_memory_in_the_statistics_is_contained(tmp_pat
         from guarantees.test_r49_r50_contained import play, undisturbed
         assert not native_extension.ENABLED
         home = str(Path(sonde.__file__).parent)
-        patches = {str(Path(home, "capture", name)) for name in ("patches.py", "tensor_method_patch.py")}
+        patches = {str(Path(home, "capture", name)) for name in ("torch_patches.py", "tensor_method_patch.py")}
         failed = 0
         REDUCERS = {"sum", "mul", "stack", "aminmax", "amin", "amax", "isfinite", "linalg_vector_norm", "clone", "sub"}
 

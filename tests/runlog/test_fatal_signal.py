@@ -48,7 +48,7 @@ Thread 0x00007f1a (most recent call first):
 Current thread 0x00007f1b (most recent call first):
   File "/env/lib/python3.11/site-packages/torch/nn/modules/linear.py", line 125 in forward
   File "/env/lib/python3.11/site-packages/torch/nn/modules/module.py", line 1751 in _call_impl
-  File "/opt/sonde/capture/patches.py", line 80 in wrapped
+  File "/opt/sonde/capture/torch_patches.py", line 80 in wrapped
   File "/data/me/model.py", line 12 in forward
   File "/data/me/train.py", line 41 in <module>
   File "/opt/sonde/launcher.py", line 110 in run_file

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sonde.tuning.trial_processes import TrialProcesses
+from sonde.tuning.start_trials import TrialProcesses
 
 
 @pytest.fixture(scope="session")

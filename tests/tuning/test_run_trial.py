@@ -11,8 +11,8 @@ from tuning_scripts import SMALL
 from sonde.errors import SondeError
 from sonde.tuning.proposals import Patch
 from sonde.tuning.repeat_trials import WARMUP, OutOfTime, TrialRunner
+from sonde.tuning.start_trials import TrialProcesses
 from sonde.tuning.trial_messages import TrialRequest
-from sonde.tuning.trial_processes import TrialProcesses
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")

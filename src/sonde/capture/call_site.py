@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from sonde.capture.step_recorder import StepRecorder
+from sonde.capture.run_log_recorder import StepRecorder
 from sonde.events import CallSiteFound
 from sonde.run_as_main import WRAPPER_FILE as WRAPPER_FILE
 
@@ -60,7 +60,7 @@ def direct_user_frame(frame: FrameType | None, max_between: int = sys.maxsize) -
     return frame
 
 
-_PATCHES = frozenset(str(Path(__file__).with_name(name)) for name in ("patches.py", "tensor_method_patch.py"))
+_PATCHES = frozenset(str(Path(__file__).with_name(name)) for name in ("torch_patches.py", "tensor_method_patch.py"))
 
 
 def describe_line(frame: FrameType | None) -> tuple[str, str]:

@@ -16,12 +16,12 @@ import torch
 from torch import nn
 
 from sonde.capture.call_site import read_locals, user_frame
+from sonde.capture.callback_interface import subscribers
 from sonde.capture.model_registry import ModelRegistry
+from sonde.capture.observe_forward import hook_all_modules
 from sonde.capture.step_tracker import StepTracker
-from sonde.capture.training_callbacks import subscribers
-from sonde.capture.watched_forward import hook_all_modules
 from sonde.capture.zero_grad_tracking import optimizer_parameters
-from sonde.statistics.torch_internals import graph_task_id, tracing_state
+from sonde.statistics.private_torch_api import graph_task_id, tracing_state
 
 STEPS_SEARCHED = 3  # after an optimizer appears: by then every model that it trains has run
 MAX_FRAMES = 32

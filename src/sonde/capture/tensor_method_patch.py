@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sonde.capture.replace_function import replace
+from sonde.capture.monkeypatch import replace
 
 
 class MethodCall(NamedTuple):

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from sonde.capture.training_callbacks import TrainingCallbacks
-from sonde.capture.watched_forward import is_forward_watched, unwatch_forward, watch_forward
-from sonde.statistics.torch_internals import BATCH_NORM, DROPOUT, is_compiled, unwrap_compiled
+from sonde.capture.callback_interface import TrainingCallbacks
+from sonde.capture.observe_forward import is_forward_watched, unwatch_forward, watch_forward
+from sonde.statistics.private_torch_api import BATCH_NORM, DROPOUT, is_compiled, unwrap_compiled
 
 COMPILED = "inside torch.compile the outputs of layers are not measured; parameters, gradients and updates are"
 SCRIPTED = "inside torch.jit.script the outputs of layers are not measured; parameters, gradients and updates are"

@@ -17,7 +17,7 @@ import torch
 
 from sonde.statistics import reductions
 from sonde.statistics.batched_device_reads import on_device
-from sonde.statistics.torch_internals import tensor_version
+from sonde.statistics.private_torch_api import tensor_version
 
 NUM_SAMPLED = 3  # parameters: all of an optimizer's gradients are cleared, or none
 TRUST_AFTER = 16  # backwards that wrote gradients: then it is taken for granted, until an update finds none

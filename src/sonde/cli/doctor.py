@@ -107,7 +107,7 @@ def _torch() -> Iterator[Check]:
 
 def _bfloat16() -> Check:
     """Some virtual machines claim instructions that they trap on; torch then dies in bfloat16 layers, with Sonde and without it."""
-    from sonde.bfloat16_check import LIMIT_TEXT, OPERATIONS, check_bfloat16
+    from sonde.bfloat16_hardware_support import LIMIT_TEXT, OPERATIONS, check_bfloat16
 
     check = check_bfloat16()
     if check.error:

@@ -8,9 +8,9 @@ from time import perf_counter_ns
 
 import torch
 
-from sonde.capture import patches
+from sonde.capture import torch_patches
+from sonde.capture.callback_interface import TrainingCallbacks
 from sonde.capture.incident_types import Incident, MemoryGrowthIncident
-from sonde.capture.training_callbacks import TrainingCallbacks
 from sonde.events import LeaksInvestigated
 from sonde.incidents import HandlerContext
 from sonde.leaks.leak_detector import LeakDetector
@@ -46,13 +46,13 @@ class LeakInvestigation(TrainingCallbacks):
         self._own_ns = 0
         self._detector = LeakDetector()
         self.is_over = self.has_found = False
-        patches.subscribe(self)
+        torch_patches.subscribe(self)
 
     def close(self) -> None:
         """End it; without an answer where it was not over."""
         if not self.is_over:
             self.is_over = True
-            patches.unsubscribe(self)
+            torch_patches.unsubscribe(self)
 
     def on_optimizer_step_end(self, optimizer: torch.optim.Optimizer) -> None:
         tracker, began = self._context.tracker, perf_counter_ns()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sonde.statistics.torch_internals import node_sequence_nr, use_count
+from sonde.statistics.private_torch_api import node_sequence_nr, use_count
 
 MAX_NODES = 50_000  # about 50 ms; the graphs of large models have 20,000
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import BuiltinMethodType, CellType, FrameType, FunctionType, GeneratorType, MethodType
 from typing import Any, NamedTuple
 
-from sonde.leaks.running_functions import function_name, local_ids
+from sonde.leaks.local_variables import function_name, local_ids
 
 _MODULE_DICTS = {"_modules", "_parameters", "_buffers"}  # of torch.nn.Module: their entries are attributes of the module to its user
 _HOOK_DICTS = {

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sonde.leaks.autograd_graphs_alive import root_holding
 from sonde.leaks.describe_reference import describe_path, is_a
-from sonde.leaks.running_functions import running_locals
+from sonde.leaks.local_variables import running_locals
 from sonde.leaks.search_referrers import ObjectPath, ReferrerSearch
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from sonde.leaks.autograd_graphs_alive import is_autograd_node
 from sonde.leaks.describe_reference import describe_frame_variable, is_a, key_of
-from sonde.leaks.running_functions import is_sonde_code, running_locals, user_frames
+from sonde.leaks.local_variables import is_sonde_code, running_locals, user_frames
 
 MAX_OBJECTS = 20_000
 MAX_LEVELS = 24

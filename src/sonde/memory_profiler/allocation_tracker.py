@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sonde.capture import patches
-from sonde.capture.training_callbacks import TrainingCallbacks
-from sonde.capture.watched_forward import hook_all_modules
+from sonde.capture import torch_patches
+from sonde.capture.callback_interface import TrainingCallbacks
+from sonde.capture.observe_forward import hook_all_modules
 from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.memory_profiler.bytes_by_owner import Owner
 from sonde.memory_profiler.fake_lstm_workspace import with_workspace
@@ -26,7 +26,7 @@ from sonde.memory_profiler.memory_report import Peak, Usage
 from sonde.memory_profiler.storage_registry import OTHER, StorageRegistry, add_live_tensors, state_tensors
 from sonde.nonfinite.module_stack import ModuleStack
 from sonde.statistics.find_tensors import find_tensors
-from sonde.statistics.torch_internals import ITEM_OP, TorchDispatchMode, current_dispatch_mode, graph_task_id
+from sonde.statistics.private_torch_api import ITEM_OP, TorchDispatchMode, current_dispatch_mode, graph_task_id
 
 ROOT = "(the model itself)"
 MAX_ERRORS = 3  # errors of the tracker before it stops measuring
@@ -79,7 +79,7 @@ class AllocationTracker(TorchDispatchMode, TrainingCallbacks):  # type: ignore[n
     def __enter__(self) -> AllocationTracker:
         # Registered before those of the module stack: a module that is called while the stack is empty is an outermost one.
         self._remove_module_hook = hook_all_modules(before=self._on_forward_start)
-        patches.subscribe(self)
+        torch_patches.subscribe(self)
         self._module_stack.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         self._is_entered = True
@@ -93,7 +93,7 @@ class AllocationTracker(TorchDispatchMode, TrainingCallbacks):  # type: ignore[n
         if not self._is_entered:
             return
         self._is_entered = False
-        patches.unsubscribe(self)
+        torch_patches.unsubscribe(self)
         while self._handles:
             self._handles.pop().remove()
         self._remove_module_hook()

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sonde.capture.training_callbacks import suspended
+from sonde.capture.callback_interface import suspended
 from sonde.errors import SondeError
 from sonde.memory_profiler.allocation_tracker import AllocationTracker
 from sonde.memory_profiler.memory_report import MemoryForecast, Usage
 from sonde.statistics.find_tensors import find_tensors
-from sonde.statistics.torch_internals import FakeTensorMode, tree_map_only
+from sonde.statistics.private_torch_api import FakeTensorMode, tree_map_only
 
 NUM_STEPS = 2  # the first creates the optimizer's state, the second has it from its start
 MAX_ERROR = 0.1  # share by which a fake step may differ from a real one before real steps are measured instead

@@ -22,16 +22,16 @@ import torch
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from sonde.capture import patches
+from sonde.capture import torch_patches
 from sonde.capture.call_site import is_library
-from sonde.capture.replace_function import override
-from sonde.capture.training_callbacks import TrainingCallbacks
+from sonde.capture.callback_interface import TrainingCallbacks
+from sonde.capture.monkeypatch import override
 from sonde.errors import Stopped
 from sonde.memory_profiler.allocation_tracker import AllocationTracker
 from sonde.memory_profiler.memory_profiler import ProcessBaseline, build_report
 from sonde.memory_profiler.memory_report import MemoryReport
 from sonde.run_as_main import die_with_parent, run_file, script_environment, show
-from sonde.statistics.torch_internals import GRAD_SCALER_STEP, DataLoaderIterator, FakeTensorMode, disable_dispatch_modes
+from sonde.statistics.private_torch_api import GRAD_SCALER_STEP, DataLoaderIterator, FakeTensorMode, disable_dispatch_modes
 
 NUM_STEPS = 2  # of each optimizer: the first creates its state, the second has it from its start
 MAX_BACKWARDS = 200  # without an optimizer step: then the script trains without torch optimizers
@@ -79,8 +79,8 @@ def dry_run(
                 stack.enter_context(_fake_tensors())
             stack.enter_context(tracker)
             # Subscribed after the tracker: then the state of the optimizer is in its registry when the report is made.
-            patches.subscribe(counter)
-            stack.callback(patches.unsubscribe, counter)
+            torch_patches.subscribe(counter)
+            stack.callback(torch_patches.unsubscribe, counter)
             if module:
                 runpy.run_module(target, run_name="__main__", alter_sys=True)
             else:

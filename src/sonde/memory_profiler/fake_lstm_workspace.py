@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sonde.statistics.torch_internals import disable_dispatch_modes
+from sonde.statistics.private_torch_api import disable_dispatch_modes
 
 _LSTM = getattr(torch.ops.aten, "mkldnn_rnn_layer", None)
 _STEPS, _BATCH = 16, 8  # of the small LSTM: in a smaller one most bytes are padding

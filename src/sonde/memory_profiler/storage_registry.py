@@ -18,7 +18,7 @@ from sonde.leaks.autograd_graphs_alive import live_tensors
 from sonde.memory_profiler.bytes_by_owner import DeviceUsage, Owner
 from sonde.memory_profiler.memory_report import Peak, Usage
 from sonde.nonfinite.module_stack import storage_id
-from sonde.statistics.torch_internals import storage_address
+from sonde.statistics.private_torch_api import storage_address
 
 OTHER: Owner = ("other", "")
 

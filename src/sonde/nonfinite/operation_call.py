@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sonde.nonfinite.module_stack import storage_id
-from sonde.statistics.torch_internals import OpOverload, op_schema, saved_value, saved_value_names
+from sonde.statistics.private_torch_api import OpOverload, op_schema, saved_value, saved_value_names
 
 _RUNNING_STATISTICS = frozenset({"running_mean", "running_var"})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from sonde.statistics.torch_internals import OpOverload, op_schema
+from sonde.statistics.private_torch_api import OpOverload, op_schema
 
 # They return memory without writing it: its content has no meaning.
 UNINITIALIZED = frozenset(

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from sonde.nonfinite import operation_names
-from sonde.nonfinite.build_origin import build_input_origin, build_origin, nonfinite_kind, refine_origin
 from sonde.nonfinite.module_stack import ModuleStack, is_recomputing, storage_id
 from sonde.nonfinite.nonfinite_propagation import (
     CREATED,
@@ -33,8 +32,9 @@ from sonde.nonfinite.nonfinite_propagation import (
 )
 from sonde.nonfinite.operation_call import AutogradNodeInfo, OpCall, is_additive_mask, is_floating
 from sonde.nonfinite.origin import Origin
+from sonde.nonfinite.origin_from_operation import build_input_origin, build_origin, nonfinite_kind, refine_origin
 from sonde.statistics import reductions
-from sonde.statistics.torch_internals import (
+from sonde.statistics.private_torch_api import (
     EagerDispatchMode,
     OpOverload,
     current_autograd_node,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sonde.nonfinite.operation_tracer import is_finite
 from sonde.nonfinite.origin import Origin
-from sonde.statistics.torch_internals import node_sequence_nr, saved_value
+from sonde.statistics.private_torch_api import node_sequence_nr, saved_value
 
 MAX_NODES = 20_000
 MAX_FACTOR_SIZE = 1 << 24  # elements: larger factors are not multiplied again

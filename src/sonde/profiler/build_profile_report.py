@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import torch
 
-from sonde.capture.layer_timing.layer_costs import LayerCosts, ModuleCost
+from sonde.capture.layer_timing.evaluate_trace import LayerCosts, ModuleCost
 from sonde.profiler import LayerCost, ProfileReport, TimeSpread
+from sonde.profiler.module_listing import TimedModule, TimedModules
 from sonde.profiler.peak_flops import peak_flops_per_s
 from sonde.profiler.profile_report import DISTURBED, PHASES, UNKNOWN
 from sonde.profiler.record_steps import StepRecordings
 from sonde.profiler.samples_per_step import samples_per_step
-from sonde.profiler.timed_modules import TimedModule, TimedModules
-from sonde.profiler.timer_cost_correction import without_timer_cost
-from sonde.profiler.undisturbed_steps import least_disturbed
+from sonde.profiler.steps_without_preemption import least_disturbed
+from sonde.profiler.subtract_timer_cost import without_timer_cost
 from sonde.rules.words import number
 
 _NO_COST = ModuleCost()

@@ -11,8 +11,8 @@ from torch import nn
 
 from sonde.capture.call_site import user_frame
 from sonde.capture.model_discovery import enclosing_model, modules_in_scope
-from sonde.capture.watched_forward import hook_all_modules
-from sonde.statistics.torch_internals import graph_task_id
+from sonde.capture.observe_forward import hook_all_modules
+from sonde.statistics.private_torch_api import graph_task_id
 
 
 class TrainedModelFinder:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from sonde.statistics.torch_internals import TorchDispatchMode, op_packet
+from sonde.statistics.private_torch_api import TorchDispatchMode, op_packet
 
 
 class FlopCounter:

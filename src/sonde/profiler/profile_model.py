@@ -11,18 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sonde.capture.callback_interface import suspended
 from sonde.capture.layer_timing.layer_call_trace import ReadCounter
-from sonde.capture.training_callbacks import suspended
 from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.errors import SondeError
 from sonde.profiler import ProfileReport
 from sonde.profiler.build_profile_report import build_report, dtype_and_device
+from sonde.profiler.module_listing import TimedModules
 from sonde.profiler.record_steps import ProfileRecorder, StepKind, StepRecordings, plan_steps
-from sonde.profiler.timed_modules import TimedModules
-from sonde.profiler.undisturbed_steps import num_undisturbed
+from sonde.profiler.steps_without_preemption import num_undisturbed
 from sonde.replay.restore_state import state_restored
 from sonde.statistics.find_tensors import find_tensors
-from sonde.statistics.torch_internals import is_compiled, preserve_versions, unwrap_compiled
+from sonde.statistics.private_torch_api import is_compiled, preserve_versions, unwrap_compiled
 
 MAX_EXTRA_S = 1.0  # of additional steps if other programs disturbed some; at most as long as the planned steps took
 

@@ -17,17 +17,17 @@ from typing import Any, Concatenate, ParamSpec, cast
 import torch
 from torch import nn
 
-from sonde.capture import patches
+from sonde.capture import torch_patches
+from sonde.capture.callback_interface import TrainingCallbacks
 from sonde.capture.step_boundaries import StepBoundaries
-from sonde.capture.training_callbacks import TrainingCallbacks
 from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.errors import SondeError
 from sonde.profiler import ProfileReport
 from sonde.profiler.build_profile_report import build_report, dtype_and_device
 from sonde.profiler.find_trained_models import TrainedModelFinder
+from sonde.profiler.module_listing import TimedModules
 from sonde.profiler.profile_model import clock
 from sonde.profiler.record_steps import ProfileRecorder, plan_steps
-from sonde.profiler.timed_modules import TimedModules
 
 P = ParamSpec("P")
 _log = logging.getLogger("sonde")
@@ -47,7 +47,7 @@ def watch_steps(
     that it raises reaches the training, which is a way to stop it.
     """
     watcher = StepWatcher(models, num_steps, warmup, on_done)
-    patches.subscribe(watcher)
+    torch_patches.subscribe(watcher)
     try:
         yield watcher
     finally:
@@ -132,7 +132,7 @@ class StepWatcher(TrainingCallbacks):
     def close(self) -> None:
         """Removes all hooks; closing twice is allowed."""
         with ExitStack() as stack:
-            stack.callback(patches.unsubscribe, self)
+            stack.callback(torch_patches.unsubscribe, self)
             stack.callback(self._finder.stop)
             if self._recorder is not None:
                 stack.callback(self._recorder.end_step, discard=True)
@@ -184,7 +184,7 @@ class StepWatcher(TrainingCallbacks):
             return {"": self._models[0]}
         return {f"{type(model).__name__.lower()}{number}": model for number, model in enumerate(self._models)}
 
-    # -- callbacks of the training loop (capture/patches.py) ---------------------------------------
+    # -- callbacks of the training loop (capture/torch_patches.py) ---------------------------------------
 
     @_isolated
     def on_batch_start(self) -> None:

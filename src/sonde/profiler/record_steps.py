@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from sonde.capture.layer_timing.autograd_node_timers import AutogradNodeTimers
+from sonde.capture.layer_timing.evaluate_trace import LayerCosts, evaluate
 from sonde.capture.layer_timing.layer_call_trace import LayerCallTrace, ReadCounter
-from sonde.capture.layer_timing.layer_costs import LayerCosts, evaluate
 from sonde.profiler import Span
 from sonde.profiler.flops import FlopCounter
+from sonde.profiler.measure_timer_cost import TimerCost, timer_cost
+from sonde.profiler.module_listing import TimedModules
 from sonde.profiler.samples_per_step import InputBatch, input_batch
 from sonde.profiler.saved_activations import SavedActivations
-from sonde.profiler.timed_modules import TimedModules
-from sonde.profiler.timer_cost import TimerCost, timer_cost
 from sonde.profiler.trace_spans import spans
 from sonde.profiler.utilization import UtilizationMeter, num_preemptions
 from sonde.statistics.find_tensors import find_tensors

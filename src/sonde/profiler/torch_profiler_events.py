@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from sonde.capture.call_site import is_library
 from sonde.profiler.operation_report import OperationCost, OperationSite
-from sonde.statistics.torch_internals import ProfilerEventType, RecordScope
+from sonde.statistics.private_torch_api import ProfilerEventType, RecordScope
 
 ENGINE = "autograd::engine::evaluate_function: "
 STEP = "ProfilerStep#"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from sonde.capture.layer_timing.evaluate_trace import intervals
 from sonde.capture.layer_timing.layer_call_trace import OUTSIDE, LayerCall, LayerCallTrace
-from sonde.capture.layer_timing.layer_costs import intervals
 from sonde.profiler import Span
-from sonde.profiler.timed_modules import TimedModule
+from sonde.profiler.module_listing import TimedModule
 
 
 def spans(trace: LayerCallTrace, layers: list[TimedModule], step: int, zero: int) -> Iterator[Span]:

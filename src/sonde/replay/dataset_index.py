@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import BatchSampler, SequentialSampler, Subset, TensorDataset
 
-from sonde.capture import patches
-from sonde.statistics.torch_internals import DataLoaderIterator, iterator_dataset, iterator_position
+from sonde.capture import torch_patches
+from sonde.statistics.private_torch_api import DataLoaderIterator, iterator_dataset, iterator_position
 
 MAX_NUMBERS = 50_000_000  # elements of a dataset tensor; larger ones are not compared
 
@@ -26,7 +26,7 @@ def dataset_indices(samples: Sequence[int], inputs: Sequence[Tensor], batch_size
     if not samples:
         return None
     # gc.get_objects takes a tenth of a second in a large program, so it is the fallback for loaders that started before the patches.
-    for list_objects in (patches.iterators.copy, gc.get_objects):
+    for list_objects in (torch_patches.iterators.copy, gc.get_objects):
         loaders = [item for item in list_objects() if DataLoaderIterator is not None and issubclass(type(item), DataLoaderIterator)]
         found = {
             indices

@@ -13,11 +13,11 @@ from sonde.capture.replay_buffer import ReplayBuffer
 from sonde.errors import CannotReplay
 from sonde.nonfinite.operation_tracer import NonFiniteTracer, is_finite
 from sonde.nonfinite.origin import Origin
-from sonde.replay.distributed import without_ddp
 from sonde.replay.loss_statements import slices_up_to_backward
 from sonde.replay.replay_step import find_nonfinite_origin
 from sonde.replay.rerun_statements import Rerun, gradients, gradients_by_leaf, value_queries
 from sonde.replay.restore_state import reachable_modules, state_restored
+from sonde.replay.without_collectives import without_ddp
 
 
 @dataclass(frozen=True, slots=True)

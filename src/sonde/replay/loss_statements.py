@@ -18,7 +18,7 @@ from typing import Any
 
 from sonde.capture.call_site import is_library, user_frame
 from sonde.errors import CannotReplay
-from sonde.leaks.running_functions import local_ids
+from sonde.leaks.local_variables import local_ids
 from sonde.replay.program_slice import LOOP_VARIABLE, ProgramSlice, ValueQueries, slice_program
 from sonde.replay.statement_effects import access_path, effects_of, effects_of_all, lookup
 

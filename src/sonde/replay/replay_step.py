@@ -26,7 +26,7 @@ from sonde.errors import CannotReplay
 from sonde.nonfinite.operation_tracer import NonFiniteTracer, compile_disabled, is_finite
 from sonde.nonfinite.origin import Origin
 from sonde.nonfinite.origin_from_graph import origin_in_graph
-from sonde.replay import distributed
+from sonde.replay import without_collectives
 from sonde.replay.batch_slicing import select_samples, step_inputs
 from sonde.replay.bisect_batch import find_failing_samples
 from sonde.replay.capsule.capsule import save_capsule
@@ -62,10 +62,10 @@ def find_nonfinite_origin(
         return None
     models = models or {call.model: call.module for call in buffer.calls}
     modules = [*models.values(), *(call.module for call in buffer.calls), *reachable_modules(frame)]
-    with state_restored(modules), distributed.without_ddp(modules), compile_disabled():
+    with state_restored(modules), without_collectives.without_ddp(modules), compile_disabled():
         found = _NonFiniteReplay(buffer, frame, loss, what, models).find_origin()
-    num = distributed.num_processes()
-    return replace(found, caveats=(*found.caveats, distributed.CAVEAT.format(num=num))) if found is not None and num > 1 else found
+    num = without_collectives.num_processes()
+    return replace(found, caveats=(*found.caveats, without_collectives.CAVEAT.format(num=num))) if found is not None and num > 1 else found
 
 
 def save_step_capsule(
@@ -170,7 +170,7 @@ class _NonFiniteReplay:
             outcome = f"its {self.what} was finite"
             if self.what == "gradient":
                 outcome += ": it went bad after that backward, or in an earlier one of this step"
-                outcome += ", or in another process" if distributed.num_processes() > 1 else ""
+                outcome += ", or in another process" if without_collectives.num_processes() > 1 else ""
         return f"the step was run again and {outcome}" + "".join(f"; {note}" for note in notes[:3])
 
     def _replay_earlier_batches(self, last: Rerun) -> tuple[Origin | None, Rerun]:
@@ -244,7 +244,7 @@ def find_evaluation_origin(call: ForwardCall, models: Mapping[str, nn.Module]) -
 def _outputs_of(call: ForwardCall, select: Select = lambda value, flat: value) -> list[Tensor]:
     """The outputs of a recorded forward call, run on the inputs that `select` returns."""
     torch.set_rng_state(call.rng)
-    with distributed.forbid_collectives():
+    with without_collectives.forbid_collectives():
         output = call.module(*select(call.args, True), **select(dict(call.kwargs), True))
     return [tensor for _, tensor in find_tensors(output) if tensor.is_floating_point()]
 

@@ -14,17 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.capture.replace_function import override
+from sonde.capture.monkeypatch import override
 from sonde.capture.replay_buffer import ForwardCall, ReplayBuffer
 from sonde.errors import CannotReplay
 from sonde.nonfinite.operation_tracer import is_finite
-from sonde.replay.distributed import forbid_collectives, num_processes
 from sonde.replay.earlier_micro_batches import EarlierBatch, Select
 from sonde.replay.loss_statements import FrameSlice
 from sonde.replay.program_slice import CALL, ValueQueries
 from sonde.replay.statement_effects import MISSING, lookup
+from sonde.replay.without_collectives import forbid_collectives, num_processes
 from sonde.statistics.find_tensors import find_tensors
-from sonde.statistics.torch_internals import has_accumulation_hooks, unwrap_compiled
+from sonde.statistics.private_torch_api import has_accumulation_hooks, unwrap_compiled
 
 MAX_ATTRIBUTES = 32  # of an object that are searched for tensors
 

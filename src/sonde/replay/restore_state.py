@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.replay.loss_statements import variables_of
-from sonde.statistics.torch_internals import preserve_versions
+from sonde.statistics.private_torch_api import preserve_versions
 
 _CONTAINERS = (list, dict, set)  # a forward may fill them: their items are restored, one level deep
 

@@ -21,20 +21,20 @@ from torch import Tensor, nn
 
 from sonde.capture.replay_buffer import ReplayBuffer
 from sonde.errors import CannotReplay
-from sonde.nonfinite.build_origin import summarize
 from sonde.nonfinite.operation_tracer import compile_disabled
 from sonde.nonfinite.origin import TensorSummary
-from sonde.replay import distributed
+from sonde.nonfinite.origin_from_operation import summarize
 from sonde.replay.batch_slicing import select_samples, step_inputs
 from sonde.replay.bisect_batch import HeaviestSamples, find_heaviest_samples
 from sonde.replay.dataset_index import dataset_indices
 from sonde.replay.loss_statements import FrameSlice, slices_up_to_backward
 from sonde.replay.rerun_statements import Rerun, gradients_by_leaf, value_queries
 from sonde.replay.restore_state import reachable_modules, state_restored
+from sonde.replay.without_collectives import CAVEAT, forbid_collectives, num_processes, without_ddp
 from sonde.spike_detection import Spike
 from sonde.statistics import reductions
 from sonde.statistics.find_tensors import find_tensors
-from sonde.statistics.torch_internals import graph_task_id
+from sonde.statistics.private_torch_api import graph_task_id
 
 OUTLIER_FACTOR = 10.0  # times the magnitude of the other samples: rows of one dataset differ by less
 OUTPUT_OUTLIER_FACTOR = 4.0  # the same for the output of a layer: the layers before it reduce the difference
@@ -91,13 +91,13 @@ def attribute_spike(
     """
     models = models or {call.model: call.module for call in buffer.calls}
     modules = [*models.values(), *(call.module for call in buffer.calls), *reachable_modules(frame)]
-    replay, num = _SpikeReplay(buffer, what, leap, models), distributed.num_processes()
+    replay, num = _SpikeReplay(buffer, what, leap, models), num_processes()
     try:
-        with state_restored(modules), distributed.without_ddp(modules), compile_disabled(), distributed.forbid_collectives():
+        with state_restored(modules), without_ddp(modules), compile_disabled(), forbid_collectives():
             found = replay.attribute(frame)
     except CannotReplay as error:
         found = replay.from_gradients(str(error))
-    return replace(found, caveats=(*found.caveats, distributed.CAVEAT.format(num=num))) if num > 1 else found
+    return replace(found, caveats=(*found.caveats, CAVEAT.format(num=num))) if num > 1 else found
 
 
 class _SpikeReplay:

@@ -10,7 +10,7 @@ import torch
 
 from sonde.statistics import reductions
 from sonde.statistics.batched_device_reads import on_device
-from sonde.statistics.torch_internals import storage_address
+from sonde.statistics.private_torch_api import storage_address
 
 MAX_DEPTH = 8
 MAX_LEAVES = 64

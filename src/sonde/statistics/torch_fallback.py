@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import Parameter, is_lazy
 
-from sonde.statistics.torch_internals import is_functorch_tensor, is_zero_tensor, sparse_indices, sparse_values, without_torch_function
+from sonde.statistics.private_torch_api import is_functorch_tensor, is_zero_tensor, sparse_indices, sparse_values, without_torch_function
 
 # Elements converted at a time, which bounds the extra memory for a large tensor. On a CPU a chunk stays in the second-level cache.
 CHUNK_ON_CPU = 1 << 16

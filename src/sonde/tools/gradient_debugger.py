@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from sonde.errors import SondeError
-from sonde.statistics.torch_internals import tensor_version, unwrap_compiled
+from sonde.statistics.private_torch_api import tensor_version, unwrap_compiled
 from sonde.tools.gradient_flow_animator import EXPLODING, VANISHING, GradientFlowAnimator, measure_gradient
 from sonde.tools.gradients.gradient_frames import GradientSize, combine_sizes
 from sonde.tools.gradients.gradient_noise_scale import NormPair, estimate_noise_scale

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from sonde.capture.hook_without_copies import UncopiedHook
-from sonde.statistics.torch_internals import tracing_state
+from sonde.capture.hook_not_copied_with_module import UncopiedHook
+from sonde.statistics.private_torch_api import tracing_state
 
 _log = logging.getLogger("sonde")
 

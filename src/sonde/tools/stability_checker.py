@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sonde.errors import SondeError
 from sonde.rules.words import number
 from sonde.statistics.find_tensors import find_tensors
-from sonde.statistics.torch_internals import unwrap_compiled
+from sonde.statistics.private_torch_api import unwrap_compiled
 from sonde.tools.run_forward_pass import eval_mode_restored, forward_arguments
 from sonde.tools.safe_hook import SafeHook
 from sonde.tools.tensors.basic_statistics import as_tensor

@@ -25,7 +25,7 @@ from sonde.report import strict
 from sonde.rules.words import number
 from sonde.statistics.content_hash import content_hash
 from sonde.statistics.find_tensors import storage_bytes
-from sonde.statistics.torch_internals import tensor_version
+from sonde.statistics.private_torch_api import tensor_version
 from sonde.tools.layer_name_patterns import require_name
 from sonde.tools.tensors.basic_statistics import as_tensor
 from sonde.tools.tensors.full_statistics import TensorStats, describe

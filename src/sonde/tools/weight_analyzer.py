@@ -13,7 +13,7 @@ from torch import nn
 
 from sonde.errors import SondeError
 from sonde.rules.words import listing, number
-from sonde.statistics.torch_internals import CONV, CONV_TRANSPOSE, unwrap_compiled
+from sonde.statistics.private_torch_api import CONV, CONV_TRANSPOSE, unwrap_compiled
 from sonde.tools.tensors.basic_statistics import FastStatistics, fast_statistics
 from sonde.tools.weights import dead_units
 from sonde.tools.weights.dead_units import DeadNeuron

@@ -11,10 +11,10 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from sonde.capture.replace_function import override
+from sonde.capture.monkeypatch import override
 from sonde.statistics.find_tensors import find_tensors
-from sonde.statistics.torch_internals import DataLoaderIterator, num_prefetched_batches
-from sonde.tuning.call_site_ids import call_site_here
+from sonde.statistics.private_torch_api import DataLoaderIterator, num_prefetched_batches
+from sonde.tuning.stable_call_site_ids import call_site_here
 from sonde.tuning.trial_messages import CallSite, DataLoaderInfo
 
 Key = tuple[str, str, int]  # key of the call site, class of the dataset, length of the dataset

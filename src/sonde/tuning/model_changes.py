@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from sonde.capture.call_site import user_frame
-from sonde.capture.replace_function import override
+from sonde.capture.monkeypatch import override
 from sonde.statistics.find_tensors import find_tensors
-from sonde.statistics.torch_internals import call_implementation, is_compiled, replace_call_implementation, tree_map_only
-from sonde.tuning.call_site_ids import call_site_here
+from sonde.statistics.private_torch_api import call_implementation, is_compiled, replace_call_implementation, tree_map_only
+from sonde.tuning.stable_call_site_ids import call_site_here
 from sonde.tuning.trial_messages import ModelInfo
 
 STEPS_SEARCHED = 3  # every trained model has run by then

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from sonde.capture.replace_function import override
+from sonde.capture.monkeypatch import override
 from sonde.capture.zero_grad_tracking import optimizer_parameters
-from sonde.tuning.call_site_ids import call_site_here
+from sonde.tuning.stable_call_site_ids import call_site_here
 from sonde.tuning.trial_messages import CallSite, OptimizerInfo
 
 IMPLEMENTATIONS = ("foreach", "fused")

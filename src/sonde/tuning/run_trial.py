@@ -21,14 +21,14 @@ from typing import Any, NoReturn
 import numpy
 import torch
 
-from sonde.capture.patches import subscribe
-from sonde.capture.replace_function import override
+from sonde.capture.monkeypatch import override
+from sonde.capture.torch_patches import subscribe
 from sonde.run_as_main import die_with_parent, run_file
-from sonde.tuning.call_site_ids import call_site_here
 from sonde.tuning.dataloader_changes import DataLoaderPatcher
 from sonde.tuning.model_changes import ModelPatcher
 from sonde.tuning.optimizer_changes import OptimizerPatcher
 from sonde.tuning.proposals import Patch
+from sonde.tuning.stable_call_site_ids import call_site_here
 from sonde.tuning.step_timer import StepTimer
 from sonde.tuning.trial_messages import CallSite, Survey, Trial, TrialRequest
 

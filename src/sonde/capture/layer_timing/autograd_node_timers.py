@@ -13,7 +13,7 @@ import torch
 
 from sonde.capture.layer_timing.layer_call_trace import LayerCall, LayerCallTrace
 from sonde.statistics.find_tensors import find_tensors
-from sonde.statistics.torch_internals import has_saved_tensor_hooks, node_sequence_nr
+from sonde.statistics.private_torch_api import has_saved_tensor_hooks, node_sequence_nr
 
 MAX_NODES = 200_000  # per step: the nodes beyond it get no hook, and their time counts for the node before them
 _FIRST_LEAF = 1 << 62  # gradient accumulation nodes are numbered from the top; they run right after the node that feeds them

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from sonde.capture.live.debug_switch_messages import SwitchOutput
 from sonde.capture.live.rate_limited_log import SwitchLog
-from sonde.capture.live.switch_log_messages import SwitchOutput
 from sonde.capture.live.torch_profiler import PLAIN, TENSORBOARD, TorchProfilerRun
 from sonde.capture.probes.probe import Probe, ProbeContext
 from sonde.capture.step_boundaries import StepBoundaries

@@ -14,7 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from sonde.events import TorchProfileWritten
-from sonde.statistics.torch_internals import is_profiling
+from sonde.statistics.private_torch_api import is_profiling
 
 NUM_STEPS = 10  # profiled before the switch turns itself off: longer traces are slow to open and use much memory
 TRACES = "traces"  # folder in the run's directory

@@ -10,12 +10,12 @@ from sonde.capture.probes.eval_outputs import EvalOutputProbe
 from sonde.capture.probes.finite_check import FiniteCheck
 from sonde.capture.probes.forgotten_eval_mode import ForgottenEvalModeProbe
 from sonde.capture.probes.learning_rate import LearningRateProbe
+from sonde.capture.probes.loop_source_lines import SourceLineProbe
 from sonde.capture.probes.loss import LossProbe
 from sonde.capture.probes.memory import MemoryProbe
 from sonde.capture.probes.parameters import ParameterProbe
 from sonde.capture.probes.probe import Probe
 from sonde.capture.probes.schedulers import SchedulerProbe
-from sonde.capture.probes.source_lines import SourceLineProbe
 from sonde.capture.probes.train_eval_mode import TrainEvalModeProbe
 
 PROBES: tuple[type[Probe], ...] = (

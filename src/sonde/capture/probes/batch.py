@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from sonde.capture.class_labels_from_loss import ClassLabels, count_labels, find_labels, is_plain
 from sonde.capture.probes.probe import Probe, ProbeContext
-from sonde.capture.target_labels import ClassLabels, count_labels, find_labels, is_plain
 from sonde.events import BATCH_FIELDS, BatchInspected, Kind, Site
 from sonde.runlog.format import FramePlan
 from sonde.statistics.batched_device_reads import on_device

@@ -9,7 +9,7 @@ from typing import Any
 from sonde.capture.planned_epochs import enclosing_epoch_loop, lines_of_callers
 from sonde.capture.probes.probe import Probe, ProbeContext
 from sonde.events import DataPass
-from sonde.statistics.torch_internals import has_map_dataset
+from sonde.statistics.private_torch_api import has_map_dataset
 
 MAX_LOADERS = 200  # that are told apart
 MAX_PASSES = 2000  # events: what starts a loader more often than that has no epochs

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from sonde.capture.current_step import CurrentStep
 from sonde.capture.incident_types import Incident, NonFiniteIncident, SkippedUpdateIncident, SpikeIncident
 from sonde.capture.probes.probe import Probe, ProbeContext
-from sonde.capture.step_state import StepState
 from sonde.capture.zero_grad_tracking import OptimizerGradients, optimizer_parameters
 from sonde.events import STATISTICS, NonFinite, StaleGradientsUsed
 from sonde.spike_detection import LogNormBound, Spike
@@ -172,7 +172,7 @@ class FiniteCheck(Probe):
             scalars["empty_updates"] += 1
 
 
-def report_nonfinite(state: StepState, what: str, where: str, tensor: torch.Tensor) -> NonFiniteIncident | None:
+def report_nonfinite(state: CurrentStep, what: str, where: str, tensor: torch.Tensor) -> NonFiniteIncident | None:
     """The incident of a tensor that holds NaN or Inf; None where one of its kind was reported in this step."""
     if what in state.nonfinite:
         return None

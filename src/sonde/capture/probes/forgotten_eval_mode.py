@@ -17,7 +17,7 @@ from sonde.events import EvaluatedInTrainMode
 from sonde.statistics.batched_device_reads import on_device
 from sonde.statistics.content_hash import content_hash
 from sonde.statistics.find_tensors import find_tensors
-from sonde.statistics.torch_internals import BATCH_NORM
+from sonde.statistics.private_torch_api import BATCH_NORM
 
 NUM_FIRST_PAUSES = 16  # of a model that are inspected; then the 32nd, the 64th …: every step may have one (a GAN, a rollout)
 INPUTS_COMPARED = 4  # forwards of a pause: one input again and again is a sample of a random network, several are a dataset

@@ -12,7 +12,7 @@ from sonde.capture.call_site import describe_line, user_frame
 from sonde.capture.probes.probe import Probe
 from sonde.events import OptimizerCreated
 from sonde.statistics.find_tensors import read_scalar
-from sonde.statistics.torch_internals import is_scheduled
+from sonde.statistics.private_torch_api import is_scheduled
 
 MAX_RATES = 16  # optimizers, and groups of one
 MAX_RECORDED = 1000  # optimizers, one event each: some programs construct a new one for every step

@@ -16,8 +16,8 @@ from sonde.events import NonFinite
 from sonde.spike_detection import LossBound
 from sonde.statistics import reductions
 from sonde.statistics.find_tensors import read_scalar
+from sonde.statistics.private_torch_api import loss_scale_tensor
 from sonde.statistics.torch_fallback import unsupported_reason
-from sonde.statistics.torch_internals import loss_scale_tensor
 
 
 class LossProbe(Probe):

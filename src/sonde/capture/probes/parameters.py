@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from sonde.capture.histogram_frames import ExponentHistograms
+from sonde.capture.exponent_histogram_records import ExponentHistograms
 from sonde.capture.probes.probe import Probe, ProbeContext
 from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.events import STATISTICS, Kind, Site

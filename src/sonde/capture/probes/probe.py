@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from sonde.capture.step_state import StepState
-from sonde.capture.training_callbacks import TrainingCallbacks
+from sonde.capture.callback_interface import TrainingCallbacks
+from sonde.capture.current_step import CurrentStep
 from sonde.statistics.statistics_table import StatisticsTable
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sonde.capture.model_registry import ModelRegistry
     from sonde.capture.phase_timer import PhaseTimer
     from sonde.capture.replay_buffer import ReplayBuffer
-    from sonde.capture.step_recorder import StepRecorder
+    from sonde.capture.run_log_recorder import StepRecorder
     from sonde.capture.zero_grad_tracking import GradientState
     from sonde.config import DebugConfig, MeasuredParts
     from sonde.statistics.batched_device_reads import DeferredReads
@@ -34,7 +34,7 @@ class ProbeContext:
     measured: MeasuredParts
     recorder: StepRecorder
     models: ModelRegistry
-    state: StepState
+    state: CurrentStep
     timer: PhaseTimer
     isolation: ErrorIsolation
     call_sites: CallSites

@@ -13,7 +13,7 @@ from sonde.capture.call_site import describe_line, user_frame
 from sonde.capture.probes.learning_rate import learning_rate
 from sonde.capture.probes.probe import Probe, ProbeContext
 from sonde.events import SchedulerCreated, SchedulerStarted
-from sonde.statistics.torch_internals import has_optimizer_stepped, nested_schedulers
+from sonde.statistics.private_torch_api import has_optimizer_stepped, nested_schedulers
 
 MAX_RECORDED = 200  # schedulers, two events each: some programs construct one for every parameter
 MAX_LIST = 64  # milestones, groups

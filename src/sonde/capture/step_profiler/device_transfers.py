@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from sonde.capture.call_site import describe_line, direct_user_frame
-from sonde.capture.device_placement import find_holders
 from sonde.capture.model_registry import ModelRegistry
 from sonde.capture.phase_timer import PhaseTimer
 from sonde.capture.tensor_method_patch import MethodCall, TensorMethodPatch
+from sonde.capture.tensors_on_wrong_device import find_holders
 from sonde.statistics.content_hash import content_hash
-from sonde.statistics.torch_internals import gradient_device, graph_task_id, storage_address, tensor_version
+from sonde.statistics.private_torch_api import gradient_device, graph_task_id, storage_address, tensor_version
 
 NAMES = ("to", "cuda", "xpu", "cpu", "copy_")
 PINS = ("cuda",)  # devices that copy from pinned memory asynchronously; other copies block Python

@@ -20,7 +20,7 @@ from sonde.replay.capsule.capsule import Capsule, StoredTensor
 from sonde.replay.capsule.value_serialization import LeftOut, fill_left_out
 from sonde.replay.restore_state import state_restored
 from sonde.statistics.find_tensors import find_tensors
-from sonde.statistics.torch_internals import tree_map_only
+from sonde.statistics.private_torch_api import tree_map_only
 
 MT19937_WORDS = 624  # in the state of NumPy's generator
 MAX_NAMED = 3  # tensors that a message names

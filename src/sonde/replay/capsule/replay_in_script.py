@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.capture import patches
+from sonde.capture import torch_patches
 from sonde.capture.call_site import is_library
-from sonde.capture.replace_function import override
-from sonde.capture.training_callbacks import TrainingCallbacks
+from sonde.capture.callback_interface import TrainingCallbacks
+from sonde.capture.monkeypatch import override
 from sonde.errors import SondeError
 from sonde.nonfinite.operation_tracer import NonFiniteTracer, is_finite
 from sonde.nonfinite.origin import Origin
@@ -122,13 +122,13 @@ class ScriptReplayer(TrainingCallbacks):
     @contextmanager
     def install(self) -> Iterator[None]:
         """Patches `nn.Module.__call__` and subscribes to the training's callbacks."""
-        patches.subscribe(self)
+        torch_patches.subscribe(self)
         undo = override(nn.Module, "__call__", self._wrap_call)
         try:
             yield
         finally:
             undo()
-            patches.unsubscribe(self)
+            torch_patches.unsubscribe(self)
             self._finish()
 
     def describe_mismatches(self) -> str:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from sonde.statistics.torch_internals import is_traceable_wrapper_subclass
+from sonde.statistics.private_torch_api import is_traceable_wrapper_subclass
 
 MAX_DEPTH = 32
 MAX_LEAVES = 200_000  # values in one capsule; the optimizer state of a large model has some ten thousand

@@ -17,7 +17,7 @@ from sonde.errors import SondeError
 from sonde.rules.words import listing
 from sonde.statistics import reductions
 from sonde.statistics.find_tensors import read_scalar
-from sonde.statistics.torch_internals import unwrap_compiled
+from sonde.statistics.private_torch_api import unwrap_compiled
 from sonde.tools.hooks.hook_actions import RegisteredHook
 from sonde.tools.hooks.hook_spec import HookAction
 from sonde.tools.hooks.torch_hooks import HookSubscriber, ModelLayers, ModuleHook, NotifyHook

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from sonde.capture.hook_without_copies import UncopiedHook
-from sonde.capture.training_callbacks import TrainingCallbacks
+from sonde.capture.callback_interface import TrainingCallbacks
+from sonde.capture.hook_not_copied_with_module import UncopiedHook
 from sonde.capture.watched_model import WatchedModel
 from sonde.statistics.find_tensors import find_tensors
-from sonde.statistics.torch_internals import graph_task_id
+from sonde.statistics.private_torch_api import graph_task_id
 from sonde.tools.safe_hook import SafeHook
 
 

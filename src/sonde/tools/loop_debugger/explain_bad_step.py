@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sonde.capture.callback_interface import subscribers
 from sonde.capture.step_tracker import StepTracker
-from sonde.capture.training_callbacks import subscribers
 from sonde.errors import SondeError
-from sonde.nonfinite.find_origin import find_origin
+from sonde.nonfinite.find_origin_context import find_origin
 from sonde.nonfinite.operation_tracer import compile_disabled
 from sonde.nonfinite.origin import Origin
-from sonde.replay import distributed
+from sonde.replay import without_collectives
 from sonde.replay.restore_state import state_restored
-from sonde.tools.loop_debugger.measure_operation import has_cuda
+from sonde.tools.loop_debugger.operation_measurements import has_cuda
 
 MAX_SEARCHES = 3  # in one loop: later NaNs follow from the first ones
 
@@ -51,11 +51,11 @@ def find_cause(modules: Sequence[nn.Module], random_state: RandomState, run: Cal
         return "a session watches this training and finds the cause: see its report"
     model = modules[0]
     try:
-        with state_restored(modules), distributed.without_ddp([model]), compile_disabled():
+        with state_restored(modules), without_collectives.without_ddp([model]), compile_disabled():
             random_state.restore()
             for parameter in model.parameters():
                 parameter.grad = None  # the restored state has the gradients again
-            with find_origin(model) as found, distributed.forbid_collectives():
+            with find_origin(model) as found, without_collectives.forbid_collectives():
                 result = run()
                 if isinstance(result, Tensor) and result.numel() == 1 and result.requires_grad:
                     result.backward()  # type: ignore[no-untyped-call]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sonde.errors import SondeError
-from sonde.statistics.torch_internals import sparse_indices, sparse_values
+from sonde.statistics.private_torch_api import sparse_indices, sparse_values
 from sonde.tools.tensors.basic_statistics import FastStatistics, Floats, as_tensor, elements, fast_statistics
 
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)

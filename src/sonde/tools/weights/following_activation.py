@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from sonde.errors import SondeError
 from sonde.statistics.find_tensors import find_tensors
-from sonde.statistics.torch_internals import BATCH_NORM, CONV, DROPOUT, MAX_POOL
+from sonde.statistics.private_torch_api import BATCH_NORM, CONV, DROPOUT, MAX_POOL
 from sonde.tools.run_forward_pass import eval_mode_restored, forward_arguments
 from sonde.tools.safe_hook import SafeHook
 

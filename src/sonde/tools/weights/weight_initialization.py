@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sonde.rules.words import number
-from sonde.statistics.torch_internals import fan_in_and_fan_out
+from sonde.statistics.private_torch_api import fan_in_and_fan_out
 from sonde.tools.tensors.basic_statistics import FastStatistics, fast_statistics
 
 MIN_ELEMENTS = 64  # with fewer, neither shape nor scale can be identified

@@ -11,7 +11,7 @@ import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from sonde.capture import target_labels  # noqa: E402
+from sonde.capture import class_labels_from_loss  # noqa: E402
 from sonde.statistics import batched_device_reads  # noqa: E402
 
 SORTED = torch.tensor([0, 0, 1, 2])
@@ -23,7 +23,8 @@ def scores(*shape):
 
 
 def counted(loss, *outputs, fetched=()):
-    return target_labels.count_labels(target_labels.find_labels(loss, [tuple(output.shape) for output in outputs], fetched))
+    found = class_labels_from_loss.find_labels(loss, [tuple(output.shape) for output in outputs], fetched)
+    return class_labels_from_loss.count_labels(found)
 
 
 @pytest.mark.parametrize(
@@ -174,8 +175,8 @@ def test_other_losses_and_what_is_no_loss_have_no_labels():
 def test_labels_on_a_device_are_those_of_the_batch_that_was_handed_out(monkeypatch):
     out = scores(4, 3)
     loss = F.cross_entropy(out, SORTED)
-    target = target_labels._saved(loss.grad_fn, "target")
-    monkeypatch.setattr(target_labels, "on_device", lambda tensor: tensor.data_ptr() == target.data_ptr())
+    target = class_labels_from_loss._saved(loss.grad_fn, "target")
+    monkeypatch.setattr(class_labels_from_loss, "on_device", lambda tensor: tensor.data_ptr() == target.data_ptr())
     assert not batched_device_reads.TREAT_CPU_AS_DEVICE
     assert counted(loss, out) is None
     assert counted(loss, out, fetched=[torch.ones(4, 2), MIXED])["counts"] == [[0, 1], [1, 1], [2, 2]]
@@ -185,4 +186,4 @@ def test_labels_on_a_device_are_those_of_the_batch_that_was_handed_out(monkeypat
 def test_of_many_different_labels_the_most_frequent_are_reported():
     out = scores(200, 300)
     found = counted(F.cross_entropy(out, torch.arange(200)), out)
-    assert (found["num"], found["num_distinct"], len(found["counts"])) == (200, 200, target_labels.MAX_REPORTED)
+    assert (found["num"], found["num_distinct"], len(found["counts"])) == (200, 200, class_labels_from_loss.MAX_REPORTED)

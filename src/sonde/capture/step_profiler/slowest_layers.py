@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from sonde.capture.layer_timing.autograd_node_timers import AutogradNodeTimers
+from sonde.capture.layer_timing.evaluate_trace import ModuleCost, evaluate
 from sonde.capture.layer_timing.layer_call_trace import LayerCallTrace
-from sonde.capture.layer_timing.layer_costs import ModuleCost, evaluate
 from sonde.capture.layer_timing.module_timers import ModuleTimers
 from sonde.capture.overhead_budget import hook_ns
 from sonde.capture.phase_timer import PhaseTimer
 from sonde.capture.watched_model import WatchedModel
 from sonde.statistics.find_tensors import find_tensors
-from sonde.statistics.torch_internals import CONV, CONV_TRANSPOSE, graph_task_id
+from sonde.statistics.private_torch_api import CONV, CONV_TRANSPOSE, graph_task_id
 
 MAX_LAYERS = 4000  # hooks on more modules would take longer than the step
 MAX_CALLS = 64  # per layer whose shapes are recorded

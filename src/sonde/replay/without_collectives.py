@@ -15,7 +15,7 @@ from torch import nn
 
 from sonde.errors import CannotReplay
 from sonde.replay.capsule.replay_capsule import move_to_model
-from sonde.statistics.torch_internals import EagerDispatchMode, OpOverload, op_schema
+from sonde.statistics.private_torch_api import EagerDispatchMode, OpOverload, op_schema
 
 CAVEAT = "{num} processes train together: this one was run again alone, on its own part of the batch and without averaging gradients"
 

@@ -96,7 +96,7 @@ class ForkServer:
         self._log = log
         with log.open("wb") as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "sonde.tuning.fork_server"],
+                [sys.executable, "-P", "-m", "sonde.tuning.trial_fork_server"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, bufsize=0, start_new_session=True,
             )  # fmt: skip
         self._buffer = bytearray()

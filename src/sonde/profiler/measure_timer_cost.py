@@ -1,4 +1,4 @@
-"""Measures what the timers themselves cost, once per process and clock; timer_cost_correction.py subtracts it from the results."""
+"""Measures what the timers themselves cost, once per process and clock; subtract_timer_cost.py subtracts it from the results."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from sonde.run_as_main import die_with_parent
-from sonde.statistics.torch_internals import load_compiler
+from sonde.statistics.private_torch_api import load_compiler
 from sonde.tuning.run_trial import redirect_streams, run_trial
 from sonde.tuning.trial_messages import TrialRequest
 

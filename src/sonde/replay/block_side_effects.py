@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from sonde.capture import process_memory
-from sonde.capture.replace_function import override
+from sonde.capture.monkeypatch import override
 from sonde.errors import CannotReplay
 
 SPARE_BYTES = 256 << 20  # of memory that must be left after shared memory was copied

@@ -10,7 +10,7 @@ from torch import nn
 
 from sonde.capture.call_site import is_library
 from sonde.capture.layer_timing.module_timers import ModuleTimers
-from sonde.statistics.torch_internals import is_compiled, unwrap_compiled
+from sonde.statistics.private_torch_api import is_compiled, unwrap_compiled
 
 
 @dataclass(frozen=True, slots=True)

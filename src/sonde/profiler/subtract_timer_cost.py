@@ -12,9 +12,9 @@ import statistics
 from collections.abc import Callable
 from dataclasses import replace
 
-from sonde.capture.layer_timing.layer_costs import LayerCosts, ModuleCost
+from sonde.capture.layer_timing.evaluate_trace import LayerCosts, ModuleCost
+from sonde.profiler.measure_timer_cost import TimerCost
 from sonde.profiler.record_steps import StepRecordings
-from sonde.profiler.timer_cost import TimerCost
 
 MIN_RATIO, MAX_RATIO = 0.5, 4.0  # of the cost in a step to the cost in a loop: up to 3 was measured with cold caches
 

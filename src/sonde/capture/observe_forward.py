@@ -17,9 +17,9 @@ from torch import nn
 from torch.compiler import is_compiling
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from sonde.capture.replace_function import hide_from_warnings
-from sonde.capture.training_callbacks import TrainingCallbacks, is_suspended
-from sonde.statistics.torch_internals import compiled_wrapper, skip_in_dynamo, tracing_state, unwrap_compiled
+from sonde.capture.callback_interface import TrainingCallbacks, is_suspended
+from sonde.capture.monkeypatch import hide_from_warnings
+from sonde.statistics.private_torch_api import compiled_wrapper, skip_in_dynamo, tracing_state, unwrap_compiled
 
 
 class WatchedCall:

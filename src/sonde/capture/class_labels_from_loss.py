@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sonde.statistics.batched_device_reads import on_device
-from sonde.statistics.torch_internals import saved_value_handle
+from sonde.statistics.private_torch_api import saved_value_handle
 
 MAX_NODES = 32  # from the loss back: the node is near, behind a scale, a mean or a sum with other losses
 MAX_LABELS = 1 << 13  # per batch, evenly spaced

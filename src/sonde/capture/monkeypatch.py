@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sonde.capture.call_site import WRAPPER_FILE
-from sonde.statistics.torch_internals import skip_in_dynamo
+from sonde.statistics.private_torch_api import skip_in_dynamo
 
 _INHERITED = object()
 

@@ -22,7 +22,7 @@ class TrainingHints:
 
 
 @dataclass(slots=True)
-class StepState:
+class CurrentStep:
     """The running step. `scalars` is what its record will hold."""
 
     scalars: dict[str, float]

@@ -11,7 +11,7 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
 import sonde  # noqa: E402
-from sonde.capture.device_placement import find_left_behind  # noqa: E402
+from sonde.capture.tensors_on_wrong_device import find_left_behind  # noqa: E402
 from sonde.events import Event, Severity, Step  # noqa: E402
 from sonde.rules.rule import Clear, NotEvaluated  # noqa: E402
 from sonde.rules.tensor_left_behind import TensorLeftBehind  # noqa: E402

@@ -18,7 +18,7 @@ from sonde.statistics.statistics_table import StatisticsTable
 
 if TYPE_CHECKING:
     from sonde.capture.probes.probe import ProbeContext
-    from sonde.early_stopping import EarlyStopping
+    from sonde.early_stopping_patience import EarlyStopping
 
 MB = 2**20
 MAX_PARAMETERS = 4096  # whose norms are taken one by one

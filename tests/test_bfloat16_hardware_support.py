@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import bfloat16
-from sonde.bfloat16_check import CHILD, LIMIT, OPERATIONS, Bfloat16Check, check_bfloat16, claimed_flags
+from sonde.bfloat16_hardware_support import CHILD, LIMIT, OPERATIONS, Bfloat16Check, check_bfloat16, claimed_flags
 
 ROOT = Path(__file__).parent.parent
 

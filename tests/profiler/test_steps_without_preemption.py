@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from sonde.capture.layer_timing.layer_costs import LayerCosts
+from sonde.capture.layer_timing.evaluate_trace import LayerCosts
 from sonde.profiler.record_steps import StepRecordings
-from sonde.profiler.undisturbed_steps import least_disturbed, num_undisturbed
+from sonde.profiler.steps_without_preemption import least_disturbed, num_undisturbed
 
 pytestmark = pytest.mark.torch
 

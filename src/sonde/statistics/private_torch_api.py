@@ -28,7 +28,7 @@ from torch.utils.data import dataloader
 
 # The imports above are documented by torch in its tutorials and used by its own tools (torch.utils.flop_counter, torch.fx): dispatch modes
 # trace operations, fake tensors forecast memory, tree_map_only changes the tensors in a batch, the profiler enums name its events.
-# Gone: `import sonde.statistics.torch_internals` fails, and with it the test suite under that version of torch.
+# Gone: `import sonde.statistics.private_torch_api` fails, and with it the test suite under that version of torch.
 ProfilerEventType = _EventType
 disable_dispatch_modes = _disable_current_modes
 current_dispatch_mode = _get_current_dispatch_mode

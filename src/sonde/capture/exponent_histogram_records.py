@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from sonde.capture.step_recorder import StepRecorder
+from sonde.capture.run_log_recorder import StepRecorder
 from sonde.events import EXPONENT_FIELDS, Kind, NotMeasured
 from sonde.statistics import exponent_histogram
 from sonde.statistics.batched_device_reads import on_device

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sonde.statistics.torch_internals import storage_address
+from sonde.statistics.private_torch_api import storage_address
 
 MAX_REPORTED = 20  # tensors of one model
 

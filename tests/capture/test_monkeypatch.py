@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from sonde.capture.replace_function import override, replace
+from sonde.capture.monkeypatch import override, replace
 
 pytestmark = pytest.mark.torch
 

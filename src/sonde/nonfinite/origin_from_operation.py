@@ -17,9 +17,9 @@ from sonde.nonfinite.module_stack import Location, ModuleStack, storage_id
 from sonde.nonfinite.nonfinite_propagation import LITERAL, WORSENED, NonFiniteEvent
 from sonde.nonfinite.operation_call import AutogradNodeInfo, OpCall, saved_tensors, select_model_tensors
 from sonde.nonfinite.origin import Origin, TensorSummary
+from sonde.statistics.private_torch_api import custom_function, op_schema
 from sonde.statistics.statistics_table import StatisticsTable
 from sonde.statistics.torch_fallback import readable
-from sonde.statistics.torch_internals import custom_function, op_schema
 
 MAX_INPUTS = 8  # tensors that are summarized
 _COLUMNS = {name: i for i, name in enumerate(STATISTICS)}
