@@ -10,7 +10,7 @@ import torch
 
 from sonde.events import STATISTICS
 from sonde.statistics import native_extension
-from sonde.statistics.statistics_table import StatisticsTable
+from sonde.statistics.tensor_statistics_table import StatisticsTable
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 IMPLEMENTATIONS = {

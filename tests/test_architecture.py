@@ -40,11 +40,11 @@ MAY_IMPORT = {
     "tuning": MEASURING | {"run_as_main"},
     "tools": READING | MEASURING | ANALYSIS | {"session"},
     "incidents": READING | MEASURING | ANALYSIS,
-    "early_stopping_patience": ROOT_MODULES,
+    "early_stopper": ROOT_MODULES,
     "tools_held_by_session": ROOT_MODULES,  # tools are loaded through `sonde`, on first access
-    "session": MEASURING | {"incidents", "tools_held_by_session", "early_stopping_patience", "step_decorator"},
+    "session": MEASURING | {"incidents", "tools_held_by_session", "early_stopper", "step_decorator"},
     "step_decorator": MEASURING | {"session"},
-    "launcher": MEASURING | {"session"},
+    "watch_script": MEASURING | {"session"},
     "integrations": MEASURING | {"session"},
     # the reading process
     "rules": ROOT_MODULES | {"runlog"},
@@ -55,14 +55,14 @@ MAY_IMPORT = {
     "export": READING,
     "pytest_plugin": READING,  # a session is loaded through `sonde`, when a test asks for one
     "cli": READING | ANALYSIS
-    | {"capture", "statistics", "tuning", "tools", "session", "launcher", "run_as_main", "bfloat16_hardware_support"},
+    | {"capture", "statistics", "tuning", "tools", "session", "watch_script", "run_as_main", "bfloat16_hardware_support"},
     "__init__": set(),  # all of its names are lazy
-    "compat": set(),  # as above
+    "former_public_names": set(),  # as above
     "__main__": {"cli"},
 }
 USES_TORCH = {
     "statistics", "capture", "nonfinite", "replay", "leaks", "profiler", "memory_profiler", "tuning", "tools", "incidents", "session",
-    "tools_held_by_session", "step_decorator", "launcher",
+    "tools_held_by_session", "step_decorator", "watch_script",
 }  # fmt: skip
 
 
@@ -147,7 +147,7 @@ def test_one_module_alone_uses_private_names_of_torch(module):
     assert bool(found) == (module == PRIVATE_TORCH_API), found
 
 
-PATCH_TORCH = {SOURCE / "capture" / name for name in ("torch_patches.py", "observe_forward.py", "monkeypatch.py")}
+PATCH_TORCH = {SOURCE / "capture" / name for name in ("torch_patches.py", "forward_call_patch.py", "monkeypatch.py")}
 GLOBAL_HOOK = re.compile(r"register_(module|optimizer_step)_\w*hook")
 METHOD = re.compile(r"__(call|init|iter|next|new|enter|exit)__")
 
@@ -295,7 +295,7 @@ with sonde.watch(model, optimizer, to=tempfile.mkdtemp(), strict=True):
 def test_a_healthy_watched_training_loads_no_analysis():
     pytest.importorskip("torch")
     loaded = {name.split(".")[1] for name in loaded_after(HEALTHY_TRAINING) if name.startswith("sonde.")}
-    assert loaded <= MEASURING | {"session", "tools_held_by_session", "early_stopping_patience"}
+    assert loaded <= MEASURING | {"session", "tools_held_by_session", "early_stopper"}
 
 
 PRIVATE = [path for path in MODULES if room(path) in ("statistics", "capture", "nonfinite", "leaks", "replay")]

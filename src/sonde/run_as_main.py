@@ -85,7 +85,7 @@ def run_file(target: str) -> None:
 
 
 def show(error: BaseException) -> None:
-    """Print the traceback without the frames of the launcher, by `sys.excepthook`, which the user may have replaced."""
+    """Print the traceback without the frames that run the script, by `sys.excepthook`, which the user may have replaced."""
     trace: TracebackType | None = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_LAUNCHER_FILES):
         trace = trace.tb_next

@@ -40,7 +40,7 @@ from sonde.capture.probes.probe import Probe, ProbeContext
 from sonde.capture.run_log_recorder import StepRecorder
 from sonde.capture.step_tracker import IncidentHandler, StepTracker
 from sonde.capture.zero_grad_tracking import optimizer_parameters
-from sonde.early_stopping_patience import EarlyStopping
+from sonde.early_stopper import EarlyStopping
 from sonde.events import STEP_SCALARS, Ended, ProbeDisabled, Started, TextLogged, TypedEvent
 from sonde.runlog.directory import new_run_directory, open_run_directory, write_run_json
 from sonde.runlog.switch_file import check_switch_names

@@ -23,7 +23,7 @@ from training_loops import LOOPS
 
 import sonde
 from sonde import spike_detection
-from sonde.capture import callback_interface, observe_forward, torch_patches
+from sonde.capture import forward_call_patch, torch_patches, training_callback_interface
 from sonde.capture.call_site import WRAPPER_FILE
 from sonde.capture.incident_types import NonFiniteIncident
 from sonde.capture.overhead_budget import hook_ns
@@ -86,7 +86,7 @@ def test_time_while_suspended_belongs_to_no_step(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with sonde.watch(model, optimizer, to=tmp_path, strict=True):
         train(model, optimizer, 3)
-        with callback_interface.suspended():
+        with training_callback_interface.suspended():
             threading.Event().wait(0.5)
             train(model, optimizer, 3)
         train(model, optimizer, 3)
@@ -110,7 +110,7 @@ def test_a_forked_child_writes_nothing_even_where_it_is_subscribed_again(tmp_pat
         if child == 0:
             try:
                 torch_patches.subscribe(tracker)
-                observe_forward.watch_forward(model, tracker)
+                forward_call_patch.watch_forward(model, tracker)
                 train(model, optimizer, 5)
             finally:
                 os._exit(0)
@@ -235,7 +235,7 @@ def test_an_incident_is_handled_before_torch_goes_on_with_all_sessions_suspended
     model, handled = nn.Linear(6, 1), []
 
     def handler(incident: Any) -> None:
-        handled.append((type(incident), incident.step, callback_interface.subscribers(), model.weight.grad))
+        handled.append((type(incident), incident.step, training_callback_interface.subscribers(), model.weight.grad))
 
     tracker = new_tracker(tmp_path, make_handlers=lambda: [handler])
     torch_patches.subscribe(tracker)

@@ -24,7 +24,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import sonde
 from guarantees.harness import patched_functions, python
-from sonde.capture import callback_interface, observe_forward, torch_patches
+from sonde.capture import forward_call_patch, torch_patches, training_callback_interface
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")]
 
@@ -54,7 +54,7 @@ class Doubled(nn.Module):
         return self.linear(x)
 
 
-class Recording(callback_interface.TrainingCallbacks):
+class Recording(training_callback_interface.TrainingCallbacks):
     """The forwards that it is called for."""
 
     def __init__(self) -> None:
@@ -71,12 +71,12 @@ class Recording(callback_interface.TrainingCallbacks):
 @pytest.fixture
 def recording() -> Iterator[Recording]:
     """Whatever a test watches with it is unwatched afterwards, and no class of this file is left patched."""
-    recording, before = Recording(), set(observe_forward._watched_classes)
+    recording, before = Recording(), set(forward_call_patch._watched_classes)
     yield recording
-    for watched in list(observe_forward._watched_classes.values()):
+    for watched in list(forward_call_patch._watched_classes.values()):
         for module, _ in list(watched.entries.values()):
-            observe_forward.unwatch_forward(module(), recording)  # type: ignore[arg-type]
-    assert set(observe_forward._watched_classes) == before
+            forward_call_patch.unwatch_forward(module(), recording)  # type: ignore[arg-type]
+    assert set(forward_call_patch._watched_classes) == before
     assert "__call__" not in vars(Net)
 
 
@@ -98,7 +98,7 @@ def train(model: nn.Module, num: int = 3) -> None:
 
 def test_the_forwards_of_a_watched_module_are_reported_with_their_output(recording: Recording) -> None:
     model = net()
-    observe_forward.watch_forward(model, recording)
+    forward_call_patch.watch_forward(model, recording)
     output = model(X)
     assert recording.starts == [model]
     assert recording.ends[0][0] is model
@@ -107,7 +107,7 @@ def test_the_forwards_of_a_watched_module_are_reported_with_their_output(recordi
 
 def test_other_instances_of_the_class_pass(recording: Recording) -> None:
     model, other = net(), net()
-    observe_forward.watch_forward(model, recording)
+    forward_call_patch.watch_forward(model, recording)
     other(X)
     assert not recording.starts
     model(X)
@@ -116,7 +116,7 @@ def test_other_instances_of_the_class_pass(recording: Recording) -> None:
 
 def test_nothing_is_put_on_the_module(recording: Recording) -> None:
     model, bare = net(), net()
-    observe_forward.watch_forward(model, recording)
+    forward_call_patch.watch_forward(model, recording)
     model(X)
     assert vars(model).keys() == vars(bare).keys()
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
@@ -124,7 +124,7 @@ def test_nothing_is_put_on_the_module(recording: Recording) -> None:
 
 def test_a_failing_forward_ends_without_an_output(recording: Recording) -> None:
     model = net()
-    observe_forward.watch_forward(model, recording)
+    forward_call_patch.watch_forward(model, recording)
     with pytest.raises(RuntimeError, match="shapes"):
         model(torch.ones(2, 5))
     assert recording.starts == [model]
@@ -134,10 +134,10 @@ def test_a_failing_forward_ends_without_an_output(recording: Recording) -> None:
 def test_each_subscriber_is_called_once_however_often_it_asks(recording: Recording) -> None:
     model, other = net(), Recording()
     for each in (recording, other, recording):
-        observe_forward.watch_forward(model, each)
+        forward_call_patch.watch_forward(model, each)
     model(X)
     assert len(recording.starts) == len(other.starts) == 1
-    observe_forward.unwatch_forward(model, other)
+    forward_call_patch.unwatch_forward(model, other)
     model(X)
     assert (len(recording.starts), len(other.starts)) == (2, 1)
 
@@ -146,12 +146,12 @@ def test_a_class_with_its_own_call_is_watched_and_restored(recording: Recording)
     own = vars(Doubled)["__call__"]
     model = Doubled()
     expected = model(X)
-    observe_forward.watch_forward(model, recording)
+    forward_call_patch.watch_forward(model, recording)
     output = model(X)
     assert torch.equal(output, expected)
     assert recording.ends[0][1] is output
     assert Doubled.__call__ is own
-    observe_forward.unwatch_forward(model, recording)
+    forward_call_patch.unwatch_forward(model, recording)
     assert vars(Doubled)["__call__"] is own
 
 
@@ -160,8 +160,8 @@ def test_a_subclass_of_a_watched_class_calls_back_once(recording: Recording) -> 
         pass
 
     base, deeper = net(), Deeper()
-    observe_forward.watch_forward(base, recording)
-    observe_forward.watch_forward(deeper, recording)
+    forward_call_patch.watch_forward(base, recording)
+    forward_call_patch.watch_forward(deeper, recording)
     deeper(X)
     assert recording.starts == [deeper]
     base(X)
@@ -179,7 +179,7 @@ class Odd(nn.Module):
 
 def test_a_call_that_is_no_function_is_called_as_it_is(recording: Recording) -> None:
     model = Odd()
-    observe_forward.watch_forward(model, recording)
+    forward_call_patch.watch_forward(model, recording)
     assert torch.equal(model(X), 3 * X)
     assert recording.starts == [model]
 
@@ -192,7 +192,7 @@ def test_a_scripted_model_is_watched(tmp_path: Path) -> None:
 
 
 def test_a_graph_of_fx_is_watched_also_after_it_was_made_anew(tmp_path: Path) -> None:
-    model, before = torch.fx.symbolic_trace(net()), set(observe_forward._watched_classes)
+    model, before = torch.fx.symbolic_trace(net()), set(forward_call_patch._watched_classes)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with sonde.watch(model, optimizer, to=tmp_path, strict=True):
         for number in range(6):
@@ -201,7 +201,7 @@ def test_a_graph_of_fx_is_watched_also_after_it_was_made_anew(tmp_path: Path) ->
             optimizer.zero_grad()
             model(X).square().mean().backward()
             optimizer.step()
-    assert set(observe_forward._watched_classes) == before
+    assert set(forward_call_patch._watched_classes) == before
     forwards = sonde.Run(tmp_path).scalar("forwards")[1].tolist()
     assert forwards[:2] == [1, 1]
     assert forwards[4:] == [1, 1]  # that it is not seen any more is noticed after a step
@@ -228,14 +228,14 @@ def test_a_call_that_somebody_takes_away_while_it_is_watched_does_not_fail(name:
     model = Local()
     fast = torch.compile(model, backend="eager")
     expected = fast(X)
-    observe_forward.watch_forward(model, recording)
+    forward_call_patch.watch_forward(model, recording)
     if name == "replaced":
         Local.__call__ = lambda self, *args: nn.Module.__call__(self, *args)  # type: ignore[method-assign]
     else:
         del Local.__call__
     assert torch.equal(fast(X), expected)
     assert torch.equal(model(X), expected)
-    observe_forward.unwatch_forward(model, recording)
+    forward_call_patch.unwatch_forward(model, recording)
     assert ("__call__" in vars(Local)) is (name == "replaced")
     torch._dynamo.reset()
 
@@ -247,24 +247,24 @@ def test_a_module_that_becomes_one_of_a_subclass_is_still_reported_once(recordin
         pass
 
     model, other = net(), Sharded()
-    observe_forward.watch_forward(model, recording)
-    observe_forward.watch_forward(other, recording)
+    forward_call_patch.watch_forward(model, recording)
+    forward_call_patch.watch_forward(other, recording)
     model.__class__ = Sharded  # type: ignore[assignment]
-    assert observe_forward.is_forward_watched(model, recording)
+    assert forward_call_patch.is_forward_watched(model, recording)
     model(X)
     other(X)
     assert recording.starts == [model, other]
-    observe_forward.unwatch_forward(model, recording)
-    assert not observe_forward.is_forward_watched(model, recording)
-    assert observe_forward.is_forward_watched(other, recording)
+    forward_call_patch.unwatch_forward(model, recording)
+    assert not forward_call_patch.is_forward_watched(model, recording)
+    assert forward_call_patch.is_forward_watched(other, recording)
 
 
 def test_a_class_of_which_a_watched_module_died_is_restored_with_the_next_that_is_unwatched(recording: Recording) -> None:
     model, other = net(), net()
-    observe_forward.watch_forward(model, recording)
-    observe_forward.watch_forward(other, recording)
+    forward_call_patch.watch_forward(model, recording)
+    forward_call_patch.watch_forward(other, recording)
     del other
-    observe_forward.unwatch_forward(model, recording)
+    forward_call_patch.unwatch_forward(model, recording)
     assert "__call__" not in vars(Net)
 
 
@@ -314,7 +314,7 @@ def saved(model: nn.Module) -> bytes:
 @pytest.mark.parametrize("way", COPIES)
 def test_a_copy_computes_the_same_and_is_not_watched(way: str, recording: Recording) -> None:
     model = net()
-    observe_forward.watch_forward(model, recording)
+    forward_call_patch.watch_forward(model, recording)
     clone = COPIES[way](model)
     assert torch.equal(clone(X), model(X))
     assert recording.starts == [model]
@@ -348,9 +348,9 @@ def test_a_class_is_pickled_by_value_as_if_it_were_not_watched(recording: Record
         pass
 
     model = Local(6, 1)
-    observe_forward.watch_forward(model, recording)
+    forward_call_patch.watch_forward(model, recording)
     (tmp_path / "both.pickle").write_bytes(cloudpickle.dumps((Local, model)))
-    observe_forward.unwatch_forward(model, recording)
+    forward_call_patch.unwatch_forward(model, recording)
     loaded = python(LOADING, tmp_path, PYTHONPATH=str(Path(cloudpickle.__file__).parents[1]))
     assert (loaded.stdout, loaded.stderr) == ("True False\nTrue\n", "")
 
@@ -358,7 +358,7 @@ def test_a_class_is_pickled_by_value_as_if_it_were_not_watched(recording: Record
 def test_what_stands_for_a_call_is_copied_and_pickled_as_that_call(recording: Recording) -> None:
     model, doubled, own = net(), Doubled(), vars(Doubled)["__call__"]
     for each in (model, doubled):
-        observe_forward.watch_forward(each, recording)
+        forward_call_patch.watch_forward(each, recording)
     assert copy.copy(vars(Net)["__call__"]) is nn.Module.__call__
     assert pickle.loads(pickle.dumps(vars(Net)["__call__"])) is nn.Module.__call__
     assert copy.copy(vars(Doubled)["__call__"]) is own
@@ -427,8 +427,8 @@ def test_a_model_is_traced_scripted_and_exported_before_during_and_after_watched
 def test_the_graph_that_fx_makes_is_that_of_a_model_that_nobody_watches(recording: Recording) -> None:
     model = net()
     bare = torch.fx.symbolic_trace(model).code
-    observe_forward.watch_forward(model, recording)
-    observe_forward.watch_forward(model.first, recording)
+    forward_call_patch.watch_forward(model, recording)
+    forward_call_patch.watch_forward(model.first, recording)
     assert torch.fx.symbolic_trace(model).code == bare
 
 
@@ -514,7 +514,7 @@ def test_a_wrapper_that_was_made_before_anybody_watched_is_known_too(recording: 
     model = net()
     fast = torch.compile(model, backend="eager")
     fast(X)
-    observe_forward.watch_forward(model, recording)
+    forward_call_patch.watch_forward(model, recording)
     fast(X)
     fast(X)
     assert recording.starts == [model, model]
@@ -549,7 +549,7 @@ def test_a_compiled_step_with_its_backward_and_optimizer_has_as_many_frames(tmp_
 # -- patched functions -----------------------------------------------------------------------------
 
 
-class Backwards(callback_interface.TrainingCallbacks):
+class Backwards(training_callback_interface.TrainingCallbacks):
     """Records backwards and steps of optimizers, and raises where a test wants it."""
 
     def __init__(self, **errors: BaseException) -> None:
@@ -575,7 +575,7 @@ class Backwards(callback_interface.TrainingCallbacks):
 
 
 @contextmanager
-def subscribed(callbacks: callback_interface.TrainingCallbacks) -> Iterator[None]:
+def subscribed(callbacks: training_callback_interface.TrainingCallbacks) -> Iterator[None]:
     torch_patches.subscribe(callbacks)
     try:
         yield
@@ -689,7 +689,7 @@ def test_a_patched_function_is_pickled_as_that_of_torch(tmp_path: Path) -> None:
 
 
 def test_suspending_calls_nobody_in_this_thread_and_others_in_other_threads(recording: Recording) -> None:
-    class Subscriber(callback_interface.TrainingCallbacks):
+    class Subscriber(training_callback_interface.TrainingCallbacks):
         def __init__(self) -> None:
             self.calls: list[tuple[str, int]] = []
 
@@ -704,15 +704,15 @@ def test_suspending_calls_nobody_in_this_thread_and_others_in_other_threads(reco
             self.calls.append(("resume", threading.get_ident()))
 
     model, subscriber, here = net(), Subscriber(), threading.get_ident()
-    observe_forward.watch_forward(model, recording)
+    forward_call_patch.watch_forward(model, recording)
     torch_patches.subscribe(subscriber)
     try:
-        with callback_interface.suspended():
+        with training_callback_interface.suspended():
             model(X).sum().backward()
-            assert callback_interface.subscribers() == ()
-            with callback_interface.suspended():
+            assert training_callback_interface.subscribers() == ()
+            with training_callback_interface.suspended():
                 model(X).sum().backward()
-            assert callback_interface.subscribers() == ()
+            assert training_callback_interface.subscribers() == ()
             assert not recording.starts
             thread = threading.Thread(target=lambda: model(X).sum().backward())
             thread.start()
@@ -726,14 +726,14 @@ def test_suspending_calls_nobody_in_this_thread_and_others_in_other_threads(reco
 
 
 def test_an_error_while_suspended_resumes_all_the_same() -> None:
-    with pytest.raises(ZeroDivisionError), callback_interface.suspended():
+    with pytest.raises(ZeroDivisionError), training_callback_interface.suspended():
         raise ZeroDivisionError
-    assert not callback_interface._suspended_threads
+    assert not training_callback_interface._suspended_threads
 
 
 def test_a_forked_child_has_no_subscribers(recording: Recording) -> None:
     model, subscriber = net(), Recording()
-    observe_forward.watch_forward(model, recording)
+    forward_call_patch.watch_forward(model, recording)
     torch_patches.subscribe(subscriber)
     try:
         child = os.fork()
@@ -742,7 +742,7 @@ def test_a_forked_child_has_no_subscribers(recording: Recording) -> None:
             try:
                 with torch.no_grad():
                     model(X)
-                status = 0 if not callback_interface.subscribers() and not recording.starts else 2
+                status = 0 if not training_callback_interface.subscribers() and not recording.starts else 2
             finally:
                 os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -808,5 +808,5 @@ def test_a_warning_that_the_model_issues_names_the_line_that_calls_it(recording:
     model = Warning_()
     bare = caught(model)
     assert bare[0][0] == __file__
-    observe_forward.watch_forward(model, recording)
+    forward_call_patch.watch_forward(model, recording)
     assert caught(model) == bare

@@ -85,7 +85,7 @@ def install() -> None:
 def main(directory: str, programs: list[str]) -> None:
     install()
     from sonde.capture.step_profiler import device_transfers
-    from sonde.launcher import run_script
+    from sonde.watch_script import run_script
     from sonde.config import load_config
 
     device_transfers.PINS = (NAME,)

@@ -233,7 +233,7 @@ STATES = """
 FAMILY = """
     import atexit, json, os, runpy, signal, sys, threading, time
     import torch, sonde
-    from sonde.launcher import run_script
+    from sonde.watch_script import run_script
     from sonde.config import DebugConfig
     from sonde.runlog.writer import Writer
 
@@ -336,7 +336,7 @@ def test_r47_ctrl_c_at_any_time_reaches_the_user_and_the_log_stays_valid(way: st
         import os, random, runpy, signal, sys, time, traceback
         from pathlib import Path
         import torch, sonde
-        from sonde.launcher import run_script
+        from sonde.watch_script import run_script
         from sonde.config import DebugConfig
         rng = random.Random(5)
         for round in range(6):

@@ -29,8 +29,8 @@ from sonde.statistics import native_extension, reductions
 from zoo import Program, _regression
 
 BOUNDARY_MODULES = {
-    "sonde.capture.torch_patches", "sonde.capture.observe_forward", "sonde.capture.tensor_method_patch", "sonde.capture.monkeypatch",
-    "sonde.capture.callback_interface", "sonde.statistics.private_torch_api",
+    "sonde.capture.torch_patches", "sonde.capture.forward_call_patch", "sonde.capture.tensor_method_patch", "sonde.capture.monkeypatch",
+    "sonde.capture.training_callback_interface", "sonde.statistics.private_torch_api",
 }  # fmt: skip
 STEPS = 6  # a probe has three chances before it is taken out
 
@@ -231,7 +231,8 @@ def test_the_scenes_reach_most_of_capture_and_what_torch_calls() -> None:
     everywhere = set().union(*reached().values())
     assert len(everywhere) > 230
     for expected in (
-        "capture.step_tracker.StepTracker._end_step", "statistics.reductions.check_finite", "capture.run_log_recorder.StepRecorder.end_step",
+        "capture.step_tracker.StepTracker._end_step", "statistics.reductions.check_finite",
+        "capture.run_log_recorder.StepRecorder.end_step",
         "capture.probes.activations.ActivationProbe._measure", "capture.run_log_recorder.StepRecorder.close",
         "capture.model_registry.ModelRegistry.__iter__", "capture.model_discovery.ModelDiscovery._search",
         "statistics.torch_fallback.statistics",

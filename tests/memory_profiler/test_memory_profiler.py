@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from sonde import MemoryProfiler, Run, SondeError, watch
 from sonde.capture import process_memory
-from sonde.capture.callback_interface import suspended
+from sonde.capture.training_callback_interface import suspended
 from sonde.memory_profiler import CATEGORIES, MemoryReport, from_dict
 from sonde.tools.loop_debugger.explain_bad_step import RandomState, find_cause
 

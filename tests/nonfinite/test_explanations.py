@@ -10,7 +10,7 @@ from torch import nn  # noqa: E402
 
 from sonde.nonfinite.explain_backward import BACKWARD_TABLE, explain_backward  # noqa: E402
 from sonde.nonfinite.explain_forward import FORWARD_TABLE, BadOp, count_phrase, explain_forward  # noqa: E402
-from sonde.nonfinite.find_origin_context import find_origin  # noqa: E402
+from sonde.nonfinite.find_origin_context_manager import find_origin  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

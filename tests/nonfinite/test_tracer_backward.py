@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from sonde.nonfinite.find_origin_context import find_origin  # noqa: E402
+from sonde.nonfinite.find_origin_context_manager import find_origin  # noqa: E402
 from sonde.nonfinite.operation_tracer import NonFiniteTracer  # noqa: E402
 
 pytestmark = pytest.mark.torch

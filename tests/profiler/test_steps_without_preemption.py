@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from sonde.capture.layer_timing.evaluate_trace import LayerCosts
+from sonde.capture.layer_timing.layer_times_from_trace import LayerCosts
 from sonde.profiler.record_steps import StepRecordings
 from sonde.profiler.steps_without_preemption import least_disturbed, num_undisturbed
 

@@ -51,7 +51,7 @@ Current thread 0x00007f1b (most recent call first):
   File "/opt/sonde/capture/torch_patches.py", line 80 in wrapped
   File "/data/me/model.py", line 12 in forward
   File "/data/me/train.py", line 41 in <module>
-  File "/opt/sonde/launcher.py", line 110 in run_file
+  File "/opt/sonde/watch_script.py", line 110 in run_file
 
 Extension modules: torch._C (total: 1)
 """

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sonde.events import STATISTICS
 from sonde.statistics import native_extension
-from sonde.statistics.statistics_table import StatisticsTable
+from sonde.statistics.tensor_statistics_table import StatisticsTable
 from statistics_cases import FLOATS, as_numpy, assert_right, check, each_implementation, measured, noise, reference  # noqa: F401
 
 SIZES = [1, 2, 3, 7, 15, 16, 17, 31, 63, 64, 65, 127, 129, 4095, 4096, 4097, 8193, 70_001]

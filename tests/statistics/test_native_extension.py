@@ -15,7 +15,7 @@ import torch
 
 from sonde.runlog.format import FramePlan
 from sonde.statistics import native_extension, reductions
-from sonde.statistics.statistics_table import StatisticsTable
+from sonde.statistics.tensor_statistics_table import StatisticsTable
 from statistics_cases import each_implementation, noise, synchronized_rows  # noqa: F401
 
 # arguments

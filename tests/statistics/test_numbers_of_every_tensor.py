@@ -11,7 +11,7 @@ import torch
 from sonde.events import STATISTICS
 from sonde.statistics import exponent_histogram, native_extension, reductions, torch_fallback
 from sonde.statistics.content_hash import content_hash
-from sonde.statistics.statistics_table import StatisticsTable
+from sonde.statistics.tensor_statistics_table import StatisticsTable
 
 
 @pytest.fixture(params=["native", "torch"])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sonde.statistics.parameter_snapshot import ParameterSnapshot
-from sonde.statistics.statistics_table import StatisticsTable
+from sonde.statistics.tensor_statistics_table import StatisticsTable
 from statistics_cases import FLOATS, as_numpy, assert_right, each_implementation, noise, reference, synchronized_rows  # noqa: F401
 
 

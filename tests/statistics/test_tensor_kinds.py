@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sonde.statistics import exponent_histogram, reductions, torch_fallback
 from sonde.statistics.content_hash import content_hash
 from sonde.statistics.parameter_snapshot import ParameterSnapshot
-from sonde.statistics.statistics_table import StatisticsTable
+from sonde.statistics.tensor_statistics_table import StatisticsTable
 from statistics_cases import check, each_implementation, measured  # noqa: F401
 
 INTEGERS = [torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64]

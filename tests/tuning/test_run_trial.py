@@ -11,7 +11,7 @@ from tuning_scripts import SMALL
 from sonde.errors import SondeError
 from sonde.tuning.proposals import Patch
 from sonde.tuning.repeat_trials import WARMUP, OutOfTime, TrialRunner
-from sonde.tuning.start_trials import TrialProcesses
+from sonde.tuning.spawn_trial_processes import TrialProcesses
 from sonde.tuning.trial_messages import TrialRequest
 
 pytestmark = pytest.mark.torch

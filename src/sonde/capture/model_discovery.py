@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from sonde.capture.call_site import read_locals, user_frame
-from sonde.capture.callback_interface import subscribers
+from sonde.capture.forward_call_patch import hook_all_modules
 from sonde.capture.model_registry import ModelRegistry
-from sonde.capture.observe_forward import hook_all_modules
 from sonde.capture.step_tracker import StepTracker
+from sonde.capture.training_callback_interface import subscribers
 from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.statistics.private_torch_api import graph_task_id, tracing_state
 

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from sonde.capture.call_site import describe_line, user_frame
-from sonde.capture.callback_interface import TrainingCallbacks
 from sonde.capture.parameter_ownership import find_ownership
 from sonde.capture.run_log_recorder import StepRecorder
 from sonde.capture.tensors_on_wrong_device import find_left_behind
+from sonde.capture.training_callback_interface import TrainingCallbacks
 from sonde.capture.watched_model import COMPILED, WatchedModel
 from sonde.capture.zero_grad_tracking import GradientState
 from sonde.events import ModelOutputShape, ModelWatched, NotMeasured, OwnershipChanged, Site

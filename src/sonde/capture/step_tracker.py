@@ -18,7 +18,6 @@ import torch
 from torch import nn
 
 from sonde.capture.call_site import CallSites, user_frame
-from sonde.capture.callback_interface import TrainingCallbacks, suspended
 from sonde.capture.current_step import CurrentStep
 from sonde.capture.error_isolation import ErrorIsolation
 from sonde.capture.incident_types import EvaluationIncident, Incident, NonFiniteIncident
@@ -33,8 +32,9 @@ from sonde.capture.probes.probe import Probe, ProbeContext
 from sonde.capture.probes.schedulers import scheduled_optimizer
 from sonde.capture.replay_buffer import ReplayBuffer
 from sonde.capture.run_log_recorder import StepRecorder
-from sonde.capture.step_boundaries import StepBoundaries
+from sonde.capture.step_end_detection import StepBoundaries
 from sonde.capture.step_profiler.step_profiler import StepProfiler
+from sonde.capture.training_callback_interface import TrainingCallbacks, suspended
 from sonde.capture.watched_model import WatchedModel
 from sonde.capture.zero_grad_tracking import GradientState, OptimizerGradients
 from sonde.config import DebugConfig
@@ -42,7 +42,7 @@ from sonde.errors import NonFiniteError
 from sonde.events import NotMeasured
 from sonde.statistics.batched_device_reads import DeferredReads, Use
 from sonde.statistics.private_torch_api import graph_task_id, skip_in_dynamo, tracing_state
-from sonde.statistics.statistics_table import StatisticsTable
+from sonde.statistics.tensor_statistics_table import StatisticsTable
 
 HISTOGRAM_FIRST = (0, 4, 16)  # observed steps in which exponent histograms are taken
 HISTOGRAM_EVERY = 64  # and then: they change slowly and cost more than the statistics

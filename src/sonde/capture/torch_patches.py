@@ -2,7 +2,7 @@
 
 `subscribe` puts them in with the first subscriber and `unsubscribe` takes them out with the last, so sessions may come and go in any order.
 A patched function does what it did, with the same arguments, result and exceptions; subscribers isolate their own errors. Together with
-`observe_forward` and `monkeypatch` this is all that patches torch; `tests/test_architecture.py` checks it.
+`forward_call_patch` and `monkeypatch` this is all that patches torch; `tests/test_architecture.py` checks it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
-from sonde.capture.callback_interface import TrainingCallbacks, add_subscriber, remove_subscriber, subscribers
+from sonde.capture.forward_call_patch import watch_compiled_wrappers
 from sonde.capture.monkeypatch import hide_from_warnings, replace
-from sonde.capture.observe_forward import watch_compiled_wrappers
+from sonde.capture.training_callback_interface import TrainingCallbacks, add_subscriber, remove_subscriber, subscribers
 from sonde.statistics.private_torch_api import DataLoaderIterator, graph_task_id, is_initial_scheduler_step, skip_in_dynamo
 
 _undo: list[Callable[[], None]] = []  # removes each patch

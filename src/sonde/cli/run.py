@@ -60,7 +60,7 @@ def run(
     flags = {"every": every, "overhead_budget": budget, "mode": mode, "level": level}
     config = load_config(**dict(setting_from_text(each) for each in settings) | {k: v for k, v in flags.items() if v is not None})
     refuse_impossible("run", script, module=module)
-    from sonde.launcher import run_script
+    from sonde.watch_script import run_script
 
     launched = run_script(script, args, module=module, config=config, to=to, name=name, strict=strict)
     report = None

@@ -17,7 +17,7 @@ from sonde.capture.incident_types import Incident, SkippedUpdateIncident
 from sonde.events import STATISTICS, UpdateSkipped
 from sonde.incidents import HandlerContext
 from sonde.replay.loss_scale_overflow import explain_overflow
-from sonde.statistics.statistics_table import StatisticsTable
+from sonde.statistics.tensor_statistics_table import StatisticsTable
 
 MAX_RECORDED = 16  # skipped updates; how many there are is counted anyway
 SEARCH_BELOW = (1024.0, 1.0)  # scales: from the usual 65536 a healthy one settles after a few halvings. One search at each of these

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from sonde.leaks.autograd_graphs_alive import largest_graph
-from sonde.leaks.find_owners import ReferenceChain, find_owner_paths
+from sonde.leaks.reference_chains_to_tensor import ReferenceChain, find_owner_paths
 from sonde.statistics.find_tensors import storage_bytes
 
 MIN_STEPS_LEFT = 5  # steps of which a tensor is still alive; fewer are no trend

@@ -26,7 +26,7 @@ from sonde.leaks.accumulated_tensors import (
     tensor_kind,
 )
 from sonde.leaks.autograd_graphs_alive import MAX_NODES, largest_graph, live_tensors
-from sonde.leaks.find_owners import ReferenceChain, find_owners, without_python_referrer
+from sonde.leaks.reference_chains_to_tensor import ReferenceChain, find_owners, without_python_referrer
 from sonde.statistics.find_tensors import storage_bytes
 
 MIN_STEPS = 8  # fewer points are no trend

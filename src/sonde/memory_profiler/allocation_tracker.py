@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sonde.capture import torch_patches
-from sonde.capture.callback_interface import TrainingCallbacks
-from sonde.capture.observe_forward import hook_all_modules
+from sonde.capture.forward_call_patch import hook_all_modules
+from sonde.capture.training_callback_interface import TrainingCallbacks
 from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.memory_profiler.bytes_by_owner import Owner
 from sonde.memory_profiler.fake_lstm_workspace import with_workspace

@@ -24,8 +24,8 @@ from torch.utils.data import DataLoader
 
 from sonde.capture import torch_patches
 from sonde.capture.call_site import is_library
-from sonde.capture.callback_interface import TrainingCallbacks
 from sonde.capture.monkeypatch import override
+from sonde.capture.training_callback_interface import TrainingCallbacks
 from sonde.errors import Stopped
 from sonde.memory_profiler.allocation_tracker import AllocationTracker
 from sonde.memory_profiler.memory_profiler import ProcessBaseline, build_report

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from sonde.capture.call_site import describe_line, user_frame
-from sonde.capture.observe_forward import hook_all_modules
+from sonde.capture.forward_call_patch import hook_all_modules
 from sonde.events import STATISTICS
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.private_torch_api import storage_address
-from sonde.statistics.statistics_table import StatisticsTable
+from sonde.statistics.tensor_statistics_table import StatisticsTable
 
 _log = logging.getLogger("sonde")
 _TORCH = Path(torch.__file__).parent

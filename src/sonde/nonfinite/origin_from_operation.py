@@ -18,7 +18,7 @@ from sonde.nonfinite.nonfinite_propagation import LITERAL, WORSENED, NonFiniteEv
 from sonde.nonfinite.operation_call import AutogradNodeInfo, OpCall, saved_tensors, select_model_tensors
 from sonde.nonfinite.origin import Origin, TensorSummary
 from sonde.statistics.private_torch_api import custom_function, op_schema
-from sonde.statistics.statistics_table import StatisticsTable
+from sonde.statistics.tensor_statistics_table import StatisticsTable
 from sonde.statistics.torch_fallback import readable
 
 MAX_INPUTS = 8  # tensors that are summarized

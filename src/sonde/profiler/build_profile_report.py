@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from sonde.capture.layer_timing.evaluate_trace import LayerCosts, ModuleCost
+from sonde.capture.layer_timing.layer_times_from_trace import LayerCosts, ModuleCost
 from sonde.profiler import LayerCost, ProfileReport, TimeSpread
 from sonde.profiler.module_listing import TimedModule, TimedModules
 from sonde.profiler.peak_flops import peak_flops_per_s

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from sonde.capture.call_site import user_frame
+from sonde.capture.forward_call_patch import hook_all_modules
 from sonde.capture.model_discovery import enclosing_model, modules_in_scope
-from sonde.capture.observe_forward import hook_all_modules
 from sonde.statistics.private_torch_api import graph_task_id
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.capture.callback_interface import suspended
 from sonde.capture.layer_timing.layer_call_trace import ReadCounter
+from sonde.capture.training_callback_interface import suspended
 from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.errors import SondeError
 from sonde.profiler import ProfileReport

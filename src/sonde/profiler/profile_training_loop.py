@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from sonde.capture import torch_patches
-from sonde.capture.callback_interface import TrainingCallbacks
-from sonde.capture.step_boundaries import StepBoundaries
+from sonde.capture.step_end_detection import StepBoundaries
+from sonde.capture.training_callback_interface import TrainingCallbacks
 from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.errors import SondeError
 from sonde.profiler import ProfileReport

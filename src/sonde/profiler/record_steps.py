@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from sonde.capture.layer_timing.autograd_node_timers import AutogradNodeTimers
-from sonde.capture.layer_timing.evaluate_trace import LayerCosts, evaluate
 from sonde.capture.layer_timing.layer_call_trace import LayerCallTrace, ReadCounter
+from sonde.capture.layer_timing.layer_times_from_trace import LayerCosts, evaluate
 from sonde.profiler import Span
 from sonde.profiler.flops import FlopCounter
 from sonde.profiler.measure_timer_cost import TimerCost, timer_cost

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import replace
 
-from sonde.capture.layer_timing.evaluate_trace import LayerCosts, ModuleCost
+from sonde.capture.layer_timing.layer_times_from_trace import LayerCosts, ModuleCost
 from sonde.profiler.measure_timer_cost import TimerCost
 from sonde.profiler.record_steps import StepRecordings
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from sonde.capture.layer_timing.evaluate_trace import intervals
 from sonde.capture.layer_timing.layer_call_trace import OUTSIDE, LayerCall, LayerCallTrace
+from sonde.capture.layer_timing.layer_times_from_trace import intervals
 from sonde.profiler import Span
 from sonde.profiler.module_listing import TimedModule
 

@@ -24,7 +24,7 @@ import torch
 
 from sonde.capture import process_memory
 from sonde.errors import CannotReplay
-from sonde.replay.block_side_effects import SPARE_BYTES, isolate
+from sonde.replay.prevent_side_effects import SPARE_BYTES, isolate
 
 LIMIT_S = 30.0  # seconds that a child may take
 MAX_ANSWER = 64 << 20  # bytes

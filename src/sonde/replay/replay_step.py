@@ -30,7 +30,7 @@ from sonde.replay import without_collectives
 from sonde.replay.batch_slicing import select_samples, step_inputs
 from sonde.replay.bisect_batch import find_failing_samples
 from sonde.replay.capsule.capsule import save_capsule
-from sonde.replay.dataset_index import dataset_indices
+from sonde.replay.dataset_indices_of_samples import dataset_indices
 from sonde.replay.earlier_micro_batches import EarlierBatch, Select, earlier_batches
 from sonde.replay.gradient_statements import find_origin_after_backward
 from sonde.replay.loss_statements import FrameSlice, slices_up_to_backward

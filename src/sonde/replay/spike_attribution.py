@@ -26,7 +26,7 @@ from sonde.nonfinite.origin import TensorSummary
 from sonde.nonfinite.origin_from_operation import summarize
 from sonde.replay.batch_slicing import select_samples, step_inputs
 from sonde.replay.bisect_batch import HeaviestSamples, find_heaviest_samples
-from sonde.replay.dataset_index import dataset_indices
+from sonde.replay.dataset_indices_of_samples import dataset_indices
 from sonde.replay.loss_statements import FrameSlice, slices_up_to_backward
 from sonde.replay.rerun_statements import Rerun, gradients_by_leaf, value_queries
 from sonde.replay.restore_state import reachable_modules, state_restored

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sonde.statistics import native_extension
-from sonde.statistics.statistics_table import StatisticsTable
+from sonde.statistics.tensor_statistics_table import StatisticsTable
 from sonde.statistics.torch_fallback import Unsupported, readable
 from sonde.statistics.torch_fallback import reason as describe_error
 

@@ -29,13 +29,13 @@ from sonde.session import DebugSession
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.private_torch_api import unwrap_compiled
 from sonde.tools.layer_name_patterns import require_name
-from sonde.tools.loop_debugger import operation_measurements
+from sonde.tools.loop_debugger import measure_loop_operation
 from sonde.tools.loop_debugger.anomaly_mode import anomaly_mode
 from sonde.tools.loop_debugger.explain_bad_step import MAX_SEARCHES, RandomState, find_cause
+from sonde.tools.loop_debugger.loop_operation_record import DebugInfo
 from sonde.tools.loop_debugger.loop_report import DebugReport, build_debug_report, plot_history
 from sonde.tools.loop_debugger.loop_settings import LoopOptions
 from sonde.tools.loop_debugger.operation_history import OperationHistory
-from sonde.tools.loop_debugger.operation_record import DebugInfo
 from sonde.tools.loop_debugger.operation_timer import RunningOperation
 from sonde.tools.loop_debugger.rotating_file import RotatingFile
 from sonde.tools.loop_debugger.training_log import TrainingLogger
@@ -62,7 +62,7 @@ class PyTorchDebugger:
         self.training_logger: TrainingLogger | None = None
         options = self._options = LoopOptions.of(self.config)
         self._history = OperationHistory(self._report_problem, logs_memory=options.logs_memory, logs_times=options.logs_times)
-        self._measurements = operation_measurements.LoopMeasurements(self.config)
+        self._measurements = measure_loop_operation.LoopMeasurements(self.config)
         self._time_zone = datetime.now().astimezone().tzinfo  # one object for all timestamps
         self._local = threading.local()  # nesting of operations is per thread
         self._num_warnings: dict[str, int] = {}
@@ -193,7 +193,7 @@ class PyTorchDebugger:
         """Memory now, MiB: of the process, and of tensors on GPUs (0.0 without one)."""
         with self._operation("memory_usage", "", epoch, batch):
             pass
-        return operation_measurements.process_memory_mb(), operation_measurements.gpu_memory_mb()
+        return measure_loop_operation.process_memory_mb(), measure_loop_operation.gpu_memory_mb()
 
     def debug_performance(self, operation: str | Callable[[], Any], epoch: int = 0, batch: int = 0) -> float:
         """Seconds of the last operation of this name; a callable is called and timed, as an operation with its name."""
@@ -271,7 +271,7 @@ class PyTorchDebugger:
         """
         with self._operation("inference", _model_name(model), 0, 0) as running, eval_mode_restored(model):
             output, is_finite = self._forward(running, model, x)
-        info, size = running.info, operation_measurements.batch_size(x)
+        info, size = running.info, measure_loop_operation.batch_size(x)
         time_s = info.execution_time
         return {
             "output": output, "execution_time": time_s, "samples_per_second": size / time_s if size and time_s else None,
@@ -391,17 +391,17 @@ class PyTorchDebugger:
         """The output of the model, and whether it is finite."""
         if not self._options.anything:
             return _call(model, x), True
-        if not operation_measurements.is_finite(x):
+        if not measure_loop_operation.is_finite(x):
             self._history.add_anomaly(running.info, "not finite", "the input is not finite")
         running.start_clock()
         output = _call(model, x)
         running.stop_clock()
-        is_finite = operation_measurements.is_finite(output)
+        is_finite = measure_loop_operation.is_finite(output)
         if not is_finite:
             self._history.add_anomaly(running.info, "not finite", "the output is not finite")
         if self._options.output_statistics:
             named = [(f"output.{place}", tensor) for place, tensor in find_tensors(output)]
-            running.statistics = self._history.statistics["outputs"] = operation_measurements.statistics_by_name(named)
+            running.statistics = self._history.statistics["outputs"] = measure_loop_operation.statistics_by_name(named)
         return output, is_finite
 
     def _backward(self, loss: Tensor) -> None:
@@ -432,7 +432,7 @@ class PyTorchDebugger:
         info.gradient_norm = gradients.norm
         param_norm = 0.0
         if self._history.needs_param_norm(info.operation):
-            param_norm, _ = operation_measurements.l2_norm(list(model.parameters()))
+            param_norm, _ = measure_loop_operation.l2_norm(list(model.parameters()))
         self._history.check_loss(info, info.loss)
         self._history.check_gradient_norm(
             info, gradients.norm, param_norm=param_norm, first_bad=gradients.first_bad, has_gradients=gradients.num_with > 0

@@ -19,8 +19,8 @@ from torch import Tensor
 from sonde.errors import SondeError
 from sonde.formatting import size
 from sonde.leaks.accumulated_tensors import TrackedTensor, find_accumulations
-from sonde.leaks.find_owners import ReferenceChain, find_owners
 from sonde.leaks.leak_detector import MIN_AGE, Leak, to_leaks
+from sonde.leaks.reference_chains_to_tensor import ReferenceChain, find_owners
 from sonde.report import strict
 from sonde.rules.words import number
 from sonde.statistics.content_hash import content_hash

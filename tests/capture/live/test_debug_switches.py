@@ -17,8 +17,8 @@ from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 import sonde  # noqa: E402
-from sonde.capture.callback_interface import subscribers  # noqa: E402
 from sonde.capture.live import debug_switches as switches_module  # noqa: E402
+from sonde.capture.training_callback_interface import subscribers  # noqa: E402
 from sonde.config import DebugConfig  # noqa: E402
 from sonde.runlog.switch_file import SWITCHES, SWITCHES_FILE, write_switch_requests  # noqa: E402
 
@@ -420,7 +420,7 @@ def test_a_switch_that_fails_is_turned_off_and_the_training_goes_on(tmp_path: Pa
     def fail(self: Any, step: int) -> None:
         raise ZeroDivisionError("in a report")
 
-    monkeypatch.setattr("sonde.capture.live.debug_switch_messages.SwitchOutput._backward_pass", fail)
+    monkeypatch.setattr("sonde.capture.live.debug_switch_log_lines.SwitchOutput._backward_pass", fail)
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with sonde.watch(model, optimizer, to=tmp_path / "run") as session:

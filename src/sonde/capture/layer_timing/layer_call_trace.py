@@ -1,7 +1,7 @@
 """Trace of one measured step: the start and end of every module call, and the start of every autograd node, each with a counter reading.
 
 The counter is a clock, or any other counter that only increases: the same trace attributes FLOPs and bytes to modules. Nothing is computed
-while the step runs; evaluate_trace.py evaluates the trace afterwards.
+while the step runs; layer_times_from_trace.py evaluates the trace afterwards.
 
 Forward: a module call has a reading at its start and at its end. Backward: autograd numbers its nodes in the order of their creation, so
 the node numbers at the start and end of a call identify the nodes that the call created. Each node that starts adds a mark; everything
@@ -35,7 +35,7 @@ class LayerCall:
     def __init__(self, layer: int, parent: LayerCall | None) -> None:
         self.layer, self.parent = layer, parent
         self.start = self.end = -1  # readings; -1 until the call starts and ends
-        # The sums below are filled in when the trace is evaluated (evaluate_trace.py).
+        # The sums below are filled in when the trace is evaluated (layer_times_from_trace.py).
         self.children = self.num_children = self.num_descendants = 0  # reading and number of the direct calls inside; number of all inside
         self.backward = self.backward_total = 0  # reading of its own nodes; with those of the calls inside
         self.num_nodes = self.num_nodes_total = 0

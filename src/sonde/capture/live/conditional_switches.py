@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sonde.capture.callback_interface import suspended
 from sonde.capture.incident_types import Incident, SpikeIncident
 from sonde.capture.live.debug_switches import Switches
 from sonde.capture.probes.probe import Probe, ProbeContext
+from sonde.capture.training_callback_interface import suspended
 from sonde.condition_expressions import STEP_NAMES, Condition, parse_condition
 from sonde.errors import SondeError
 from sonde.events import ConditionMet

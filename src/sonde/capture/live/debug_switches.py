@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from sonde.capture.live.debug_switch_messages import SwitchOutput
+from sonde.capture.live.debug_switch_log_lines import SwitchOutput
 from sonde.capture.live.rate_limited_log import SwitchLog
 from sonde.capture.live.torch_profiler import PLAIN, TENSORBOARD, TorchProfilerRun
 from sonde.capture.probes.probe import Probe, ProbeContext
-from sonde.capture.step_boundaries import StepBoundaries
+from sonde.capture.step_end_detection import StepBoundaries
 from sonde.config import DebugConfig
 from sonde.events import SwitchChanged
 from sonde.runlog.switch_file import SWITCHES, SWITCHES_FILE, check_switch_names, read_switch_requests

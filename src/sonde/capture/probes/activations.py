@@ -19,17 +19,17 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
-from sonde.capture.exponent_histogram_records import ExponentHistograms
+from sonde.capture.forward_call_patch import hook_all_modules
 from sonde.capture.hook_not_copied_with_module import UncopiedHook
-from sonde.capture.observe_forward import hook_all_modules
 from sonde.capture.overhead_budget import hook_ns
 from sonde.capture.probes.probe import Probe, ProbeContext
 from sonde.capture.watched_model import WatchedModel
+from sonde.capture.write_exponent_histograms import ExponentHistograms
 from sonde.events import STATISTICS, Kind, NotMeasured, Site
 from sonde.runlog.format import FramePlan
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.private_torch_api import add_gradient_hook
-from sonde.statistics.statistics_table import StatisticsTable
+from sonde.statistics.tensor_statistics_table import StatisticsTable
 from sonde.statistics.torch_fallback import unsupported_reason
 
 MAX_CALLS = 8  # of one module in one forward: a cell unrolled over a thousand time steps is measured on its first calls

@@ -16,7 +16,7 @@ from sonde.runlog.format import FramePlan
 from sonde.statistics.batched_device_reads import on_device
 from sonde.statistics.content_hash import content_hash
 from sonde.statistics.find_tensors import find_tensors
-from sonde.statistics.statistics_table import StatisticsTable
+from sonde.statistics.tensor_statistics_table import StatisticsTable
 from sonde.statistics.torch_fallback import unsupported_reason
 
 MAX_TENSORS = 8  # of one batch, and of one model's inputs

@@ -23,7 +23,7 @@ from sonde.spike_detection import LogNormBound, Spike
 from sonde.statistics import reductions
 from sonde.statistics.batched_device_reads import on_device
 from sonde.statistics.find_tensors import find_tensors, read_scalar
-from sonde.statistics.statistics_table import StatisticsTable
+from sonde.statistics.tensor_statistics_table import StatisticsTable
 from sonde.statistics.torch_fallback import unsupported_reason
 
 MAX_OPTIMIZERS = 16  # with gradient norms of their own: some programs construct a new optimizer for every step, and those share the last

@@ -12,13 +12,13 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from sonde.capture.exponent_histogram_records import ExponentHistograms
 from sonde.capture.probes.probe import Probe, ProbeContext
+from sonde.capture.write_exponent_histograms import ExponentHistograms
 from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.events import STATISTICS, Kind, Site
 from sonde.runlog.format import FramePlan
 from sonde.statistics.parameter_snapshot import ParameterSnapshot
-from sonde.statistics.statistics_table import StatisticsTable
+from sonde.statistics.tensor_statistics_table import StatisticsTable
 
 UNOWNED = -1  # key of the block of parameters that no optimizer holds
 _KINDS = (Kind.PARAMETER, Kind.GRADIENT, Kind.UPDATE)

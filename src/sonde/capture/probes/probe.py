@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from sonde.capture.callback_interface import TrainingCallbacks
 from sonde.capture.current_step import CurrentStep
-from sonde.statistics.statistics_table import StatisticsTable
+from sonde.capture.training_callback_interface import TrainingCallbacks
+from sonde.statistics.tensor_statistics_table import StatisticsTable
 
 if TYPE_CHECKING:
     from sonde.capture.call_site import CallSites

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from sonde.capture.layer_timing.autograd_node_timers import AutogradNodeTimers
-from sonde.capture.layer_timing.evaluate_trace import ModuleCost, evaluate
 from sonde.capture.layer_timing.layer_call_trace import LayerCallTrace
+from sonde.capture.layer_timing.layer_times_from_trace import ModuleCost, evaluate
 from sonde.capture.layer_timing.module_timers import ModuleTimers
 from sonde.capture.overhead_budget import hook_ns
 from sonde.capture.phase_timer import PhaseTimer

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from sonde.capture import torch_patches
 from sonde.capture.call_site import is_library
-from sonde.capture.callback_interface import TrainingCallbacks
 from sonde.capture.monkeypatch import override
+from sonde.capture.training_callback_interface import TrainingCallbacks
 from sonde.errors import SondeError
 from sonde.nonfinite.operation_tracer import NonFiniteTracer, is_finite
 from sonde.nonfinite.origin import Origin

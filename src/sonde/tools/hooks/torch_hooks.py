@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from sonde.capture.callback_interface import TrainingCallbacks
 from sonde.capture.hook_not_copied_with_module import UncopiedHook
+from sonde.capture.training_callback_interface import TrainingCallbacks
 from sonde.capture.watched_model import WatchedModel
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.private_torch_api import graph_task_id

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.capture.callback_interface import subscribers
 from sonde.capture.step_tracker import StepTracker
+from sonde.capture.training_callback_interface import subscribers
 from sonde.errors import SondeError
-from sonde.nonfinite.find_origin_context import find_origin
+from sonde.nonfinite.find_origin_context_manager import find_origin
 from sonde.nonfinite.operation_tracer import compile_disabled
 from sonde.nonfinite.origin import Origin
 from sonde.replay import without_collectives
 from sonde.replay.restore_state import state_restored
-from sonde.tools.loop_debugger.operation_measurements import has_cuda
+from sonde.tools.loop_debugger.measure_loop_operation import has_cuda
 
 MAX_SEARCHES = 3  # in one loop: later NaNs follow from the first ones
 

@@ -16,8 +16,8 @@ from sonde.errors import SondeError
 from sonde.report import strict
 from sonde.rules.words import listing
 from sonde.tools.layer_name_patterns import require_name
+from sonde.tools.loop_debugger.measure_loop_operation import LoopMeasurements, memory_details
 from sonde.tools.loop_debugger.operation_history import MemorySeries, OperationCalls, OperationHistory
-from sonde.tools.loop_debugger.operation_measurements import LoopMeasurements, memory_details
 from sonde.views.numbers import counted
 from sonde.views.plots.panels import MOST_LINES, EventPanel, Panel, panels
 from sonde.views.plots.plot import Plot

@@ -18,7 +18,7 @@ from sonde.rules.exploding_gradient import LEAP
 from sonde.rules.words import number
 from sonde.spike_detection import ENOUGH, LogNormBound, LossBound, RollingBound
 from sonde.tools.gradient_flow_animator import EXPLODING
-from sonde.tools.loop_debugger.operation_record import DebugInfo
+from sonde.tools.loop_debugger.loop_operation_record import DebugInfo
 
 MAX_STORED = 10_000  # operations; all are counted
 MAX_TIMES = 1000  # of one operation, for its quantiles

@@ -5,8 +5,8 @@ from __future__ import annotations
 from time import perf_counter_ns, thread_time_ns
 
 from sonde.profiler.utilization import num_preemptions
-from sonde.tools.loop_debugger.operation_measurements import synchronize_devices
-from sonde.tools.loop_debugger.operation_record import DebugInfo
+from sonde.tools.loop_debugger.loop_operation_record import DebugInfo
+from sonde.tools.loop_debugger.measure_loop_operation import synchronize_devices
 
 
 class RunningOperation:

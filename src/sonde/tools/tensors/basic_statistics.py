@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sonde.errors import SondeError
 from sonde.events import STATISTICS
-from sonde.statistics.statistics_table import StatisticsTable
+from sonde.statistics.tensor_statistics_table import StatisticsTable
 from sonde.statistics.torch_fallback import readable, real_part, reason, values_of
 
 Floats = npt.NDArray[np.floating[Any]]

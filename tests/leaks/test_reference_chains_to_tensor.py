@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from sonde.leaks.find_owners import find_owners  # noqa: E402
+from sonde.leaks.reference_chains_to_tensor import find_owners  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

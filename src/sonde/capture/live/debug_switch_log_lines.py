@@ -14,11 +14,11 @@ from sonde.capture.memory_by_category import memory_by_category
 from sonde.events import STATISTICS, PlacementChanged
 from sonde.statistics.batched_device_reads import on_device
 from sonde.statistics.find_tensors import find_tensors
-from sonde.statistics.statistics_table import StatisticsTable
+from sonde.statistics.tensor_statistics_table import StatisticsTable
 
 if TYPE_CHECKING:
     from sonde.capture.probes.probe import ProbeContext
-    from sonde.early_stopping_patience import EarlyStopping
+    from sonde.early_stopper import EarlyStopping
 
 MB = 2**20
 MAX_PARAMETERS = 4096  # whose norms are taken one by one

@@ -17,7 +17,7 @@ from sonde.events import STATISTICS
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.parameter_snapshot import ParameterSnapshot
 from sonde.statistics.reductions import check_finite
-from sonde.statistics.statistics_table import StatisticsTable
+from sonde.statistics.tensor_statistics_table import StatisticsTable
 from sonde.tools.gradient_debugger import GradientDebugger
 from sonde.tools.loop_debugger.loop_settings import LoopOptions
 

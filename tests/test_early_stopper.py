@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import sonde
-from sonde.early_stopping_patience import EarlyStopping
+from sonde.early_stopper import EarlyStopping
 from sonde.errors import SondeError
 
 pytestmark = pytest.mark.torch

@@ -17,6 +17,6 @@ _ALIASES = {
 
 def __getattr__(name: str) -> Any:
     if name not in _ALIASES:
-        raise AttributeError(f"module 'sonde.compat' has no attribute {name!r}")
+        raise AttributeError(f"module 'sonde.former_public_names' has no attribute {name!r}")
     module, present_name = _ALIASES[name]
     return getattr(import_module(module), present_name)

@@ -12,7 +12,7 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
 import sonde  # noqa: E402
-from sonde.capture.probes.eval_outputs import MAX_RECORDED, SHARE, EvalOutputProbe  # noqa: E402
+from sonde.capture.probes.nonfinite_eval_outputs import MAX_RECORDED, SHARE, EvalOutputProbe  # noqa: E402
 from step_trackers import new_tracker  # noqa: E402
 
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from sonde.config import DebugLevel, DebugMode
-from sonde.tools.loop_debugger.operation_measurements import gpu_memory_mb, process_memory_mb
+from sonde.tools.loop_debugger.measure_loop_operation import gpu_memory_mb, process_memory_mb
 
 
 class LiveNumber:

@@ -20,7 +20,7 @@ from sonde.events import STATISTICS, NonFinite
 from sonde.statistics import reductions
 from sonde.statistics.batched_device_reads import on_device
 from sonde.statistics.find_tensors import find_tensors
-from sonde.statistics.statistics_table import StatisticsTable
+from sonde.statistics.tensor_statistics_table import StatisticsTable
 
 SHARE = 0.02  # of the time of forwards in evaluation may go into checking their outputs
 START_NS = 2_000_000  # 2 ms: some hundred small forwards are checked one by one before the share counts; also the largest balance
@@ -32,7 +32,7 @@ _NUM, _NAN, _INF = (STATISTICS.index(name) for name in ("num", "nan", "inf"))
 class EvalOutputProbe(Probe):
     """Checks what models put out in evaluation."""
 
-    name = "eval_outputs"
+    name = "nonfinite_eval_outputs"
     OBSERVED_CALLBACKS = Probe.OBSERVED_CALLBACKS | {"on_forward_end"}
 
     def __init__(self, context: ProbeContext) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sonde.capture.step_boundaries import LONGEST_ACCUMULATION, PATIENCE, StepBoundaries
+from sonde.capture.step_end_detection import LONGEST_ACCUMULATION, PATIENCE, StepBoundaries
 
 
 def play(boundaries: StepBoundaries, calls: Sequence[str]) -> None:
