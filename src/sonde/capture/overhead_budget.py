@@ -38,6 +38,7 @@ class OverheadBudget:
     _balance_ns: float = START_NS
     _observed_ns: float = 0.0  # additional cost of an observed step, running average
     _plain_ns: float = 0.0  # cost of a step that is not observed, running average
+    _was_observed: bool = False  # the last step
     _rest_ns: dict[bool, float] = field(default_factory=dict)  # the training's own time, running averages for observed and other steps
 
     def on_step_end(self, *, step_ns: float, own_ns: float, observed: bool) -> None:
@@ -48,7 +49,9 @@ class OverheadBudget:
             self._observed_ns = extra if not self._observed_ns else MEMORY * self._observed_ns + (1 - MEMORY) * extra
             self._balance_ns = max(self._balance_ns - extra, -MAX_DEBT * self._observed_ns)
         else:
-            self._plain_ns = own_ns if not self._plain_ns else MEMORY * self._plain_ns + (1 - MEMORY) * own_ns
+            known_ns = self._plain_ns or own_ns
+            self._plain_ns = MEMORY * known_ns + (1 - MEMORY) * min(own_ns, 2 * known_ns)  # limits the effect of a step slow by chance
+        self._was_observed = observed
         rest_ns = max(0.0, step_ns - own_ns)
         known_ns = self._rest_ns.setdefault(observed, rest_ns)
         self._rest_ns[observed] = LONG_MEMORY * known_ns + (1 - LONG_MEMORY) * min(rest_ns, 2 * known_ns)  # limits the effect of a pause
@@ -65,7 +68,9 @@ class OverheadBudget:
             self._plain_ns = own_ns
             return self._observed_ns or own_ns
         extra = own_ns - self._plain_ns
-        return extra + self._hidden_ns(extra)
+        extra += self._hidden_ns(extra)
+        # After an observed step, what other steps cost was not measured again: if it seems too high, observing would seem free for ever.
+        return max(extra, self._observed_ns) if self._was_observed else extra
 
     def _hidden_ns(self, measured_ns: float) -> float:
         """Cost in the training's own time, because measuring evicts its data from caches. At most `measured_ns`."""
