@@ -18,7 +18,7 @@ from torch import nn  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
 from sonde import GradientAnalyzer, GradientDebugger, GradientHealth, SondeError  # noqa: E402
-from sonde.tools.gradients.gradient_frames import GradientFrame, LayerGradient  # noqa: E402
+from sonde.tools.gradients.gradient_flow_frames import GradientFrame, LayerGradient  # noqa: E402
 from sonde.tools.gradients.gradient_health import clipping_advice  # noqa: E402
 from sonde.tools.gradients.gradient_noise_scale import NormPair, estimate_noise_scale  # noqa: E402
 

@@ -26,7 +26,7 @@ from sonde.profiler.measure_timer_cost import TimerCost, timer_cost
 from sonde.profiler.module_listing import TimedModules
 from sonde.profiler.samples_per_step import InputBatch, input_batch
 from sonde.profiler.saved_activations import SavedActivations
-from sonde.profiler.trace_spans import spans
+from sonde.profiler.spans_for_trace_file import spans
 from sonde.profiler.utilization import UtilizationMeter, num_preemptions
 from sonde.statistics.find_tensors import find_tensors
 

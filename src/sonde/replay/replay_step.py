@@ -32,10 +32,10 @@ from sonde.replay.bisect_batch import find_failing_samples
 from sonde.replay.capsule.capsule import save_capsule
 from sonde.replay.dataset_indices_of_samples import dataset_indices
 from sonde.replay.earlier_micro_batches import EarlierBatch, Select, earlier_batches
-from sonde.replay.gradient_statements import find_origin_after_backward
 from sonde.replay.loss_statements import FrameSlice, slices_up_to_backward
 from sonde.replay.rerun_statements import Rerun, gradients, value_queries
 from sonde.replay.restore_state import reachable_modules, state_restored
+from sonde.replay.statements_after_backward import find_origin_after_backward
 from sonde.statistics.find_tensors import find_tensors
 
 PHASES_WITHOUT_SAMPLES = ("parameter", "buffer")  # the number was bad before the batch came

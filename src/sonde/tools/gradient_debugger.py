@@ -16,7 +16,7 @@ from torch import nn
 from sonde.errors import SondeError
 from sonde.statistics.private_torch_api import tensor_version, unwrap_compiled
 from sonde.tools.gradient_flow_animator import EXPLODING, VANISHING, GradientFlowAnimator, measure_gradient
-from sonde.tools.gradients.gradient_frames import GradientSize, combine_sizes
+from sonde.tools.gradients.gradient_flow_frames import GradientSize, combine_sizes
 from sonde.tools.gradients.gradient_noise_scale import NormPair, estimate_noise_scale
 from sonde.tools.gradients.gradient_report import GradientReport, build_gradient_report
 from sonde.tools.safe_hook import SafeHook

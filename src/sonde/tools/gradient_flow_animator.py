@@ -19,7 +19,7 @@ from torch import nn
 from sonde.errors import SondeError
 from sonde.report import strict
 from sonde.rules.words import number
-from sonde.tools.gradients.gradient_frames import GradientFrame, GradientSize, LayerGradient, build_frame
+from sonde.tools.gradients.gradient_flow_frames import GradientFrame, GradientSize, LayerGradient, build_frame
 from sonde.tools.gradients.gradient_health import GradientHealth, classify_health, clipping_advice, issue_share, recommendations
 from sonde.tools.tensors.basic_statistics import fast_statistics
 from sonde.views import flow_animation, flow_gif, flow_page

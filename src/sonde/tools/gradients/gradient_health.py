@@ -10,7 +10,7 @@ from statistics import median, quantiles
 
 from sonde.rules.exploding_gradient import USUAL
 from sonde.rules.words import listing, number
-from sonde.tools.gradients.gradient_frames import GradientFrame
+from sonde.tools.gradients.gradient_flow_frames import GradientFrame
 
 ENOUGH_NORMS = 10  # steps: fewer do not show which norms are usual
 OUTLIER = 10.0  # times the median norm of the neighboring steps: batches differ by factors of two to ten

@@ -20,7 +20,7 @@ from sonde.rules.depth import SHALLOWEST
 from sonde.rules.exploding_gradient import LEAP, NUM_LEAPS, USUAL
 from sonde.rules.vanishing_gradient import FADED, PATIENCE
 from sonde.rules.words import listing, number
-from sonde.tools.gradients.gradient_frames import GradientFrame, LayerGradient
+from sonde.tools.gradients.gradient_flow_frames import GradientFrame, LayerGradient
 from sonde.tools.gradients.gradient_health import (
     ClippingAdvice,
     GradientHealth,
