@@ -583,6 +583,10 @@ class UpdateSkipped(TypedEvent):
     search_ms: Annotated[float | None, "duration of the analysis", Key("look_back_ms"), OMIT_NONE] = None
 
 
+ANSWER_KINDS = frozenset({OriginFound.KIND, OriginUnknown.KIND, SpikeDetected.KIND, UpdateSkipped.KIND})
+"""Events with what a search has found. They may be written some steps after the step that was searched, which is their step."""
+
+
 @event_dataclass
 class StaleGradientsUsed(TypedEvent):
     """An optimizer uses gradients that were not cleared since its previous step; once per optimizer."""

@@ -479,13 +479,19 @@ class DebugSession:
         from sonde.incidents import HandlerContext
         from sonde.incidents.memory_growth_handler import MemoryGrowthHandler
         from sonde.incidents.nonfinite_handler import NonFiniteHandler
+        from sonde.incidents.replay_search import ReplaySearches
         from sonde.incidents.skipped_update_handler import SkippedUpdateHandler
         from sonde.incidents.spike_handler import SpikeHandler
 
         tracker = self._tracker
         if tracker is None or self.run is None:
             return []
-        context = HandlerContext(self.config, tracker, self.run, self._models_by_name, self.trained_models)
+        searches = ReplaySearches(
+            self._models_by_name,
+            lambda: [optimizer for _, optimizer in tracker.gradients.optimizers()],
+            in_process=self.config.replay == "in_process",
+        )
+        context = HandlerContext(self.config, tracker, self.run, self._models_by_name, self.trained_models, searches)
         handlers: list[IncidentHandler] = [MemoryGrowthHandler(context)]
         if self.config.measured.explains_incidents:
             handlers += [NonFiniteHandler(context), SpikeHandler(context), SkippedUpdateHandler(context)]

@@ -41,7 +41,6 @@ QUERIES = ValueQueries(
     must_be_recomputed=lambda value: (
         isinstance(value, Computed) or (isinstance(value, list) and any(isinstance(item, Computed) for item in value))
     ),
-    is_restored=lambda value: isinstance(value, Model),
     has_recorded_inputs=lambda value: isinstance(value, Model),
 )
 

@@ -144,6 +144,7 @@ class StepTracker(TrainingCallbacks):
         self.state = CurrentStep(recorder.scalars)
         self._concerns, self._make_handlers = concerns, make_handlers
         self._incident_handlers: Sequence[IncidentHandler] | None = None
+        self._poll_handlers: Sequence[Callable[[], None]] = ()  # of handlers whose answers may come at a later step
         measured = self._measured = config.measured
         self._budget = OverheadBudget(config.overhead_budget, config.every, measured.observed_every, config.sampling_rate)
         self._deferred = DeferredReads()
@@ -206,6 +207,7 @@ class StepTracker(TrainingCallbacks):
                 with suspended():
                     if self._incident_handlers is None:
                         self._incident_handlers = self._make_handlers()
+                        self._poll_handlers = [each.poll for each in self._incident_handlers if hasattr(each, "poll")]
                     answers = [handler(incident) for handler in self._incident_handlers]
                 is_confirmed = True in answers if is_question else False not in answers
             finally:
@@ -547,6 +549,8 @@ class StepTracker(TrainingCallbacks):
                 self._budget.observe_closely()
             self.models.refresh()
         self._call(self._plan.on_step_end)
+        for poll in self._poll_handlers:
+            poll()
         if state.is_observed:
             self._collect()
         elif self._deferred.waiting and self._deferred.is_overdue():

@@ -15,6 +15,7 @@ from sonde.config.modes_and_levels import DebugLevel, DebugMode, MeasuredParts
 from sonde.errors import ConfigError
 
 ANOMALY_MODES = ("warn", "raise")
+REPLAY_MODES = ("child", "in_process")
 ALIASES = {"debug_output_dir": "output_dir", "enable_gradient_checking": "enable_gradient_debugging"}  # second names of settings
 
 _Kind = TypeVar("_Kind", bound=StrEnum)
@@ -59,6 +60,7 @@ class DebugConfig:
     max_gradient_history: int = _number(200, least=1, whole=True)  # steps stored by session.gradient_debugger
     max_update_memory_mb: float = _number(1024.0, least=0)  # for copies of parameters; models that need more have no update statistics
     anomaly_detection_mode: str = "warn"  # after a non-finite value: "warn" continues, "raise" stops before the update
+    replay: str = "child"  # where a bad step runs again: "child" (a copy of the process), "in_process" (which may alter the training)
     save_debug_info: bool = False  # save a capsule of a step that created a non-finite value
     max_capsule_mb: float = _number(512.0, least=0)  # of one capsule; parts that do not fit are omitted, which is reported
 
@@ -72,6 +74,8 @@ class DebugConfig:
             raise ConfigError(f"output_dir must be a path, not {self.output_dir!r}. The default is 'runs'.")
         if self.anomaly_detection_mode not in ANOMALY_MODES:
             raise _no_choice("anomaly_detection_mode", self.anomaly_detection_mode, ANOMALY_MODES)
+        if self.replay not in REPLAY_MODES:
+            raise _no_choice("replay", self.replay, REPLAY_MODES)
         for each in fields(self):
             value = getattr(self, each.name)
             if isinstance(each.default, bool) and not isinstance(value, bool):

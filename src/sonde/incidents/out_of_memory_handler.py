@@ -21,10 +21,12 @@ from sonde.capture.memory_by_category import materialized_tensors, memory_by_cat
 from sonde.capture.replay_buffer import ReplayBuffer
 from sonde.events import MemoryExhausted
 from sonde.memory_profiler.memory_profiler import MemoryProfiler
+from sonde.replay.forked_child import run_in_child
 from sonde.statistics.find_tensors import find_tensors
 
 MAX_CAUSES = 5  # exceptions below an exception that are looked at
 MAX_OPERANDS = 6
+FORECAST_S = 10.0  # seconds that the forecast for a smaller batch may take
 SAFE = 0.8  # of the room that there seems to be: malloc loses some of it between blocks, and operations need scratch memory
 _UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "pib": 2**50, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _OUT_OF_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory|bad_alloc|cannot allocate memory", re.IGNORECASE)
@@ -131,15 +133,20 @@ def _batch_size(buffer: ReplayBuffer) -> int:
 
 
 def _batch_that_fits(buffer: ReplayBuffer, room: float) -> int | None:
-    """The largest batch whose step has room, by fake tensors: they take none. The loss is not known and left out."""
+    """The largest batch whose step has room, by fake tensors: they take none. The loss is not known and left out. The model runs in a child
+    process: it is code of the user."""
     if not buffer.calls or (buffer.calls[-1].args and buffer.calls[-1].kwargs):
         return None
     last = buffer.calls[-1]
-    try:
+
+    def forecast(preliminary: Any) -> dict[str, int]:
         one = MemoryProfiler().forecast(last.module, dict(last.kwargs) or tuple(last.args), batch_size=1, check=False)
-        if one.measured_size <= 1 or one.measured_bytes <= one.peak_bytes:
-            return None
-        each = (one.measured_bytes - one.peak_bytes) / (one.measured_size - 1)
-        return max(0, min(one.measured_size - 1, 1 + int((room - one.peak_bytes) / each)))
-    except Exception:  # there is no memory left, or the model cannot be run with fake tensors: then nothing is said of it
+        return {"measured_size": one.measured_size, "measured_bytes": one.measured_bytes, "peak_bytes": one.peak_bytes}
+
+    one = run_in_child(forecast, limit_s=FORECAST_S).data
+    if one is None:  # there is no memory left, or the model cannot be run with fake tensors: then nothing is said of it
         return None
+    size, whole, peak = int(one["measured_size"]), int(one["measured_bytes"]), int(one["peak_bytes"])
+    if size <= 1 or whole <= peak:
+        return None
+    return max(0, min(size - 1, 1 + int((room - peak) / ((whole - peak) / (size - 1)))))

@@ -5,9 +5,9 @@ A GradScaler is made for skipping, so nothing is stopped and nothing is logged.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import isnan
-from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from sonde.capture.call_site import user_frame
 from sonde.capture.incident_types import Incident, SkippedUpdateIncident
 from sonde.events import STATISTICS, UpdateSkipped
 from sonde.incidents import HandlerContext
+from sonde.incidents.replay_search import Search
+from sonde.replay.forked_child import ChildAnswer
 from sonde.replay.loss_scale_overflow import explain_overflow
 from sonde.statistics.tensor_statistics_table import StatisticsTable
 
@@ -47,27 +49,32 @@ class SkippedUpdateHandler:
         self._num_recorded += 1
         if self._num_recorded > MAX_RECORDED and not should_search:
             return
-        explanation: dict[str, Any] = {}
-        if should_search:
-            self._search_below.pop(0)
-            explanation = self._explain(scale)
         tracker = self._context.tracker
         event = UpdateSkipped(
             where=tracker.models.parameter_name(bad[-1]) if bad else "",  # backward reaches the last ones first
             num_bad=len(bad), num_parameters=len(incident.parameters), num_nan=num_nan, scale=scale, scale_after=scale * incident.backoff,
-            **explanation,
         )  # fmt: skip
-        tracker.recorder.emit(event, incident.step)
+        if should_search:
+            self._search_below.pop(0)
+            self._search(event, incident.step)
+        else:
+            tracker.recorder.emit(event, incident.step)
 
-    def _explain(self, scale: float) -> dict[str, Any]:
-        began, buffer = perf_counter_ns(), self._context.tracker.buffer
-        try:
-            frame = buffer.backward_frame or user_frame()
-            found = explain_overflow(buffer, frame=frame, scale=scale, models=self._context.models_by_name())
-            facts = {"by": found.by, "origin": found.origin.to_dict() if found.origin else None, "reason": found.reason}
-        except Exception as error:
-            facts = {"by": "", "origin": None, "reason": f"looking back failed ({type(error).__name__}: {error})"[:1000]}
-        return {**facts, "search_ms": round((perf_counter_ns() - began) / 1e6, 3)}
+    def _search(self, event: UpdateSkipped, step: int) -> None:
+        """Run the step again in a child process; the event is recorded with what is found."""
+        tracker, models = self._context.tracker, self._context.models_by_name()
+        buffer = tracker.buffer
+        frame = buffer.backward_frame or user_frame()
+
+        def work(preliminary: Callable[[Mapping[str, Any]], None]) -> Mapping[str, Any]:
+            found = explain_overflow(buffer, frame=frame, scale=event.scale, models=models)
+            return {"by": found.by, "origin": found.origin.to_dict() if found.origin else None, "reason": found.reason}
+
+        def on_answer(answer: ChildAnswer, search_ms: float) -> None:
+            found = answer.data or {"by": "", "origin": None, "reason": answer.failure}
+            tracker.recorder.emit(replace(event, **found, search_ms=search_ms), step)
+
+        self._context.searches.start(Search(f"the cause of the skipped update in step {step}", work, on_answer), buffer.calls)
 
 
 def _find_bad(parameters: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], int]:

@@ -1,18 +1,21 @@
-"""A loss or gradient norm far above the usual: the step is run again, a few times in a run, to find the samples or layers behind it.
+"""A loss or gradient norm far above the usual: the step runs again in a child process, a few times in a run, to find the samples or layers
+behind it.
 
 Nothing is stopped and nothing is logged meanwhile: most spikes pass.
 """
 
 from __future__ import annotations
 
-from time import perf_counter_ns
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sonde.capture.call_site import user_frame
 from sonde.capture.incident_types import Incident, SpikeIncident
 from sonde.events import SpikeDetected
 from sonde.incidents import HandlerContext
-from sonde.replay.spike_attribution import attribute_spike
+from sonde.incidents.replay_search import Search
+from sonde.replay.forked_child import ChildAnswer
+from sonde.replay.spike_attribution import attribute_spike, blame_gradients
 
 MAX_SEARCHES = 3  # in one run
 
@@ -32,16 +35,24 @@ class SpikeHandler:
             return
         self._num_searches += 1
         self._last_step = incident.step
-        buffer = self._context.tracker.buffer
+        buffer, models = self._context.tracker.buffer, self._context.models_by_name()
         frame = user_frame() if incident.what == "loss" else buffer.backward_frame or user_frame()
-        began = perf_counter_ns()
-        found: dict[str, Any]
-        try:
-            models = self._context.models_by_name()
-            found = attribute_spike(buffer, frame=frame, what=incident.what, leap=incident.leap, models=models).to_dict()
-        except Exception as error:  # the training must not suffer from what was meant to explain it
-            found = {"samples": None, "how": "", "caveats": [f"looking back failed ({type(error).__name__}: {error})"[:1000]]}
-        facts = {_FIELDS.get(key, key): value for key, value in (incident.leap._asdict() | found).items()}
-        search_ms = round((perf_counter_ns() - began) / 1e6, 3)
-        event = SpikeDetected(what=incident.what, where=incident.where, **facts, search_ms=search_ms)
-        self._context.tracker.recorder.emit(event, incident.step)
+        is_now = True
+
+        def work(preliminary: Callable[[Mapping[str, Any]], None]) -> Mapping[str, Any]:
+            preliminary(blame_gradients(models, incident.what, "it did not end").to_dict())
+            return attribute_spike(buffer, frame=frame, what=incident.what, leap=incident.leap, models=models).to_dict()
+
+        def on_answer(answer: ChildAnswer, search_ms: float) -> None:
+            if answer.data is None and is_now:
+                found: Mapping[str, Any] = blame_gradients(models, incident.what, answer.failure).to_dict()
+            else:
+                found = answer.data or {"samples": None, "how": ""}
+                if answer.failure:
+                    found = {**found, "caveats": [f"the step could not be run again: {answer.failure}"]}
+            facts = {_FIELDS.get(key, key): value for key, value in {**incident.leap._asdict(), **found}.items()}
+            event = SpikeDetected(what=incident.what, where=incident.where, **facts, search_ms=search_ms)
+            self._context.tracker.recorder.emit(event, incident.step)
+
+        self._context.searches.start(Search(f"the cause of the spike in step {incident.step}", work, on_answer), buffer.calls)
+        is_now = False  # later on, the gradients are those of other steps

@@ -136,6 +136,15 @@ class ReplayChild:
         return status
 
 
+def run_in_child(work: Work, *, limit_s: float = LIMIT_S) -> ChildAnswer:
+    """Run `work` in a child and wait for its answer."""
+    try:
+        child = ReplayChild(work, limit_s=limit_s)
+    except CannotReplay as error:
+        return ChildAnswer(None, str(error))
+    return child.poll(limit_s + 1) or ChildAnswer(None, f"running it again took more than {limit_s:g} s")
+
+
 def check_memory(step_bytes: int) -> None:
     """While a child lives, every page that a step writes is copied. Raises `CannotReplay` where there is no memory for that.
 

@@ -11,12 +11,11 @@ from torch import nn
 
 from sonde.capture.replay_buffer import ReplayBuffer
 from sonde.errors import CannotReplay
-from sonde.nonfinite.operation_tracer import NonFiniteTracer, is_finite
+from sonde.nonfinite.operation_tracer import NonFiniteTracer, compile_disabled, is_finite
 from sonde.nonfinite.origin import Origin
 from sonde.replay.loss_statements import slices_up_to_backward
 from sonde.replay.replay_step import find_nonfinite_origin
 from sonde.replay.rerun_statements import Rerun, gradients, gradients_by_leaf, value_queries
-from sonde.replay.restore_state import reachable_modules, state_restored
 from sonde.replay.without_collectives import without_ddp
 
 
@@ -34,7 +33,7 @@ def explain_overflow(
 ) -> OverflowExplanation:
     """Explains why the gradients of the current step are not finite.
 
-    The step is replayed without the loss scale, and with it if the gradients are finite then. All state is restored.
+    The step is replayed without the loss scale, and with it if the gradients are finite then. Call it in a copy of the process.
 
     Args:
         buffer: the recorded step.
@@ -43,12 +42,11 @@ def explain_overflow(
         models: the watched models by name; default: those of the recorded calls.
     """
     models = models or {call.model: call.module for call in buffer.calls}
-    modules = [*models.values(), *(call.module for call in buffer.calls), *reachable_modules(frame)]
-    with state_restored(modules), ExitStack() as stack:
+    with ExitStack() as stack:
         try:
-            stack.enter_context(without_ddp(modules))
+            stack.enter_context(without_ddp([*models.values(), *(call.module for call in buffer.calls)]))
+            stack.enter_context(compile_disabled())
             rerun = Rerun(buffer, slices_up_to_backward(frame, "gradient", value_queries(buffer)))
-            rerun.require_own_graph()
             loss = rerun()
             if not is_finite(loss) or not all(map(is_finite, gradients(loss))):
                 return OverflowExplanation("number", find_nonfinite_origin(buffer, frame=frame, loss=None, what="gradient", models=models))

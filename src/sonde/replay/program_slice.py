@@ -40,7 +40,6 @@ class ValueQueries:
     """Predicates on values of the user's variables, which the slicer needs and which depend on torch."""
 
     must_be_recomputed: Callable[[Any], bool]  # depends on the model or is non-finite: reading it would hide the operation that made it
-    is_restored: Callable[[Any], bool]  # its state is restored after the replay
     has_recorded_inputs: Callable[[Any], bool]  # is a model with a recorded forward call
 
 
@@ -112,8 +111,7 @@ class _SliceSearch:
     def _select(self, index: int, computed: set[str]) -> tuple[str, int] | None:
         """Adds the needed part of a statement to the slice, or reads its results from the variables if it must not run."""
         piece = _needed_part(self.statements[index], set(self.needed))
-        resolve = partial(lookup, self.variables)
-        reason = self.excluded.get(index) or ("" if piece is None else reason_not_replayable(piece, resolve, self.queries.is_restored))
+        reason = self.excluded.get(index) or ("" if piece is None else reason_not_replayable(piece))
         if piece is None or reason:
             for path in computed:
                 if overlaps(self.modified_since, path):

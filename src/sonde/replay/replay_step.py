@@ -1,8 +1,8 @@
 """Replays the current step to find the operation that made a non-finite loss, gradient or evaluation output.
 
-The step runs again before its result is used: first with every operation traced, then on parts of the batch to find the responsible
-samples. All state is restored afterwards. If the step cannot run again, the model runs alone, and else the graph of the loss is searched;
-caveats of the result say why.
+The step runs again in a copy of the process (`forked_child`): first with every operation traced, then on parts of the batch to find the
+responsible samples. If the step cannot run again, the model runs alone, and else the graph of the loss is searched; caveats of the result
+say why.
 
 Of an evaluation the model is all that can run. A NaN there is always reported. An Inf is reported only if a value overflowed or was
 divided by 0: code masks logits with -Inf, and the logarithm of a probability of 0 is -Inf.
@@ -14,7 +14,6 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -29,12 +28,12 @@ from sonde.nonfinite.origin_from_graph import origin_in_graph
 from sonde.replay import without_collectives
 from sonde.replay.batch_slicing import select_samples, step_inputs
 from sonde.replay.bisect_batch import find_failing_samples
-from sonde.replay.capsule.capsule import save_capsule
+from sonde.replay.capsule.capsule import pack_capsule
+from sonde.replay.capsule.capsule_file import CapsuleFiles
 from sonde.replay.dataset_indices_of_samples import dataset_indices
 from sonde.replay.earlier_micro_batches import EarlierBatch, Select, earlier_batches
 from sonde.replay.loss_statements import FrameSlice, slices_up_to_backward
 from sonde.replay.rerun_statements import Rerun, gradients, value_queries
-from sonde.replay.restore_state import reachable_modules, state_restored
 from sonde.replay.statements_after_backward import find_origin_after_backward
 from sonde.statistics.find_tensors import find_tensors
 
@@ -61,18 +60,18 @@ def find_nonfinite_origin(
     if torch.compiler.is_compiling():
         return None
     models = models or {call.model: call.module for call in buffer.calls}
-    modules = [*models.values(), *(call.module for call in buffer.calls), *reachable_modules(frame)]
-    with state_restored(modules), without_collectives.without_ddp(modules), compile_disabled():
+    modules = [*models.values(), *(call.module for call in buffer.calls)]
+    with without_collectives.without_ddp(modules), compile_disabled():
         found = _NonFiniteReplay(buffer, frame, loss, what, models).find_origin()
     num = without_collectives.num_processes()
     return replace(found, caveats=(*found.caveats, without_collectives.CAVEAT.format(num=num))) if found is not None and num > 1 else found
 
 
-def save_step_capsule(
-    buffer: ReplayBuffer, directory: Path, *, frame: FrameType | None, what: str, optimizer: Any, origin: Origin,
+def write_step_capsule(
+    files: CapsuleFiles, buffer: ReplayBuffer, *, frame: FrameType | None, what: str, optimizer: Any, origin: Origin,
     findings: Sequence[Mapping[str, Any]], max_mb: float,
-) -> Path:  # fmt: skip
-    """Saves the current step as a capsule and returns its directory.
+) -> None:  # fmt: skip
+    """Writes the current step into the files of a capsule.
 
     The capsule holds the last recorded forward call and the other tensors that the loss is computed from. If a replay found an earlier
     micro-batch (`buffer.blamed_batch`), it holds that one. Raises `CannotReplay` if no forward was recorded.
@@ -87,10 +86,11 @@ def save_step_capsule(
             values = {name: part.variables[name] for name in part.slice.inputs if name in part.variables}
             loss_inputs |= {name: value for name, value in values.items() if not isinstance(value, nn.Module) and find_tensors(value)}
     loss_inputs = earlier.replace_last(None)(loss_inputs, False) if earlier else loss_inputs
-    return save_capsule(
-        directory, step=buffer.step, model=call.module, args=call.args, kwargs=call.kwargs, optimizer=optimizer, rng=call.rng,
+    description, tensors = pack_capsule(
+        step=buffer.step, model=call.module, args=call.args, kwargs=call.kwargs, optimizer=optimizer, rng=call.rng,
         loss_inputs=loss_inputs, origin=origin, findings=findings, about={"what": what, "bad": buffer.where}, max_mb=max_mb,
     )  # fmt: skip
+    files.write(description, tensors)
 
 
 class _NonFiniteReplay:
@@ -221,7 +221,7 @@ class _NonFiniteReplay:
 def find_evaluation_origin(call: ForwardCall, models: Mapping[str, nn.Module]) -> Origin | None:
     """Finds the operation that made the output of a forward call in evaluation non-finite; None if it is an intended Inf.
 
-    Use it inside `state_restored`. Raises `CannotReplay`.
+    Raises `CannotReplay`.
     """
     try:
         with NonFiniteTracer(models) as tracer:

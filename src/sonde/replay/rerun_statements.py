@@ -1,6 +1,8 @@
-"""Runs the current step again: the statements that compute its loss, on the same inputs and with the same random numbers.
+"""Runs the current step again, in a copy of the process: the statements that compute its loss, on the same inputs and with the same random
+numbers.
 
-Use it inside `restore_state.state_restored`, which restores the state that it changes.
+Torch's generator is set to the state that it had when each forward began. Other generators, buffers and attributes are as they were when
+the number was found bad.
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ from sonde.nonfinite.operation_tracer import is_finite
 from sonde.replay.earlier_micro_batches import EarlierBatch, Select
 from sonde.replay.loss_statements import FrameSlice
 from sonde.replay.program_slice import CALL, ValueQueries
-from sonde.replay.statement_effects import MISSING, lookup
 from sonde.replay.without_collectives import forbid_collectives, num_processes
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.private_torch_api import has_accumulation_hooks, unwrap_compiled
@@ -65,17 +66,6 @@ class Rerun:
     def notes(self) -> list[str]:
         """The statements that are not run again, and why."""
         return [note for part in self.slices for note in part.slice.notes]
-
-    def require_own_graph(self) -> None:
-        """Raises `CannotReplay` if the loss depends on a tensor that is not recomputed and has a graph.
-
-        That graph belongs to the training, and a backward through it would free it.
-        """
-        for part in self.slices:
-            for path in sorted(part.slice.not_recomputed - set(part.parameters)):
-                value = lookup(part.variables, path)
-                if value is not MISSING and any(tensor.grad_fn is not None for _, tensor in find_tensors(value)):
-                    raise CannotReplay("; ".join(part.slice.notes[:3]) or f"{path} could not be computed again")
 
     def model_outputs(self) -> list[Tensor]:
         """The outputs of the last forward call, for steps of which only the model can run."""
@@ -139,7 +129,7 @@ def gradients_by_leaf(loss: Tensor, scale: float = 1.0) -> list[tuple[Tensor, Te
     start = torch.full_like(loss, scale)
     found: Sequence[Tensor | None]
     try:
-        found = torch.autograd.grad(loss, leaves, start, allow_unused=True)
+        found = torch.autograd.grad(loss, leaves, start, allow_unused=True, retain_graph=True)  # parts of it may be the training's own
     except RuntimeError as error:
         hooked = num_processes() > 1 or any(has_accumulation_hooks(leaf) for leaf in leaves)  # those of DDP
         if hooked or "checkpoint" not in str(error).lower():
@@ -149,15 +139,10 @@ def gradients_by_leaf(loss: Tensor, scale: float = 1.0) -> list[tuple[Tensor, Te
 
 
 def _gradients_by_backward(loss: Tensor, leaves: list[Tensor], start: Tensor) -> list[Tensor | None]:
-    before = [leaf.grad for leaf in leaves]
-    try:
-        for leaf in leaves:
-            leaf.grad = None
-        torch.autograd.backward(loss, start)
-        return [leaf.grad for leaf in leaves]
-    finally:
-        for leaf, gradient in zip(leaves, before):
-            leaf.grad = gradient
+    for leaf in leaves:
+        leaf.grad = None
+    torch.autograd.backward(loss, start)
+    return [leaf.grad for leaf in leaves]
 
 
 def _leaves(loss: Tensor) -> list[Tensor]:
@@ -201,7 +186,6 @@ def value_queries(buffer: ReplayBuffer) -> ValueQueries:
     called = {id(call.module) for call in buffer.calls}
     return ValueQueries(
         must_be_recomputed=_must_be_recomputed,
-        is_restored=lambda value: isinstance(value, nn.Module),
         has_recorded_inputs=lambda value: id(value) in called or id(unwrap_compiled(value)) in called,
     )
 

@@ -1,4 +1,4 @@
-"""Restores all state that a replay may change, so that the training continues bit for bit as without it.
+"""Restores all state that a tool changes when it runs a model of the user: the profiler, the tools, a replay in the training process.
 
 Restored are the random generators, buffers, attributes of modules, training flags, grad mode, autocast, the default dtype and the
 gradients of parameters. A parameter that is replaced by another object is restored; its values are not copied, since a forward and a
@@ -11,13 +11,11 @@ import random
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sonde.replay.loss_statements import variables_of
 from sonde.statistics.private_torch_api import preserve_versions
 
 _CONTAINERS = (list, dict, set)  # a forward may fill them: their items are restored, one level deep
@@ -44,16 +42,6 @@ def state_restored(modules: Iterable[nn.Module]) -> Iterator[None]:
                 if p is not None and not nn.parameter.is_lazy(p) and p.is_leaf:
                     undo.callback(_restore_grad, p, p.grad)
         yield
-
-
-def reachable_modules(frame: FrameType | None) -> list[nn.Module]:
-    """Modules among the variables of a function and the attributes of its `self`: a criterion has buffers too."""
-    if frame is None:
-        return []
-    variables = variables_of(frame)
-    owner = variables.get("self")
-    values = [*variables.values(), *(vars(owner).values() if hasattr(owner, "__dict__") else ())]
-    return [value for value in values if isinstance(value, nn.Module)]
 
 
 def _attributes_of(part: nn.Module) -> dict[str, Any]:

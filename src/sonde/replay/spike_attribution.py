@@ -7,7 +7,7 @@ model runs alone on its inputs, and else only the gradients are read; caveats of
 from __future__ import annotations
 
 import linecache
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from math import isfinite, sqrt
@@ -29,7 +29,6 @@ from sonde.replay.bisect_batch import HeaviestSamples, find_heaviest_samples
 from sonde.replay.dataset_indices_of_samples import dataset_indices
 from sonde.replay.loss_statements import FrameSlice, slices_up_to_backward
 from sonde.replay.rerun_statements import Rerun, gradients_by_leaf, value_queries
-from sonde.replay.restore_state import reachable_modules, state_restored
 from sonde.replay.without_collectives import CAVEAT, forbid_collectives, num_processes, without_ddp
 from sonde.spike_detection import Spike
 from sonde.statistics import reductions
@@ -80,7 +79,7 @@ class Blame:
 def attribute_spike(
     buffer: ReplayBuffer, *, frame: FrameType | None, what: str, leap: Spike, models: Mapping[str, nn.Module] | None = None
 ) -> Blame:
-    """Attributes the spike of the current step to samples and layers. All state is restored.
+    """Attributes the spike of the current step to samples and layers. Call it in a copy of the process.
 
     Args:
         buffer: the recorded step.
@@ -90,10 +89,10 @@ def attribute_spike(
         models: the watched models by name; default: those of the recorded calls.
     """
     models = models or {call.model: call.module for call in buffer.calls}
-    modules = [*models.values(), *(call.module for call in buffer.calls), *reachable_modules(frame)]
+    modules = [*models.values(), *(call.module for call in buffer.calls)]
     replay, num = _SpikeReplay(buffer, what, leap, models), num_processes()
     try:
-        with state_restored(modules), without_ddp(modules), compile_disabled(), forbid_collectives():
+        with without_ddp(modules), compile_disabled(), forbid_collectives():
             found = replay.attribute(frame)
     except CannotReplay as error:
         found = replay.from_gradients(str(error))
@@ -118,7 +117,6 @@ class _SpikeReplay:
         try:
             slices = slices_up_to_backward(frame, self.what, value_queries(self.buffer), self.buffer.loss_frame)
             rerun = Rerun(self.buffer, slices)
-            rerun.require_own_graph()
             return self._replay_whole_step(rerun)
         except Exception as error:  # raised by the user's code in the replay: its result cannot be trusted
             failed = f"running it again failed ({type(error).__name__}: {error})"[:500]
@@ -272,11 +270,7 @@ class _SpikeReplay:
 
     def from_gradients(self, reason: str) -> Blame:
         """Attributes by the present gradients, without running anything. `reason`: why nothing can run."""
-        found = [(p, p.grad) for model in self.models.values() for p in model.parameters() if p.grad is not None]
-        norms = self._norms_by_parameter(found) if self.what == "gradient" else ()
-        layer = _owner(norms[0][0]) if norms else ""
-        caveat = f"the step could not be run again: {reason}"
-        return Blame(gradients=norms[:MAX_REPORTED], layer=layer, how="gradients", caveats=(caveat,))
+        return blame_gradients(self.models, self.what, reason)
 
     # ---- names
 
@@ -301,8 +295,19 @@ class _SpikeReplay:
         return summarize({name: tensor for name, tensor in inputs if tensor.is_floating_point()})
 
     def _norms_by_parameter(self, found: Sequence[tuple[Tensor, Tensor]]) -> tuple[tuple[str, float], ...]:
-        norms = [(self.names[id(leaf)], _norm([gradient])) for leaf, gradient in found if id(leaf) in self.names]
-        return tuple(sorted(norms, key=lambda pair: -pair[1]))
+        return _largest_first((self.names[id(leaf)], _norm([gradient])) for leaf, gradient in found if id(leaf) in self.names)
+
+
+def blame_gradients(models: Mapping[str, nn.Module], what: str, reason: str) -> Blame:
+    """Attributes a spike of the gradient norm by the present gradients, without running anything. `reason`: why nothing runs."""
+    named = [(_join_path(name, path), p.grad) for name, model in models.items() for path, p in model.named_parameters()]
+    norms = _largest_first((path, _norm([gradient])) for path, gradient in named if gradient is not None) if what == "gradient" else ()
+    caveat = f"the step could not be run again: {reason}"
+    return Blame(gradients=norms[:MAX_REPORTED], layer=_owner(norms[0][0]) if norms else "", how="gradients", caveats=(caveat,))
+
+
+def _largest_first(norms: Iterable[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
+    return tuple(sorted(norms, key=lambda pair: -pair[1]))
 
 
 def _norm(tensors: Any) -> float:

@@ -1,7 +1,6 @@
-"""Static analysis of a statement: which variables and attributes it reads, assigns and mutates, and whether it may run a second time.
+"""Static analysis of a statement: which variables and attributes it reads, assigns and mutates, and whether its result is the same again.
 
-An *access path* variables a variable or an attribute of one: `loss`, `self.loss`. The analysis is conservative: a statement that seems to
-change an object that outlives the step is not replayed.
+An *access path* names a variable or an attribute of one: `loss`, `self.loss`.
 """
 
 from __future__ import annotations
@@ -11,27 +10,21 @@ import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
-from types import FunctionType, MethodType
+from types import FunctionType
 from typing import Any
-
-from sonde.capture.call_site import is_library
 
 MUTATING_METHODS = frozenset(
     ("append", "appendleft", "extend", "insert", "pop", "popleft", "remove", "clear", "update", "setdefault", "popitem", "discard")
 )  # they mutate the object that they are called on; so do the in-path methods of torch, which end in "_"
 MUTATING_IF_UNUSED = frozenset({"add", "sort", "put"})  # of a tensor they return a new one, of a container they return nothing
 FORBIDDEN_CALLS = {
-    "next": "takes the next item of an iterator", "input": "waits for keyboard input", "open": "opens a file", "exec": "runs other code",
-    "eval": "runs other code", "setattr": "changes an object", "delattr": "changes an object",
-    "backward": "writes gradients", "step": "makes an update", "zero_grad": "clears gradients", "save": "writes a file",
-    "load_state_dict": "replaces weights", "train": "changes the mode of a model", "__next__": "takes the next item of an iterator",
-    "write": "writes", "send": "sends", "manual_seed": "seeds a generator", "seed": "seeds a generator",
-}  # fmt: skip
+    "next": "takes the next item of an iterator", "__next__": "takes the next item of an iterator", "input": "waits for keyboard input",
+    "get_nowait": "takes an item out of a queue", "recv": "receives from another program", "open": "opens a file",
+    "backward": "writes gradients", "step": "makes an update", "zero_grad": "clears gradients", "load_state_dict": "replaces weights",
+}  # fmt: skip  # a second call has another result, or changes what the step was computed from
 MAX_DEPTH = 4  # levels of nested function calls that are analyzed
 
 Resolve = Callable[[str], Any]  # the value of an access path, or MISSING
-IsAllowed = Callable[[str], bool]
 MISSING = object()
 
 
@@ -192,31 +185,18 @@ def _mutated(node: ast.AST) -> Iterator[str]:
 # ---- whether code may run a second time
 
 
-def _none_allowed(path: str) -> bool:
-    return False
-
-
-def reason_not_replayable(
-    node: ast.AST, resolve: Resolve, is_restored: Callable[[Any], bool], depth: int = 0, is_allowed: IsAllowed = _none_allowed
-) -> str:
-    """Why code must not run a second time, as the end of a sentence; "" if it may.
-
-    `resolve` returns the value of an access path. `is_restored(value)` is true for objects whose state is restored after the replay, so
-    that their methods may change them. `is_allowed(path)` is true for access paths that functions may change.
-    """
+def reason_not_replayable(node: ast.AST) -> str:
+    """Why a statement must not run a second time, as the end of a sentence; "" if it may. It runs in a copy of the process, so what it
+    changes does no harm; but its result must be the same."""
     for part in ast.walk(node):
         if isinstance(part, (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith)):
             return f"line {part.lineno} yields to other code"
-        if isinstance(part, (ast.Global, ast.Nonlocal, ast.Delete, ast.Return)) and depth == 0:
+        if isinstance(part, (ast.Global, ast.Nonlocal, ast.Delete, ast.Return)):
             return f"line {part.lineno} is a {type(part).__name__.lower()} statement"
         if isinstance(part, ast.Call):
             name = part.func.attr if isinstance(part.func, ast.Attribute) else part.func.id if isinstance(part.func, ast.Name) else ""
             if name in FORBIDDEN_CALLS:
                 return f"line {part.lineno} calls {name}(), which {FORBIDDEN_CALLS[name]}"
-            path = access_path(part.func)
-            found = reason_function_not_replayable(resolve(path), is_restored, depth + 1, is_allowed) if path else ""
-            if found:
-                return found
     return ""
 
 
@@ -232,51 +212,6 @@ def function_ast(function: FunctionType) -> ast.FunctionDef | None:
     return tree
 
 
-def reason_function_not_replayable(
-    function: Any, is_restored: Callable[[Any], bool], depth: int, is_allowed: IsAllowed = _none_allowed
-) -> str:
-    """Why a function of the user must not be called a second time, from its source; "" if it may. Functions of libraries are trusted."""
-    owner: Any = None
-    if isinstance(function, MethodType):
-        owner, function = function.__self__, function.__func__
-    elif not isinstance(function, (FunctionType, type)) and function is not MISSING:
-        owner = function
-        function = getattr(type(function), "forward" if is_restored(function) else "__call__", MISSING)
-    if not isinstance(function, FunctionType) or is_library(function.__code__.co_filename) or depth > MAX_DEPTH:
-        return ""
-    tree = function_ast(function)
-    if tree is None:
-        return ""  # a lambda is an expression, which has few side effects
-    arguments = [arg.arg for arg in (*tree.args.posonlyargs, *tree.args.args)]
-    self_name = arguments[0] if owner is not None and is_restored(owner) and arguments else ""
-    local_names = effects_of_all(tree.body).writes | effects_of_all(tree.body).maybe_writes
-    for part in ast.walk(tree):
-        if isinstance(part, (ast.Global, ast.Nonlocal)):
-            return f"{function.__name__}() changes {', '.join(part.names)} outside of itself (line {part.lineno})"
-    for statement in tree.body:
-        for path in effects_of(statement).modifies:
-            root = path.partition(".")[0]
-            attribute_of_other = "." in path and root not in local_names
-            changed_other = root not in local_names and path in effects_of(statement).mutates
-            if (attribute_of_other or changed_other) and root != self_name and not is_allowed(path):
-                return f"{function.__name__}() changes {path}, which is not local to it (line {statement.lineno})"
-    return _reason_body_not_replayable(tree, function, owner, arguments, is_restored, depth, is_allowed)
-
-
-def _reason_body_not_replayable(
-    tree: ast.FunctionDef, function: FunctionType, owner: Any, arguments: list[str], is_restored: Any, depth: int, is_allowed: IsAllowed
-) -> str:
-    closure = inspect.getclosurevars(function)
-    known = {**closure.globals, **closure.nonlocals}
-    if owner is not None and arguments:
-        known[arguments[0]] = owner
-    for statement in tree.body:
-        found = reason_not_replayable(statement, partial(lookup, known), is_restored, depth, is_allowed)
-        if found:
-            return f"{function.__name__}() cannot be run twice: {found}"
-    return ""
-
-
 def lookup(variables: Any, path: str) -> Any:
     """The value of an access path, or MISSING. No property of the user is called."""
     root, *attributes = path.split(".")
@@ -288,6 +223,6 @@ def lookup(variables: Any, path: str) -> Any:
             if isinstance(inspect.getattr_static(type(value), attribute, None), property):
                 return MISSING
             value = getattr(value, attribute, MISSING)
-        except Exception:  # the user's self_name __getattr__
+        except Exception:  # the user's own __getattr__
             return MISSING
     return value

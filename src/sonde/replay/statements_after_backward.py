@@ -1,16 +1,15 @@
 """Replays the statements between `backward` and the update that change gradients: clipping, scaling, dividing by the norm.
 
-They run if the replayed step itself has finite gradients, on temporary gradients. Only statements that change gradients and have no other
-effect run; the others (a print, a log, a scheduler) are left out.
+They run if the replayed step itself has finite gradients. Only statements that change gradients run; the others (a print, a log, a
+scheduler) are left out.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from functools import partial
-from types import FrameType, FunctionType, MethodType, ModuleType
+from types import FrameType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -37,7 +36,7 @@ def find_origin_after_backward(frame: FrameType, rerun: Rerun, models: Mapping[s
         selected = []
         for statement in statements:
             if changes_gradients(statement, partial(lookup, variables)):
-                reason = _reason_for_skipping(statement, partial(lookup, variables))
+                reason = reason_not_replayable(statement)
                 if reason:
                     return None, f"line {statement.lineno} changes gradients and was not run again: {reason}"
                 selected.append(statement)
@@ -48,27 +47,19 @@ def find_origin_after_backward(frame: FrameType, rerun: Rerun, models: Mapping[s
         return None, ""
     with NonFiniteTracer(models) as tracer:
         computed = gradients_by_leaf(rerun())
-        with _temporary_gradients(computed, models.values()):
-            for code, variables in compiled:
-                exec(code, dict(variables))
-            bad = [leaf.grad for leaf, _ in computed if leaf.grad is not None and not is_finite(leaf.grad)]
-            return tracer.origin_of(bad) if bad else None, ""
+        _set_gradients(computed, models.values())
+        for code, variables in compiled:
+            exec(code, dict(variables))
+        bad = [leaf.grad for leaf, _ in computed if leaf.grad is not None and not is_finite(leaf.grad)]
+        return tracer.origin_of(bad) if bad else None, ""
 
 
-@contextmanager
-def _temporary_gradients(computed: list[tuple[Tensor, Tensor]], models: Iterable[nn.Module]) -> Iterator[None]:
-    """Replaces `.grad` of the leaves by copies of the computed gradients, of other parameters by None, and restores all on exit."""
-    every = {id(p): p for model in models for p in model.parameters()} | {id(leaf): leaf for leaf, _ in computed}
-    before = [(p, p.grad) for p in every.values() if p.is_leaf and not nn.parameter.is_lazy(p)]
-    try:
-        for p, _ in before:
-            p.grad = None
-        for leaf, gradient in computed:
-            leaf.grad = gradient.detach().clone(memory_format=torch.preserve_format)
-        yield
-    finally:
-        for p, gradient_before in before:
-            p.grad = gradient_before
+def _set_gradients(computed: list[tuple[Tensor, Tensor]], models: Iterable[nn.Module]) -> None:
+    """Sets `.grad` of the leaves to copies of the computed gradients, of other parameters to None."""
+    for p in (p for model in models for p in model.parameters()):
+        p.grad = None
+    for leaf, gradient in computed:
+        leaf.grad = gradient.detach().clone(memory_format=torch.preserve_format)
 
 
 # ---- selecting the statements
@@ -124,34 +115,6 @@ def _holds_gradients(value: ast.expr, aliases: set[str]) -> bool:
         return any(_holds_gradients(item, aliases) for item in value.elts)
     path = access_path(value)
     return "grad" in path.split(".")[1:] or path in aliases
-
-
-def _reason_for_skipping(statement: ast.stmt, resolve: Resolve) -> str:
-    """Why a statement that changes gradients must not run again: it has other effects; "" if it may run."""
-    for path in _modified_paths(statement):
-        is_local = "." not in path and path not in effects_of(statement).mutates
-        if not (is_local or is_gradient(path, statement) or isinstance(resolve(path), ModuleType)):
-            return f"it changes {path} too"
-    return _other_effect(statement, resolve) or reason_not_replayable(
-        statement, resolve, lambda value: isinstance(value, nn.Module), is_allowed=lambda path: "grad" in path.split(".")[1:]
-    )
-
-
-def _other_effect(statement: ast.AST, resolve: Resolve, depth: int = 0) -> str:
-    """A call with an unused result is made for its effect: only functions of the user and in-place methods may be called so."""
-    for part in ast.walk(statement):
-        if not isinstance(part, ast.Expr) or not isinstance(part.value, ast.Call):
-            continue
-        path = access_path(part.value.func)
-        function = _user_function(resolve(path)) if path else None
-        tree = function_ast(function) if function is not None and depth < MAX_DEPTH else None
-        if function is not None and tree is not None:
-            found = next((why for inner in tree.body if (why := _other_effect(inner, _globals_of(function), depth + 1))), "")
-            if found:
-                return found
-        elif not (isinstance(part.value.func, ast.Attribute) and part.value.func.attr.endswith("_")):
-            return f"line {part.lineno} has another effect"
-    return ""
 
 
 def _user_function(function: Any) -> FunctionType | None:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.errors import NoRunError
-from sonde.events import Event, Frame, Kind, Site, Step, TypedEvent
+from sonde.events import ANSWER_KINDS, Event, Frame, Kind, Site, Step, TypedEvent
 from sonde.runlog import format as f
 from sonde.runlog.directory import LOG_SUFFIX, RUN_JSON, is_run, no_run, read_run_json
 from sonde.runlog.fatal_signal import FatalSignal, dump_path, read_fatal_signal
@@ -122,15 +122,17 @@ class RunProcess:
 
     def steps(self) -> Iterator[Step]:
         """Complete steps in the order of writing. Frames of an incomplete step are omitted; its events come with the next complete
-        step."""
+        step. What a search found is an event of the step that was searched, also if it was written later."""
         frames: dict[int, dict[str, Frame]] = {}
         events: list[Event] = []
+        answers = self._answers()
         rank = self.rank
         sites, names = None, list[tuple[int, str]]()
         for segment in self.segments:
             for _, fact in segment.contents(range(len(segment)), ahead=AHEAD):
                 if isinstance(fact, Event):
-                    events.append(fact)
+                    if fact.kind not in ANSWER_KINDS:
+                        events.append(fact)
                 elif fact.kind != Kind.STEP:
                     frames.setdefault(fact.step, {})[fact.kind] = fact
                 else:
@@ -139,10 +141,17 @@ class RunProcess:
                         sites, names = fact.sites, self._scalar_names(fact)
                     values = fact.values[0].tolist() if fact.fields else []
                     scalars = {name: values[column] for column, name in names} if values else {}
+                    if answers and answers[0].step <= number:
+                        events += [answer for answer in answers if answer.step <= number]
+                        answers = [answer for answer in answers if answer.step > number]
                     now = tuple(event for event in events if event.step <= number)
                     yield Step(number, rank, scalars, frames.get(number, {}), now, self.sites)
                     events = [event for event in events if event.step > number]
                     frames = {step: later for step, later in frames.items() if step > number}
+
+    def _answers(self) -> list[Event]:
+        found = [event for kind in sorted(ANSWER_KINDS) for event in self.contents(f.EVENT, kind) if isinstance(event, Event)]
+        return sorted(found, key=lambda event: event.step)
 
     def _scalar_names(self, frame: Frame) -> list[tuple[int, str]]:
         ids = frame.sites.tolist()

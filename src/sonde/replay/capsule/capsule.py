@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from sonde import __version__
 from sonde.errors import SondeError
 from sonde.nonfinite.origin import Origin
-from sonde.replay.capsule.capsule_file import DESCRIPTION, read_files, write_files
+from sonde.replay.capsule.capsule_file import DESCRIPTION, CapsuleFiles, read_files
 from sonde.replay.capsule.value_serialization import DamagedError, Packer, reason_not_storable, unpack
 from sonde.runlog.format import plain
 
@@ -84,6 +84,42 @@ def save_capsule(
 ) -> Path:
     """Stores a step as `directory/step-000041` and returns that path. Call it before the weights are updated. It changes nothing.
 
+    The arguments are those of `pack_capsule`.
+    """
+    description, tensors = pack_capsule(
+        step=step, model=model, args=args, kwargs=kwargs, optimizer=optimizer, rng=rng, loss_inputs=loss_inputs, origin=origin,
+        findings=findings, about=about, max_mb=max_mb,
+    )  # fmt: skip
+    files = CapsuleFiles(Path(directory), capsule_name(step))
+    try:
+        files.write(description, tensors)
+    except BaseException:
+        files.discard()
+        raise
+    return files.commit()
+
+
+def capsule_name(step: int) -> str:
+    """The name of the directory of a capsule."""
+    return f"step-{step:06d}"
+
+
+def pack_capsule(
+    *,
+    step: int,
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    optimizer: torch.optim.Optimizer | None = None,
+    rng: Any = None,
+    loss_inputs: Mapping[str, Any] | None = None,
+    origin: Origin | None = None,
+    findings: Sequence[Mapping[str, Any]] = (),
+    about: Mapping[str, Any] | None = None,
+    max_mb: float = 512.0,
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The contents of the two files of a capsule: its description and its tensors.
+
     Args:
         model: the model that was called, with `args` and `kwargs`.
         rng: the state of torch's generator before the call, or a dict of states by generator ("torch", "python", "numpy", "cuda").
@@ -144,7 +180,7 @@ def save_capsule(
             "left_out": left_out,
             **description,
         }
-    return write_files(Path(directory), f"step-{step:06d}", description, tensors)
+    return description, tensors
 
 
 def _packed(values: Mapping[str, Any]) -> tuple[Packer, dict[str, Any]]:

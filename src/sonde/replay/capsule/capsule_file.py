@@ -46,36 +46,65 @@ def safetensors() -> Any:
 # ---- writing
 
 
-def write_files(parent: Path, name: str, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Path:
-    """Writes the directory `parent/name`, or `parent/name-2` … if that exists, and returns its path. A failure leaves no files."""
-    text = json.dumps(description, indent=1, allow_nan=False).encode("ascii")
-    if len(text) > MAX_JSON:
-        raise SondeError(f"{DESCRIPTION} of the capsule would have {len(text) >> 20} MB; the limit is {MAX_JSON >> 20} MB.")
-    package = safetensors()
-    temporary = Path(parent) / f".{name}.{os.getpid()}-{secrets.token_hex(4)}"
-    try:
-        os.makedirs(parent, exist_ok=True)
-        os.mkdir(temporary)
+class CapsuleFiles:
+    """The two files of a new capsule: created by this process, written by it or by a forked child, renamed when they are complete."""
+
+    def __init__(self, parent: Path, name: str) -> None:
+        """Create them in a temporary directory of `parent`."""
+        self._package = safetensors()
+        self._target = Path(parent) / name
+        self._temporary = Path(parent) / f".{name}.{os.getpid()}-{secrets.token_hex(4)}"
+        self.descriptors: tuple[int, ...] = ()
         try:
-            package.torch.save_file(_as_storable(tensors), temporary / TENSORS)
-            (temporary / DESCRIPTION).write_bytes(text)
-            for path in (temporary / TENSORS, temporary / DESCRIPTION, temporary):
-                _sync(path)
-            return _rename(temporary, Path(parent) / name)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-    except OSError as error:
-        raise _write_error(parent, error.strerror or str(error)) from error
-    except package.SafetensorError as error:  # not an OSError, also for a full disk
-        raise _write_error(parent, str(error)) from error
+            os.makedirs(parent, exist_ok=True)
+            os.mkdir(self._temporary)
+            for file in (TENSORS, DESCRIPTION):
+                descriptor = os.open(self._temporary / file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+                self.descriptors += (descriptor,)
+        except OSError as error:
+            self.discard()
+            raise self._write_error(error.strerror or str(error)) from error
 
+    def write(self, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Write both files."""
+        text = json.dumps(description, indent=1, allow_nan=False).encode("ascii")
+        if len(text) > MAX_JSON:
+            raise SondeError(f"{DESCRIPTION} of the capsule would have {len(text) >> 20} MB; the limit is {MAX_JSON >> 20} MB.")
+        try:
+            for descriptor, content in zip(self.descriptors, (self._package.torch.save(_as_storable(tensors)), text)):
+                rest = memoryview(content)
+                while rest:
+                    rest = rest[os.write(descriptor, rest) :]
+        except OSError as error:
+            raise self._write_error(error.strerror or str(error)) from error
 
-def _write_error(parent: Path, reason: str) -> SondeError:
-    return SondeError(
-        f"No capsule could be written to {parent}: {reason}.\n"
-        "The training is not affected. Free some space, or set a smaller max_capsule_mb or another output_dir."
-    )
+    def commit(self) -> Path:
+        """Give the directory its name, or that with a number if it is taken, and return its path."""
+        try:
+            for descriptor in self.descriptors:
+                os.fsync(descriptor)
+            self._close()
+            _sync(self._temporary)
+            return _rename(self._temporary, self._target)
+        except OSError as error:
+            self.discard()
+            raise self._write_error(error.strerror or str(error)) from error
+
+    def discard(self) -> None:
+        """Remove the files."""
+        self._close()
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _close(self) -> None:
+        descriptors, self.descriptors = self.descriptors, ()
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _write_error(self, reason: str) -> SondeError:
+        return SondeError(
+            f"No capsule could be written to {self._target.parent}: {reason}.\n"
+            "The training is not affected. Free some space, or set a smaller max_capsule_mb or another output_dir."
+        )
 
 
 def _as_storable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Finds the operation that produced a NaN or Inf: runs the step once more under the tracer, then restores all state."""
+"""Finds the operation that produced a NaN or Inf: runs the step once more under the tracer, in a child process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 from sonde.capture.step_tracker import StepTracker
 from sonde.capture.training_callback_interface import subscribers
-from sonde.errors import SondeError
 from sonde.nonfinite.find_origin_context_manager import find_origin
 from sonde.nonfinite.operation_tracer import compile_disabled
 from sonde.nonfinite.origin import Origin
 from sonde.replay import without_collectives
-from sonde.replay.restore_state import state_restored
+from sonde.replay.forked_child import run_in_child
 from sonde.tools.loop_debugger.measure_loop_operation import has_cuda
 
 MAX_SEARCHES = 3  # in one loop: later NaNs follow from the first ones
@@ -50,17 +49,20 @@ def find_cause(modules: Sequence[nn.Module], random_state: RandomState, run: Cal
     if any(isinstance(each, StepTracker) for each in subscribers()):
         return "a session watches this training and finds the cause: see its report"
     model = modules[0]
-    try:
-        with state_restored(modules), without_collectives.without_ddp([model]), compile_disabled():
+
+    def work(preliminary: Any) -> dict[str, Any]:
+        with without_collectives.without_ddp([model]), compile_disabled():
             random_state.restore()
             for parameter in model.parameters():
-                parameter.grad = None  # the restored state has the gradients again
+                parameter.grad = None
             with find_origin(model) as found, without_collectives.forbid_collectives():
                 result = run()
                 if isinstance(result, Tensor) and result.numel() == 1 and result.requires_grad:
                     result.backward()  # type: ignore[no-untyped-call]
-        return found.origin or "the step does not produce it when it is run again"
-    except SondeError as error:
-        return str(error)
-    except Exception as error:  # an error of the replay must not stop the training
-        return f"running the step again failed ({type(error).__name__}: {error})"[:500]
+        return {"origin": found.origin.to_dict() if found.origin else None}
+
+    answer = run_in_child(work)
+    if answer.failure or answer.data is None:
+        return answer.failure
+    origin = answer.data["origin"]
+    return Origin.from_dict(origin) if origin else "the step does not produce it when it is run again"
