@@ -140,7 +140,8 @@ def test_a_statement_that_takes_the_next_item_of_an_iterator_is_not_run_again():
     assert any("next()" in note for note in slices[0].slice.notes)
 
 
-def test_a_helper_that_mutates_its_argument_is_not_run_again():
+def test_a_helper_that_mutates_its_argument_is_run_again():
+    """In a copy of the process, where that does no harm."""
     log = []
 
     def compute(model, log):
@@ -155,8 +156,8 @@ def test_a_helper_that_mutates_its_argument_is_not_run_again():
 
     text, slices = replayed(train, Model())
     assert text == "(model(1)+1)"
-    assert len(log) == 1
-    assert any("changes log" in note for note in slices[0].slice.notes)
+    assert len(log) == 2
+    assert not slices[0].slice.notes
 
 
 def test_the_caller_is_sliced_too_if_the_loss_is_an_argument():

@@ -23,6 +23,7 @@ from sonde.nonfinite.operation_tracer import is_finite
 from sonde.replay.earlier_micro_batches import EarlierBatch, Select
 from sonde.replay.loss_statements import FrameSlice
 from sonde.replay.program_slice import CALL, ValueQueries
+from sonde.replay.statement_effects import MISSING, lookup
 from sonde.replay.without_collectives import forbid_collectives, num_processes
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.private_torch_api import has_accumulation_hooks, unwrap_compiled
@@ -66,6 +67,12 @@ class Rerun:
     def notes(self) -> list[str]:
         """The statements that are not run again, and why."""
         return [note for part in self.slices for note in part.slice.notes]
+
+    @property
+    def reads_graph(self) -> bool:
+        """Whether the loss is computed from a tensor that has a graph and is not computed again."""
+        values = (lookup(part.variables, path) for part in self.slices for path in part.slice.not_recomputed - set(part.parameters))
+        return any(tensor.grad_fn is not None for value in values if value is not MISSING for _, tensor in find_tensors(value))
 
     def model_outputs(self) -> list[Tensor]:
         """The outputs of the last forward call, for steps of which only the model can run."""

@@ -133,6 +133,8 @@ class _SpikeReplay:
         self.num, self.dim = _batch_size(inputs)
         with LayerMagnitudes(self.models, self.num) as layers:
             loss = rerun()
+        if not rerun.num_calls and rerun.reads_graph:
+            raise CannotReplay("; ".join(rerun.notes[:3]) or "the loss is computed from outputs that the model gave before")
         found = gradients_by_leaf(loss)
         value = _norm(gradient for _, gradient in found) if self.what == "gradient" else float(loss.detach())
         if not isfinite(value) or abs(value - self.value) > SAME_VALUE * abs(self.value):
