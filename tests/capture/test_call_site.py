@@ -48,3 +48,29 @@ def test_the_variables_of_a_traced_step_die_with_the_next():
     assert alive() is None
     assert number == 1
     assert thing is not None
+
+
+def test_the_dictionary_that_locals_gave_the_user_is_not_changed() -> None:
+    first = 1
+    config = locals()
+    second = first + 1
+    found = read_locals(sys._getframe())
+    assert (found["first"], found["second"]) == (1, second)
+    assert config == {"first": 1}
+    assert read_locals(sys._getframe())["config"] is config
+    assert config == {"first": 1}
+
+
+def test_the_variables_of_a_function_without_locals_are_not_kept_alive_by_reading_them_twice() -> None:
+    class Thing:
+        pass
+
+    def reader() -> weakref.ref[Thing]:
+        thing = Thing()
+        for _ in range(2):
+            assert read_locals(sys._getframe())["thing"] is thing
+        ref = weakref.ref(thing)
+        del thing
+        return ref
+
+    assert reader()() is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import linecache
 import sys
@@ -72,17 +73,42 @@ def describe_line(frame: FrameType | None) -> tuple[str, str]:
 
 
 # -- local variables -------------------------------------------------------------------------------
-# Before Python 3.13, whoever reads or traces the variables of a frame leaves a copy of them with the frame: what they refer to then lives
-# until the function returns, and the function is somebody's training loop.
+# Before Python 3.13, `frame.f_locals` writes the variables of a function into one dictionary that the frame holds. What they refer to then
+# lives until the function returns, and the function is somebody's training loop. `locals()` returns the same dictionary: where the user
+# holds it (`config = locals()`), it must not change.
 
 _NUM_OWN_REFERENCES = 3  # to the copy: of the frame, of our variable, of the call that counts them
+# Offsets of the dictionary, and of the globals to check the layout, in CPython's _PyInterpreterFrame.
+_FRAME_LAYOUTS = {(3, 11): (24, 8), (3, 12): (40, 24)}
 
 
 def read_locals(frame: FrameType) -> dict[str, Any]:
-    """The local variables of a running function, without keeping anything alive."""
+    """The local variables of a running function, without keeping anything alive and without changing what `locals()` gave the user."""
+    stored = _stored_locals(frame)
+    before = dict(stored) if stored is not None else None
     found = dict(frame.f_locals)
-    release_locals(frame)
+    if before is not None and sys.gettrace() is None:
+        held = frame.f_locals
+        held.clear()
+        held.update(before)
+    else:
+        release_locals(frame)
     return found
+
+
+def _stored_locals(frame: FrameType) -> dict[str, Any] | None:
+    """The dictionary that the frame holds already, as it is; None if there is none, or if this Python has another layout."""
+    layout = _FRAME_LAYOUTS.get(sys.version_info[:2])
+    if layout is None or not frame.f_code.co_flags & inspect.CO_OPTIMIZED or sys.implementation.name != "cpython":
+        return None
+    locals_at, globals_at = layout
+    pointer = ctypes.c_void_p.from_address
+    inner = pointer(id(frame) + object.__basicsize__ + ctypes.sizeof(ctypes.c_void_p)).value  # after f_back
+    if not inner or pointer(inner + globals_at).value != id(frame.f_globals):
+        return None
+    address = pointer(inner + locals_at).value
+    found = ctypes.cast(address, ctypes.py_object).value if address else None
+    return found if type(found) is dict else None
 
 
 def release_locals(frame: FrameType) -> None:

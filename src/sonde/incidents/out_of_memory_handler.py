@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.capture import process_memory
-from sonde.capture.call_site import is_library
+from sonde.capture.call_site import is_library, read_locals
 from sonde.capture.memory_by_category import materialized_tensors, memory_by_category
 from sonde.capture.replay_buffer import ReplayBuffer
 from sonde.events import MemoryExhausted
@@ -77,7 +77,7 @@ def _locate(trace: TracebackType | None, models: Mapping[str, nn.Module]) -> dic
     while trace is not None:
         frame, line = trace.tb_frame, trace.tb_lineno
         file = frame.f_code.co_filename
-        owner = frame.f_locals.get("self")
+        owner = read_locals(frame).get("self")
         if isinstance(owner, nn.Module):
             place["phase"] = place["phase"] or "forward"
             if id(owner) in paths:
@@ -97,9 +97,9 @@ def _locate(trace: TracebackType | None, models: Mapping[str, nn.Module]) -> dic
 
 def _operands(frame: FrameType, text: str) -> list[str]:
     """Tensors by the names that the line uses: `a [30000, 1] float32`."""
-    found = []
+    found, variables = [], read_locals(frame)
     for name in dict.fromkeys(_NAME.findall(text)):
-        value = frame.f_locals.get(name)
+        value = variables.get(name)
         if isinstance(value, Tensor):
             found.append(f"{name} {list(value.shape)} {str(value.dtype).removeprefix('torch.')}")
     return found[:MAX_OPERANDS]

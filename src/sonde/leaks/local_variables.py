@@ -1,7 +1,6 @@
 """The local variables of every running function, in all threads.
 
-The garbage collector does not report the variables of running functions as referrers, so they are read here. Before Python 3.13, reading
-`f_locals` leaves a copy of the variables in the frame, which would keep the user's tensors alive: the copy is emptied again.
+The garbage collector does not report the variables of running functions as referrers, so they are read here.
 """
 
 from __future__ import annotations
@@ -11,6 +10,8 @@ from collections.abc import Iterator
 from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import CodeType, FrameType
+
+from sonde.capture.call_site import read_locals
 
 _SONDE = str(Path(__file__).resolve().parents[1])
 
@@ -41,14 +42,7 @@ def running_locals() -> dict[int, list[str]]:
 
 def local_ids(frame: FrameType) -> list[tuple[str, int]]:
     """Names and ids of the local variables of a frame; the call keeps none of them alive."""
-    variables = frame.f_locals
-    ids = [(name, id(value)) for name, value in variables.items()]
-    if sys.version_info < (3, 13) and frame.f_code.co_flags & CO_OPTIMIZED:
-        # Three references are this name, the frame's and the argument's. With more, the user holds the copy (`config = locals()`);
-        # a trace function would write it back into the variables.
-        if sys.getrefcount(variables) <= 3 and frame.f_trace is None and sys.gettrace() is None:
-            variables.clear()
-    return ids
+    return [(name, id(value)) for name, value in read_locals(frame).items()]
 
 
 def function_name(code: CodeType) -> str:

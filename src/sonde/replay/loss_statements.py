@@ -16,9 +16,8 @@ from itertools import islice
 from types import CodeType, FrameType
 from typing import Any
 
-from sonde.capture.call_site import is_library, user_frame
+from sonde.capture.call_site import is_library, read_locals, user_frame
 from sonde.errors import CannotReplay
-from sonde.leaks.local_variables import local_ids
 from sonde.replay.program_slice import LOOP_VARIABLE, ProgramSlice, ValueQueries, slice_program
 from sonde.replay.statement_effects import access_path, effects_of, effects_of_all, lookup
 
@@ -117,9 +116,7 @@ def statements_since_backward(frame: FrameType) -> list[tuple[FrameType, list[as
 
 def variables_of(frame: FrameType) -> dict[str, Any]:
     """The global and local variables of a function, without leaving references behind in its frame."""
-    variables = {**frame.f_globals, **frame.f_locals}
-    local_ids(frame)  # empties the dictionary that `f_locals` has stored in the frame
-    return variables
+    return {**frame.f_globals, **read_locals(frame)}
 
 
 def _slice_caller(caller: FrameType, callee: FrameType, missing: list[str], queries: ValueQueries) -> tuple[FrameSlice, tuple[str, ...]]:
