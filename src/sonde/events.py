@@ -551,7 +551,7 @@ class SpikeDetected(TypedEvent):
     indices: Annotated[Sequence[int] | None, "their indices in the dataset"] = None
     batch_size: Annotated[int, "samples in the batch"] = 0
     value_without_samples: Annotated[float | None, "the value without these samples", Key("without")] = None
-    blame: Annotated[str, "`input`, `target`, `layer`, `slope`, `batch` or empty"] = ""
+    blame: Annotated[str, "`input`, `target`, `layer`, `slope`, `batch`, `update` (the batch is that of the step before) or empty"] = ""
     layer: Annotated[str, "dotted path of the responsible layer"] = ""
     deviation: Annotated[Row | None, "where the samples differ most from the others: name, size, others", Key("odd")] = None
     gradients: Annotated[Sequence[Sequence[str | float]], "[parameter, norm], the largest first"] = ()

@@ -517,3 +517,18 @@ def test_a_sample_that_is_much_smaller_than_the_others_deviates_too():
     found = find_deviating_layer(layers.outputs, (2,), 4.0)
     assert found.name == "0"
     assert found.size < 1e-5 * found.others
+
+
+def test_a_spike_on_a_batch_that_is_always_the_same_is_blamed_on_the_update(watched):
+    model = mlp()
+    x, y = regression()
+
+    def step_of(step, optimizer):
+        optimizer.param_groups[0]["lr"] = 300.0 if step == SPIKE - 1 else 1e-3  # a leap of the optimizer: the next loss is far off
+        loss = F.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    found = watched(model, step_of)[0]
+    assert (found["blame"], found["samples"]) == ("update", None)

@@ -6,6 +6,7 @@ called backward. All of it is released when the step ends, so nothing outlives t
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Mapping
 from types import FrameType
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.capture.call_site import called_by_library, user_frame
+from sonde.statistics.private_torch_api import tensor_version
 
 MAX_CALLS = 8  # forwards of one step: of a longer accumulation the last ones
 
@@ -34,10 +36,15 @@ def forward_call(model: str, module: nn.Module, args: Any, kwargs: Any) -> Forwa
     return ForwardCall(model, module, args, kwargs, torch.get_rng_state())
 
 
+def _first_input(call: ForwardCall) -> Tensor | None:
+    first = call.args[0] if call.args else None
+    return first if isinstance(first, Tensor) else None
+
+
 class ReplayBuffer:
     """The forwards of the running step and the frames that make its loss and call its backward."""
 
-    __slots__ = ("backward_frame", "blamed_batch", "calls", "loss_frame", "scaled", "step", "where")
+    __slots__ = ("_last_input", "backward_frame", "blamed_batch", "calls", "loss_frame", "scaled", "step", "where")
 
     def __init__(self) -> None:
         self.calls: deque[ForwardCall] = deque(maxlen=MAX_CALLS)
@@ -48,6 +55,7 @@ class ReplayBuffer:
         # which its variables must not be in memory.
         self.loss_frame: FrameType | None = None
         self.blamed_batch: Any = None  # of accumulated gradients: the micro-batch that a replay found, until the incident is over
+        self._last_input: tuple[weakref.ref[Tensor], int] | None = None  # of the step before: its first tensor, and how often written
         # Set with a bad number:
         self.step = 0
         self.where = ""  # the series of the loss, or the parameter whose gradient it is
@@ -61,6 +69,16 @@ class ReplayBuffer:
         if library_calls_backward:
             self.loss_frame = called_by_library(user_frame())
 
+    @property
+    def has_same_batch(self) -> bool:
+        """Whether the model was called with the very tensor of the step before: a training on one fixed batch."""
+        if self._last_input is None or not self.calls:
+            return False
+        first, (last, version) = _first_input(self.calls[-1]), self._last_input
+        return first is not None and first is last() and tensor_version(first) == version
+
     def clear(self) -> None:
+        first = _first_input(self.calls[-1]) if self.calls else None
+        self._last_input = None if first is None else (weakref.ref(first), tensor_version(first))
         self.calls.clear()
         self.backward_frame = self.loss_frame = None

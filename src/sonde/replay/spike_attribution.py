@@ -62,7 +62,7 @@ class Blame:
     indices: tuple[int, ...] | None = None  # the dataset indices of these samples, if known
     batch_size: int = 0
     without: float | None = None  # the loss or the gradient norm without these samples
-    blame: str = ""  # "input" | "target" | "layer" | "slope" | "batch"; "": unknown
+    blame: str = ""  # "input" | "target" | "layer" | "slope" | "batch" | "update" (the batch is that of the step before); "": unknown
     layer: str = ""  # dotted path, if a layer is responsible
     odd: SampleDeviation | None = None  # where the samples differ from the others
     gradients: tuple[tuple[str, float], ...] = ()  # norms by parameter, the largest first
@@ -145,6 +145,9 @@ class _SpikeReplay:
         del loss, found
         source, text = _loss_line(rerun.slices)
         blame = Blame(gradients=norms[:MAX_REPORTED], inputs=self._summarize_inputs(rerun), batch_size=self.num, source=source, text=text)
+        if self.buffer.has_same_batch:  # without a spike there: what has changed since is the weights
+            layer = _owner(norms[0][0]) if self.what == "gradient" and norms else ""
+            return replace(blame, layer=layer, blame="update", caveats=tuple(rerun.notes[:3]))
         heaviest = self._find_samples(rerun, value, inputs)
         if heaviest.note:
             self.caveats.append(heaviest.note)

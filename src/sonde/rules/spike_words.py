@@ -81,6 +81,8 @@ def carried(leaps: Leaps, seen: ObservedSpike) -> str:
     usual, rate = seen.rate
     if rate > LR_ROSE * usual > 0:
         return f"the learning rate is {number(rate)}, after {number(usual)} before"
+    if data.get("blame") == "update":
+        return "the batch is the same as in the step before, so the last update caused it"
     return "it is spread over the whole batch" if data.get("samples") == [] else ""
 
 
