@@ -17,9 +17,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from sonde.capture.replay_buffer import ForwardCall
+from sonde.capture.restore_model_state import state_restored
 from sonde.errors import CannotReplay
 from sonde.replay.forked_child import LIMIT_S, ChildAnswer, ReplayChild, Work, check_memory
-from sonde.replay.restore_state import state_restored
 from sonde.statistics.batched_device_reads import on_device
 from sonde.statistics.find_tensors import find_tensors
 

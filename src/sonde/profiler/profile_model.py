@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.capture.layer_timing.layer_call_trace import ReadCounter
+from sonde.capture.restore_model_state import state_restored
 from sonde.capture.training_callback_interface import suspended
 from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.errors import SondeError
@@ -20,7 +21,6 @@ from sonde.profiler.build_profile_report import build_report, dtype_and_device
 from sonde.profiler.module_listing import TimedModules
 from sonde.profiler.record_steps import ProfileRecorder, StepKind, StepRecordings, plan_steps
 from sonde.profiler.steps_without_preemption import num_undisturbed
-from sonde.replay.restore_state import state_restored
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.private_torch_api import is_compiled, preserve_versions, unwrap_compiled
 

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, record_function
 
+from sonde.capture.restore_model_state import state_restored
 from sonde.errors import SondeError
 from sonde.profiler.operation_report import OperationsReport
 from sonde.profiler.torch_profiler_events import operation_costs, read_events
-from sonde.replay.restore_state import state_restored
 from sonde.statistics.find_tensors import find_tensors
 from sonde.views.file import file_name
 

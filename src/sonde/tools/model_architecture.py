@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sonde.capture.restore_model_state import state_restored
 from sonde.diagnostics.data import MIB, ModelArchitectureInfo
 from sonde.errors import SondeError
-from sonde.replay.restore_state import state_restored
 from sonde.statistics.find_tensors import find_tensors, storage_bytes
 from sonde.statistics.private_torch_api import CONV, CONV_TRANSPOSE, POOL, unwrap_compiled
 from sonde.tools.run_forward_pass import eval_mode_restored, forward_arguments

@@ -13,12 +13,12 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from sonde.capture.restore_model_state import state_restored
 from sonde.errors import SondeError
 from sonde.nonfinite.operation_tracer import NonFiniteTracer, is_finite
 from sonde.nonfinite.origin import Origin
 from sonde.replay.capsule.capsule import Capsule, StoredTensor
 from sonde.replay.capsule.value_serialization import LeftOut, fill_left_out
-from sonde.replay.restore_state import state_restored
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.private_torch_api import tree_map_only
 
