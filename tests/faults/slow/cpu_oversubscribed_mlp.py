@@ -1,4 +1,6 @@
 """A net on as many threads as the big machine had."""
+import time
+
 import torch
 from torch import nn
 
@@ -22,7 +24,8 @@ def training():
 
 
 if __name__ == "__main__":
+    began = time.perf_counter()
     for step, loss in enumerate(training()):
-        if step == 45:
+        if step >= 45 and time.perf_counter() - began > 3:  # a fast machine takes more steps
             break
     print(f"loss {loss.item():.3f}")

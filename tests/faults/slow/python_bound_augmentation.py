@@ -1,5 +1,6 @@
 """Signals that are shifted by chance, one after the other."""
 import random
+import time
 
 import torch
 from torch import nn
@@ -33,7 +34,8 @@ def training():
 
 
 if __name__ == "__main__":
+    began = time.perf_counter()
     for step, loss in enumerate(training()):
-        if step == 85:
+        if step >= 85 and time.perf_counter() - began > 3:  # a fast machine takes more steps
             break
     print(f"loss {loss.item():.3f}")

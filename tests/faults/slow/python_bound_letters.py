@@ -1,5 +1,6 @@
 """Which of four languages is it? Letters become numbers as the batches are put together."""
 import random
+import time
 
 import torch
 from torch import nn
@@ -41,7 +42,8 @@ def training():
 
 
 if __name__ == "__main__":
+    began = time.perf_counter()
     for step, loss in enumerate(training()):
-        if step == 120:
+        if step >= 120 and time.perf_counter() - began > 3:  # a fast machine takes more steps
             break
     print(f"loss {loss.item():.3f}")

@@ -1,6 +1,7 @@
 """A model of words; the latest state is written to disk now and then, in case the machine goes down."""
 import os
 import tempfile
+import time
 
 import torch
 from torch import nn
@@ -17,7 +18,7 @@ def training():
     following = words.sum(1) % 200
     with tempfile.TemporaryDirectory() as folder:
         for step in range(10_000):
-            rows = torch.randint(len(words), (256,))
+            rows = torch.randint(len(words), (512,))
             loss = nn.functional.cross_entropy(net(words[rows]), following[rows])
             opt.zero_grad()
             loss.backward()
@@ -28,7 +29,8 @@ def training():
 
 
 if __name__ == "__main__":
+    began = time.perf_counter()
     for step, loss in enumerate(training()):
-        if step == 70:
+        if step >= 70 and time.perf_counter() - began > 3:  # a fast machine takes more steps
             break
     print(f"loss {loss.item():.3f}")

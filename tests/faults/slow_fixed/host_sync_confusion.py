@@ -1,4 +1,6 @@
 """A classifier that keeps a table of what is taken for what."""
+import time
+
 import torch
 from torch import nn
 
@@ -25,7 +27,8 @@ def training():
 
 
 if __name__ == "__main__":
+    began = time.perf_counter()
     for step, loss in enumerate(training()):
-        if step == 75:
+        if step >= 75 and time.perf_counter() - began > 3:  # a fast machine takes more steps
             break
     print(f"loss {loss.item():.3f}")

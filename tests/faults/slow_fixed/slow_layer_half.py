@@ -1,4 +1,6 @@
 """A conv net with one layer that was to need less memory."""
+import time
+
 import torch
 from torch import nn
 
@@ -33,7 +35,8 @@ def training():
 
 
 if __name__ == "__main__":
+    began = time.perf_counter()
     for step, loss in enumerate(training()):
-        if step == 70:
+        if step >= 70 and time.perf_counter() - began > 3:  # a fast machine takes more steps
             break
     print(f"loss {loss.item():.3f}")

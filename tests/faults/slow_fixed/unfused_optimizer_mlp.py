@@ -1,4 +1,6 @@
 """A wide net, small batches, Adam."""
+import time
+
 import torch
 from torch import nn
 
@@ -21,7 +23,8 @@ def training():
 
 
 if __name__ == "__main__":
+    began = time.perf_counter()
     for step, loss in enumerate(training()):
-        if step == 90:
+        if step >= 90 and time.perf_counter() - began > 3:  # a fast machine takes more steps
             break
     print(f"loss {loss.item():.3f}")
