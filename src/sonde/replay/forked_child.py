@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import json
 import os
+import random
 import select
 import signal
 import struct
@@ -53,6 +54,7 @@ class ReplayChild:
         self._data: Mapping[str, Any] | None = None
         self._deadline = monotonic() + limit_s
         self._limit_s = limit_s
+        random_state = random.getstate()
         try:
             self._pid = _fork()
         except OSError as error:
@@ -60,6 +62,7 @@ class ReplayChild:
             os.close(writer)
             raise CannotReplay(f"no process could be started for it ({error.strerror})") from error
         if self._pid == 0:
+            random.setstate(random_state)  # Python seeds its generator anew after a fork
             _run_and_exit(work, writer, keep, limit_s)
         os.close(writer)
         os.set_blocking(self._reader, False)
@@ -199,9 +202,16 @@ def _run_and_exit(work: Work, writer: int, keep: Collection[int], limit_s: float
         except CannotReplay as error:
             _send(writer, failure=str(error))
         except BaseException as error:  # KeyboardInterrupt and SystemExit of the user's code too
-            _send(writer, failure=f"running it again failed ({type(error).__name__}: {error})"[:500])
+            _send(writer, failure=_describe_error(error))
     finally:
         os._exit(0)
+
+
+def _describe_error(error: BaseException) -> str:
+    try:
+        return f"running it again failed ({type(error).__name__}: {error})"[:500]
+    except Exception:  # its __str__ is the user's code, too
+        return f"running it again failed ({type(error).__name__})"
 
 
 def _send(writer: int, *, data: Mapping[str, Any] | None = None, failure: str = "", is_final: bool = True) -> None:
