@@ -360,7 +360,7 @@ def test_the_child_is_set_up_so_that_it_disturbs_nobody():
             "int": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
             "blocked": int(status["SigBlk"], 16),
             "core": resource.getrlimit(resource.RLIMIT_CORE),
-            "nice": os.nice(0),
+            "nice": os.getpriority(os.PRIO_PROCESS, 0),
             "oom": int(Path("/proc/self/oom_score_adj").read_text()),
         }
 
