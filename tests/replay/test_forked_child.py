@@ -344,6 +344,23 @@ def test_forks_beside_four_training_threads_are_all_answered(num_forks):
     assert min(counts) > 0
 
 
+def test_a_child_that_hangs_before_it_starts_is_replaced_by_another(monkeypatch):
+    """As it does if another thread held a lock of malloc at the fork."""
+    pids = []
+
+    def fork():
+        pid = original()
+        if pid == 0 and len(pids) < 2:
+            wait_for_ever()
+        pids.append(pid)
+        return pid
+
+    original = forked_child._fork
+    monkeypatch.setattr(forked_child, "_fork", fork)
+    assert run_in_child(lambda preliminary: {"number": 1}) == ChildAnswer({"number": 1})
+    assert len(pids) == 3
+
+
 # ---- the child
 
 
