@@ -128,14 +128,16 @@ def test_a_child_that_is_killed_from_outside_costs_its_answer(tmp_path, bare, mo
             started.append(self._pid)
 
     def kill(step):
-        if started:
-            os.kill(started.pop(), signal.SIGKILL)
+        for pid in started:
+            os.kill(pid, signal.SIGKILL)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        started.clear()
 
     monkeypatch.setattr(replay_search, "ReplayChild", Recorded)
     assert train(tmp_path / "run", in_child=hang, on_step=kill) == bare
     found = answers(tmp_path / "run")
     assert {step for _, step in found} == {SPIKE, BAD}
-    assert all("killed by SIGKILL" in reason for reason in found.values())
+    assert all("killed by SIGKILL" in reason for reason in found.values()), found
 
 
 def test_a_child_that_hangs_is_ended_and_the_training_goes_on_meanwhile(tmp_path, bare, short_limit):
