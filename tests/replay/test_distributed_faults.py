@@ -77,7 +77,8 @@ def test_a_nan_on_one_rank_hangs_nobody_and_has_an_answer_or_its_reason(kind, tm
             bare, watched = json.loads(done.stdout.splitlines()[-1])
             assert watched == bare
     run = Run(tmp_path / "run")
-    assert [(event.step, event.data["what"]) for event in run.events("nonfinite", rank=1)][0] == (4, "loss")
+    first = next(run.events("nonfinite", rank=1))
+    assert (first.step, first.data["what"]) == (4, "loss")
     answers = [event for event_kind in ("origin", "origin_unknown") for event in run.events(event_kind, rank=1)]
     (answer,) = [event for event in answers if event.step == 4]
     if kind == "ddp":
