@@ -29,3 +29,11 @@ def test_different_contents_have_different_hashes():
     assert content_hash(torch.tensor(1 + 2j).conj()) == content_hash(torch.tensor(1 - 2j))
     big = noise(2_000_000).float()
     assert content_hash(big) != content_hash(big + 1)
+
+
+def test_a_hashed_tensor_can_still_be_resized():
+    """`Tensor.numpy()` forbids that for good, and FSDP2 frees the storage of its parameters by it."""
+    for dtype in (torch.float32, torch.float16, torch.bool):
+        tensor = torch.ones(8, dtype=dtype)
+        assert content_hash(tensor[:4]) is not None
+        tensor.untyped_storage().resize_(0)

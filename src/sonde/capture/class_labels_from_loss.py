@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sonde.statistics.batched_device_reads import on_device
+from sonde.statistics.find_tensors import numpy_view
 from sonde.statistics.private_torch_api import saved_value_handle
 
 MAX_NODES = 32  # from the loss back: the node is near, behind a scale, a mean or a sum with other losses
@@ -133,7 +134,7 @@ def _values(labels: Tensor, fetched: Iterable[Tensor]) -> npt.NDArray[np.integer
         labels = matching[0]
     if not is_plain(labels):
         return None
-    values = labels.detach().numpy().reshape(-1)
+    values = numpy_view(labels).reshape(-1)
     values = values[:: len(values) // MAX_LABELS + 1]
     if values.dtype.kind in "fb":
         if not ((values == 0) | (values == 1)).all():

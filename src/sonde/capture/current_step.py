@@ -44,7 +44,7 @@ class CurrentStep:
     gradient_check: tuple[float, int] | None = None  # sum of squares and first non-finite gradient, where they are measured already
     num_optimizers_stepped: int = 0
     is_backward_unchecked: bool = False  # no optimizer will check the gradients of this backward before they are used
-    nonfinite: set[str] = field(default_factory=set)  # what was reported: "loss", "gradient", "input"
+    nonfinite: set[tuple[str, int]] = field(default_factory=set)  # what was reported ("loss", "gradient" or "input"), and in which thread
 
     def start_step(self, number: int) -> None:
         """Forget the facts of the last step."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from time import perf_counter_ns
+from typing import Any
 
 import torch
 from torch import nn
@@ -76,7 +77,8 @@ class ReplaySearches:
             except CannotReplay as error:
                 search.on_answer(ChildAnswer(None, str(error)), _ms_since(began))
                 return
-            self._running = (search, child, began)
+            # Without the work, which refers to the graph of the loss and to the variables of the step.
+            self._running = (replace(search, work=_nothing), child, began)
             self._take_answer(LIMIT_S + 1 if search.waits else WAIT_S)
 
     def poll(self) -> None:
@@ -137,6 +139,10 @@ class ReplaySearches:
                 return ChildAnswer(None, str(error))
             except Exception as error:
                 return ChildAnswer(None, f"running it again failed ({type(error).__name__}: {error})"[:500])
+
+
+def _nothing(preliminary: Callable[[Mapping[str, Any]], None]) -> Mapping[str, Any]:
+    return {}
 
 
 def _num_bytes(tensor: torch.Tensor) -> int:

@@ -1,8 +1,8 @@
 """Runs a function in a forked, isolated copy of this process. The training process runs no code of the user a second time.
 
 The child has everything that the step had, by copy on write. Its answer is JSON that comes back through a pipe; an answer has a length in
-front, so that it is complete also while another process holds a copy of the pipe. A child that hangs, because of a lock that another thread
-held at the fork, is ended by its own alarm or by the parent.
+front, so that it is complete also while another process holds a copy of the pipe. A child that hangs at once, because another thread held a
+lock of malloc at the fork, is replaced by another one; a child that hangs later is ended by its own alarm or by the parent.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import json
 import os
+import random
 import select
 import signal
 import struct
@@ -28,6 +29,8 @@ from sonde.replay.prevent_side_effects import SPARE_BYTES, isolate
 
 LIMIT_S = 30.0  # seconds that a child may take
 MAX_ANSWER = 64 << 20  # bytes
+MAX_FORKS = 4  # one in a hundred children hangs at once beside four busy threads: one of them held a lock of malloc
+START_S = 0.15  # seconds until a child that has not started is replaced by another: it takes 2 ms
 
 _LENGTH = struct.Struct("<Q")
 
@@ -48,11 +51,20 @@ class ReplayChild:
 
     def __init__(self, work: Work, *, keep: Collection[int] = (), limit_s: float = LIMIT_S) -> None:
         """Fork. `keep`: descriptors that the child may write to. Raises `CannotReplay` where there is no child."""
+        self._limit_s = limit_s
+        self._start(work, keep)
+        for _ in range(MAX_FORKS - 1):
+            if _wait_readable(self._watched, START_S):
+                break
+            self.kill()
+            self._start(work, keep)
+
+    def _start(self, work: Work, keep: Collection[int]) -> None:
         self._reader, writer = os.pipe()
         self._received = bytearray()
         self._data: Mapping[str, Any] | None = None
-        self._deadline = monotonic() + limit_s
-        self._limit_s = limit_s
+        self._deadline = monotonic() + self._limit_s
+        random_state = random.getstate()
         try:
             self._pid = _fork()
         except OSError as error:
@@ -60,10 +72,12 @@ class ReplayChild:
             os.close(writer)
             raise CannotReplay(f"no process could be started for it ({error.strerror})") from error
         if self._pid == 0:
-            _run_and_exit(work, writer, keep, limit_s)
+            random.setstate(random_state)  # Python seeds its generator anew after a fork
+            _run_and_exit(work, writer, keep, self._limit_s)
         os.close(writer)
         os.set_blocking(self._reader, False)
         self._pidfd = _open_pidfd(self._pid)
+        self._watched = [self._reader] if self._pidfd is None else [self._reader, self._pidfd]
 
     def poll(self, timeout_s: float = 0.0) -> ChildAnswer | None:
         """The answer; None if there is none yet after `timeout_s`."""
@@ -94,8 +108,7 @@ class ReplayChild:
 
     def _receive(self, timeout_s: float) -> bool:
         """Read what has come; whether the child has ended."""
-        watched = [self._reader] if self._pidfd is None else [self._reader, self._pidfd]
-        ready = _wait_readable(watched, timeout_s)
+        ready = _wait_readable(self._watched, timeout_s)
         has_ended = self._pidfd in ready if self._pidfd is not None else False
         while True:
             try:
@@ -194,14 +207,23 @@ def _run_and_exit(work: Work, writer: int, keep: Collection[int], limit_s: float
     """In the child: run and answer. Never returns."""
     try:
         try:
+            process_memory.heap()  # it takes every lock of malloc: here and not later a child hangs
+            _send(writer, is_final=False)  # it has started
             isolate((writer, *keep), limit_s)
             _send(writer, data=work(lambda data: _send(writer, data=data, is_final=False)))
         except CannotReplay as error:
             _send(writer, failure=str(error))
         except BaseException as error:  # KeyboardInterrupt and SystemExit of the user's code too
-            _send(writer, failure=f"running it again failed ({type(error).__name__}: {error})"[:500])
+            _send(writer, failure=_describe_error(error))
     finally:
         os._exit(0)
+
+
+def _describe_error(error: BaseException) -> str:
+    try:
+        return f"running it again failed ({type(error).__name__}: {error})"[:500]
+    except Exception:  # its __str__ is the user's code, too
+        return f"running it again failed ({type(error).__name__})"
 
 
 def _send(writer: int, *, data: Mapping[str, Any] | None = None, failure: str = "", is_final: bool = True) -> None:

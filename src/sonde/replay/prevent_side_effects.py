@@ -197,11 +197,15 @@ def _refuse_side_effects(event: str, args: tuple[Any, ...]) -> None:
 
 # Numbers of system calls that act on the world outside, of x86-64.
 _REFUSED_CALLS = {
-    "connect": 42, "sendto": 44, "sendmsg": 46, "bind": 49, "fork": 57, "vfork": 58, "execve": 59, "kill": 62, "semop": 65, "msgsnd": 69,
+    "shmget": 29, "shmat": 30, "shmctl": 31, "connect": 42, "sendto": 44, "sendmsg": 46, "bind": 49, "fork": 57, "vfork": 58,
+    "execve": 59, "kill": 62, "semget": 64, "semop": 65, "semctl": 66, "msgget": 68, "msgsnd": 69, "msgrcv": 70, "msgctl": 71,
     "truncate": 76, "ftruncate": 77, "rename": 82, "mkdir": 83, "rmdir": 84, "creat": 85, "link": 86, "unlink": 87, "symlink": 88,
-    "chmod": 90, "fchmod": 91, "chown": 92, "ptrace": 101, "tkill": 200, "semtimedop": 220, "tgkill": 234, "mkdirat": 258, "unlinkat": 263,
-    "renameat": 264, "linkat": 265, "symlinkat": 266, "fchmodat": 268, "utimensat": 280, "fallocate": 285, "sendmmsg": 307,
-    "process_vm_writev": 311, "renameat2": 316, "execveat": 322, "pidfd_send_signal": 424, "io_uring_setup": 425,
+    "chmod": 90, "fchmod": 91, "chown": 92, "fchown": 93, "lchown": 94, "ptrace": 101, "rt_sigqueueinfo": 129, "utime": 132, "mknod": 133,
+    "setpriority": 141, "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190, "removexattr": 197, "lremovexattr": 198, "fremovexattr": 199,
+    "tkill": 200, "semtimedop": 220, "tgkill": 234, "utimes": 235, "mq_open": 240, "mq_unlink": 241, "mkdirat": 258, "mknodat": 259,
+    "fchownat": 260, "futimesat": 261, "unlinkat": 263, "renameat": 264, "linkat": 265, "symlinkat": 266, "fchmodat": 268,
+    "utimensat": 280, "fallocate": 285, "rt_tgsigqueueinfo": 297, "sendmmsg": 307, "process_vm_writev": 311, "renameat2": 316,
+    "execveat": 322, "pidfd_send_signal": 424, "io_uring_setup": 425, "pidfd_getfd": 438, "fchmodat2": 452,
 }  # fmt: skip
 _OPENAT, _OPEN, _OPENAT2, _CLONE, _CLONE3 = 257, 2, 437, 56, 435
 _CLONE_THREAD = 0x10000

@@ -7,6 +7,7 @@ import hashlib
 import torch
 from torch import Tensor
 
+from sonde.statistics.find_tensors import numpy_view
 from sonde.statistics.torch_fallback import evenly_spaced, readable
 
 MAX_BYTES_HASHED = 1 << 20  # of a larger tensor, only samples are hashed
@@ -28,11 +29,11 @@ def content_hash(tensor: Tensor) -> int | None:
         with torch.no_grad():
             digest = hashlib.blake2b(f"{plain.dtype}{tuple(plain.shape)}".encode(), digest_size=8)
             if plain.nbytes <= MAX_BYTES_HASHED and plain.dtype in _NUMPY_DTYPES and plain.is_contiguous() and not plain.is_neg():
-                digest.update(plain.detach().numpy().data)  # the common case, without another torch operation
+                digest.update(numpy_view(plain).data)  # the common case, without another torch operation
                 return int.from_bytes(digest.digest(), "little") >> 12
             content = evenly_spaced(plain, NUM_SAMPLES) if plain.nbytes > MAX_BYTES_HASHED else plain
             content = content.contiguous().resolve_conj().resolve_neg().reshape(-1)
-            digest.update(content.view(torch.uint8).numpy().data)
+            digest.update(numpy_view(content.view(torch.uint8)).data)
     except Exception:
         return None
     return int.from_bytes(digest.digest(), "little") >> 12

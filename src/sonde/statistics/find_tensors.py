@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from sonde.statistics import reductions
@@ -61,6 +62,12 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(num_bytes.values())
 
 
+def numpy_view(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The elements of a CPU tensor, not copied. `Tensor.numpy()` would forbid to resize its storage for good: FSDP2, which frees the storage
+    of its parameters, and `resize_` of the user would fail."""
+    return np.from_dlpack(tensor.detach())
+
+
 def read_scalar(value: Any) -> float | None:
     """A number or a one-element CPU tensor as a float, without a torch operation where possible.
 
@@ -74,6 +81,6 @@ def read_scalar(value: Any) -> float | None:
             return number
         value = value.detach()
         if value.dtype in (torch.float32, torch.float64, torch.int64):
-            return float(value.numpy().reshape(()))
+            return float(numpy_view(value).reshape(()))
         return float(value.to(torch.float64).numpy().reshape(()))
     return float(value)

@@ -15,7 +15,7 @@ from sonde.events import BATCH_FIELDS, BatchInspected, Kind, Site
 from sonde.runlog.format import FramePlan
 from sonde.statistics.batched_device_reads import on_device
 from sonde.statistics.content_hash import content_hash
-from sonde.statistics.find_tensors import find_tensors
+from sonde.statistics.find_tensors import find_tensors, numpy_view
 from sonde.statistics.tensor_statistics_table import StatisticsTable
 from sonde.statistics.torch_fallback import unsupported_reason
 
@@ -154,11 +154,11 @@ def _compare_samples(inputs: list[torch.Tensor]) -> tuple[dict[str, Any], dict[t
         if not is_plain(tensor):
             are_equal[-number, 0] = False  # not known
         elif len(tensor) == size:
-            is_equal = are_equal[tensor.data_ptr(), tensor.numel()] = _are_rows_equal(tensor.detach().numpy())
+            is_equal = are_equal[tensor.data_ptr(), tensor.numel()] = _are_rows_equal(numpy_view(tensor))
             if is_equal and samples["sample"] is None:
                 samples["sample"] = content_hash(tensor[0])
         elif tensor.numel() and not {*tensor.shape} <= {1, *inputs[0].shape[1:]}:
-            values = tensor.detach().numpy()
+            values = numpy_view(tensor)
             are_equal[tensor.data_ptr(), tensor.numel()] = bool((values == values.flat[0]).all())
     return samples, are_equal
 

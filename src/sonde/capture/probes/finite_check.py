@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -173,10 +174,11 @@ class FiniteCheck(Probe):
 
 
 def report_nonfinite(state: CurrentStep, what: str, where: str, tensor: torch.Tensor) -> NonFiniteIncident | None:
-    """The incident of a tensor that holds NaN or Inf; None where one of its kind was reported in this step."""
-    if what in state.nonfinite:
+    """The incident of a tensor that holds NaN or Inf; None where this thread reported one of its kind in this step."""
+    kind = (what, get_ident())  # threads that train at the same time share the steps
+    if kind in state.nonfinite:
         return None
-    state.nonfinite.add(what)
+    state.nonfinite.add(kind)
     table = StatisticsTable(1)
     table.measure_one(0, tensor)
     table.synchronize()
