@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from small_training import BAD_STEP, NUM_STEPS, digest, main, watching
 from torch import Tensor, nn
 from torch.distributions import Categorical
+
+from guarantees.replay_programs.small_training import BAD_STEP, NUM_STEPS, digest, main, watching
 
 
 class Policy(nn.Module):

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from small_training import NUM_STEPS, main, train
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+
+from guarantees.replay_programs.small_training import NUM_STEPS, main, train
 
 
 class Numbers(Dataset[Tensor]):

@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from small_training import INCIDENTS, Draw, main, train
+
+from guarantees.replay_programs.small_training import INCIDENTS, Draw, main, train
 
 Parts = tuple[Draw, Callable[[], Any]]  # draws a number; the state after the training
 ITEMS = [0.25 * (i % 7) for i in range(600)]  # more than the training takes: a replay that took some would not hang, but be seen
