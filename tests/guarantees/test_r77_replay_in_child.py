@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from torch import Tensor, nn  # noqa: E402
 from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
 import sonde  # noqa: E402
-from guarantees.harness import call  # noqa: E402
+from guarantees.harness import call, python  # noqa: E402
 from guarantees.replay_programs import losses_made_elsewhere, shared_memory, side_effects  # noqa: E402
 from guarantees.replay_programs.small_training import BAD_STEP, INCIDENTS  # noqa: E402
 
@@ -306,6 +307,52 @@ def test_r77_the_search_of_the_loop_debugger_calls_nothing_again(bad: bool, tmp_
     notes = tool.create_debug_report()["details"]["notes"]
     assert any("cause: log" in note for note in notes) == bad
     assert {name for (name, pid), num in CALLS.items() if pid == os.getpid() and num != 1} == set()
+
+
+NO_CHILD = """
+    import os, resource, sonde, torch
+    import sonde.incidents.nonfinite_handler  # while this process may still read all files
+    from torch import nn
+    from torch.utils.checkpoint import checkpoint
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.num = nn.Linear(4, 1), 0
+
+        def inner(self, x):
+            self.num += 1
+            return (self.linear(x) * 1.5).square()
+
+        def forward(self, x):
+            return checkpoint(self.inner, x, use_reentrant=False)
+
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with sonde.watch(model, optimizer, to="run", strict=True):
+        resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+        if os.getuid() == 0:  # root may always fork
+            os.setresuid(65534, 65534, 65534)
+        for step in range(6):
+            loss = torch.log(model(torch.ones(8, 4)) * (0.0 if step == 3 else 1.0)).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            if loss.isfinite():
+                optimizer.step()
+    print(model.num)
+"""
+
+
+def test_r77_without_a_child_the_graph_is_read_without_unpacking_what_hooks_have_packed() -> None:
+    """Unpacking a checkpoint would run the forward again."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o777)
+        done = python(NO_CHILD, folder)
+        assert (done.returncode, done.stdout) == (0, "12\n"), done.stderr[-2000:]
+        (found,) = (event.data for event in sonde.Run(folder / "run").events("origin"))
+    assert (found["operation"], found["how"]) == ("log", "graph")
+    assert any("no process could be started" in caveat for caveat in found["caveats"])
 
 
 # -- the user's own view of local variables --------------------------------------------------------
