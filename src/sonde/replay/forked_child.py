@@ -24,7 +24,7 @@ import torch
 
 from sonde.capture import process_memory
 from sonde.errors import CannotReplay
-from sonde.replay.prevent_side_effects import SPARE_BYTES, isolate
+from sonde.replay.prevent_side_effects import SPARE_BYTES, describe_failure, isolate
 
 LIMIT_S = 30.0  # seconds that a child may take
 MAX_ANSWER = 64 << 20  # bytes
@@ -196,10 +196,8 @@ def _run_and_exit(work: Work, writer: int, keep: Collection[int], limit_s: float
         try:
             isolate((writer, *keep), limit_s)
             _send(writer, data=work(lambda data: _send(writer, data=data, is_final=False)))
-        except CannotReplay as error:
-            _send(writer, failure=str(error))
         except BaseException as error:  # KeyboardInterrupt and SystemExit of the user's code too
-            _send(writer, failure=f"running it again failed ({type(error).__name__}: {error})"[:500])
+            _send(writer, failure=describe_failure(error))
     finally:
         os._exit(0)
 

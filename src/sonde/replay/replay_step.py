@@ -33,6 +33,7 @@ from sonde.replay.capsule.capsule_file import CapsuleFiles
 from sonde.replay.dataset_indices_of_samples import dataset_indices
 from sonde.replay.earlier_micro_batches import EarlierBatch, Select, earlier_batches
 from sonde.replay.loss_statements import FrameSlice, slices_up_to_backward
+from sonde.replay.prevent_side_effects import describe_failure
 from sonde.replay.rerun_statements import Rerun, gradients, value_queries
 from sonde.replay.statements_after_backward import find_origin_after_backward
 from sonde.statistics.find_tensors import find_tensors
@@ -148,8 +149,7 @@ class _NonFiniteReplay:
                     bad = [gradient for gradient in gradients(loss) if not is_finite(gradient)]
                     found = tracer.origin_of(bad) if bad else None
         except Exception as error:  # raised by the user's code in the replay: its result cannot be trusted
-            failed = f"running it again failed ({type(error).__name__}: {error})"[:500]
-            self.reason = str(error) if isinstance(error, CannotReplay) else failed
+            self.reason = describe_failure(error)
             return None
         if found is not None:
             notes = [] if found.phase in ("forward", "backward") else rerun.notes
