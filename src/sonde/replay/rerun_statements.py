@@ -74,13 +74,13 @@ class Rerun:
         values = (lookup(part.variables, path) for part in self.slices for path in part.slice.inputs - set(part.parameters))
         return any(tensor.grad_fn is not None for value in values if value is not MISSING for tensor in _tensors_of(value))
 
-    def model_outputs(self) -> list[Tensor]:
-        """The outputs of the last forward call, for steps of which only the model can run."""
+    def model_outputs(self, index: int = -1) -> list[Tensor]:
+        """The outputs of a recorded forward call, for steps of which only the model can run."""
         if not self.buffer.calls:
             raise CannotReplay("no forward of the model was recorded in this step")
-        last = self.buffer.calls[-1]
+        call = self.buffer.calls[index]
         with torch.enable_grad(), forbid_collectives(), self._restore_rng_per_call(None):
-            return [tensor for _, tensor in find_tensors(last.module(*last.args, **last.kwargs)) if tensor.is_floating_point()]
+            return [tensor for _, tensor in find_tensors(call.module(*call.args, **call.kwargs)) if tensor.is_floating_point()]
 
     def _recorded_inputs(self, module: nn.Module) -> tuple[Any, Mapping[str, Any]]:
         for call in reversed(self.buffer.calls):
