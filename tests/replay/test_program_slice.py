@@ -195,3 +195,42 @@ def test_two_statements_on_one_line_are_distinguished():
 def test_a_library_that_runs_the_training_is_the_reason():
     with pytest.raises(CannotReplay, match="a library runs the training"):
         slices_up_to_backward(None, "loss", QUERIES)
+
+
+class Trainer:
+    """Keeps its output and its loss."""
+
+    def __init__(self, model):
+        self.model, self.num_calls, self.loss = model, 0, None
+
+    def forward(self, x):
+        self.num_calls += 1
+        self.out = self.model(x)
+
+    def compute_loss(self):
+        self.loss = self.out + 1
+
+    def step(self, x):
+        self.out = self.model(x)
+        self.loss = self.out + 1
+        self.loss.backward()
+
+
+def test_a_loss_that_methods_of_an_object_compute_is_computed_again():
+    def train(model):
+        trainer = Trainer(model)
+        trainer.forward(3)
+        trainer.compute_loss()
+        trainer.loss.backward()
+
+    model = Model()
+    text, _ = replayed(train, model)
+    assert text == "(model(3)+1)"
+    assert len(model.inputs) == 2
+
+
+def test_a_loss_that_is_an_attribute_is_computed_again_although_the_object_has_changed():
+    model = Model()
+    text, _ = replayed(Trainer(model).step, 3)
+    assert text == "(model(3)+1)"
+    assert len(model.inputs) == 2

@@ -118,7 +118,7 @@ class NonFiniteHandler:
         graph_of = [loss]  # emptied below: a search that goes on must not keep the graph
 
         def work(preliminary: Callable[[Mapping[str, Any]], None]) -> Mapping[str, Any]:
-            if (found := _origin_in_graph(loss)) is not None:
+            if (found := _origin_in_graph(loss, unpacks=True)) is not None:
                 preliminary({"origin": found})
             origin = find_nonfinite_origin(buffer, frame=frame, loss=loss, what=what, models=models)
             if origin is None:
@@ -137,7 +137,7 @@ class NonFiniteHandler:
 
         def on_answer(given: ChildAnswer, search_ms: float) -> None:
             data, answer.reason, answer.has_come = given.data or {}, given.failure, True
-            origin = data.get("origin") or _origin_in_graph(graph_of[0] if graph_of else None)
+            origin = data.get("origin") or _origin_in_graph(graph_of[0] if graph_of else None, unpacks=False)
             kept = _finish_capsule(capsule, data, self._context.run) if capsule is not None else None
             if origin is not None:
                 caveats = [answer.reason] if answer.reason else []
@@ -180,10 +180,10 @@ class NonFiniteHandler:
         return []
 
 
-def _origin_in_graph(loss: Tensor | None) -> dict[str, Any] | None:
-    """What the graph of the loss tells, without running anything again."""
+def _origin_in_graph(loss: Tensor | None, *, unpacks: bool) -> dict[str, Any] | None:
+    """What the graph of the loss tells. `unpacks`: hooks of the user, which unpack what the graph has saved, may run."""
     with contextlib.suppress(Exception):
-        found = origin_in_graph(loss) if loss is not None else None
+        found = origin_in_graph(loss, unpacks=unpacks) if loss is not None else None
         return replace(found, how="graph").to_dict() if found is not None else None
     return None
 

@@ -21,6 +21,7 @@ from sonde.capture.replay_buffer import ForwardCall
 from sonde.capture.restore_model_state import state_restored
 from sonde.errors import CannotReplay
 from sonde.replay.forked_child import LIMIT_S, ChildAnswer, ReplayChild, Work, check_memory
+from sonde.replay.prevent_side_effects import describe_failure
 from sonde.statistics.batched_device_reads import on_device
 from sonde.statistics.find_tensors import find_tensors
 
@@ -135,10 +136,8 @@ class ReplaySearches:
         with state_restored(self._models().values()):
             try:
                 return ChildAnswer(work(lambda data: None))
-            except CannotReplay as error:
-                return ChildAnswer(None, str(error))
             except Exception as error:
-                return ChildAnswer(None, f"running it again failed ({type(error).__name__}: {error})"[:500])
+                return ChildAnswer(None, describe_failure(error))
 
 
 def _nothing(preliminary: Callable[[Mapping[str, Any]], None]) -> Mapping[str, Any]:

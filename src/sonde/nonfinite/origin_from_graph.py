@@ -14,11 +14,14 @@ from torch import Tensor
 
 from sonde.nonfinite.operation_tracer import is_finite
 from sonde.nonfinite.origin import Origin
-from sonde.statistics.private_torch_api import node_sequence_nr, saved_value
+from sonde.statistics.private_torch_api import node_sequence_nr, saved_value, saved_value_handle
 
 MAX_NODES = 20_000
 MAX_FACTOR_SIZE = 1 << 24  # elements: larger factors are not multiplied again
 CAVEAT = "read from the graph of the loss: line and module are not known"
+
+
+_Read = Callable[[Any, str], Tensor | None]  # a saved tensor of a node
 
 
 class _DomainCheck(NamedTuple):
@@ -78,31 +81,37 @@ _PROPAGATING_OPS = frozenset(
 _INPUT_NAMES = ("self", "other", "mat1", "mat2", "input", "target", "weight")
 
 
-def origin_in_graph(loss: Tensor) -> Origin | None:
-    """The earliest operation in the graph of the loss that is known to have created a non-finite value, or to have received one."""
+def origin_in_graph(loss: Tensor, *, unpacks: bool = True) -> Origin | None:
+    """The earliest operation in the graph of the loss that is known to have created a non-finite value, or to have received one.
+
+    Without `unpacks`, tensors that a hook packed are not read: unpacking runs the user's code, and with checkpointing the whole forward.
+    """
+    read = _saved_tensor if unpacks else _tensor_without_hook
     kind = "nan" if bool(loss.isnan().any()) else "inf"
     for node in sorted(_nodes(loss), key=lambda node: node_sequence_nr(node)):
         operation = _operation_name(node)
         with torch.no_grad():
-            found = _created(node, operation) or _received(node, operation)
+            found = _created(node, operation, read) or _received(node, operation, read)
         if found is not None:
             return Origin(kind, found.phase, operation, "", "", "", found.cause, found.fix, found.key, how="graph", caveats=(CAVEAT,))
     return None
 
 
-def _created(node: Any, operation: str) -> _GraphFinding | None:
+def _created(node: Any, operation: str, read: _Read) -> _GraphFinding | None:
     """The finding if this operation created a non-finite value from finite inputs."""
     check, factors = _DOMAIN_CHECKS.get(operation), _FACTORS.get(operation)
     if check is not None:
-        saved = _saved_tensor(node, check.saved)
+        saved = read(node, check.saved)
         num = int(check.is_bad(saved).sum()) if saved is not None and (check.saved == "result" or is_finite(saved)) else 0
         if saved is not None and num:
             cause = f"{operation} met {num:,} {check.values} among {saved.numel():,} values"
             return _GraphFinding("forward", cause, check.fix, check.key)
     elif factors is not None:
-        first = _saved_tensor(node, factors.first)
-        second = _saved_tensor(node, factors.second) if operation != "pow" else saved_value(node, "exponent")
-        if first is None or second is None or first.numel() > MAX_FACTOR_SIZE:
+        first = read(node, factors.first)
+        if first is None or first.numel() > MAX_FACTOR_SIZE:
+            return None
+        second = read(node, factors.second) if operation != "pow" else saved_value(node, "exponent")
+        if second is None:
             return None
         if not is_finite(first) or (isinstance(second, Tensor) and not is_finite(second)):
             return None
@@ -115,10 +124,10 @@ def _created(node: Any, operation: str) -> _GraphFinding | None:
     return None
 
 
-def _received(node: Any, operation: str) -> _GraphFinding | None:
+def _received(node: Any, operation: str, read: _Read) -> _GraphFinding | None:
     """The finding if an input of this operation is non-finite, and no earlier node in the graph is known to have created it."""
     for name in _INPUT_NAMES if operation in _PROPAGATING_OPS else ():
-        saved = _saved_tensor(node, name)
+        saved = read(node, name)
         if saved is not None and not is_finite(saved):
             nan, inf = int(saved.isnan().sum()), int(saved.isinf().sum())
             bad = " and ".join(f"{num:,} {what}" for num, what in ((nan, "NaN"), (inf, "Inf")) if num)
@@ -138,6 +147,11 @@ def _saved_tensor(node: Any, name: str) -> Tensor | None:
     except RuntimeError:  # freed by an earlier backward
         return None
     return value.detach() if isinstance(value, Tensor) and value.is_floating_point() else None
+
+
+def _tensor_without_hook(node: Any, name: str) -> Tensor | None:
+    handle = saved_value_handle(node, name)
+    return _saved_tensor(node, name) if getattr(handle, "unpack_hook", handle) is None and handle is not None else None
 
 
 def _nodes(loss: Tensor) -> Iterator[Any]:

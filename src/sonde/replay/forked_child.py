@@ -25,7 +25,7 @@ import torch
 
 from sonde.capture import process_memory
 from sonde.errors import CannotReplay
-from sonde.replay.prevent_side_effects import SPARE_BYTES, isolate
+from sonde.replay.prevent_side_effects import SPARE_BYTES, describe_failure, isolate
 
 LIMIT_S = 30.0  # seconds that a child may take
 MAX_ANSWER = 64 << 20  # bytes
@@ -211,19 +211,10 @@ def _run_and_exit(work: Work, writer: int, keep: Collection[int], limit_s: float
             _send(writer, is_final=False)  # it has started
             isolate((writer, *keep), limit_s)
             _send(writer, data=work(lambda data: _send(writer, data=data, is_final=False)))
-        except CannotReplay as error:
-            _send(writer, failure=str(error))
         except BaseException as error:  # KeyboardInterrupt and SystemExit of the user's code too
-            _send(writer, failure=_describe_error(error))
+            _send(writer, failure=describe_failure(error))
     finally:
         os._exit(0)
-
-
-def _describe_error(error: BaseException) -> str:
-    try:
-        return f"running it again failed ({type(error).__name__}: {error})"[:500]
-    except Exception:  # its __str__ is the user's code, too
-        return f"running it again failed ({type(error).__name__})"
 
 
 def _send(writer: int, *, data: Mapping[str, Any] | None = None, failure: str = "", is_final: bool = True) -> None:

@@ -10,10 +10,10 @@ from types import FrameType
 from torch import nn
 
 from sonde.capture.replay_buffer import ReplayBuffer
-from sonde.errors import CannotReplay
 from sonde.nonfinite.operation_tracer import NonFiniteTracer, compile_disabled, is_finite
 from sonde.nonfinite.origin import Origin
 from sonde.replay.loss_statements import slices_up_to_backward
+from sonde.replay.prevent_side_effects import describe_failure
 from sonde.replay.replay_step import find_nonfinite_origin
 from sonde.replay.rerun_statements import Rerun, gradients, gradients_by_leaf, value_queries
 from sonde.replay.without_collectives import without_ddp
@@ -53,10 +53,8 @@ def explain_overflow(
             with NonFiniteTracer(models) as tracer:
                 bad = [gradient for _, gradient in gradients_by_leaf(rerun(), scale) if not is_finite(gradient)]
                 origin = tracer.origin_of(bad) if bad else None
-        except CannotReplay as error:
-            return OverflowExplanation("", reason=str(error))
-        except Exception as error:  # raised by the user's code in the replay
-            return OverflowExplanation("", reason=f"running the step again failed ({type(error).__name__}: {error})"[:500])
+        except Exception as error:  # `CannotReplay`, or raised by the user's code in the replay
+            return OverflowExplanation("", reason=describe_failure(error))
     if not bad:
         return OverflowExplanation("", reason="the step was run again and its gradients were finite, with and without the loss scale")
     return OverflowExplanation("scale", origin)

@@ -129,9 +129,9 @@ def _slice_caller(caller: FrameType, callee: FrameType, missing: list[str], quer
     if call is None or any(isinstance(arg, ast.Starred) for arg in call.args):
         raise CannotReplay(f"the arguments of {callee.f_code.co_name} were not found in the source of its caller")
     parameters = list(callee.f_code.co_varnames[: callee.f_code.co_argcount])
-    if isinstance(call.func, ast.Attribute) and parameters[:1] in (["self"], ["cls"]):
-        parameters = parameters[1:]
-    args = dict(zip(parameters, call.args)) | {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+    is_method = isinstance(call.func, ast.Attribute) and parameters[:1] in (["self"], ["cls"])
+    values = [call.func.value, *call.args] if is_method and isinstance(call.func, ast.Attribute) else call.args
+    args = dict(zip(parameters, values)) | {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
     passed = tuple(name for name in missing if name in args)
     if not passed:
         raise CannotReplay(f"the caller of {callee.f_code.co_name} did not pass {', '.join(missing)}")

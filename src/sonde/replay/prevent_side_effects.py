@@ -195,6 +195,22 @@ def _refuse_side_effects(event: str, args: tuple[Any, ...]) -> None:
         raise CannotReplay(_REFUSED_EVENTS[event])
 
 
+_CUT_OFF = (errno.EPERM, errno.EACCES, errno.ENOTSOCK)  # errors of the filter, of Landlock, and of sockets that are now the null device
+
+
+def describe_failure(error: BaseException) -> str:
+    """Why code failed when it ran again in an isolated process."""
+    if isinstance(error, CannotReplay):
+        return str(error)
+    try:
+        name = f"{type(error).__name__}: {error}".removesuffix(": ")
+    except Exception:  # its __str__ is the user's code, too
+        name = type(error).__name__
+    if isinstance(error, EOFError) or (isinstance(error, OSError) and error.errno in _CUT_OFF):
+        return f"it talks to another process or writes a file, which a copy of it must not do ({name})"[:500]
+    return f"running it again failed ({name})"[:500]
+
+
 # Numbers of system calls that act on the world outside, of x86-64.
 _REFUSED_CALLS = {
     "shmget": 29, "shmat": 30, "shmctl": 31, "connect": 42, "sendto": 44, "sendmsg": 46, "bind": 49, "fork": 57, "vfork": 58,

@@ -19,10 +19,11 @@ from sonde.errors import CannotReplay
 from sonde.replay.statement_effects import (
     MISSING,
     Effects,
+    EffectsOf,
     access_path,
     covers,
     effects_of,
-    effects_of_all,
+    effects_of_methods,
     lookup,
     overlaps,
     reason_not_replayable,
@@ -84,15 +85,15 @@ class _SliceSearch:
 
     def walk(self) -> tuple[str, int] | None:
         """Walks backward once. Returns None on success, else an access path with a lost value and the statement that needs it."""
-        self.assigned = set().union(*(effects_of(statement).modifies for statement in self.statements))
+        self.assigned = set().union(*(self.effects_of(statement).modifies for statement in self.statements))
         for store in (self.needed, self.optional, self.modified_since, self.inputs, self.not_recomputed, self.selected):
             store.clear()
         self.notes.clear()
         for statement in self.later:
-            self._record_modified(effects_of(statement))
-        self._need_all(effects_of(self.goal).reads, len(self.statements))
+            self._record_modified(self.effects_of(statement))
+        self._need_all(self.effects_of(self.goal).reads, len(self.statements))
         for index in reversed(range(len(self.statements))):
-            effects = effects_of(self.statements[index])
+            effects = self.effects_of(self.statements[index])
             computed = {path for path in self.needed if overlaps(effects.modifies, path)}
             if computed:
                 lost = self._select(index, computed)
@@ -102,19 +103,32 @@ class _SliceSearch:
         for path, by in self.needed.items():
             if path in self.optional:
                 continue
-            if overlaps(self.modified_since, path):
+            if covers(self.modified_since, path):
                 return path, by
             self.inputs.add(path)
             self.not_recomputed.add(path)
         return None
 
+    def effects_of(self, node: ast.AST) -> Effects:
+        return effects_of(node, self.effects_of_methods)
+
+    def effects_of_methods(self, node: ast.AST) -> Effects:
+        """What called methods do to attributes that must be recomputed; all others (a counter, a history) are used as they are now."""
+        found = effects_of_methods(node, partial(lookup, self.variables))
+        every = (found.reads, found.writes, found.maybe_writes)
+        return Effects(*(set(filter(self._must_be_recomputed, paths)) for paths in every))
+
+    def _must_be_recomputed(self, path: str) -> bool:
+        value = lookup(self.variables, path)
+        return value is not MISSING and self.queries.must_be_recomputed(value)
+
     def _select(self, index: int, computed: set[str]) -> tuple[str, int] | None:
         """Adds the needed part of a statement to the slice, or reads its results from the variables if it must not run."""
-        piece = _needed_part(self.statements[index], set(self.needed))
+        piece = _needed_part(self.statements[index], set(self.needed), self.effects_of)
         reason = self.excluded.get(index) or ("" if piece is None else reason_not_replayable(piece))
         if piece is None or reason:
             for path in computed:
-                if overlaps(self.modified_since, path):
+                if covers(self.modified_since, path):
                     return path, self.needed[path]
                 if path in self.variables or "." in path:
                     self.inputs.add(path)
@@ -123,7 +137,7 @@ class _SliceSearch:
             if reason != LOOP_VARIABLE:
                 self.notes.append(f"line {self.statements[index].lineno} was not run again: {reason or 'no part of it is needed'}")
             return None
-        effects = effects_of(piece)
+        effects = self.effects_of(piece)
         self.selected[index] = piece
         for path in list(self.needed):
             if covers(effects.writes, path):
@@ -138,15 +152,20 @@ class _SliceSearch:
         for path in paths:
             if "." in path and path not in self.assigned:
                 continue  # the variable that it is an attribute of is among the paths too
-            value = lookup(self.variables, path)
-            if overlaps(self.modified_since, path):
-                if path.partition(".")[0] in self.variables or value is not MISSING or covers(self.assigned, path):
+            if covers(self.modified_since, path):
+                is_known = lookup(self.variables, path) is not MISSING
+                if path.partition(".")[0] in self.variables or is_known or covers(self.assigned, path):
                     self.needed.setdefault(path, by)
                     self.optional.discard(path)
-            elif value is not MISSING and self.queries.must_be_recomputed(value):
+            elif self._must_be_recomputed(path) and self._is_computed_elsewhere(path, paths):
                 self.needed.setdefault(path, by)
             else:
                 self.inputs.add(path)
+
+    def _is_computed_elsewhere(self, path: str, paths: set[str]) -> bool:
+        """Whether an object is needed for more than those of its attributes that the statements assign."""
+        attributes = {other for other in paths if other.startswith(f"{path}.")}
+        return attributes.isdisjoint(self.assigned) or any(map(self._must_be_recomputed, attributes - self.assigned))
 
     def _record_modified(self, effects: Effects) -> None:
         self.modified_since |= effects.writes | effects.maybe_writes
@@ -160,7 +179,7 @@ class _SliceSearch:
         if by == len(self.statements):
             raise CannotReplay(f"the value of {path} that the loss was computed from is no longer available")
         changed = _with_recorded_inputs(self.statements[by], path, partial(lookup, self.variables), self.queries.has_recorded_inputs)
-        if changed is not None:
+        if changed is not None and path in effects_of(self.statements[by]).reads:  # a method may read it too
             self.statements[by] = changed
         else:
             self.excluded[by] = f"it needs a value of {path} that is no longer available"
@@ -193,7 +212,8 @@ def slice_program(
     target = ast.Assign(targets=[ast.Name(RESULT, ast.Store())], value=goal)
     ast.copy_location(target, goal)
     body.append(target)
-    attributes = {path for piece in body for path in effects_of(piece).modifies if "." in path}
+    of_methods = {path for piece in body for effects in [search.effects_of_methods(piece)] for path in effects.reads | effects.modifies}
+    attributes = {path for piece in body for path in effects_of(piece).modifies if "." in path and not overlaps(of_methods, path)}
     attribute_variables = {path: "_sonde_" + path.replace(".", "__") for path in sorted(attributes)}
     if attribute_variables:
         body = [_RenameAttributes(attribute_variables).visit(copy.deepcopy(piece)) for piece in body]
@@ -282,31 +302,38 @@ class _UseRecordedInputs(ast.NodeTransformer):
 # ---- the needed part of a statement
 
 
-def _needed_part(statement: ast.stmt, needed: set[str]) -> ast.stmt | None:
+def _needed_part(statement: ast.stmt, needed: set[str], effects_of: EffectsOf) -> ast.stmt | None:
     """A compound statement without the statements that compute nothing needed (a progress bar, a list of losses); None if none is left."""
     if isinstance(statement, (ast.If, ast.For, ast.While, ast.With, ast.Try)):
         if isinstance(statement, (ast.For, ast.While)):
             carried: set[str] = set()
-            while not carried >= (more := effects_of_all(_needed_statements(statement.body, needed | carried)).reads):
+            while not carried >= (more := _reads_of_all(_needed_statements(statement.body, needed | carried, effects_of), effects_of)):
                 carried |= more
             needed = needed | carried
         piece = copy.copy(statement)
-        body = _needed_statements(statement.body, needed)
+        body = _needed_statements(statement.body, needed, effects_of)
         piece.body = body or [ast.copy_location(ast.Pass(), statement)]
         if not isinstance(piece, ast.With):
-            piece.orelse = _needed_statements(piece.orelse, needed)
+            piece.orelse = _needed_statements(piece.orelse, needed, effects_of)
         if isinstance(piece, ast.Try):
-            piece.finalbody = _needed_statements(piece.finalbody, needed)
+            piece.finalbody = _needed_statements(piece.finalbody, needed, effects_of)
         return piece if body or getattr(piece, "orelse", None) else None
     if isinstance(statement, (ast.Break, ast.Continue)):
         return statement
     return statement if any(overlaps(effects_of(statement).modifies, path) for path in needed) else None
 
 
-def _needed_statements(block: list[ast.stmt], needed: set[str]) -> list[ast.stmt]:
+def _reads_of_all(statements: Sequence[ast.stmt], effects_of: EffectsOf) -> set[str]:
+    found = Effects()
+    for statement in statements:
+        found.extend(effects_of(statement))
+    return found.reads
+
+
+def _needed_statements(block: list[ast.stmt], needed: set[str], effects_of: EffectsOf) -> list[ast.stmt]:
     pieces: list[ast.stmt] = []
     for statement in reversed(block):
-        piece = _needed_part(statement, needed)
+        piece = _needed_part(statement, needed, effects_of)
         if piece is not None:
             pieces.append(piece)
             effects = effects_of(piece)

@@ -33,6 +33,7 @@ from sonde.replay.capsule.capsule_file import CapsuleFiles
 from sonde.replay.dataset_indices_of_samples import dataset_indices
 from sonde.replay.earlier_micro_batches import EarlierBatch, Select, earlier_batches
 from sonde.replay.loss_statements import FrameSlice, slices_up_to_backward
+from sonde.replay.prevent_side_effects import describe_failure
 from sonde.replay.rerun_statements import Rerun, gradients, value_queries
 from sonde.replay.statements_after_backward import find_origin_after_backward
 from sonde.statistics.find_tensors import find_tensors
@@ -114,6 +115,8 @@ class _NonFiniteReplay:
         rerun = Rerun(self.buffer, slices)
         if slices:
             found = self._replay_whole_step(rerun)
+            if not rerun.num_calls and self.buffer.calls:  # the loss is made from outputs that the model gave before, in a rollout
+                found = self._replay_forwards(rerun) or found
             if found is None and self.had_finite_gradients:
                 found, rerun = self._replay_earlier_batches(rerun)
             if found is not None:
@@ -148,8 +151,7 @@ class _NonFiniteReplay:
                     bad = [gradient for gradient in gradients(loss) if not is_finite(gradient)]
                     found = tracer.origin_of(bad) if bad else None
         except Exception as error:  # raised by the user's code in the replay: its result cannot be trusted
-            failed = f"running it again failed ({type(error).__name__}: {error})"[:500]
-            self.reason = str(error) if isinstance(error, CannotReplay) else failed
+            self.reason = describe_failure(error)
             return None
         if found is not None:
             notes = [] if found.phase in ("forward", "backward") else rerun.notes
@@ -199,16 +201,23 @@ class _NonFiniteReplay:
 
     def _replay_model(self, rerun: Rerun) -> Origin | None:
         """The fallback if the step cannot run: the model alone, then the graph of the loss."""
-        found: Origin | None = None
-        try:
-            with NonFiniteTracer(self.models) as tracer:
-                bad = [output for output in rerun.model_outputs() if not is_finite(output)]
-                found = tracer.origin_of(bad) if bad else None
-        except Exception as error:
-            self.reason = self.reason or f"the model could not be run again ({type(error).__name__}: {error})"[:500]
+        found = self._replay_forwards(rerun)
         if found is not None:
-            return replace(found, how="replayed")
+            return found
         return origin_in_graph(self.loss) if self.loss is not None else None
+
+    def _replay_forwards(self, rerun: Rerun) -> Origin | None:
+        """The origin in the first recorded forward with a non-finite output. Sets `reason` if they cannot run."""
+        try:
+            for index in range(max(1, len(self.buffer.calls))):
+                with NonFiniteTracer(self.models) as tracer:
+                    bad = [output for output in rerun.model_outputs(index) if not is_finite(output)]
+                    found = tracer.origin_of(bad) if bad else None
+                if found is not None:
+                    return replace(found, how="replayed")
+        except Exception as error:  # raised by the user's code in the replay
+            self.reason = self.reason or f"the model could not be run again ({type(error).__name__}: {error})"[:500]
+        return None
 
     def _fails(self, found: Origin, rerun: Rerun, select: Select) -> bool:
         """Whether the selected samples make the number non-finite in the same phase."""

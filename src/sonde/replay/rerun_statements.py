@@ -71,16 +71,16 @@ class Rerun:
     @property
     def reads_graph(self) -> bool:
         """Whether the loss is computed from a tensor that has a graph and is not computed again."""
-        values = (lookup(part.variables, path) for part in self.slices for path in part.slice.not_recomputed - set(part.parameters))
-        return any(tensor.grad_fn is not None for value in values if value is not MISSING for _, tensor in find_tensors(value))
+        values = (lookup(part.variables, path) for part in self.slices for path in part.slice.inputs - set(part.parameters))
+        return any(tensor.grad_fn is not None for value in values if value is not MISSING for tensor in _tensors_of(value))
 
-    def model_outputs(self) -> list[Tensor]:
-        """The outputs of the last forward call, for steps of which only the model can run."""
+    def model_outputs(self, index: int = -1) -> list[Tensor]:
+        """The outputs of a recorded forward call, for steps of which only the model can run."""
         if not self.buffer.calls:
             raise CannotReplay("no forward of the model was recorded in this step")
-        last = self.buffer.calls[-1]
+        call = self.buffer.calls[index]
         with torch.enable_grad(), forbid_collectives(), self._restore_rng_per_call(None):
-            return [tensor for _, tensor in find_tensors(last.module(*last.args, **last.kwargs)) if tensor.is_floating_point()]
+            return [tensor for _, tensor in find_tensors(call.module(*call.args, **call.kwargs)) if tensor.is_floating_point()]
 
     def _recorded_inputs(self, module: nn.Module) -> tuple[Any, Mapping[str, Any]]:
         for call in reversed(self.buffer.calls):
@@ -199,12 +199,18 @@ def value_queries(buffer: ReplayBuffer) -> ValueQueries:
 
 def _must_be_recomputed(value: Any) -> bool:
     """Whether a value has a graph, so that it may depend on the model, or is not finite."""
-    if isinstance(value, (nn.Module, torch.optim.Optimizer, type, FunctionType, ModuleType)):
-        return False
-    tensors = [tensor for _, tensor in find_tensors(value)]
-    if not tensors and hasattr(value, "__dict__") and not callable(value):  # a distribution, or an object with results
-        tensors = [tensor for _, tensor in find_tensors(dict(list(vars(value).items())[:MAX_ATTRIBUTES]))]
+    tensors = _tensors_of(value)
     if any(tensor.grad_fn is not None for tensor in tensors):
         return True
     floating = [tensor for tensor in tensors if tensor.is_floating_point() and not isinstance(tensor, nn.Parameter)]
     return (isinstance(value, float) and value - value != 0) or any(not is_finite(tensor) for tensor in floating)
+
+
+def _tensors_of(value: Any) -> list[Tensor]:
+    """The tensors in a value, also in the attributes of an object: a distribution, or an object with results."""
+    if isinstance(value, (nn.Module, torch.optim.Optimizer, type, FunctionType, ModuleType)):
+        return []
+    tensors = [tensor for _, tensor in find_tensors(value)]
+    if not tensors and hasattr(value, "__dict__"):
+        tensors = [tensor for _, tensor in find_tensors(dict(list(vars(value).items())[:MAX_ATTRIBUTES]))]
+    return tensors

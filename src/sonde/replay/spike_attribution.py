@@ -28,6 +28,7 @@ from sonde.replay.batch_slicing import select_samples, step_inputs
 from sonde.replay.bisect_batch import HeaviestSamples, find_heaviest_samples
 from sonde.replay.dataset_indices_of_samples import dataset_indices
 from sonde.replay.loss_statements import FrameSlice, slices_up_to_backward
+from sonde.replay.prevent_side_effects import describe_failure
 from sonde.replay.rerun_statements import Rerun, gradients_by_leaf, value_queries
 from sonde.replay.without_collectives import CAVEAT, forbid_collectives, num_processes, without_ddp
 from sonde.spike_detection import Spike
@@ -119,8 +120,7 @@ class _SpikeReplay:
             rerun = Rerun(self.buffer, slices)
             return self._replay_whole_step(rerun)
         except Exception as error:  # raised by the user's code in the replay: its result cannot be trusted
-            failed = f"running it again failed ({type(error).__name__}: {error})"[:500]
-            reason = str(error) if isinstance(error, CannotReplay) else failed
+            reason = describe_failure(error)
         try:
             return self._replay_model(Rerun(self.buffer, ()), reason)
         except Exception:

@@ -10,8 +10,11 @@ import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from types import FunctionType
+from functools import lru_cache
+from types import CodeType, FunctionType, MethodType
 from typing import Any
+
+from sonde.capture.call_site import is_library
 
 MUTATING_METHODS = frozenset(
     ("append", "appendleft", "extend", "insert", "pop", "popleft", "remove", "clear", "update", "setdefault", "popitem", "discard")
@@ -49,6 +52,9 @@ class Effects:
         self.writes |= after.writes
 
 
+EffectsOf = Callable[[ast.AST], Effects]
+
+
 def access_path(node: ast.AST) -> str:
     """The access path of a name or an attribute, as "self.loss"; "" for any other expression."""
     if isinstance(node, ast.Name):
@@ -69,29 +75,32 @@ def overlaps(paths: Iterable[str], path: str) -> bool:
     return any(path == other or path.startswith(f"{other}.") or other.startswith(f"{path}.") for other in paths)
 
 
-def effects_of(node: ast.AST) -> Effects:
-    """The effects of an expression, or of a statement with its nested blocks."""
+def effects_of(node: ast.AST, of_methods: EffectsOf | None = None) -> Effects:
+    """The effects of an expression, or of a statement with its nested blocks.
+
+    With `of_methods`, also those of the methods that it calls: `trainer.compute_loss(y)` may assign `trainer.loss`.
+    """
     match node:
         case ast.If():
-            return _branches(node.test, [node.body, node.orelse])
+            return _branches(node.test, [node.body, node.orelse], of_methods)
         case ast.For() | ast.While():
-            found = effects_of(node.iter if isinstance(node, ast.For) else node.test)
+            found = effects_of(node.iter if isinstance(node, ast.For) else node.test, of_methods)
             body = Effects(writes=_targets(node.target)) if isinstance(node, ast.For) else Effects()
-            body.extend(effects_of_all(node.body))
+            body.extend(effects_of_all(node.body, of_methods))
             found.extend(_conditional(body))
-            found.extend(_conditional(effects_of_all(node.orelse)))
+            found.extend(_conditional(effects_of_all(node.orelse, of_methods)))
             return found
         case ast.With():
             found = Effects()
             for item in node.items:
-                found.extend(effects_of(item.context_expr))
+                found.extend(effects_of(item.context_expr, of_methods))
                 found.writes |= _targets(item.optional_vars) if item.optional_vars else set()
-            found.extend(effects_of_all(node.body))
+            found.extend(effects_of_all(node.body, of_methods))
             return found
         case ast.Try():
-            found = _conditional(effects_of_all(node.body))
+            found = _conditional(effects_of_all(node.body, of_methods))
             for block in (*(handler.body for handler in node.handlers), node.orelse, node.finalbody):
-                found.extend(_conditional(effects_of_all(block)))
+                found.extend(_conditional(effects_of_all(block, of_methods)))
             return found
         case ast.FunctionDef() | ast.ClassDef():
             return Effects(reads=_reads(node), writes={node.name})
@@ -107,20 +116,55 @@ def effects_of(node: ast.AST) -> Effects:
     if isinstance(node, ast.Delete):
         found.writes |= {path for target in node.targets for path in _targets(target)}  # the deleted value is no longer available
     found.writes |= {part.target.id for part in ast.walk(node) if isinstance(part, ast.NamedExpr)}
+    if of_methods is not None:
+        inside = of_methods(node)
+        found.reads |= inside.reads
+        found.writes |= inside.writes
+        found.maybe_writes |= inside.maybe_writes
     return found
 
 
-def effects_of_all(statements: Iterable[ast.stmt]) -> Effects:
+def effects_of_all(statements: Iterable[ast.stmt], of_methods: EffectsOf | None = None) -> Effects:
     """The effects of statements that run one after the other."""
     found = Effects()
     for statement in statements:
-        found.extend(effects_of(statement))
+        found.extend(effects_of(statement, of_methods))
     return found
 
 
-def _branches(test: ast.expr, blocks: list[list[ast.stmt]]) -> Effects:
-    found = effects_of(test)
-    each = [effects_of_all(block) for block in blocks]
+def effects_of_methods(node: ast.AST, resolve: Resolve, depth: int = 0) -> Effects:
+    """The attributes that called methods of the user read and assign on their object, as access paths of the caller."""
+    found = Effects()
+    for part in ast.walk(node):
+        path = access_path(part.func) if isinstance(part, ast.Call) and depth < MAX_DEPTH else ""
+        called = resolve(path) if path else MISSING
+        owner, method = path, called
+        if callable(called) and not isinstance(called, (MethodType, FunctionType, type)):
+            method = called.__call__  # of an object: a criterion of the user
+        elif isinstance(called, MethodType):
+            owner = path.rpartition(".")[0]
+        function = method.__func__ if isinstance(method, MethodType) else None
+        tree = function_ast(function) if isinstance(function, FunctionType) and not is_library(function.__code__.co_filename) else None
+        if tree is None or not tree.args.args:
+            continue
+        own = tree.args.args[0].arg
+        inside = effects_of_all(tree.body)
+        for statement in tree.body:
+            deeper = effects_of_methods(statement, _attributes_of(own, owner, resolve), depth + 1)
+            inside.extend(deeper if isinstance(statement, (ast.Expr, ast.Assign, ast.Return)) else _conditional(deeper))
+        for paths, inner in ((found.reads, inside.reads), (found.writes, inside.writes), (found.maybe_writes, inside.maybe_writes)):
+            paths |= {owner + name.removeprefix(own) for name in inner if name.startswith(f"{own}.")}
+    return found
+
+
+def _attributes_of(own: str, owner: str, resolve: Resolve) -> Resolve:
+    """Resolves attributes of `self` inside of a method of `owner`."""
+    return lambda path: resolve(owner + path.removeprefix(own)) if path.startswith(f"{own}.") else MISSING
+
+
+def _branches(test: ast.expr, blocks: list[list[ast.stmt]], of_methods: EffectsOf | None) -> Effects:
+    found = effects_of(test, of_methods)
+    each = [effects_of_all(block, of_methods) for block in blocks]
     always = set.intersection(*(effects.writes for effects in each))
     for effects in each:
         found.reads |= effects.reads
@@ -202,13 +246,18 @@ def reason_not_replayable(node: ast.AST) -> str:
 
 def function_ast(function: FunctionType) -> ast.FunctionDef | None:
     """The syntax tree of a function, with the line numbers of its file; None if it cannot be parsed (a lambda in the middle of a line)."""
+    return _code_ast(function.__code__)
+
+
+@lru_cache(maxsize=64)
+def _code_ast(code: CodeType) -> ast.FunctionDef | None:
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+        tree = ast.parse(textwrap.dedent(inspect.getsource(code))).body[0]
     except (OSError, SyntaxError, TypeError, IndexError):
         return None
     if not isinstance(tree, ast.FunctionDef):
         return None
-    ast.increment_lineno(tree, function.__code__.co_firstlineno - 1)
+    ast.increment_lineno(tree, code.co_firstlineno - 1)
     return tree
 
 

@@ -197,7 +197,7 @@ def saved_value(node: Any, name: str) -> Any:
 
 
 def saved_value_handle(node: Any, name: str) -> Any:
-    """The SavedTensor behind `saved_value`, which does not unpack it. Gone: None, and class labels are not read from the graph."""
+    """The SavedTensor behind `saved_value`, which does not unpack it. Gone: None, and the training process reads nothing from the graph."""
     return getattr(node, f"_raw_saved_{name}", None)
 
 
