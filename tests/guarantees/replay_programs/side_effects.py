@@ -113,7 +113,7 @@ def csv_opened_before(folder: Path) -> Parts:
 
     def draw() -> float:
         number = next(numbers)
-        rows.writerow([number, "x" * 200])  # its buffer is written out every 40 rows
+        rows.writerow([number, "x" * 4000])  # its buffer is written out with every second row
         return 0.01 * number
 
     return draw, file.close
