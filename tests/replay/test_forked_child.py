@@ -138,7 +138,7 @@ class Unprintable(Exception):
         (raises(CannotReplay("it opens a port")), "it opens a port"),
         (raises(ValueError("bad")), "running it again failed (ValueError: bad)"),
         (raises(SystemExit(3)), "running it again failed (SystemExit: 3)"),
-        (raises(KeyboardInterrupt()), "running it again failed (KeyboardInterrupt: )"),
+        (raises(KeyboardInterrupt()), "running it again failed (KeyboardInterrupt)"),
         (raises(Unprintable()), "running it again failed (Unprintable)"),
         (exits, "the process that ran it again ended (exit status 7)"),
         (reads_address_0, "the process that ran it again ended (killed by SIGSEGV)"),

@@ -90,12 +90,18 @@ class ReplayChild:
                 return answer
             if has_ended:
                 status = self._end()
+                if status is not None and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
+                    return ChildAnswer(self._data, self._too_long)
                 return ChildAnswer(self._data, f"the process that ran it again ended ({_describe(status)})")
             if monotonic() >= self._deadline:
                 self.kill()
-                return ChildAnswer(self._data, f"running it again took more than {self._limit_s:g} s")
+                return ChildAnswer(self._data, self._too_long)
             if monotonic() >= until:
                 return None
+
+    @property
+    def _too_long(self) -> str:
+        return f"running it again took more than {self._limit_s:g} s"
 
     def kill(self) -> None:
         """End the child without an answer."""

@@ -23,6 +23,7 @@ import signal
 import stat
 import struct
 import sys
+import threading
 from collections.abc import Collection
 from math import ceil
 from typing import Any
@@ -60,6 +61,7 @@ def isolate(keep: Collection[int], limit_s: float) -> None:
     _silence_streams()
     torch.set_num_threads(1)  # the threads of OpenMP are not copied by fork: a parallel region would wait for them for ever
     override(torch, "set_num_threads", lambda original: lambda num: None)
+    override(threading.Condition, "wait", _refuse_to_wait)
     sys.addaudithook(_refuse_side_effects)
     _forbid_system_calls()
 
@@ -159,6 +161,17 @@ def _open_again(path: str, number: int) -> bool:
     os.dup2(copy, number)
     os.close(copy)
     return True
+
+
+def _refuse_to_wait(original: Any) -> Any:
+    """`queue.get()` and `event.wait()` wait for other threads, which fork does not copy: they would wait for ever."""
+
+    def wait(self: threading.Condition, timeout: float | None = None) -> bool:
+        if timeout is None and threading.active_count() == 1:
+            raise CannotReplay("it waits for another thread, which the copy of the process does not have")
+        return bool(original(self, timeout))
+
+    return wait
 
 
 def _silence_streams() -> None:
