@@ -56,31 +56,30 @@ class ReplaySearches:
         self._models, self._optimizers, self._in_process = models, optimizers, in_process
         self._lock = Lock()  # several threads may train
         self._running: tuple[Search, ReplayChild, int] | None = None
-        self.num_not_searched = 0  # because another search was running
 
-    def start(self, search: Search, calls: Iterable[ForwardCall] = ()) -> None:
-        """Search now. `calls`: the forwards that would run again."""
+    def start(self, search: Search, calls: Iterable[ForwardCall] = ()) -> bool:
+        """Search now. `calls`: the forwards that would run again. False: another search is running, so this one was not started."""
         with self._lock:
             self._take_answer(0.0)
             if self._running is not None and not (search.is_urgent and not self._running[0].is_urgent):
-                self.num_not_searched += 1
                 search.on_answer(ChildAnswer(None, f"it was not run again: {self._running[0].name} was still searched"), 0.0)
-                return
+                return False
             if self._running is not None:
                 self._give_up(f"it was given up for {search.name}")
             began = perf_counter_ns()
             try:
                 if self._in_process:
                     search.on_answer(self._run_here(search.work), _ms_since(began))
-                    return
+                    return True
                 self._check_possible(calls)
                 child = ReplayChild(search.work, keep=search.keep)
             except CannotReplay as error:
                 search.on_answer(ChildAnswer(None, str(error)), _ms_since(began))
-                return
+                return True
             # Without the work, which refers to the graph of the loss and to the variables of the step.
             self._running = (replace(search, work=_nothing), child, began)
             self._take_answer(LIMIT_S + 1 if search.waits else WAIT_S)
+            return True
 
     def poll(self) -> None:
         """At the end of a step: take an answer that has come."""

@@ -55,13 +55,14 @@ class SkippedUpdateHandler:
             num_bad=len(bad), num_parameters=len(incident.parameters), num_nan=num_nan, scale=scale, scale_after=scale * incident.backoff,
         )  # fmt: skip
         if should_search:
-            self._search_below.pop(0)
-            self._search(event, incident.step)
+            below = self._search_below.pop(0)
+            if not self._search(event, incident.step):
+                self._search_below.insert(0, below)
         else:
             tracker.recorder.emit(event, incident.step)
 
-    def _search(self, event: UpdateSkipped, step: int) -> None:
-        """Run the step again in a child process; the event is recorded with what is found."""
+    def _search(self, event: UpdateSkipped, step: int) -> bool:
+        """Run the step again in a child process; the event is recorded with what is found. False: another search is running."""
         tracker, models = self._context.tracker, self._context.models_by_name()
         buffer = tracker.buffer
         frame = buffer.backward_frame or user_frame()
@@ -74,7 +75,7 @@ class SkippedUpdateHandler:
             found = answer.data or {"by": "", "origin": None, "reason": answer.failure}
             tracker.recorder.emit(replace(event, **found, search_ms=search_ms), step)
 
-        self._context.searches.start(Search(f"the cause of the skipped update in step {step}", work, on_answer), buffer.calls)
+        return self._context.searches.start(Search(f"the cause of the skipped update in step {step}", work, on_answer), buffer.calls)
 
 
 def _find_bad(parameters: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], int]:

@@ -18,6 +18,7 @@ from sonde.replay.forked_child import ChildAnswer
 from sonde.replay.spike_attribution import attribute_spike, blame_gradients
 
 MAX_SEARCHES = 3  # in one run
+MAX_UNSEARCHED = 8  # spikes that are recorded while another search is running: later ones count as searched
 
 _FIELDS = {"usual": "median", "without": "value_without_samples", "odd": "deviation"}  # keys of the log and their fields
 
@@ -27,7 +28,7 @@ class SpikeHandler:
 
     def __init__(self, context: HandlerContext) -> None:
         self._context = context
-        self._num_searches = 0
+        self._num_searches = self._num_unsearched = 0
         self._last_step = -1  # whose spike was searched: a spike of the gradient in the same step follows from that of the loss
 
     def __call__(self, incident: Incident) -> None:
@@ -54,5 +55,8 @@ class SpikeHandler:
             event = SpikeDetected(what=incident.what, where=incident.where, **facts, search_ms=search_ms)
             self._context.tracker.recorder.emit(event, incident.step)
 
-        self._context.searches.start(Search(f"the cause of the spike in step {incident.step}", work, on_answer), buffer.calls)
+        search = Search(f"the cause of the spike in step {incident.step}", work, on_answer)
+        if not self._context.searches.start(search, buffer.calls) and self._num_unsearched < MAX_UNSEARCHED:
+            self._num_unsearched += 1
+            self._num_searches -= 1
         is_now = False  # later on, the gradients are those of other steps

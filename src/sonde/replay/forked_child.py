@@ -29,8 +29,8 @@ from sonde.replay.prevent_side_effects import SPARE_BYTES, describe_failure, iso
 
 LIMIT_S = 30.0  # seconds that a child may take
 MAX_ANSWER = 64 << 20  # bytes
-MAX_FORKS = 4  # one in a hundred children hangs at once beside four busy threads: one of them held a lock of malloc
-START_S = 0.15  # seconds until a child that has not started is replaced by another: it takes 2 ms
+MAX_FORKS = 4  # a child hangs at once if another thread held a lock of malloc. Beside four busy threads 8 of 158 had to be replaced
+START_S = 0.15  # seconds that a child has to start: alone it takes 1 ms, at most 15. Each replacement adds this to the training's wait
 
 _LENGTH = struct.Struct("<Q")
 

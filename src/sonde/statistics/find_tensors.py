@@ -63,8 +63,8 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def numpy_view(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """The elements of a CPU tensor, not copied. `Tensor.numpy()` would forbid to resize its storage for good: FSDP2, which frees the
-    storage of its parameters, and `resize_` of the user would fail."""
+    """The elements of a CPU tensor, not copied. `Tensor.numpy()` would forbid to resize its storage for good: FSDP2, which frees those
+    of its parameters, and `resize_` of the user would fail."""
     return np.from_dlpack(tensor.detach())
 
 
