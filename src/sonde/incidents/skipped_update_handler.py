@@ -45,7 +45,7 @@ class SkippedUpdateHandler:
             return
         bad, num_nan = _find_bad(incident.parameters)
         is_first = len(self._search_below) == len(SEARCH_BELOW)
-        should_search = is_low and (scale <= self._search_below[0] or (num_nan > 0 and is_first))
+        should_search = is_low and not self._context.searches.is_running and (scale <= self._search_below[0] or (num_nan > 0 and is_first))
         self._num_recorded += 1
         if self._num_recorded > MAX_RECORDED and not should_search:
             return
@@ -55,14 +55,13 @@ class SkippedUpdateHandler:
             num_bad=len(bad), num_parameters=len(incident.parameters), num_nan=num_nan, scale=scale, scale_after=scale * incident.backoff,
         )  # fmt: skip
         if should_search:
-            below = self._search_below.pop(0)
-            if not self._search(event, incident.step):
-                self._search_below.insert(0, below)
+            self._search_below.pop(0)
+            self._search(event, incident.step)
         else:
             tracker.recorder.emit(event, incident.step)
 
-    def _search(self, event: UpdateSkipped, step: int) -> bool:
-        """Run the step again in a child process; the event is recorded with what is found. False: another search is running."""
+    def _search(self, event: UpdateSkipped, step: int) -> None:
+        """Run the step again in a child process; the event is recorded with what is found."""
         tracker, models = self._context.tracker, self._context.models_by_name()
         buffer = tracker.buffer
         frame = buffer.backward_frame or user_frame()
@@ -75,7 +74,7 @@ class SkippedUpdateHandler:
             found = answer.data or {"by": "", "origin": None, "reason": answer.failure}
             tracker.recorder.emit(replace(event, **found, search_ms=search_ms), step)
 
-        return self._context.searches.start(Search(f"the cause of the skipped update in step {step}", work, on_answer), buffer.calls)
+        self._context.searches.start(Search(f"the cause of the skipped update in step {step}", work, on_answer), buffer.calls)
 
 
 def _find_bad(parameters: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], int]:
