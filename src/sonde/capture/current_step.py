@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from sonde.capture.watched_model import WatchedModel
     from sonde.capture.zero_grad_tracking import OptimizerGradients
 
@@ -41,7 +43,8 @@ class CurrentStep:
     # the optimizer whose step is under way
     optimizer: OptimizerGradients | None = None
     has_closure: bool = False
-    gradient_check: tuple[float, int] | None = None  # sum of squares and first non-finite gradient, where they are measured already
+    # sum of squares and first non-finite gradient of this optimizer, where they are measured already
+    gradient_check: tuple[Optimizer, tuple[float, int]] | None = None
     num_optimizers_stepped: int = 0
     is_backward_unchecked: bool = False  # no optimizer will check the gradients of this backward before they are used
     nonfinite: set[tuple[str, int]] = field(default_factory=set)  # what was reported ("loss", "gradient" or "input"), and in which thread

@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from threading import get_ident
+from threading import Lock, get_ident
 from typing import Any
 
 import torch
@@ -72,6 +72,8 @@ class GradientState:
         self._entries: dict[int, OptimizerGradients] = {}
         self.num_registered = 0
         self.has_update = False  # an optimizer has stepped
+        # Held while gradients are read: the first backward of a second thread waits for it; from then on each thread reads its own only.
+        self._lock = Lock()
         self._thread = 0  # of the first backward
         self.in_threads = False  # other threads run backwards too: then no thread may read the gradients of all
 
@@ -96,31 +98,35 @@ class GradientState:
     def num_optimizers(self) -> int:
         return sum(1 for _ in self.optimizers())
 
-    def _of_this_thread(self) -> Iterable[OptimizerGradients]:
+    def _of_this_thread(self) -> list[OptimizerGradients]:
         """Entries whose gradients may be read in this thread: backward releases the GIL, and reading a gradient while another thread writes
         it ends the process."""
         thread = get_ident()
         if thread != self._thread:
             self.in_threads = self.in_threads or self._thread != 0
             self._thread = self._thread or thread
-        entries = self._entries.values()
-        return [entry for entry in list(entries) if entry.thread == thread] if self.in_threads else entries
+        return [entry for entry in list(self._entries.values()) if not self.in_threads or entry.thread == thread]
 
     def on_backward_start(self) -> bool:
         """True: gradients that an earlier backward wrote have been cleared since."""
         has_cleared = False
-        for entry in self._of_this_thread():
-            if entry.is_written or not entry.is_cleared:
-                if not entry.sampled_params:
-                    self._sample(entry)
-                if not entry.has_nonzero():
-                    entry.is_cleared = True
-                    has_cleared = has_cleared or entry.is_written
-                    entry.is_written = False
-            entry.has_backward = True
+        with self._lock:
+            for entry in self._of_this_thread():
+                if entry.is_written or not entry.is_cleared:
+                    if not entry.sampled_params:
+                        self._sample(entry)
+                    if not entry.has_nonzero():
+                        entry.is_cleared = True
+                        has_cleared = has_cleared or entry.is_written
+                        entry.is_written = False
+                entry.has_backward = True
         return has_cleared
 
     def on_backward_end(self) -> None:
+        with self._lock:
+            self._on_backward_end()
+
+    def _on_backward_end(self) -> None:
         for entry in self._of_this_thread():
             if entry.is_written or not entry.num_doubts:
                 entry.is_written = True

@@ -45,7 +45,7 @@ class SpikeHandler:
             return attribute_spike(buffer, frame=frame, what=incident.what, leap=incident.leap, models=models).to_dict()
 
         def on_answer(answer: ChildAnswer, search_ms: float) -> None:
-            if answer.data is None and is_now:
+            if answer.data is None and is_now and not self._context.tracker.gradients.in_threads:  # which may be writing gradients now
                 found: Mapping[str, Any] = blame_gradients(models, incident.what, answer.failure).to_dict()
             else:
                 found = answer.data or {"samples": None, "how": ""}

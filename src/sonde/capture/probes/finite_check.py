@@ -58,7 +58,7 @@ class FiniteCheck(Probe):
 
     def on_backward_end(self) -> Incident | None:
         """Gradients that nobody will check before they are used: in the closure of an optimizer, or where the user updates the weights."""
-        if not self._state.is_backward_unchecked:
+        if not self._state.is_backward_unchecked or self._context.gradients.in_threads:  # another thread may be writing gradients
             return None
         entry = self._state.optimizer
         optimizer = entry.optimizer() if entry is not None else None
@@ -78,9 +78,7 @@ class FiniteCheck(Probe):
 
     def _check(self, optimizer: torch.optim.Optimizer) -> Incident | None:
         """An optimizer uses its gradients."""
-        state, entry = self._state, self._state.optimizer
-        if entry is None:
-            return None
+        state, entry = self._state, self._context.gradients.register(optimizer)  # another thread may have stepped since
         parameters = optimizer_parameters(optimizer)
         sum_of_squares, bad, is_partial = self._read_gradients(entry, parameters)
         self._record_update(entry, parameters, is_empty=sum_of_squares == 0 and bad < 0 and not is_partial)
@@ -93,8 +91,8 @@ class FiniteCheck(Probe):
     def _read_gradients(self, entry: OptimizerGradients, parameters: list[torch.Tensor]) -> tuple[float, int, bool]:
         """The sum of squares, the index of the first non-finite gradient (-1: none), and whether some are on a device and unknown yet."""
         check, self._state.gradient_check = self._state.gradient_check, None
-        if check is not None:
-            return (*check, False)
+        if check is not None and entry.optimizer() is check[0]:
+            return (*check[1], False)
         gradients = [p.grad for p in parameters]
         is_partial = False
         if entry.on_device:

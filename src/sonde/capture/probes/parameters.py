@@ -63,7 +63,7 @@ class ParameterProbe(Probe):
         self._measure_parameters(block, parameters)
         if not has_closure:  # else the gradients that count are made inside of it
             self._measure_gradients(block, parameters)
-            self._pass_on_check(block)
+            self._pass_on_check(block, optimizer)
 
     def on_optimizer_step_end(self, optimizer: torch.optim.Optimizer) -> None:
         parameters = optimizer_parameters(optimizer)
@@ -72,13 +72,14 @@ class ParameterProbe(Probe):
             return
         if self._state.has_closure:
             self._measure_gradients(block, parameters)
-            self._pass_on_check(block)
+            self._pass_on_check(block, optimizer)
         if Kind.PARAMETER in block.measured:
             self._measure_updates(block, parameters)
 
-    def _pass_on_check(self, block: _ParameterBlock) -> None:
+    def _pass_on_check(self, block: _ParameterBlock, optimizer: torch.optim.Optimizer) -> None:
         """The finite check need not read the gradients a second time."""
-        self._state.gradient_check = block.tables[Kind.GRADIENT].finite_check() if Kind.GRADIENT in block.measured else None
+        check = block.tables[Kind.GRADIENT].finite_check() if Kind.GRADIENT in block.measured else None
+        self._state.gradient_check = None if check is None else (optimizer, check)
 
     def tables(self) -> Iterable[StatisticsTable]:
         if self._context.models.unowned:
