@@ -96,7 +96,7 @@ class Spikes:
         state, entry = self.tracker.state, self.tracker.gradients.register(self.optimizer)
         incidents = [self.losses.on_backward_start(torch.tensor(loss))]
         entry.index = index
-        state.optimizer, state.gradient_check = entry, (sum_of_squares, -1)
+        state.optimizer, state.gradient_check = entry, (self.optimizer, (sum_of_squares, -1))
         incidents.append(self.gradients.on_optimizer_step_start(self.optimizer, False))
         state.optimizer = None
         for probe in (self.losses, self.gradients):

@@ -177,7 +177,8 @@ class ModelRegistry:
             for path, p in watched.parameters()
         ]
         left_behind = [row for body in self.bodies_that_ran() for row in find_left_behind(body)]
-        event, unowned = find_ownership(named, gradients.optimizers(), left_behind)
+        with gradients.reading_all() as reads_gradients:
+            event, unowned = find_ownership(named, gradients.optimizers(), left_behind, reads_gradients=reads_gradients)
         self.unowned = [p for _, p in unowned]
         if event == self._ownership:
             return False

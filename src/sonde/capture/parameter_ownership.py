@@ -20,8 +20,11 @@ def find_ownership(
     named: Iterable[NamedParameter],
     optimizers: Iterable[tuple[OptimizerGradients, torch.optim.Optimizer]],
     left_behind: list[dict[str, Any]],
+    *,
+    reads_gradients: bool = True,
 ) -> tuple[OwnershipChanged, list[NamedParameter]]:
-    """The event, and the trainable parameters that no optimizer holds."""
+    """The event, and the trainable parameters that no optimizer holds. Without `reads_gradients` every parameter counts as one with a
+    gradient: another thread may be writing it."""
     models = {id(p): (name, p) for name, p in named}
     owned: set[int] = set()
     table: list[dict[str, Any]] = []
@@ -35,7 +38,7 @@ def find_ownership(
                 "class": type(optimizer).__name__,
                 "num_owned": len(held) - len(foreign),
                 "num_foreign": len(foreign),
-                "num_foreign_with_grad": sum(p.grad is not None for p in foreign),
+                "num_foreign_with_grad": sum(not reads_gradients or p.grad is not None for p in foreign),
                 "foreign": [str(tuple(p.shape)) for p in foreign[:MAX_FOREIGN]],
             }
         )

@@ -8,7 +8,8 @@ backward, and at the update.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock, get_ident
 from typing import Any
@@ -106,6 +107,12 @@ class GradientState:
             self.in_threads = self.in_threads or self._thread != 0
             self._thread = self._thread or thread
         return [entry for entry in list(self._entries.values()) if not self.in_threads or entry.thread == thread]
+
+    @contextmanager
+    def reading_all(self) -> Iterator[bool]:
+        """Whether the gradients of all optimizers may be read inside: no second thread runs backwards, and none begins with that."""
+        with self._lock:
+            yield not self.in_threads
 
     def on_backward_start(self) -> bool:
         """True: gradients that an earlier backward wrote have been cleared since."""

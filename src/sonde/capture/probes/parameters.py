@@ -82,7 +82,7 @@ class ParameterProbe(Probe):
         self._state.gradient_check = None if check is None else (optimizer, check)
 
     def tables(self) -> Iterable[StatisticsTable]:
-        if self._context.models.unowned:
+        if self._context.models.unowned and not self._context.gradients.in_threads:  # another thread may be writing their gradients
             self._measure_unowned(self._context.models.unowned)
         return [table for block in self._blocks.values() for table in block.tables.values()]
 
