@@ -100,7 +100,8 @@ def test_every_setting_can_be_given_in_the_environment_and_on_the_command_line(
     default = getattr(DebugConfig(), name)
     texts: dict[str, tuple[str, Any]] = {
         "mode": ("ANOMALY_DETECTION", DebugMode.ANOMALY_DETECTION), "level": ("basic", DebugLevel.BASIC), "output_dir": ("there", "there"),
-        "anomaly_detection_mode": ("raise", "raise"), "overhead_budget": ("0.5", 0.5), "sampling_rate": ("0.5", 0.5),
+        "anomaly_detection_mode": ("raise", "raise"), "replay": ("in_process", "in_process"),
+        "overhead_budget": ("0.5", 0.5), "sampling_rate": ("0.5", 0.5),
     }  # fmt: skip
     text, value = texts.get(name, (str(not default), not default) if isinstance(default, bool) else ("7", 7))
     monkeypatch.setenv(f"SONDE_{name.upper()}", text)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import operator
 import os
 import random
 import select
@@ -197,10 +198,13 @@ def _fork() -> int:
         return os.fork()
     import _imp
 
+    fork, after_fork_in_child = libc._Fork, libc.PyOS_AfterFork_Child
+    after_fork_in_child.restype = None
     _imp.acquire_lock()
-    pid: int = libc._Fork()
+    # Both calls in one expression that runs in C: between two statements Python would hand the GIL to a thread that waits for it, and in the
+    # child there is none. The child's first call gives 0, so the second one follows, which resets the GIL and releases the import lock.
+    pid: int = next(filter(None, map(operator.call, (fork, after_fork_in_child))), 0)
     if pid == 0:
-        libc.PyOS_AfterFork_Child()  # it releases the import lock, too
         return 0
     _imp.release_lock()
     if pid < 0:
