@@ -339,6 +339,8 @@ def test_forks_beside_four_training_threads_are_all_answered(num_forks):
     for thread in threads:
         thread.start()
     try:
+        while min(counts) == 0:
+            time.sleep(0.001)
         answers = [run_in_child(work, limit_s=10) for _ in range(num_forks)]
     finally:
         over.set()
@@ -346,7 +348,6 @@ def test_forks_beside_four_training_threads_are_all_answered(num_forks):
             thread.join()
     failures = [answer.failure for answer in answers if answer.data != {"sum": 250_000.0}]
     assert not failures
-    assert min(counts) > 0
 
 
 def test_a_child_that_hangs_before_it_starts_is_replaced_by_another(monkeypatch):

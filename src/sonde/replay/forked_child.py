@@ -30,7 +30,7 @@ from sonde.replay.prevent_side_effects import SPARE_BYTES, describe_failure, iso
 
 LIMIT_S = 30.0  # seconds that a child may take
 MAX_ANSWER = 64 << 20  # bytes
-MAX_FORKS = 4  # a child hangs at once if another thread held a lock of malloc. Beside four busy threads 8 of 158 had to be replaced
+MAX_FORKS = 4  # a child hangs at once if another thread held a lock of malloc at the fork
 START_S = 0.15  # seconds that a child has to start: alone it takes 1 ms, at most 15. Each replacement adds this to the training's wait
 
 _LENGTH = struct.Struct("<Q")
@@ -201,8 +201,8 @@ def _fork() -> int:
     fork, after_fork_in_child = libc._Fork, libc.PyOS_AfterFork_Child
     after_fork_in_child.restype = None
     _imp.acquire_lock()
-    # Both calls in one expression that runs in C: between two statements Python would hand the GIL to a thread that waits for it, and in the
-    # child there is none. The child's first call gives 0, so the second one follows, which resets the GIL and releases the import lock.
+    # Both calls in one expression that runs in C: between two statements Python may hand the GIL to a thread that waits for it, and in
+    # the child there is none. There the first call gives 0, so the second one follows: it resets the GIL and releases the import lock.
     pid: int = next(filter(None, map(operator.call, (fork, after_fork_in_child))), 0)
     if pid == 0:
         return 0
