@@ -9,6 +9,7 @@ import mmap
 import multiprocessing
 import os
 import pty
+import queue
 import socket
 import sqlite3
 import subprocess
@@ -285,3 +286,16 @@ def test_what_is_in_the_buffer_of_a_printed_line_is_written_once(capfd):
     assert in_child(lambda: text.flush()) is None
     text.close()
     assert capfd.readouterr().out == "once"
+
+
+def test_a_child_that_would_wait_for_a_thread_that_it_does_not_have_says_so():
+    """`queue.get()` and `event.wait()` would otherwise wait until the time limit."""
+    answer = run_in_child(lambda preliminary: {"item": queue.Queue().get()}, limit_s=20)
+    assert answer.failure == "it waits for another thread, which the copy of the process does not have"
+
+    def own_thread(preliminary):
+        done = threading.Event()
+        threading.Thread(target=done.set).start()
+        return {"came": done.wait(timeout=None)}
+
+    assert run_in_child(own_thread, limit_s=20).data == {"came": True}

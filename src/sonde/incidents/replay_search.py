@@ -81,11 +81,6 @@ class ReplaySearches:
             self._take_answer(LIMIT_S + 1 if search.waits else WAIT_S)
             return True
 
-    @property
-    def is_running(self) -> bool:
-        """Whether a search is running: another one that is not urgent would not be started."""
-        return self._running is not None
-
     def poll(self) -> None:
         """At the end of a step: take an answer that has come."""
         if self._running is not None and self._lock.acquire(blocking=False):

@@ -45,7 +45,7 @@ class SkippedUpdateHandler:
             return
         bad, num_nan = _find_bad(incident.parameters)
         is_first = len(self._search_below) == len(SEARCH_BELOW)
-        should_search = is_low and not self._context.searches.is_running and (scale <= self._search_below[0] or (num_nan > 0 and is_first))
+        should_search = is_low and (scale <= self._search_below[0] or (num_nan > 0 and is_first))
         self._num_recorded += 1
         if self._num_recorded > MAX_RECORDED and not should_search:
             return
