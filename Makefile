@@ -30,16 +30,17 @@ unit: $(STAMP)
 
 # Each folder in a process of its own: what others leave in its memory counts.
 timing: $(STAMP)
-	$(VENV)/bin/python -m pytest -m "timing and not slow" tests/faults tests/tuning
-	$(VENV)/bin/python -m pytest -m "timing and not slow" tests/tools tests/profiler tests/memory_profiler
+	$(VENV)/bin/python -m pytest -m "timing and not slow" tests/programs tests/unit/tuning
+	$(VENV)/bin/python -m pytest -m "timing and not slow" tests/unit/tools tests/unit/profiler tests/unit/memory_profiler
 
-# All sick and healthy programs, of which CI has time for a part.
+# The programs that CI has no time for. It runs a part of them, chosen by the hash of the tree; PROGRAMS_SEED=… repeats a choice.
 programs: $(STAMP)
 	$(VENV)/bin/python -m pytest -n 2 -m "slow and not timing"
 	$(VENV)/bin/python -m pytest -m "slow and timing"
 
 # The reading half must work where torch is not installed: prove it from the built package, in an environment that has none.
-READING_TESTS := $(wildcard tests/runlog tests/rules tests/comparison tests/profiler tests/views tests/export tests/cli tests/test_report.py tests/test_spike_detection.py)
+READING_FOLDERS := runlog run_view rules report comparison profiler render export cli test_spike_detection.py
+READING_TESTS := $(wildcard $(addprefix tests/unit/,$(READING_FOLDERS)))
 reading: $(READING_STAMP)
 	@rm -rf build
 	$(READING)/bin/python $(PIP) --no-deps --force-reinstall .

@@ -2,7 +2,7 @@
 
     python docs/generate_event_table.py
 
-tests/test_events.py fails when the page and the dataclasses differ.
+tests/unit/test_events.py fails when the page and the dataclasses differ.
 """
 
 from __future__ import annotations

@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 
 import bfloat16
-import warm
-from sonde.bfloat16_hardware_support import OPERATIONS
+import fork_server
+import program_choice
+from fork_server import SHELL
+from sonde.bfloat16_cpu_check import OPERATIONS
 from sonde.events import STATISTICS, STEP_SCALARS, Event, Kind, Site
 from sonde.runlog.directory import write_run_json
 from sonde.runlog.writer import Writer
@@ -24,12 +26,10 @@ from sonde.runlog.writer import Writer
 CALLS = {"forwards": 1, "backwards": 1, "zero_grads": 1, "optimizer_steps": 1}
 LOOP = CALLS | {"lr": 0.1, "grad_norm": 1.0, "step_ms": 10.0}
 WEIGHT, OUTPUT = 1000, 2000
-# UTF-8 mode, so that the tests do not depend on who runs them; tests of other locales switch it off
-SHELL = {"PYTHONUTF8": "1", "COLUMNS": "100"}
 
 
-# Folders and files of the half that reads: what needs no torch there runs once, where torch is not installed (`make reading`).
-READING = ("runlog", "rules", "comparison", "profiler", "views", "export", "cli", "test_report.py", "test_spike_detection.py")
+# Folders and files in unit/ of the half that reads: what needs no torch there runs once, where torch is not installed (`make reading`).
+READING = ("runlog", "run_view", "rules", "report", "comparison", "profiler", "render", "export", "cli", "test_spike_detection.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -37,6 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"needs_bfloat16(*operations): runs these in bfloat16 ({operations}; without a name all of them)")
     if not hasattr(config, "workerinput"):  # once, not in every worker of xdist
         bfloat16.ask()
+        program_choice.seed()
 
 
 def pytest_report_header() -> list[str]:
@@ -46,6 +47,9 @@ def pytest_report_header() -> list[str]:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if bfloat16.found():  # the header is not printed with -q
         terminalreporter.write_line(f"processor: {bfloat16.found()}")
+    reports = [report for reports in terminalreporter.stats.values() for report in reports]
+    if any("tests/programs/" in getattr(report, "nodeid", "") for report in reports):
+        terminalreporter.write_line(f"programs: chosen by {program_choice.SEED}={program_choice.seed()}")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -54,9 +58,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
+    unit = Path(__file__).parent / "unit"
     for item in items:
-        if item.path.is_relative_to(here) and item.path.relative_to(here).parts[0] in READING and not item.get_closest_marker("torch"):
+        if item.path.is_relative_to(unit) and item.path.relative_to(unit).parts[0] in READING and not item.get_closest_marker("torch"):
             item.add_marker("reading")
 
 
@@ -146,10 +150,10 @@ def healthy_run(sample_run: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture
-def sick_run(sample_run: Callable[..., Path]) -> Path:
+def broken_run(sample_run: Callable[..., Path]) -> Path:
     """zero_grad was forgotten and the loss ends in NaN."""
     losses = [2.0 * 1.2**i for i in range(60)] + [float("nan")] * 10
-    return sample_run("sick", losses, scalars={"zero_grads": 0, "stale_updates": 1}, events=sources(), bad_layer="head")
+    return sample_run("broken", losses, scalars={"zero_grads": 0, "stale_updates": 1}, events=sources(), bad_layer="head")
 
 
 @pytest.fixture
@@ -165,10 +169,10 @@ def sonde(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.fixture
-def warm_sonde(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def forked_sonde(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """The same, where torch is in memory already: for commands that need it."""
 
     def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return warm.python("-m", "sonde", *arguments, cwd=tmp_path, env=os.environ | SHELL | environment)
+        return fork_server.python("-m", "sonde", *arguments, cwd=tmp_path, env=os.environ | SHELL | environment)
 
     return call

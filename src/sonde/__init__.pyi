@@ -2,17 +2,18 @@
 
 from sonde.comparison.compare import RunComparison as RunComparison
 from sonde.comparison.compare import compare as compare
+from sonde.compat import LeakWatch as LeakWatch
+from sonde.compat import judge as judge
 from sonde.config import DebugConfig as DebugConfig
 from sonde.config import DebugLevel as DebugLevel
 from sonde.config import DebugMode as DebugMode
-from sonde.diagnostics.data import ModelArchitectureInfo as ModelArchitectureInfo
-from sonde.diagnostics.data import ModelPerformanceMetrics as ModelPerformanceMetrics
-from sonde.diagnostics.report import DiagnosticsReport as DiagnosticsReport
+from sonde.diagnostics.diagnostics_report import DiagnosticsReport as DiagnosticsReport
+from sonde.diagnostics.metrics import ModelArchitectureInfo as ModelArchitectureInfo
+from sonde.diagnostics.metrics import ModelPerformanceMetrics as ModelPerformanceMetrics
 from sonde.errors import NonFiniteError as NonFiniteError
 from sonde.errors import SondeError as SondeError
 from sonde.events import Finding as Finding
 from sonde.events import Severity as Severity
-from sonde.former_public_names import LeakWatch as LeakWatch
 from sonde.leaks.leak_detector import LeakDetector as LeakDetector
 from sonde.memory_profiler.memory_profiler import MemoryProfiler as MemoryProfiler
 from sonde.nonfinite.find_origin_context_manager import find_origin as find_origin
@@ -20,7 +21,7 @@ from sonde.nonfinite.origin import Origin as Origin
 from sonde.profiler.profile_operations import profile_operations as profile_operations
 from sonde.profiler.profiler import Profiler as Profiler
 from sonde.report import Report as Report
-from sonde.report import judge as judge
+from sonde.report import diagnose as diagnose
 from sonde.runlog.reader import Run as Run
 from sonde.session import DebugSession as DebugSession
 from sonde.session import debug_session as debug_session
@@ -39,7 +40,7 @@ from sonde.tools.hooks import HookBuilder as HookBuilder
 from sonde.tools.hooks import Hooks as Hooks
 from sonde.tools.hooks import HookTrigger as HookTrigger
 from sonde.tools.hooks import TrainingStopped as TrainingStopped
-from sonde.tools.loop_debugger.loop_operation_record import DebugInfo as DebugInfo
+from sonde.tools.loop_debugger.loop_operation import DebugInfo as DebugInfo
 from sonde.tools.loop_debugger.loop_report import DebugReport as DebugReport
 from sonde.tools.model_diagnostics import ModelDiagnostics as ModelDiagnostics
 from sonde.tools.pytorch_debugger import PyTorchDebugger as PyTorchDebugger

@@ -18,24 +18,21 @@ _LARGER = ("acc", "f1", "auc", "precision", "recall", "score", "iou", "dice", "b
 
 
 class EarlyStopping:
-    """Decides when to stop from the values of one metric: `if stopping.step(val_loss): break`.
-
-    A value is better if it improves the best so far by more than `min_delta`. After `patience` evaluations in a row without a better value
-    `step` returns True, from then on always. NaN is never better, and is counted. With a `session`, each evaluation is recorded in its run.
-    """
+    """Decides when to stop from the values of one metric: `if stopping.step(val_loss): break`. A value is better if it improves the best so
+    far by more than `min_delta`. After `patience` evaluations in a row without a better value `step` returns True, from then on always. NaN
+    is never better, and is counted. With a `session`, each evaluation is recorded in its run."""
 
     def __init__(
-        self,
-        monitor: str = "val_loss",
-        *,
-        patience: int = 5,
-        min_delta: float = 0.0,
-        mode: str = "auto",
+        self, monitor: str = "val_loss", *, patience: int = 5, min_delta: float = 0.0, mode: str = "auto",
         session: DebugSession | None = None,
-    ) -> None:
-        self.monitor = _checked_name(monitor)
-        self.patience = _checked_patience(patience)
-        self.min_delta = _checked_delta(min_delta)
+    ) -> None:  # fmt: skip
+        if not isinstance(monitor, str) or not monitor.strip() or monitor == "self":
+            raise SondeError(f"monitor must be the name of a metric, such as 'val_loss', not {monitor!r}. Pass its values to step().")
+        if not isinstance(patience, int) or isinstance(patience, bool) or patience < 1:
+            raise SondeError(f"patience must be a number of evaluations, 1 or more, not {patience!r}.")
+        if not isinstance(min_delta, (int, float)) or isinstance(min_delta, bool) or not 0 <= min_delta < math.inf:
+            raise SondeError(f"min_delta must be 0 or more, not {min_delta!r}: the improvement over the best value that counts.")
+        self.monitor, self.patience, self.min_delta = monitor, patience, float(min_delta)
         self.mode = _checked_mode(mode, monitor)
         self.best = math.nan
         self.best_step = -1  # of the training; where no session watches, the evaluation, from 0
@@ -114,24 +111,6 @@ def _number(value: Any, monitor: str) -> float:
             f"early stopping by {monitor} needs one number per evaluation, not {type(value).__name__} ({error}).\n"
             f"Pass the mean over the validation data, as in stopping.step(total / len(loader))."
         ) from error
-
-
-def _checked_name(monitor: Any) -> str:
-    if isinstance(monitor, str) and monitor.strip() and monitor != "self":
-        return monitor
-    raise SondeError(f"monitor must be the name of a metric, such as 'val_loss', not {monitor!r}. Pass its values to step().")
-
-
-def _checked_patience(patience: Any) -> int:
-    if isinstance(patience, int) and not isinstance(patience, bool) and patience >= 1:
-        return patience
-    raise SondeError(f"patience must be a number of evaluations, 1 or more, not {patience!r}.")
-
-
-def _checked_delta(min_delta: Any) -> float:
-    if isinstance(min_delta, (int, float)) and not isinstance(min_delta, bool) and 0 <= min_delta < math.inf:
-        return float(min_delta)
-    raise SondeError(f"min_delta must be 0 or more, not {min_delta!r}: the improvement over the best value that counts.")
 
 
 def _checked_mode(mode: Any, monitor: str) -> str:

@@ -95,8 +95,7 @@ class _Training:
     """One watched training of a test and its baseline file."""
 
     def __init__(self, request: pytest.FixtureRequest, name: str, within: float, ignore: frozenset[str]) -> None:
-        from sonde.rules import RULES
-        from sonde.rules.timing import SPEED
+        from sonde.rules.registry import RULES, SPEED_RULES
 
         unknown = ignore - {rule.name for rule in RULES}
         if unknown:
@@ -105,7 +104,7 @@ class _Training:
             pytest.fail(f"sonde: within={within} is not a share; 0.1 allows ten percent.", pytrace=False)
         self.config, self.node_id, self.within = request.config, request.node.nodeid, within
         self.times = bool(request.config.getoption("--sonde-times"))
-        self.rules = tuple(rule for rule in RULES if rule.name not in ignore and (self.times or rule.name not in SPEED))
+        self.rules = tuple(rule for rule in RULES if rule.name not in ignore and (self.times or rule.name not in SPEED_RULES))
         self.path = _file(request, name)
 
     def judge(self, run: Path) -> None:
@@ -134,10 +133,10 @@ class _Training:
     def _write(self, run: Path) -> None:
         from sonde.comparison.baseline import baseline_of, to_json
         from sonde.errors import SondeError
-        from sonde.report import judge
-        from sonde.views.file import write_new
+        from sonde.render.safe_write import write_new
+        from sonde.report import diagnose
 
-        report = judge(run, self.rules)
+        report = diagnose(run, self.rules)
         if report.verdict != "healthy":
             self._fail(f"a training that is not healthy cannot be a baseline.\n{self._format(report)}")
         try:
@@ -156,14 +155,14 @@ class _Training:
         return "\n".join(lines)
 
     def _fail(self, text: str) -> NoReturn:
-        from sonde.views.printable import printable
+        from sonde.formatting import printable
 
         pytest.fail(printable(f"sonde: {text}", lines=True), pytrace=False)
 
 
 def _file(request: pytest.FixtureRequest, name: str) -> Path:
     """One file per test, parameter and name."""
-    from sonde.views.file import file_name
+    from sonde.render.safe_write import file_name
 
     configured = str(request.config.getini("sonde_baselines"))
     file = request.path

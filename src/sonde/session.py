@@ -10,7 +10,8 @@ import multiprocessing
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -43,26 +44,20 @@ from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.early_stopper import EarlyStopping
 from sonde.events import STEP_SCALARS, Ended, ProbeDisabled, Started, TextLogged, TypedEvent
 from sonde.runlog.directory import new_run_directory, open_run_directory, write_run_json
+from sonde.runlog.fatal_signal import fatal_signals_recorded
 from sonde.runlog.switch_file import check_switch_names
 from sonde.runlog.writer import Writer
+from sonde.script_runner import run_to_end, script_environment
+from sonde.session_tools import SessionTool, SessionTools
 from sonde.statistics import native_extension
 from sonde.statistics.find_tensors import read_scalar
 from sonde.statistics.private_torch_api import is_compiled
-from sonde.tools_held_by_session import SessionTools
 
 if TYPE_CHECKING:
-    from sonde.memory_profiler.memory_profiler import MemoryProfiler
     from sonde.profiler.operation_report import OperationsReport
-    from sonde.profiler.profiler import Profiler
     from sonde.report import Report
-    from sonde.tools.debug_visualizer import DebugVisualizer
-    from sonde.tools.gradient_debugger import GradientDebugger
-    from sonde.tools.hooks import Hooks
-    from sonde.tools.model_diagnostics import ModelDiagnostics
-    from sonde.tools.stability_checker import StabilityChecker
-    from sonde.tools.tensor_inspector import TensorInspector
-    from sonde.tools.weight_analyzer import WeightAnalyzer
 
+OPERATIONS = "operations"  # folder in the run's directory
 STALLED_S = 1.0  # a write that takes longer when a program ends is not waited for
 MAX_TEXT = 10_000  # characters of a text that the user logs
 
@@ -85,7 +80,7 @@ class DebugSession:
         self._concerned: dict[int, tuple[weakref.ref[Optimizer], bool]] = {}
         self.is_started = False
         self._tracker: StepTracker | None = None
-        self._tools = SessionTools(self)
+        self.tools = SessionTools(self)
         self._switches = Switches(self.config)
         self._triggers = Triggers(self._switches, self)
 
@@ -173,13 +168,13 @@ class DebugSession:
             # Each of these is tried, whatever becomes of those before it: a hook that stays is worse than a run without its last event.
             with contextlib.ExitStack() as stack:
                 if self.config.enable_visualization and self.run is not None:
-                    stack.callback(self._tools.draw_plots, self.run, self._models_by_name())
+                    stack.callback(self.tools.draw_plots, self.run, self._models_by_name())
                 stack.callback(self._recorder.close)
                 stack.callback(self._recorder.flush)
                 ended = Ended(how=how, exit_code=exit_code, exception=exception)
                 stack.callback(self._recorder.emit, ended, tracker.boundaries.number)
                 stack.callback(self._registry.close)
-                stack.callback(self._tools.close)
+                stack.callback(self.tools.close)
                 stack.callback(self._discovery.stop)
                 stack.callback(torch_patches.unsubscribe, tracker)
                 stack.callback(tracker.pause)
@@ -283,7 +278,7 @@ class DebugSession:
         try:
             if numbers:
                 self._recorder.log(step, numbers)
-                self._tools.on_log(numbers)
+                self.tools.on_log(numbers)
                 self._switches.output.on_log(numbers)
         except Exception as error:
             self._isolation.report("log", "", error)
@@ -312,7 +307,7 @@ class DebugSession:
         """What is wrong with this training so far, and why."""
         if self.run is None:
             raise SondeError("nothing was watched in this process, so there is nothing to report.")
-        return sonde.judge(self.run)
+        return sonde.diagnose(self.run)
 
     # -- while it runs -----------------------------------------------------------------------------
 
@@ -336,10 +331,8 @@ class DebugSession:
         self._plan_handlers()
 
     def when(self, condition: str, then: str | Iterable[str], *, for_steps: int = 20) -> None:
-        """Turn switches on when a condition holds at the end of a step, and off again when it has not held for so many steps.
-
-        "loss_spike", "gradient_spike", "nonfinite", "slow_step", or one of your own: "loss > 3 and step > 100".
-        """
+        """Turn switches on when a condition holds at the end of a step, and off again when it has not held for so many steps. "loss_spike",
+        "gradient_spike", "nonfinite", "slow_step", or one of your own: "loss > 3 and step > 100"."""
         switches = check_switch_names(then)
         if not switches:
             raise SondeError(f"nothing would happen when {condition}: name the switches to turn on, as in then=['gradient_norms'].")
@@ -362,12 +355,9 @@ class DebugSession:
     # -- for frameworks that run the training --------------------------------------------------------
 
     def set_hints(
-        self,
-        *,
-        has_single_closures: bool | None = None,
-        library_calls_backward: bool | None = None,
+        self, *, has_single_closures: bool | None = None, library_calls_backward: bool | None = None,
         loss_divisor: Callable[[], float] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """What a framework knows of the training and a session cannot see: optimizers run their closure exactly once; the framework calls
         backward on a loss that a function of the user's has returned; each loss is divided before backward."""
         if self._tracker is None:
@@ -395,63 +385,31 @@ class DebugSession:
 
     # -- tools -------------------------------------------------------------------------------------
 
-    @property
-    def tensor_inspector(self) -> TensorInspector:
-        """Statistics, comparison and leaks of the tensors that you give it."""
-        return self._tools.tensor_inspector
-
-    @property
-    def stability_checker(self) -> StabilityChecker:
-        """How far numbers are from the limits of their type."""
-        return self._tools.stability_checker
-
-    @property
-    def profiler(self) -> Profiler:
-        """Times of your own code by name, and of a model layer by layer."""
-        return self._tools.profiler
-
-    @property
-    def weight_analyzer(self) -> WeightAnalyzer:
-        """Dead neurons, initialization and spectrum of weights."""
-        return self._tools.weight_analyzer
-
-    @property
-    def gradient_debugger(self) -> GradientDebugger:
-        """Health and trends of the gradients, of every step from the first access on."""
-        return self._tools.gradient_debugger
-
-    @property
-    def memory_profiler(self) -> MemoryProfiler:
-        """Memory by category: snapshots at once, everything from its `start()` on."""
-        return self._tools.memory_profiler
-
-    @property
-    def model_diagnostics(self) -> ModelDiagnostics:
-        """The first model, how its training goes, and a health score; read from the run on access."""
-        return self._tools.model_diagnostics
-
-    @property
-    def hooks(self) -> Hooks:
-        """Hooks of your own on the layers of the first model."""
-        return self._tools.hooks
-
-    @property
-    def visualizer(self) -> DebugVisualizer:
-        """Plots, written beside the run."""
-        return self._tools.visualizer
+    tensor_inspector = SessionTool(SessionTools.tensor_inspector)
+    stability_checker = SessionTool(SessionTools.stability_checker)
+    profiler = SessionTool(SessionTools.profiler)
+    weight_analyzer = SessionTool(SessionTools.weight_analyzer)
+    gradient_debugger = SessionTool(SessionTools.gradient_debugger)
+    memory_profiler = SessionTool(SessionTools.memory_profiler)
+    model_diagnostics = SessionTool(SessionTools.model_diagnostics)
+    hooks = SessionTool(SessionTools.hooks)
+    visualizer = SessionTool(SessionTools.visualizer)
 
     def profile_model_performance(
-        self,
-        loader: Iterable[Any],
-        num_batches: int = 10,
-        *,
-        loss_fn: Callable[..., Tensor] | None = None,
-        optimizer: Optimizer | None = None,
-        output: str | Path | None = None,
-    ) -> OperationsReport:
+        self, loader: Iterable[Any], num_batches: int = 10, *, loss_fn: Callable[..., Tensor] | None = None,
+        optimizer: Optimizer | None = None, output: str | Path | None = None,
+    ) -> OperationsReport:  # fmt: skip
         """The first model under torch.profiler, on batches of a loader: operations by time with your lines, memory, FLOPs, and a trace in
         `output` (beside the run, where none is named). The model is left as it was unless an optimizer is given: then it trains."""
-        return self._tools.profile_model_performance(loader, num_batches, loss_fn=loss_fn, optimizer=optimizer, output=output)
+        model = next((model for model, _ in self.trained_models()), None)
+        if model is None:
+            raise SondeError(
+                "this session watches no model yet, so there is none to profile.\n"
+                "Start it with sonde.watch(model), or use sonde.profile_operations(model, loader)."
+            )
+        target = output if output is not None or self.run is None else self.run / OPERATIONS
+        with self.pause():  # the profiler must not see what Sonde does
+            return sonde.profile_operations(model, loader, num_batches, loss_fn=loss_fn, optimizer=optimizer, output=target)
 
     def trained_models(self) -> Iterator[tuple[nn.Module, Optimizer | None]]:
         """The models under watch, each with the optimizer that trains it, where there is exactly one."""
@@ -529,19 +487,11 @@ class DebugSession:
 
 
 def watch(
-    model: nn.Module,
-    optimizer: Any = None,
-    *,
-    to: str | Path | None = None,
-    name: str | None = None,
-    every: int | None = None,
-    config: DebugConfig | None = None,
-    strict: bool = False,
-) -> DebugSession:
-    """Watch a training from here on. `with sonde.watch(model, optimizer) as session:` around the loop is all that is needed.
-
-    `to` names the run's directory, `every` observes every n-th step whatever it costs, `strict` raises errors of Sonde's own.
-    """
+    model: nn.Module, optimizer: Any = None, *, to: str | Path | None = None, name: str | None = None, every: int | None = None,
+    config: DebugConfig | None = None, strict: bool = False,
+) -> DebugSession:  # fmt: skip
+    """Watch a training from here on. `with sonde.watch(model, optimizer) as session:` around the loop is all that is needed. `to` names the
+    run's directory, `every` observes every n-th step whatever it costs, `strict` raises errors of Sonde's own."""
     session = DebugSession(load_config(config, every=every), to=to, name=name, strict=strict)
     return session.attach(model, optimizer).start()
 
@@ -549,6 +499,36 @@ def watch(
 def debug_session() -> DebugSession:
     """A session with defaults, not started: it watches whatever trains between `start()` and `stop()`."""
     return DebugSession()
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptRun:
+    """Result of `run_script`: the run and how the script ended."""
+
+    run: Path | None
+    exit_code: int
+    exception: BaseException | None = None
+    lost: str = ""  # a sentence about records that could not be written, if the run does not mention them
+
+
+def run_script(
+    target: str, args: Sequence[str], *, module: bool, config: DebugConfig, to: str | None, name: str | None, strict: bool
+) -> ScriptRun:
+    """Run a file or a module to its end under a session. Its errors are printed as Python prints them and determine the exit code."""
+    session = DebugSession(config, to=to, name=name or (target.rpartition(".")[2] if module else Path(target).stem), strict=strict)
+    with script_environment(target, args, module=module):
+        session.start(script=target)
+        with fatal_signals_recorded(session.run) if session.run is not None else contextlib.nullcontext():
+            result = run_to_end(target, module=module)
+    error = result.exception
+    try:
+        text = f"{type(error).__name__}: {error}"[:2000] if error is not None else ""
+        session.record_exception(error)
+        session.close(result.how, exit_code=result.exit_code, exception=text)
+    except Exception:
+        if strict:
+            raise
+    return ScriptRun(session.run, result.exit_code, error, session.describe_lost_records())
 
 
 def _script_name() -> str:

@@ -4,8 +4,6 @@ A session follows the loop without either. With them the run also records which 
 is caught and the training continues, and the numbers that a step returns. `@sonde.step` needs no other set-up.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -61,19 +59,11 @@ def step(
     strict: bool = False,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def step(
-    function: Callable[..., Any] | None = None,
-    /,
-    *,
-    to: str | Path | None = None,
-    name: str | None = None,
-    every: int | None = None,
-    config: DebugConfig | None = None,
-    strict: bool = False,
-) -> Any:
+    function: Callable[..., Any] | None = None, /, *, to: str | Path | None = None, name: str | None = None, every: int | None = None,
+    config: DebugConfig | None = None, strict: bool = False,
+) -> Any:  # fmt: skip
     """Marks the function that runs one training step. All models that train are watched from its first call to the end of the program.
-
-    `train_step.session` is the session: `report()` returns the report, `stop()` ends it before the end of the program.
-    """
+    `train_step.session` is the session: `report()` returns the report, `stop()` ends it before the end of the program."""
     if function is not None:
         return TrainingStep(DebugSession())(function)
     return TrainingStep(DebugSession(load_config(config, every=every), to=to, name=name, strict=strict))

@@ -17,7 +17,7 @@ import torch
 
 from sonde.capture.run_log_recorder import StepRecorder
 from sonde.events import CallSiteFound
-from sonde.run_as_main import WRAPPER_FILE as WRAPPER_FILE
+from sonde.script_runner import WRAPPER_FILE as WRAPPER_FILE
 
 _SONDE = str(Path(__file__).resolve().parents[1])
 _TORCH = str(torch.__path__[0])

@@ -2,7 +2,7 @@
 
 `subscribe` puts them in with the first subscriber and `unsubscribe` takes them out with the last, so sessions may come and go in any order.
 A patched function does what it did, with the same arguments, result and exceptions; subscribers isolate their own errors. Together with
-`forward_call_patch` and `monkeypatch` this is all that patches torch; `tests/test_architecture.py` checks it.
+`forward_call_patch` and `monkeypatch` this is all that patches torch; `tests/integration/test_architecture.py` checks it.
 """
 
 from __future__ import annotations

@@ -71,23 +71,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = _call(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
     except SondeError as error:
-        code = _complain(str(error), error.exit_code)
+        code = _print_error(str(error), error.exit_code)
     except click.UsageError as error:
         hint = f'\nSee "{error.ctx.command_path} --help".' if error.ctx is not None else ""
-        code = _complain(error.format_message() + hint, error.exit_code)
+        code = _print_error(error.format_message() + hint, error.exit_code)
     except click.ClickException as error:
-        code = _complain(error.format_message(), 2)
+        code = _print_error(error.format_message(), 2)
     except KeyboardInterrupt:
         code = INTERRUPTED
     except BrokenPipeError:
-        # Whoever read us has left. What is still in the buffer must not raise again when the interpreter flushes it.
+        # The reader of the pipe has closed it. What is still in the buffer must not raise again when the interpreter flushes it.
         _silence_stdout()
         code = BROKEN_PIPE
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
         _silence_stdout()
-        code = _complain(f"the answer could not be written: {error.strerror}.\nMake room, or send it elsewhere.", 2)
+        code = _print_error(f"the answer could not be written: {error.strerror}.\nMake room, or send it elsewhere.", 2)
     raise SystemExit(code)
 
 
@@ -107,9 +107,9 @@ def _silence_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _complain(message: str, exit_code: int) -> int:
-    """A letter to the user on stderr; nothing in it can command the terminal."""
-    from sonde.views.printable import printable
+def _print_error(message: str, exit_code: int) -> int:
+    """Print an error message to stderr, without control characters, and return the exit code."""
+    from sonde.formatting import printable
 
     first, *rest = printable(message, lines=True).splitlines() or [""]
     click.echo("\n".join([f"sonde: {first}", *(f"       {line}" for line in rest)]), err=True)

@@ -1,4 +1,4 @@
-"""`sonde baseline`: keep what a training that is well does, to judge others by it."""
+"""`sonde baseline`: writes the envelope of healthy runs to a file, to compare other runs with it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from sonde.cli._reading import run_path
-from sonde.views.printable import printable
+from sonde.cli._run_argument import run_path
+from sonde.formatting import printable
 
 
 @click.command()
@@ -25,17 +25,17 @@ def baseline(runs: tuple[str, ...], output: Path, force: bool) -> None:
               sonde diagnose --against baseline.json
     """
     from sonde.comparison.baseline import baseline_of, to_json
-    from sonde.report import judge
+    from sonde.formatting import counted
+    from sonde.render.safe_write import write_new
+    from sonde.report import diagnose
     from sonde.runlog.reader import Run
-    from sonde.views.file import write_new
-    from sonde.views.numbers import counted
 
     opened = [Run(run_path(run)) for run in runs or (None,)]
     made = baseline_of(opened)
     write_new(output, to_json(made), replace=force)
     click.echo(f"{printable(output)}: the envelope of {counted(len(opened), 'run')}, {counted(made.num_steps, 'step')}")
     for run in opened:
-        report = judge(run)
+        report = diagnose(run)
         if report.verdict == "problems":
             name = printable(run.name)
             click.echo(f"sonde: {name} has problems ({report.findings[0].rule}), and what is judged by it may have them too.", err=True)

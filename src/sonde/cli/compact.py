@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from sonde.cli._reading import run_argument, run_path
+from sonde.cli._run_argument import run_argument, run_path
 
 
 @click.command()
@@ -18,8 +18,8 @@ def compact(run: str | None) -> None:
     Example:  sonde compact                (the newest run)
               sonde compact runs/base
     """
+    from sonde.formatting import printable
     from sonde.runlog.parquet import compact as to_parquet
-    from sonde.views.printable import printable
 
     for path in to_parquet(run_path(run)):
         click.echo(printable(path))

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sonde.cli._reading import run_path, screen
+from sonde.cli._run_argument import run_path
+from sonde.cli._terminal import open_terminal
 from sonde.errors import NoRunError, SondeError
-from sonde.views.printable import printable
+from sonde.formatting import printable
 
 if TYPE_CHECKING:
     from sonde.comparison.compare import RunComparison
@@ -48,16 +49,16 @@ def compare(a: str | None, b: str | None, as_json: bool, output: Path | None, fo
     older = run_path(a) if a and b else _before(newer)
     comparison = side_by_side(older, newer)
     if output is not None:
-        from sonde.views.file import write_new
+        from sonde.render.safe_write import write_new
 
         write_new(output, _content(comparison, output.suffix.lower()), replace=force)
         click.echo(printable(output))
     elif as_json:
         click.echo(_content(comparison, ".json"), nl=False)
     else:
-        from sonde.views.compare_text import SideBySide
+        from sonde.render.terminal.comparison_terminal import TerminalComparison
 
-        screen().print(SideBySide(comparison))
+        open_terminal().print(TerminalComparison(comparison))
     raise SystemExit(comparison.exit_code)
 
 
@@ -74,11 +75,11 @@ def _before(run: Path) -> Path:
 
 def _content(comparison: RunComparison, suffix: str) -> str:
     if suffix == ".html":
-        from sonde.views.compare_page import document
+        from sonde.render.html.comparison_html import comparison_html
 
-        return document(comparison)
+        return comparison_html(comparison)
     if suffix == ".md":
-        from sonde.views.compare_markdown import render
+        from sonde.render.markdown import comparison_markdown
 
-        return render(comparison)
+        return comparison_markdown(comparison)
     return json.dumps(comparison.to_dict(), indent=1, allow_nan=False) + "\n"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from sonde.cli._reading import screen
+from sonde.cli._terminal import open_terminal
 from sonde.errors import SondeError
 
 
@@ -53,30 +53,31 @@ def demo(to: str | None) -> None:
     if importlib.util.find_spec("torch") is None:
         raise SondeError("the demo trains models, and torch is not installed here: pip install torch")
     from sonde.config import load_config
-    from sonde.report import judge
+    from sonde.render.html.report_html import report_html
+    from sonde.render.safe_write import write_new
+    from sonde.render.terminal.console import line
+    from sonde.render.terminal.report_terminal import TerminalReport
+    from sonde.report import diagnose
     from sonde.runlog.directory import new_run_directory
     from sonde.runlog.reader import Run
-    from sonde.views.file import write_new
-    from sonde.views.html import document
-    from sonde.views.lines import line
-    from sonde.views.text import Verdict
 
     parent = Path(load_config(output_dir=to).output_dir)
-    terminal = screen()
-    subjects, num_right = [], 0
+    terminal = open_terminal()
+    reports, num_right = [], 0
     for number, program in enumerate(PROGRAMS, 1):
         path = new_run_directory(parent, f"demo-{Path(program.file).stem}")
         terminal.print(line((f"{number} of {len(PROGRAMS)}  ", "bold cyan"), (program.story, "bold")))
         terminal.print(line((f"$ sonde run {program.file}", "cyan")))
         for row in _train(program.file, path):
             terminal.print(line((f"  {row}", "dim")))
-        report = judge(path)
-        terminal.print(Verdict(report))
+        recorded = Run(path)
+        report = diagnose(recorded)
+        terminal.print(TerminalReport(report, recorded))
         terminal.print()
-        subjects.append((report, Run(path)))
+        reports.append((report, recorded))
         num_right += (report.findings[0].rule if report.findings else "") == program.rule
     page = parent / f"{path.name.split('_demo')[0]}_demo.html"
-    write_new(page, document(subjects))
+    write_new(page, report_html(reports))
     right = num_right == len(PROGRAMS)
     terminal.print(line((f"{num_right} of {len(PROGRAMS)} verdicts are right.", "bold green" if right else "bold red")))
     terminal.print(line("All of it as one page: ", (str(page), "bold")))

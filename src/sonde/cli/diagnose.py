@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from sonde.cli._reading import run_argument, run_path, screen
+from sonde.cli._run_argument import run_argument, run_path
+from sonde.cli._terminal import open_terminal
 from sonde.errors import SondeError
 
 if TYPE_CHECKING:
     from sonde.report import Report
+    from sonde.runlog.reader import Run
 
 
 @click.command()
@@ -30,25 +31,26 @@ def diagnose(run: str | None, against: str | None, within: float | None, as_json
 
     Exit code 0: healthy, or nothing could be told. 1: problems were found.
     """
-    report = _report(run_path(run), against, within)
+    from sonde.runlog.reader import Run
+
+    source = Run(run_path(run))
+    report = _report(source, against, within)
     if as_json:
-        from sonde.views.json import render
-
-        click.echo(render(report))
+        click.echo(report.to_json())
     else:
-        from sonde.views.text import Verdict
+        from sonde.render.terminal.report_terminal import TerminalReport
 
-        screen().print(Verdict(report))
+        open_terminal().print(TerminalReport(report, source))
     raise SystemExit(report.exit_code)
 
 
-def _report(run: Path, against: str | None, within: float | None) -> Report:
+def _report(run: Run, against: str | None, within: float | None) -> Report:
     if against is None:
         if within is not None:
             raise SondeError("--within says how far a run may depart from a baseline: name it with --against BASELINE.")
-        from sonde.report import judge
+        from sonde.report import diagnose
 
-        return judge(run)
+        return diagnose(run)
     from sonde.comparison.baseline import load
     from sonde.comparison.departure import TOLERANCE, judge_against
 

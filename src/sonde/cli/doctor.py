@@ -1,4 +1,4 @@
-"""`sonde doctor`: is this environment all right?"""
+"""`sonde doctor`: checks whether Sonde works in this environment."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pathlib import Path
 
 import click
 
-from sonde.cli._reading import screen
+from sonde.cli._terminal import open_terminal
 
 NEWEST_TRIED = (2, 13)  # torch releases that Sonde's own tests run on
 OLDEST = (2, 6)
 TORCH_TIMEOUT_S = 120  # importing torch from a slow network disk takes a minute; longer means that it hangs
 
-# In a process of its own: a broken torch may abort, and the doctor must live to say so.
+# In a process of its own: a broken torch may abort, and this command must report it.
 ASK_TORCH = """
 import json, torch
 try:
@@ -36,31 +36,31 @@ print(json.dumps({"version": torch.__version__, "threads": torch.get_num_threads
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
-    state: str  # "good" | "note": works, but … | "bad": must be mended
+    state: str  # "good" | "note": works, but … | "bad": must be fixed
     text: str
 
 
 @click.command()
 def doctor() -> None:
-    """Look whether Sonde can work here, and say what to mend.
+    """Check whether Sonde works here, and what to fix.
 
     \b
     Example:  sonde doctor
 
-    Exit code 0: Sonde can watch trainings here. 1: something must be mended first.
+    Exit code 0: Sonde can watch trainings here. 1: something must be fixed first.
     """
-    from sonde.views.checks import Checklist
+    from sonde.render.terminal.checklist import Checklist
 
     checks = list(examine())
-    screen().print(Checklist([(check.name, check.state, check.text) for check in checks]))
+    open_terminal().print(Checklist([(check.name, check.state, check.text) for check in checks]))
     raise SystemExit(int(any(check.state == "bad" for check in checks)))
 
 
 def examine() -> Iterator[Check]:
-    """Every check, in the order in which a person would look."""
+    """All checks, the most basic first."""
     from sonde import __version__
 
     yield Check("sonde", "good", f"{__version__} in {Path(__file__).parent.parent}")
@@ -107,7 +107,7 @@ def _torch() -> Iterator[Check]:
 
 def _bfloat16() -> Check:
     """Some virtual machines claim instructions that they trap on; torch then dies in bfloat16 layers, with Sonde and without it."""
-    from sonde.bfloat16_hardware_support import LIMIT_TEXT, OPERATIONS, check_bfloat16
+    from sonde.bfloat16_cpu_check import LIMIT_TEXT, OPERATIONS, check_bfloat16
 
     check = check_bfloat16()
     if check.error:

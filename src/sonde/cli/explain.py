@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import sys
 
 import click
 
-from sonde.cli._reading import screen
+from sonde.cli._terminal import open_terminal
 from sonde.errors import SondeError
 
 
@@ -21,14 +20,13 @@ def explain(rule: str | None) -> None:
               sonde explain missing-zero-grad
     """
     from sonde.comparison import departure
-    from sonde.rules import RULES
-    from sonde.views.page import Index, Page
+    from sonde.render.terminal.rule_page import RuleIndex, RulePage
+    from sonde.rules.registry import all_rules
 
-    # The docstring of a rule's module is its page.
-    pages = {each.name: (each.explains, sys.modules[each.__module__].__doc__ or "") for each in RULES}
-    pages[departure.RULE] = ((), departure.__doc__ or "")  # judged where a baseline is given, so not one of all runs' rules
+    pages = {each.name: (each.explains, each.page) for each in all_rules()}
+    pages[departure.RULE] = ((), departure.__doc__ or "")  # evaluated only if a baseline is given
     if rule is None:
-        screen().print(Index([(name, page) for name, (_, page) in pages.items()]))
+        open_terminal().print(RuleIndex([(name, page) for name, (_, page) in pages.items()]))
         return
     name = rule.strip().lower().replace("_", "-")
     if name not in pages:
@@ -36,4 +34,4 @@ def explain(rule: str | None) -> None:
         hint = f"Nearest: {', '.join(near)}" if near else "All of them: sonde explain"
         raise SondeError(f"there is no rule {rule!r}.\n{hint}")
     explains, page = pages[name]
-    screen().print(Page(name, page, explains))
+    open_terminal().print(RulePage(name, page, explains))

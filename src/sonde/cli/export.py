@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from sonde.cli._reading import run_argument, run_path
+from sonde.cli._run_argument import run_argument, run_path
 from sonde.errors import SondeError
 from sonde.export import EXPORTERS
 
@@ -33,8 +33,8 @@ def export(run: str | None, target: str, output: Path | None, force: bool) -> No
         near = difflib.get_close_matches(target, EXPORTERS, n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
         raise SondeError(f"Sonde cannot export to {target!r}.{hint}\nIt can export to: {', '.join(EXPORTERS)}")
+    from sonde.formatting import printable
     from sonde.runlog.reader import Run
-    from sonde.views.printable import printable
 
     exporter = import_module(f"sonde.export.{target}")
     for path in exporter.export(Run(run_path(run)), output, replace=force):

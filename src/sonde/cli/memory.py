@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sonde.cli._script import refuse_impossible
+from sonde.cli._script_argument import check_script
 from sonde.errors import SondeError, Stopped
 
 if TYPE_CHECKING:
     from sonde.memory_profiler.memory_report import MemoryReport
 
-ENDED_FROM_OUTSIDE = (-9, -15)  # SIGKILL and SIGTERM: whoever did that did not mean that it should begin again
+ENDED_FROM_OUTSIDE = (-9, -15)  # SIGKILL and SIGTERM: the script is not started again after them
 STDERR = 2  # what the script prints goes there: stdout is for the answer
 
 
@@ -42,12 +42,12 @@ def memory(module: bool, batch_size: int | None, real: bool, as_json: bool, scri
 
     Exit code 0: it fits, or that cannot be told. 1: it does not fit. 2: it could not be measured, or wrong usage.
     """
-    refuse_impossible("memory", script, module=module)
-    answer = _followed("real" if real else "fake", script, args, module=module)
+    check_script("memory", script, module=module)
+    answer = _measure("real" if real else "fake", script, args, module=module)
     note = ""
     if not real and "failed" in answer and not answer.get("final"):
         note = f"fake tensors could not be used ({answer['failed']}), so the first two steps were run for real"
-        answer = _followed("real", script, args, module=module)
+        answer = _measure("real", script, args, module=module)
     if "failed" in answer:
         raise SondeError(f"{script} could not be followed to its second optimizer step:\n{answer['failed']}")
     from sonde.memory_profiler import from_dict
@@ -57,8 +57,8 @@ def memory(module: bool, batch_size: int | None, real: bool, as_json: bool, scri
     raise SystemExit(1 if report.fits() is False else 0)
 
 
-def _followed(how: str, script: str, args: tuple[str, ...], *, module: bool) -> dict[str, Any]:
-    """In a process of its own: a script leaves traces, and one that takes too much memory is killed."""
+def _measure(how: str, script: str, args: tuple[str, ...], *, module: bool) -> dict[str, Any]:
+    """Run the script up to its second optimizer step in its own process: one that takes too much memory is killed."""
     with tempfile.TemporaryDirectory(prefix="sonde-") as folder:
         output = Path(folder) / "report.json"
         kind = "module" if module else "file"
@@ -86,6 +86,6 @@ def _print(report: MemoryReport, batch_size: int | None, as_json: bool) -> None:
         return
     click.echo(report.summary())
     if forecast is not None:
-        from sonde.views.memory_text import wrapped
+        from sonde.render.summaries.memory_summary import wrapped
 
         click.echo(wrapped(f"forecast    {forecast}"))

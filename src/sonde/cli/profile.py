@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from sonde.cli._reading import screen
-from sonde.cli._script import refuse_impossible
+from sonde.cli._script_argument import check_script
+from sonde.cli._terminal import open_terminal
 from sonde.errors import SondeError
-from sonde.views.printable import printable
+from sonde.formatting import printable
 
 if TYPE_CHECKING:
     from sonde.profiler import ProfileComparison, ProfileReport
@@ -59,11 +59,11 @@ def profile(
 
     Exit code: that of the script where it fails; 1 where --against finds the step slower; 2 where nothing could be profiled.
     """
-    refuse_impossible("profile", script, module=module)
+    check_script("profile", script, module=module)
     from sonde.profiler import load
 
     for output in outputs:
-        _refuse(output, force)
+        _check_output(output, force)
     before = load(against) if against is not None else None
     from sonde.profiler.profile_script import profile_script
 
@@ -77,29 +77,29 @@ def profile(
             comparison = compared[0] if compared else None
             # Shown first, and every file tried: one that cannot be written is no reason to lose the rest.
             _print(report, comparison, stdout)
-            letters = [str(letter) for output in outputs if (letter := _saved(report, output, force, comparison))]
-            if letters:
-                raise SondeError("\n".join(letters))
+            errors = [str(error) for output in outputs if (error := _save(report, output, force, comparison))]
+            if errors:
+                raise SondeError("\n".join(errors))
 
-    stdout = _stdout_for_us() if as_json else None
+    stdout = _stdout_for_json() if as_json else None
     meanwhile = show if keep_going else None
     profiled = profile_script(script, args, module=module, num_steps=steps, warmup=warmup, keep_going=meanwhile)
     if profiled.report is None:
-        _say_why_not(profiled.error, script, profiled.script.exit_code)
+        _report_failure(profiled.error, script, profiled.script.exit_code)
     elif not shown:
         show(profiled.report)
     slower = bool(compared) and compared[0].step.verdict == "slower"
     raise SystemExit(profiled.script.exit_code or (1 if slower else 0))
 
 
-def _saved(report: ProfileReport, output: Path, force: bool, comparison: ProfileComparison | None) -> SondeError | None:
-    """The letter, where it could not be written."""
+def _save(report: ProfileReport, output: Path, force: bool, comparison: ProfileComparison | None) -> SondeError | None:
+    """Write one file; returns the error where that fails."""
     from sonde.profiler import save
 
     try:
         save(report, output, replace=force, comparison=comparison)
-    except SondeError as letter:
-        return letter
+    except SondeError as error:
+        return error
     click.echo(printable(output), err=True)
     return None
 
@@ -111,16 +111,16 @@ def _print(report: ProfileReport, comparison: ProfileComparison | None, stdout: 
         with stdout:
             stdout.write(text + "\n")
         return
-    from sonde.views.profile_text import Comparison, Profile
+    from sonde.render.terminal.profile_terminal import TerminalProfile, TerminalProfileComparison
 
-    paper = screen(stderr=True)
-    paper.print(Profile(report))
+    terminal = open_terminal(stderr=True)
+    terminal.print(TerminalProfile(report))
     if comparison is not None:
-        paper.print()
-        paper.print(Comparison(comparison))
+        terminal.print()
+        terminal.print(TerminalProfileComparison(comparison))
 
 
-def _refuse(output: Path, force: bool) -> None:
+def _check_output(output: Path, force: bool) -> None:
     """Before the script runs: nobody wants to wait for a profile that cannot be written."""
     from sonde.profiler.profile_report import check_suffix
 
@@ -131,14 +131,14 @@ def _refuse(output: Path, force: bool) -> None:
         raise SondeError(f"{output} cannot be written: there is no directory {output.parent}.")
 
 
-def _say_why_not(why: SondeError | None, script: str, exit_code: int) -> None:
+def _report_failure(why: SondeError | None, script: str, exit_code: int) -> None:
     if not exit_code:
         raise SondeError(f"{script} gave no profile: {why}")
     # What went wrong is the script's own matter, and it has said so itself.
     click.echo(f"sonde: {printable(script)} left with {exit_code} before there was enough to profile.", err=True)
 
 
-def _stdout_for_us() -> TextIO:
+def _stdout_for_json() -> TextIO:
     """From now on, what the script prints goes to stderr: also from the processes that it starts, and when the interpreter leaves."""
     sys.stdout.flush()
     ours = os.fdopen(os.dup(1), "w", encoding="utf-8")

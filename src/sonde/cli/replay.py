@@ -1,4 +1,4 @@
-"""`sonde replay`: a kept step, lived through again."""
+"""`sonde replay`: runs the step of a capsule again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sonde.errors import SondeError
-from sonde.views.printable import printable
+from sonde.formatting import printable
 
 if TYPE_CHECKING:
     from sonde.replay.capsule.capsule import Capsule
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 @click.option("--model-from", metavar="MODULE:FUNCTION", help="Instead: a function that returns the model, or (model, loss_fn).")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def replay(capsule: str, script: str | None, model_from: str | None, args: tuple[str, ...]) -> None:
-    """Live through the step of a capsule again and say where its bad number is made.
+    """Run the step of a capsule again and print which operation made its first NaN or Inf.
 
     The script runs as usual up to the first call of a model that fits the capsule. That call gets the capsule's weights, inputs and
-    random state, and the script's own step goes on from there, looked at operation by operation, until its optimizer would step.
+    random state, and the script's own step goes on from there, checked operation by operation, until its optimizer would step.
     ARGS are the script's own.
 
     \b
@@ -65,9 +65,9 @@ def _print(kept: Capsule, replayed: ReplayResult, verdict: str) -> None:
     lines = [f"Step {kept.step} of {kept.model_class}, replayed.", found, *(f"  note    {note}" for note in replayed.notes), verdict]
     if kept.findings:
         lines.append("The run had, before that step:")
-        lines += [f"  {one['severity']} {one['rule']}{_at(one['where'])}, step {one['step']}: {one['cause']}" for one in kept.findings]
+        lines += [f"  {one['severity']} {one['rule']}{_place(one['where'])}, step {one['step']}: {one['cause']}" for one in kept.findings]
     click.echo(printable("\n".join(lines), lines=True))
 
 
-def _at(where: str) -> str:
+def _place(where: str) -> str:
     return f" in {where}" if where else ""

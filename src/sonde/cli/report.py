@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from sonde.cli._reading import run_argument, run_path
+from sonde.cli._run_argument import run_argument, run_path
 from sonde.errors import SondeError
-from sonde.views.printable import printable
+from sonde.formatting import printable
 
 FORMATS = (".html", ".md", ".json")
 
@@ -26,24 +26,22 @@ def report(run: str | None, output: Path, force: bool) -> None:
     """
     if output.suffix.lower() not in FORMATS:
         raise SondeError(f"{output} ends in none of {', '.join(FORMATS)}: Sonde tells the format by it.")
-    from sonde.report import judge
+    from sonde.render.safe_write import write_new
+    from sonde.report import diagnose
     from sonde.runlog.reader import Run
-    from sonde.views.file import write_new
 
     source = Run(run_path(run))
-    verdict = judge(source)
+    verdict = diagnose(source)
     match output.suffix.lower():
         case ".html":
-            from sonde.views.html import document
+            from sonde.render.html.report_html import report_html
 
-            text = document([(verdict, source)])
+            text = report_html([(verdict, source)])
         case ".md":
-            from sonde.views.markdown import render
+            from sonde.render.markdown import report_markdown
 
-            text = render(verdict)
+            text = report_markdown(verdict, source)
         case _:
-            from sonde.views.json import render
-
-            text = render(verdict)
+            text = verdict.to_json()
     write_new(output, text, replace=force)
     click.echo(printable(output))

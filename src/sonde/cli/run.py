@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sonde.cli._script import refuse_impossible
-from sonde.views.printable import printable
+from sonde.cli._script_argument import check_script
+from sonde.formatting import printable
 
 if TYPE_CHECKING:
     from sonde.report import Report
@@ -59,8 +59,8 @@ def run(
 
     flags = {"every": every, "overhead_budget": budget, "mode": mode, "level": level}
     config = load_config(**dict(setting_from_text(each) for each in settings) | {k: v for k, v in flags.items() if v is not None})
-    refuse_impossible("run", script, module=module)
-    from sonde.watch_script import run_script
+    check_script("run", script, module=module)
+    from sonde.session import run_script
 
     launched = run_script(script, args, module=module, config=config, to=to, name=name, strict=strict)
     report = None
@@ -78,15 +78,17 @@ def _judged(path: Path, lost: str, *, quiet: bool, strict: bool) -> Report | Non
     try:
         from rich.text import Text
 
-        from sonde.cli._reading import screen
-        from sonde.report import judge
-        from sonde.views.text import Verdict
+        from sonde.cli._terminal import open_terminal
+        from sonde.render.terminal.report_terminal import TerminalReport
+        from sonde.report import diagnose
+        from sonde.runlog.reader import Run
 
-        report = judge(path)
+        recorded = Run(path)
+        report = diagnose(recorded)
         if not quiet and (report.run.num_steps or report.findings):
-            screen(stderr=True).print(Verdict(report))
+            open_terminal(stderr=True).print(TerminalReport(report, recorded))
         elif not quiet and not lost:  # most scripts are no trainings: then one line is enough
-            screen(stderr=True).print(Text(printable(report.why_unknown)))
+            open_terminal(stderr=True).print(Text(printable(report.why_unknown)))
         if lost:
             click.echo(f"sonde: {printable(lost)}: what is said of it, here and later, is about the rest.", err=True)
     except Exception as error:

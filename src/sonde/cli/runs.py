@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from sonde.cli._reading import screen
+from sonde.cli._terminal import open_terminal
 
 
 @click.command()
@@ -21,9 +21,9 @@ def runs(directory: Path | None, number: int) -> None:
     """
     from sonde.config import load_config
     from sonde.errors import NoRunError, SondeError
+    from sonde.render.terminal.run_list import RunList
     from sonde.runlog.directory import runs_in
     from sonde.runlog.reader import Run
-    from sonde.views.runs import RunList
 
     parent = directory or Path(load_config().output_dir)
     paths = runs_in(parent)
@@ -36,4 +36,4 @@ def runs(directory: Path | None, number: int) -> None:
             rows.append((path.name, Run(path)))
         except SondeError as error:
             rows.append((path.name, str(error)))
-    screen().print(RunList(rows, num_more=len(paths) - len(rows)))
+    open_terminal().print(RunList(rows, num_more=len(paths) - len(rows)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from sonde.cli._reading import run_path
+from sonde.cli._run_argument import run_path
 
 
 # A name after a minus sign is not an option: "-lr_scheduling" would be read as -l -r … -h.
@@ -21,10 +21,10 @@ def switch(words: tuple[str, ...]) -> None:
               sonde switch runs/base +autograd_profiler
     """
     from sonde.errors import SondeError
+    from sonde.formatting import printable
+    from sonde.render.terminal.switch_table import switch_table
     from sonde.runlog.reader import Run
     from sonde.runlog.switch_file import parse_switch_words, write_switch_requests
-    from sonde.views.printable import printable
-    from sonde.views.switches import switch_table
 
     named = words[0] if words and words[0][:1] not in "+-" else None
     path = run_path(named)

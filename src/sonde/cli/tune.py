@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sonde.cli._reading import screen
-from sonde.cli._script import refuse_impossible, refuse_missing
-from sonde.views.printable import printable
+from sonde.cli._script_argument import check_script, check_script_file
+from sonde.cli._terminal import open_terminal
+from sonde.formatting import printable, strict_json
 
 if TYPE_CHECKING:
     from sonde.tuning.tuning_result import Tuning
@@ -54,21 +54,19 @@ def tune(
     families = chosen_families([name.strip() for name in only.split(",") if name.strip()])
     if dry_run:
         if not module:
-            refuse_missing("tune", script)
-        from sonde.views.tuning import Plan
+            check_script_file("tune", script)
+        from sonde.render.terminal.tuning_terminal import TuningPlan
 
-        screen().print(Plan(script, {name: FAMILIES[name].__doc__ or "" for name in families}, time_limit))
+        open_terminal().print(TuningPlan(script, {name: FAMILIES[name].__doc__ or "" for name in families}, time_limit))
         return
-    refuse_impossible("tune", script, module=module)
+    check_script("tune", script, module=module)
     tuning = _with_progress(script, args, module=module, only=families, steps=steps or 0, repeats=repeats, time_limit_s=time_limit)
     if as_json:
-        from sonde.views.tuning import render_json
-
-        click.echo(render_json(tuning))
+        click.echo(strict_json(tuning.to_dict()))
     else:
-        from sonde.views.tuning import TuningTable
+        from sonde.render.terminal.tuning_terminal import TerminalTuning
 
-        screen().print(TuningTable(tuning))
+        open_terminal().print(TerminalTuning(tuning))
     raise SystemExit(130 if tuning.stopped == "interrupted" else 0)
 
 
@@ -80,7 +78,7 @@ def _with_progress(
 
     from sonde.tuning.tune import tune as measure
 
-    terminal = screen(stderr=True)
+    terminal = open_terminal(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[steps]}"), TimeElapsedColumn())
     with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as bar:
         task = bar.add_task("starting", steps="", total=None)

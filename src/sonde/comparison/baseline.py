@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from sonde.comparison.columns import Columns, Floats, Steps, read_columns, training_of
-from sonde.comparison.curves import Window, window_of, windows
+from sonde.comparison.curves import Floats, Steps, Window, window_of, windows
 from sonde.comparison.pace import Spread, sizes_of, spread_of, times_of
 from sonde.errors import SondeError
-from sonde.report import strict
-from sonde.runlog.reader import Run, RunProcess
+from sonde.formatting import strict
+from sonde.run_view import RunView, trained_view
+from sonde.runlog.reader import Run
 
 FORMAT = "sonde-baseline"
 SCHEMA = 1
@@ -46,39 +46,38 @@ def baseline_of(runs: Iterable[Run | Path | str]) -> Baseline:
     opened = [run if isinstance(run, Run) else Run(run) for run in runs]
     if not opened:
         raise SondeError("a baseline is made of at least one run.")
-    processes = [trained(run) for run in opened]
-    columns = [read_columns(process) for process in processes]
-    curves = {name: _bands([curve_of(one, name) for one in columns]) for name in _names(columns)}
+    views = [trained(run) for run in opened]
+    curves = {name: _bands([curve_of(one, name) for one in views]) for name in _names(views)}
     return Baseline(
         runs=tuple(run.name for run in opened),
-        num_steps=max(len(one.every_step) for one in columns),
-        machine=_shared(machine_of(process) for process in processes),
-        threads=_shared(str(process.manifest.get("threads", "")) for process in processes),
-        torch=_shared(str(process.manifest.get("torch", "")) for process in processes),
+        num_steps=max(view.num_steps for view in views),
+        machine=_shared(machine_of(view) for view in views),
+        threads=_shared(str(view.process.manifest.get("threads", "")) for view in views),
+        torch=_shared(str(view.process.manifest.get("torch", "")) for view in views),
         curves={name: bands for name, bands in curves.items() if bands},
-        times=_widest([times_of(one) for one in columns]),
-        memory=_widest([memory_of(one) for one in columns]),
+        times=_widest([times_of(view) for view in views]),
+        memory=_widest([memory_of(view) for view in views]),
     )
 
 
-def trained(run: Run) -> RunProcess:
-    process = training_of(run, next(iter(run.ranks), 0))
-    if process is None:
+def trained(run: Run) -> RunView:
+    view = trained_view(run, next(iter(run.ranks), 0))
+    if view is None:
         raise SondeError(f"{run.path} has no complete step, so it has no envelope.\nWhat became of it: sonde diagnose {run.path}")
-    return process
+    return view
 
 
-def curve_of(columns: Columns, name: str) -> tuple[Steps, Floats]:
+def curve_of(view: RunView, name: str) -> tuple[Steps, Floats]:
     """The numbers that were there; a loss that was NaN is one of them."""
     if name != GRADIENT:
-        return columns.losses(name)
-    values = columns.column(name)
+        return view.loss_series(name)
+    values = view.steps[name]
     there = ~np.isnan(values)
-    return columns.steps[there], values[there]
+    return view.step_numbers[there], values[there]
 
 
-def memory_of(columns: Columns) -> dict[str, Spread]:
-    spreads = {name: spread_of(sizes) for name, sizes in sizes_of(columns).items()}
+def memory_of(view: RunView) -> dict[str, Spread]:
+    spreads = {name: spread_of(sizes) for name, sizes in sizes_of(view).items()}
     return {name: spread for name, spread in spreads.items() if spread and spread.high > 0}
 
 
@@ -91,13 +90,13 @@ def cut_as(bands: Sequence[Window], steps: Steps, values: Floats) -> list[Window
     return cut
 
 
-def machine_of(process: RunProcess) -> str:
-    host = str(process.manifest.get("host", ""))
+def machine_of(view: RunView) -> str:
+    host = str(view.process.manifest.get("host", ""))
     return hashlib.blake2b(host.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest() if host else ""
 
 
-def _names(columns: Sequence[Columns]) -> list[str]:
-    known = sorted({name for one in columns for name in one.values})
+def _names(views: Sequence[RunView]) -> list[str]:
+    known = sorted({name for view in views for name in view.steps})
     return [name for name in known if name in ("loss", GRADIENT) or name.startswith("loss:")]
 
 

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sonde.comparison.columns import Columns, newest_of, read_columns, training_of
 from sonde.comparison.curves import LossComparison, compare_losses
 from sonde.comparison.findings import FindingComparison, compare_findings
 from sonde.comparison.logged import LoggedComparison, compare_logged
@@ -18,8 +17,10 @@ from sonde.comparison.pace import Pace, compare_pace
 from sonde.comparison.parting import Parting, find_parting
 from sonde.comparison.settings import SettingDifference, SiteDifferences, compare_settings, compare_sites
 from sonde.comparison.verdict import Verdict, verdict_on
-from sonde.report import Report, judge, strict
-from sonde.runlog.reader import Run, RunProcess
+from sonde.formatting import strict
+from sonde.report import Report, diagnose
+from sonde.run_view import RunView, trained_view
+from sonde.runlog.reader import Run
 
 SCHEMA = 1
 
@@ -73,25 +74,23 @@ class RunComparison:
 
 
 def compare(a: Run | Path | str, b: Run | Path | str) -> RunComparison:
-    """What two runs have in common and what they have not. Reads each of them twice: once for the rules, once by column."""
+    """What two runs have in common and what they have not. """
     runs = tuple(one if isinstance(one, Run) else Run(one) for one in (a, b))
     first, second = runs
-    reports = judge(first), judge(second)
+    reports = diagnose(first), diagnose(second)
     rank = _rank(first, second)
-    processes = training_of(first, rank), training_of(second, rank)
+    one, other = trained_view(first, rank), trained_view(second, rank)
     notes = _notes((first, second), rank)
     findings = compare_findings(*reports)
-    one, other = processes
     if one is None or other is None:
-        settings = compare_settings((first, second), (one or newest_of(first, rank), other or newest_of(second, rank)), None)
+        settings = compare_settings((first, second), (one or _newest(first, rank), other or _newest(second, rank)))
         verdict, headline, details = verdict_on(reports, None, (), None, findings, settings)
         return RunComparison(*reports, verdict, headline, details, notes, None, (), None, (), findings, None, settings)
-    columns = read_columns(one), read_columns(other)
     same_code = _kernel(one) == _kernel(other)
-    parting = _parting(one, other, columns, same_code=same_code)
-    losses = tuple(compare_losses(*columns))
-    pace = compare_pace(*columns, (one, other))
-    settings = compare_settings((first, second), processes, columns)
+    parting = find_parting(one, other, exact=same_code)
+    losses = tuple(compare_losses(one, other))
+    pace = compare_pace(one, other)
+    settings = compare_settings((first, second), (one, other))
     verdict, headline, details = verdict_on(reports, parting, losses, pace, findings, settings)
     if not same_code:
         notes += ("one run was measured by the native kernel, the other by torch operations: differences in last digits are not told",)
@@ -101,9 +100,9 @@ def compare(a: Run | Path | str, b: Run | Path | str) -> RunComparison:
     )  # fmt: skip
 
 
-def _parting(a: RunProcess, b: RunProcess, columns: tuple[Columns, Columns], *, same_code: bool) -> Parting | None:
-    parting = find_parting(a, b, columns, exact=same_code)
-    return parting if parting.num_common else None
+def _newest(run: Run, rank: int) -> RunView | None:
+    """The newest attempt of a rank, be it without a complete step."""
+    return next((RunView(process) for process in reversed(run.processes) if process.rank == rank), None)
 
 
 def _rank(a: Run, b: Run) -> int:
@@ -112,8 +111,8 @@ def _rank(a: Run, b: Run) -> int:
     return shared[0] if shared else 0
 
 
-def _kernel(process: RunProcess) -> object:
-    return process.manifest.get("native_kernel")
+def _kernel(view: RunView) -> object:
+    return view.process.manifest.get("native_kernel")
 
 
 def _notes(runs: tuple[Run, Run], rank: int) -> tuple[str, ...]:

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
-from sonde.comparison.columns import Columns, Floats, Steps
+from sonde.run_view import RunView
 
+Floats = npt.NDArray[np.float64]
+Steps = npt.NDArray[np.int64]
 Side = Literal["same", "higher", "lower", "not finite", "finite", "unknown"]
 
 MAX_WINDOWS = 40  # as many as a picture can show apart
@@ -70,16 +73,16 @@ class LossComparison:
     curve_b: tuple[Window, ...]
 
 
-def compare_losses(a: Columns, b: Columns) -> list[LossComparison]:
+def compare_losses(a: RunView, b: RunView) -> list[LossComparison]:
     """The losses that both runs have, under the same names."""
-    names = [name for name in a.values if name == "loss" or name.startswith("loss:")]
-    found = [_compare(series, a, b) for series in sorted(names)[:MAX_SERIES] if series in b.values]
+    names = [name for name in a.steps if name == "loss" or name.startswith("loss:")]
+    found = [_compare(series, a, b) for series in sorted(names)[:MAX_SERIES] if series in b.steps]
     return [one for one in found if one.final_a.step >= 0 or one.final_b.step >= 0]
 
 
-def _compare(series: str, a: Columns, b: Columns) -> LossComparison:
-    steps_a, losses_a = a.losses(series)
-    steps_b, losses_b = b.losses(series)
+def _compare(series: str, a: RunView, b: RunView) -> LossComparison:
+    steps_a, losses_a = a.loss_series(series)
+    steps_b, losses_b = b.loss_series(series)
     common, in_a, in_b = np.intersect1d(steps_a, steps_b, assume_unique=True, return_indices=True)
     side, left = _where_b_ends(common, losses_a[in_a], losses_b[in_b])
     curves = windows(steps_a, losses_a), windows(steps_b, losses_b)
@@ -184,8 +187,8 @@ def _median(losses: Floats) -> float:
     return float(np.median(losses[np.isfinite(losses)]))
 
 
-def _level_at(columns: Columns, steps: Steps, losses: Floats, until_s: float) -> Level:
-    done = columns.steps[columns.elapsed_s <= until_s * (1 + 1e-9)]
+def _level_at(view: RunView, steps: Steps, losses: Floats, until_s: float) -> Level:
+    done = view.step_numbers[view.elapsed_s <= until_s * (1 + 1e-9)]
     num = int(np.searchsorted(steps, done[-1], side="right")) if len(done) else 0
     return level_of(steps[:num], losses[:num])
 

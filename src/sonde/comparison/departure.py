@@ -24,17 +24,15 @@ from pathlib import Path
 import numpy as np
 
 from sonde.comparison.baseline import GRADIENT, Baseline, curve_of, cut_as, machine_of, memory_of, trained
-from sonde.comparison.columns import Columns, Floats, Steps, read_columns
-from sonde.comparison.curves import Side, Window, distances_that_matter, ends_outside
+from sonde.comparison.curves import Floats, Side, Steps, Window, distances_that_matter, ends_outside
 from sonde.comparison.pace import ENOUGH, MATTERS, Spread, direction_of, times_of
 from sonde.errors import SondeError
 from sonde.events import Finding, Severity
-from sonde.formatting import size
-from sonde.report import Report, Unevaluated, judge
-from sonde.rules import RULES
+from sonde.formatting import listing, number, size
+from sonde.report import Report, Unevaluated, diagnose
 from sonde.rules.rule import Rule
-from sonde.rules.words import listing, number
-from sonde.runlog.reader import Run, RunProcess
+from sonde.run_view import RunView
+from sonde.runlog.reader import Run
 
 RULE = "departs-from-baseline"
 TOLERANCE = 0.10  # as much as the same program differs from day to day on a machine with other guests
@@ -48,10 +46,10 @@ class _Judge:
     baseline: Baseline
     tolerance: float
 
-    def losses(self, columns: Columns, names: Sequence[str]) -> Iterator[Finding | str]:
+    def losses(self, view: RunView, names: Sequence[str]) -> Iterator[Finding | str]:
         """Findings, and reasons why something cannot be told."""
         for name in names:
-            steps, values = curve_of(columns, name)
+            steps, values = curve_of(view, name)
             pairs = [pair for pair in zip(self.baseline.curves[name], cut_as(self.baseline.curves[name], steps, values)) if pair[1]]
             bands, curve = [band for band, _ in pairs], [window for _, window in pairs if window]
             if not curve:
@@ -64,8 +62,8 @@ class _Judge:
                 step = _first_outside(steps, values, bands, place, distances)
                 yield _left(name, side, step, bands[-1], curve[-1], len(self.baseline.runs))
 
-    def times(self, columns: Columns) -> Iterator[Finding | str]:
-        before, now = self.baseline.times, times_of(columns)
+    def times(self, view: RunView) -> Iterator[Finding | str]:
+        before, now = self.baseline.times, times_of(view)
         whole, whole_now = before.get("step"), now.get("step")
         if whole is None or whole_now is None or min(whole.num, whole_now.num) < ENOUGH:
             yield f"times need at least {ENOUGH} steps on both sides"
@@ -86,21 +84,21 @@ class _Judge:
         most = f"; most of it in {listing(phases, 2)}" if phases else ""
         slower = direction == "more"
         yield Finding(
-            RULE, Severity.WARNING if slower else Severity.INFO, "", int(columns.steps[0]),
+            RULE, Severity.WARNING if slower else Severity.INFO, "", int(view.step_numbers[0]),
             f"a step takes {number(whole_now.median)} ms, {_times(ratio)} the {number(whole.median)} ms of the baseline{most}",
             "see where the time goes with: sonde profile script.py" if slower else "make a new baseline if this is to stay so",
             {"what": "step time", "baseline_ms": whole.median, "run_ms": whole_now.median, "ratio": ratio},
         )  # fmt: skip
 
-    def memory(self, columns: Columns, *, ours_alone: bool) -> Iterator[Finding | str]:
-        now = memory_of(columns)
+    def memory(self, view: RunView, *, ours_alone: bool) -> Iterator[Finding | str]:
+        now = memory_of(view)
         for name, before in self.baseline.memory.items():
             after = now.get(name)
             if after is None or (ours_alone and name == "rss"):
                 continue
             direction = direction_of(before, after, self.tolerance, 0.0)
             if direction in ("more", "less"):
-                yield _memory(name, before, after, int(columns.steps[0]))
+                yield _memory(name, before, after, int(view.step_numbers[0]))
 
 
 def judge_against(
@@ -110,7 +108,7 @@ def judge_against(
     tolerance: float = TOLERANCE,
     checks: Collection[str] = EVERYTHING,
     shared_process: bool = False,
-    rules: Sequence[type[Rule]] = RULES,
+    rules: Sequence[Rule] | None = None,
 ) -> Report:
     """What is wrong with a run, and in what it departs from its baseline.
 
@@ -120,18 +118,17 @@ def judge_against(
     if not tolerance >= 0:  # NaN is not
         raise SondeError(f"a run cannot stay within {tolerance} of its baseline: give a share, such as 0.1 for ten percent.")
     source = run if isinstance(run, Run) else Run(run)
-    report = judge(source, rules)
-    process = trained(source)
-    columns = read_columns(process)
+    report = diagnose(source, rules)
+    view = trained(source)
     judging = _Judge(baseline, tolerance)
     told: list[Finding | str] = []
     names = [name for name in baseline.curves if ("gradients" if name == GRADIENT else "loss") in checks]
-    told += judging.losses(columns, names)
+    told += judging.losses(view, names)
     if "times" in checks:
-        elsewhere = _elsewhere(process, baseline)
-        told += [f"times are not compared: {elsewhere}"] if elsewhere else judging.times(columns)
+        elsewhere = _elsewhere(view, baseline)
+        told += [f"times are not compared: {elsewhere}"] if elsewhere else judging.times(view)
     if "memory" in checks:
-        told += judging.memory(columns, ours_alone=shared_process)
+        told += judging.memory(view, ours_alone=shared_process)
     return _with(report, [one for one in told if isinstance(one, Finding)], [one for one in told if isinstance(one, str)])
 
 
@@ -208,11 +205,11 @@ def _first_outside(steps: Steps, values: Floats, bands: Sequence[Window], place:
     return int(some[at])
 
 
-def _elsewhere(process: RunProcess, baseline: Baseline) -> str:
+def _elsewhere(view: RunView, baseline: Baseline) -> str:
     """Why times cannot be compared; empty where they can."""
-    if not baseline.machine or machine_of(process) != baseline.machine:
+    if not baseline.machine or machine_of(view) != baseline.machine:
         return "the baseline was made on another machine"
-    threads = str(process.manifest.get("threads", ""))
+    threads = str(view.process.manifest.get("threads", ""))
     return "" if threads == baseline.threads else f"{threads} threads here, {baseline.threads or 'several numbers of them'} in the baseline"
 
 

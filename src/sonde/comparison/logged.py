@@ -9,8 +9,8 @@ import numpy as np
 
 from sonde.comparison.curves import Level, level_of
 from sonde.events import Frame, Kind
+from sonde.run_view import RunView
 from sonde.runlog.format import FRAME
-from sonde.runlog.reader import RunProcess
 
 MAX_NAMES = 32  # a program that logs under ever new names is not compared by them
 FEW = 20  # values: of so few (one per epoch, say) the last one counts, of more the median of the last ones
@@ -25,17 +25,17 @@ class LoggedComparison:
     b: Level
 
 
-def compare_logged(a: RunProcess, b: RunProcess) -> tuple[LoggedComparison, ...]:
+def compare_logged(a: RunView, b: RunView) -> tuple[LoggedComparison, ...]:
     left, right = _logged(a), _logged(b)
     return tuple(LoggedComparison(name, left[name], right[name]) for name in left if name in right)
 
 
-def _logged(process: RunProcess) -> dict[str, Level]:
+def _logged(view: RunView) -> dict[str, Level]:
     series: dict[str, tuple[array[int], array[float]]] = {}
-    for frame in process.contents(FRAME, Kind.LOG):
+    for frame in view.process.contents(FRAME, Kind.LOG):
         assert isinstance(frame, Frame)
         for site, value in zip(frame.sites.tolist(), frame.values[0].tolist() if frame.fields else ()):
-            name = process.sites[site].path if site in process.sites else ""
+            name = view.sites[site].path if site in view.sites else ""
             if name and (name in series or len(series) < MAX_NAMES):
                 steps, values = series.setdefault(name, (array("q"), array("d")))
                 steps.append(frame.step)

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
-from sonde.comparison.columns import Columns, Floats
 from sonde.events import Frame, Kind
+from sonde.run_view import RunView
 from sonde.runlog.format import FRAME
-from sonde.runlog.reader import RunProcess
 
 Direction = Literal["same", "slight", "more", "less", "unclear", "only in A", "only in B", "unknown"]
 
@@ -26,6 +26,7 @@ CHANGED_MEMORY = 0.05  # memory wavers less
 CLEAR = 0.5  # of the wider spread must lie between the two
 MATTERS = 0.02  # of a whole step: a phase that changes by less may change as it likes
 PLAIN = 20  # steps without observation: where there are as many, only they are timed, for observing empties caches
+Floats = npt.NDArray[np.float64]
 OURS = "sonde_ms"  # not the training's
 SIZES = {"_bytes": 1.0, "_mb": float(1 << 20)}  # names of scalars that are amounts of memory, and their unit in bytes
 
@@ -70,21 +71,21 @@ class Pace:
         return next((change for change in self.times if change.name == "step"), None)
 
 
-def compare_pace(a: Columns, b: Columns, processes: tuple[RunProcess, RunProcess]) -> Pace:
+def compare_pace(a: RunView, b: RunView) -> Pace:
     whole = Change("step", "ms", spread_of(_own_step(a)), spread_of(_own_step(b)), "unknown")
     whole_ms = whole.a.median if whole.a else 0.0
     whole = _judged(whole, CHANGED, MATTERS * whole_ms)
-    phases = [name for name in dict.fromkeys([*a.values, *b.values]) if name.endswith("_ms") and name not in (OURS, "step_ms")]
+    phases = [name for name in dict.fromkeys([*a.steps, *b.steps]) if name.endswith("_ms") and name not in (OURS, "step_ms")]
     times = [whole] if whole.a or whole.b else []
     for name in phases:
         spreads = spread_of(_plain(a, name)), spread_of(_plain(b, name))
         if all(spread is None or spread.median == 0 for spread in spreads):  # most steps do not: validation, checkpoints
-            spreads = spread_of(a.column(name), np.mean), spread_of(b.column(name), np.mean)
+            spreads = spread_of(a.steps[name], np.mean), spread_of(b.steps[name], np.mean)
         change = Change(name.removesuffix("_ms"), "ms", *spreads, "unknown")
         if any(spread and spread.median > 0 for spread in (change.a, change.b)):
             times.append(_judged(change, CHANGED, MATTERS * whole_ms))
-    rates = tuple(len(one.every_step) / one.total_s if one.total_s > 0 else float("nan") for one in (a, b))
-    samples = tuple(rate * _batch_size(process, one) for rate, process, one in zip(rates, processes, (a, b)))
+    rates = tuple(one.num_steps / one.total_s if one.total_s > 0 else float("nan") for one in (a, b))
+    samples = tuple(rate * _batch_size(one) for rate, one in zip(rates, (a, b)))
     return Pace(tuple(times), tuple(_memory(a, b)), (rates[0], rates[1]), (samples[0], samples[1]))
 
 
@@ -122,19 +123,19 @@ def direction_of(a: Spread | None, b: Spread | None, least_share: float, least: 
     return "unclear"
 
 
-def _own_step(columns: Columns) -> Floats:
-    ours = _plain(columns, OURS)
-    return _plain(columns, "step_ms") - (np.nan_to_num(ours) if len(ours) else 0.0)
+def _own_step(view: RunView) -> Floats:
+    ours = _plain(view, OURS)
+    return _plain(view, "step_ms") - (np.nan_to_num(ours) if len(ours) else 0.0)
 
 
-def _plain(columns: Columns, name: str) -> Floats:
+def _plain(view: RunView, name: str) -> Floats:
     """Of steps that were not observed, where there are enough of them."""
-    values = columns.column(name)
-    plain = columns.column("observed") != 1
+    values = view.steps[name]
+    plain = view.steps["observed"] != 1
     return values[plain] if np.count_nonzero(plain) >= PLAIN else values
 
 
-def _memory(a: Columns, b: Columns) -> list[Change]:
+def _memory(a: RunView, b: RunView) -> list[Change]:
     sizes = sizes_of(a), sizes_of(b)
     changes = []
     for title in dict.fromkeys([*sizes[0], *sizes[1]]):
@@ -144,37 +145,37 @@ def _memory(a: Columns, b: Columns) -> list[Change]:
     return changes
 
 
-def sizes_of(columns: Columns) -> dict[str, Floats]:
+def sizes_of(view: RunView) -> dict[str, Floats]:
     """The amounts of memory that were taken, in bytes: `rss`, `cuda` …"""
     found = {}
-    for name in columns.values:
+    for name in view.steps:
         suffix = next((suffix for suffix in SIZES if name.endswith(suffix)), None)
         if suffix is not None:
-            found[name.removesuffix(suffix).replace("_", " ")] = columns.column(name) * SIZES[suffix]
+            found[name.removesuffix(suffix).replace("_", " ")] = view.steps[name] * SIZES[suffix]
     return found
 
 
-def times_of(columns: Columns) -> dict[str, Spread]:
+def times_of(view: RunView) -> dict[str, Spread]:
     """The whole step and its phases, by name; what most steps do not do (validation, checkpoints) by its mean."""
-    found = {"step": spread_of(_own_step(columns))}
-    for name in columns.values:
+    found = {"step": spread_of(_own_step(view))}
+    for name in view.steps:
         if name.endswith("_ms") and name not in (OURS, "step_ms"):
-            usual = spread_of(_plain(columns, name))
-            found[name.removesuffix("_ms")] = usual if usual and usual.median else spread_of(columns.column(name), np.mean)
+            usual = spread_of(_plain(view, name))
+            found[name.removesuffix("_ms")] = usual if usual and usual.median else spread_of(view.steps[name], np.mean)
     return {name: spread for name, spread in found.items() if spread and spread.median > 0}
 
 
-def _batch_size(process: RunProcess, columns: Columns) -> float:
+def _batch_size(view: RunView) -> float:
     """Samples per step: known where one model is fed once per backward. What a loader handed out says it best."""
-    models = {site.model for site in process.sites.values() if site.kind == "output"}
-    paths = sorted(site.path for site in process.sites.values() if site.kind == "input")
-    forwards, backwards = columns.column("forwards"), columns.column("backwards")
+    models = {site.model for site in view.sites.values() if site.kind == "output"}
+    paths = sorted(site.path for site in view.sites.values() if site.kind == "input")
+    forwards, backwards = view.steps["forwards"], view.steps["backwards"]
     if len(models) > 1 or not paths or not len(forwards) or not np.array_equal(forwards, backwards):
         return float("nan")
-    wanted = next(site.id for site in process.sites.values() if site.path == paths[0])  # "batch.…" comes before "input.…"
+    wanted = next(site.id for site in view.sites.values() if site.path == paths[0])  # "batch.…" comes before "input.…"
     sizes = [
         float(frame["size"][place[0]])
-        for frame in process.contents(FRAME, Kind.BATCH)
+        for frame in view.process.contents(FRAME, Kind.BATCH)
         if isinstance(frame, Frame) and "size" in frame.fields and len(place := np.flatnonzero(frame.sites == wanted))
     ]
     return float(np.mean(sizes) * np.mean(forwards)) if sizes else float("nan")

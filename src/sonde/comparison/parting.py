@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sonde.comparison.columns import Columns
 from sonde.events import Frame, Kind, Site, Step
-from sonde.runlog.reader import RunProcess
+from sonde.run_view import RunView
 
 SCALAR = "scalar"  # stands for a kind where a number of the whole step differs
 INEXACT = 1e-4  # relative: as far apart may statistics lie that were computed by different code
@@ -65,10 +64,16 @@ class Parting:
         return self.num_both_observed > 0 and not self.from_the_start
 
 
-def find_parting(a: RunProcess, b: RunProcess, columns: tuple[Columns, Columns], *, exact: bool = True) -> Parting:
-    """`exact` is False where the statistics of the two were computed by different code and may differ in their last digits."""
-    common, in_a, in_b = np.intersect1d(columns[0].every_step, columns[1].every_step, return_indices=True)
-    both = common[columns[0].observed[in_a] & columns[1].observed[in_b]]
+def find_parting(a: RunView, b: RunView, *, exact: bool = True) -> Parting | None:
+    """Where two runs differ first; None if they have no step in common.
+
+    Args:
+        exact: False if the statistics of the two were computed by different code and may differ in their last digits.
+    """
+    common, in_a, in_b = np.intersect1d(a.step_numbers, b.step_numbers, return_indices=True)
+    if not len(common):
+        return None
+    both = common[(a.steps["observed"][in_a] == 1) & (b.steps["observed"][in_b] == 1)]
     reader = _StepComparer(a, b, 0.0 if exact else INEXACT)
     first: Difference | None = None
     last_equal = observed_before = -1
@@ -95,9 +100,9 @@ def find_parting(a: RunProcess, b: RunProcess, columns: tuple[Columns, Columns],
     )
 
 
-def _lockstep(a: RunProcess, b: RunProcess) -> Iterator[tuple[Step, Step]]:
+def _lockstep(a: RunView, b: RunView) -> Iterator[tuple[Step, Step]]:
     """The steps that both have, in order."""
-    left, right = a.steps(), b.steps()
+    left, right = a.process.steps(), b.process.steps()
     one, other = next(left, None), next(right, None)
     while one is not None and other is not None:
         if one.number == other.number:
@@ -112,7 +117,7 @@ def _lockstep(a: RunProcess, b: RunProcess) -> Iterator[tuple[Step, Step]]:
 class _StepComparer:
     """Compares steps; which columns of two frames belong together is worked out once per pair of plans."""
 
-    def __init__(self, a: RunProcess, b: RunProcess, tolerance: float) -> None:
+    def __init__(self, a: RunView, b: RunView, tolerance: float) -> None:
         self._sites = a.sites, b.sites
         self._tolerance = tolerance
         self._pairs: dict[str, tuple[Any, Any, list[Site], npt.NDArray[np.intp], npt.NDArray[np.intp]]] = {}

@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sonde.comparison.columns import Columns
 from sonde.comparison.parting import key, named
 from sonde.events import Event, Site
-from sonde.rules.activity import COUNTED
-from sonde.rules.words import number
+from sonde.formatting import number
+from sonde.run_view import RunView
+from sonde.run_view.call_counts import COUNTED
 from sonde.runlog.format import EVENT
-from sonde.runlog.reader import Run, RunProcess
+from sonde.runlog.reader import Run
 
 Topic = Literal["configuration", "environment", "model", "loop"]
 
@@ -53,15 +53,16 @@ class SiteDifferences:
 
 
 def compare_settings(
-    runs: tuple[Run, Run], processes: tuple[RunProcess | None, RunProcess | None], columns: tuple[Columns, Columns] | None
+    runs: tuple[Run, Run], views: tuple[RunView | None, RunView | None]
 ) -> tuple[SettingDifference, ...]:
     """In the order in which a person would ask: arguments and settings, model and optimizer, the loop, the place."""
-    a, b = (_given(run, process) for run, process in zip(runs, processes))
-    if columns is not None:
-        for given, one in zip((a, b), columns):
+    a, b = (_given(run, view) for run, view in zip(runs, views))
+    trained = [view for view in views if view is not None and view.num_steps]
+    if len(trained) == 2:
+        for given, one in zip((a, b), trained):
             for place in [place for place in given if place[1].startswith("optimizer") and place[1].endswith("group lr")]:
                 del given[place]  # the rate that it was made with: what follows says it better
-            given |= _rates(one, int(min(columns[0].steps[-1], columns[1].steps[-1]))) | _calls(one)
+            given |= _rates(one, min(view.last_step for view in trained)) | _calls(one)
     order: dict[tuple[Topic, str], None] = dict.fromkeys([*a, *b])
     topics = ("configuration", "model", "loop", "environment")
     different = [
@@ -72,7 +73,7 @@ def compare_settings(
     return tuple(sorted(different, key=lambda one: topics.index(one.topic)))
 
 
-def compare_sites(a: RunProcess, b: RunProcess) -> SiteDifferences:
+def compare_sites(a: RunView, b: RunView) -> SiteDifferences:
     left, right = _tensors(a), _tensors(b)
     only_a = [named(site) for place, site in left.items() if place not in right]
     only_b = [named(site) for place, site in right.items() if place not in left]
@@ -87,8 +88,8 @@ def compare_sites(a: RunProcess, b: RunProcess) -> SiteDifferences:
     )
 
 
-def _tensors(process: RunProcess) -> dict[tuple[str, str, str, int, int], Site]:
-    sites = sorted(process.sites.values(), key=lambda site: site.id)
+def _tensors(view: RunView) -> dict[tuple[str, str, str, int, int], Site]:
+    sites = sorted(view.sites.values(), key=lambda site: site.id)
     return {key(site): site for site in sites if site.kind in ("output", "parameter")}
 
 
@@ -97,9 +98,9 @@ def _lasting_shape(site: Site) -> tuple[int, ...]:
     return site.shape[1:] if site.kind == "output" else site.shape
 
 
-def _given(run: Run, process: RunProcess | None) -> dict[tuple[Topic, str], str]:
+def _given(run: Run, view: RunView | None) -> dict[tuple[Topic, str], str]:
     said: dict[str, Any] = {}
-    for source in (process.manifest if process else {}, run.info, *(event.data for event in _events(process, "start"))):
+    for source in (view.process.manifest if view else {}, run.info, *(event.data for event in _events(view, "start"))):
         said |= {str(name): value for name, value in source.items() if name not in PASSING}
     facts: dict[tuple[Topic, str], str] = {}
     argv = said.pop("argv", None)
@@ -110,18 +111,18 @@ def _given(run: Run, process: RunProcess | None) -> dict[tuple[Topic, str], str]
         topic: Topic = "environment" if name.partition(".")[0] in ENVIRONMENT else "configuration"
         facts[topic, name] = value
     for kind in ("model", "optimizer"):
-        for place, event in enumerate(_events(process, kind)):
+        for place, event in enumerate(_events(view, kind)):
             called = kind if place == 0 else f"{kind} {place + 1}"
             data = {name: value for name, value in event.data.items() if name not in (*PASSING, kind)}
             facts |= {("model", f"{called} {_plain_name(name)}"): value for name, value in _flat("", data)}
-    for site in process.sites.values() if process else ():
+    for site in view.sites.values() if view else ():
         if site.kind == "input":
             facts["configuration", f"shape of {site.path}"] = _shape(site.shape)
     return facts
 
 
-def _events(process: RunProcess | None, kind: str) -> Iterable[Event]:
-    return [event for event in process.contents(EVENT, kind) if isinstance(event, Event)][:8] if process else []
+def _events(view: RunView | None, kind: str) -> Iterable[Event]:
+    return [event for event in view.process.contents(EVENT, kind) if isinstance(event, Event)][:8] if view else []
 
 
 def _arguments(argv: Sequence[str]) -> dict[str, str]:
@@ -174,22 +175,23 @@ def _shape(shape: tuple[int, ...]) -> str:
     return "(" + ", ".join(map(str, shape)) + ")"
 
 
-def _rates(columns: Columns, until: int) -> dict[tuple[Topic, str], str]:
+def _rates(view: RunView, until: int) -> dict[tuple[Topic, str], str]:
     """Learning rates as they were at first and at the last step that both may have: schedules differ where starts are equal."""
     facts: dict[tuple[Topic, str], str] = {}
-    for name, values in columns.values.items():
-        known = values[np.isfinite(values) & (columns.steps <= until)]
-        if (name == "lr" or name.startswith("lr:")) and len(known):
+    for name in [name for name in view.steps if name == "lr" or name.startswith("lr:")]:
+        values = view.steps[name]
+        known = values[np.isfinite(values) & (view.step_numbers <= until)]
+        if len(known):
             first, last = (f"{float(rate):.9g}" for rate in (known[0], known[-1]))
             facts["configuration", name] = first if (known == known[0]).all() else f"{first} at first, {last} at step {until}"
     return facts
 
 
-def _calls(columns: Columns) -> dict[tuple[Topic, str], str]:
+def _calls(view: RunView) -> dict[tuple[Topic, str], str]:
     """What an ordinary step calls, and how often."""
     facts: dict[tuple[Topic, str], str] = {}
     for name in COUNTED:
-        values = columns.column(name)
+        values = view.steps[name]
         values = values[np.isfinite(values)]
         if len(values):
             facts["loop", f"{name.replace('_', ' ')} per step"] = number(float(np.median(values)))

@@ -16,8 +16,8 @@ from sonde.comparison.parting import SCALAR, Difference, Parting
 from sonde.comparison.settings import SettingDifference
 from sonde.comparison.words import apart, duration, times
 from sonde.events import Kind, Severity
+from sonde.formatting import listing
 from sonde.report import Report, RunFacts
-from sonde.rules.words import listing
 
 Verdict = Literal["identical", "alike", "different", "unknown"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sonde.rules.words import number
+from sonde.formatting import number
 
 MOST_DIGITS = 17  # no two doubles look alike with so many
 

@@ -1,8 +1,6 @@
 """Reads settings from their sources. Later sources win: defaults, then `sonde.toml`, `sonde.json` or `[tool.sonde]` in pyproject.toml, then
 `SONDE_*` environment variables, then the command line, then keyword arguments."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import os

@@ -1,7 +1,5 @@
 """DebugConfig: every setting of a session, validated. An invalid value is refused with the name of the setting."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import math
@@ -131,8 +129,6 @@ def resolve_names(given: dict[str, Any]) -> dict[str, Any]:
 
 
 _accept_aliases(DebugConfig)
-
-# -- validation --------------------------------------------------------------------------------------
 
 
 def _chosen(name: str, value: object, kind: type[_Kind]) -> _Kind:

@@ -1,7 +1,7 @@
-"""What is known of a model and of its training, and what that means: values and judgements, without torch."""
+"""Diagnostics of a model and its training: architecture, training dynamics, health score. Without torch."""
 
 from __future__ import annotations
 
-from sonde.diagnostics.data import ModelArchitectureInfo, ModelPerformanceMetrics
+from sonde.diagnostics.metrics import ModelArchitectureInfo, ModelPerformanceMetrics
 
 __all__ = ["ModelArchitectureInfo", "ModelPerformanceMetrics"]

@@ -1,16 +1,15 @@
-"""Steps that stand out: losses that are no number or that leap, accuracy and throughput that drop, memory that grows."""
+"""Steps with anomalies: losses that are not finite or that spike, accuracy and throughput that drop, memory that grows."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
 
-from sonde.diagnostics.data import ModelPerformanceMetrics
+from sonde.formatting import number
 from sonde.memory_trend import MemoryTrend
-from sonde.rules.words import number
 from sonde.spike_detection import LossBound, RollingBound
 
-MOST = 100  # that are kept of each kind; all are counted
+MAX_PER_KIND = 100  # that are stored; all are counted
 SLOWER = math.log(1.5)  # a throughput below two thirds of the usual, and far outside of its own scatter
 SPREADS = 4.0  # in units of (high values of the window - median), as for gradient norms
 DROP = 0.2  # of accuracy, absolute: batches of 32 differ by less
@@ -19,17 +18,17 @@ LEAST_GROWTH = 0.1  # of the memory at first: less growth is caches and chance
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """Something out of the ordinary at one step."""
+    """An unusual value in one step."""
 
     kind: str  # "loss not finite" | "loss spike" | "accuracy drop" | "throughput drop" | "memory growth"
     step: int
     value: float
-    usual: float  # NaN where there is none
+    usual: float  # NaN if there is none
     text: str
 
 
-class _Slow(RollingBound):
-    """Of the logarithm of the time per sample."""
+class LogTimePerSampleBound(RollingBound):
+    """Bound of the logarithm of the time per sample."""
 
     __slots__ = ()
 
@@ -37,8 +36,8 @@ class _Slow(RollingBound):
         return self.median + max(SPREADS * (self.high - self.median), SLOWER)
 
 
-class _Wrong(RollingBound):
-    """Of the share of wrong answers."""
+class ErrorRateBound(RollingBound):
+    """Bound of the share of wrong answers."""
 
     __slots__ = ()
 
@@ -47,47 +46,44 @@ class _Wrong(RollingBound):
 
 
 @dataclass(slots=True)
-class Anomalies:
-    """A fold."""
+class AnomalyDetector:
+    """Finds anomalies step by step, in bounded memory. Quantities that are not known are NaN."""
 
-    kept: list[Anomaly] = field(default_factory=list)
+    found: list[Anomaly] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
-    losses: LossBound = field(default_factory=LossBound)
-    times: _Slow = field(default_factory=_Slow)
-    wrong: _Wrong = field(default_factory=_Wrong)
-    memory: MemoryTrend = field(default_factory=MemoryTrend)
-    first_memory: float = math.nan
+    _loss: LossBound = field(default_factory=LossBound)
+    _time: LogTimePerSampleBound = field(default_factory=LogTimePerSampleBound)
+    _error_rate: ErrorRateBound = field(default_factory=ErrorRateBound)
+    _memory: MemoryTrend = field(default_factory=MemoryTrend)
+    _first_memory_mb: float = math.nan
 
-    def see(self, metrics: ModelPerformanceMetrics) -> None:
-        step, loss, rate, right = metrics.training_step, metrics.loss, metrics.throughput_samples_per_sec, metrics.accuracy
+    def update(self, step: int, loss: float, throughput: float, accuracy: float, memory_mb: float) -> None:
         if not math.isfinite(loss):
-            self._add("loss not finite", step, loss, self.losses.median if self.losses.num else math.nan, f"the loss is {number(loss)}")
-        elif (leap := self.losses.update(loss)) is not None:
-            self._add("loss spike", step, loss, leap.usual, f"the loss leapt to {number(loss)} from about {number(leap.usual)}")
-        if rate is not None and 0 < rate < math.inf and (slow := self.times.update(-math.log(rate))) is not None:
-            usual = math.exp(-slow.usual)
-            said = f"{number(rate)} samples per second, usually about {number(usual)}"
-            self._add("throughput drop", step, rate, usual, said)
-        if right is not None and math.isfinite(right) and right <= 1 and (drop := self.wrong.update(1 - right)) is not None:
-            said = f"accuracy fell to {number(right)} from about {number(1 - drop.usual)}"
-            self._add("accuracy drop", step, right, 1 - drop.usual, said)
-        if metrics.memory_usage_mb is not None and math.isfinite(metrics.memory_usage_mb):
-            self.first_memory = metrics.memory_usage_mb if self.first_memory != self.first_memory else self.first_memory
-            self.memory.update(step, metrics.memory_usage_mb)
+            self._add("loss not finite", step, loss, self._loss.median if self._loss.num else math.nan, f"the loss is {number(loss)}")
+        elif (spike := self._loss.update(loss)) is not None:
+            self._add("loss spike", step, loss, spike.usual, f"the loss jumped to {number(loss)} from about {number(spike.usual)}")
+        if 0 < throughput < math.inf and (spike := self._time.update(-math.log(throughput))) is not None:
+            usual = math.exp(-spike.usual)
+            text = f"{number(throughput)} samples per second, usually about {number(usual)}"
+            self._add("throughput drop", step, throughput, usual, text)
+        if -math.inf < accuracy <= 1 and (spike := self._error_rate.update(1 - accuracy)) is not None:
+            text = f"accuracy fell to {number(accuracy)} from about {number(1 - spike.usual)}"
+            self._add("accuracy drop", step, accuracy, 1 - spike.usual, text)
+        if math.isfinite(memory_mb):
+            self._first_memory_mb = memory_mb if self._first_memory_mb != self._first_memory_mb else self._first_memory_mb
+            self._memory.update(step, memory_mb)
 
     def _add(self, kind: str, step: int, value: float, usual: float, text: str) -> None:
         self.counts[kind] = self.counts.get(kind, 0) + 1
-        if self.counts[kind] <= MOST:
-            self.kept.append(Anomaly(kind, step, value, usual, text))
+        if self.counts[kind] <= MAX_PER_KIND:
+            self.found.append(Anomaly(kind, step, value, usual, text))
 
-    def count(self, kind: str) -> int:
-        return self.counts.get(kind, 0)
-
-    def found(self) -> tuple[Anomaly, ...]:
-        """All that were kept, by step, with the growth of memory as it is known now."""
-        trend = self.memory.trend(LEAST_GROWTH * self.first_memory) if self.first_memory > 0 else None
-        if trend is None:
-            return tuple(self.kept)
-        said = f"memory grew from {number(trend.first)} to {number(trend.last)} MiB, {number(trend.per_step)} MiB per step"
-        grown = Anomaly("memory growth", trend.first_step, trend.last, trend.first, said)
-        return tuple(sorted([*self.kept, grown], key=lambda one: one.step))
+    @property
+    def anomalies(self) -> tuple[Anomaly, ...]:
+        """By step, with the growth of memory so far."""
+        growth = self._memory.trend(LEAST_GROWTH * self._first_memory_mb) if self._first_memory_mb > 0 else None
+        if growth is None:
+            return tuple(self.found)
+        text = f"memory grew from {number(growth.first)} to {number(growth.last)} MiB, {number(growth.per_step)} MiB per step"
+        grown = Anomaly("memory growth", growth.first_step, growth.last, growth.first, text)
+        return tuple(sorted([*self.found, grown], key=lambda each: each.step))

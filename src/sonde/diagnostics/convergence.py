@@ -1,18 +1,17 @@
-"""Where a loss is going: how fast it still falls, where it would end, and where it will be, with an interval.
+"""Convergence of a loss: how fast it still falls, the level that it approaches, and a forecast with an interval.
 
-A falling loss is like `end + height * exp(-rate * t)` or `end + height * (t + 1)^-power`, whichever is nearer. How far such a forecast can
-be trusted is not taken from theory but from the training itself: the same forecast is made from earlier moments, and compared with what
-came then.
+A falling loss is fitted by `end + height * exp(-rate * t)` or `end + height * (t + 1)^-power`, whichever is nearer. The interval of the
+forecast comes from the training itself: the same forecast is made from earlier steps, and compared with the losses that followed.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
-
-from sonde.diagnostics.series import Floats, pieces, spread
+import numpy.typing as npt
 
 ENOUGH = 20  # points: fewer show no shape
 ENOUGH_TO_TRY = 24  # points before the forecast can be tried on the past
@@ -21,7 +20,10 @@ POWERS = np.linspace(0.1, 3.0, 30)
 EARLIER = (0.5, 0.6, 0.7, 0.8)  # shares of the history from which the past is forecast
 MARGIN = 1.2  # times the worst miss of the past: the worst of four is exceeded about once in five
 CERTAIN = 1.645  # standard deviations around a level, for 90 %
-AHEAD = 0.5  # of the history, where nobody says how far
+AHEAD = 0.5  # of the history, if the caller does not say how far
+MAX_PIECES = 64  # in which a curve is fitted: their medians are calm enough, and few enough to fit often
+
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +32,8 @@ class Shape:
 
     family: str  # "exponential" | "power"
     parameter: float
-    end: float  # what it falls to, if it went on for ever
-    height: float  # above that at time 0; below 0 where it rises
+    end: float  # its limit
+    height: float  # above that at time 0; below 0 if it rises
     noise: float  # of the pieces around it
 
     def at(self, time: float | Floats) -> Floats:
@@ -46,32 +48,32 @@ class Forecast:
     loss: float
     low: float
     high: float
-    num_tried: int  # earlier moments from which the same forecast was made, to see how far it misses
-    worst_miss: float  # among them
+    num_tried: int  # earlier steps from which the same forecast was made
+    worst_miss: float  # error among them
 
 
 @dataclass(frozen=True, slots=True)
 class Convergence:
-    """How the loss moves now."""
+    """How the loss changes now."""
 
-    per_step: float  # change of the loss in one step, at the last one; below 0 where it falls
-    half_life_steps: float | None  # until half of what can still be gained is gained; None where no end is in sight
-    end: float | None  # the level that it approaches; None where it cannot be told yet
+    per_step: float  # change of the loss in one step, at the last one; below 0 if it falls
+    half_life_steps: float | None  # until half of what can still be gained is gained; None if the limit is not known
+    end: float | None  # the level that it approaches; None if it is not known yet
     forecast: Forecast | None
     reason: str = ""  # why there is no forecast
 
 
 def convergence(steps: Floats, losses: Floats, ahead: int | None = None) -> Convergence | None:
-    """`ahead` is how many steps after the last one are asked for. None: too few points to say anything."""
+    """`ahead`: number of steps after the last one for the forecast. None if there are too few points."""
     if len(losses) < ENOUGH or steps[-1] <= steps[0]:
         return None
     first, span = float(steps[0]), float(steps[-1] - steps[0])
-    at, level = pieces(steps, losses)
+    at, level = piecewise_medians(steps, losses)
     shape = fit((at - first) / span, level)
     now = shape.at(np.array([1.0 - 1e-3, 1.0]))
     per_step = float(now[1] - now[0]) / 1e-3 / span
     left = float(now[1]) - shape.end
-    # A curve that is hardly bent within what was seen says nothing about its end.
+    # A curve that is hardly bent so far does not show its limit.
     bent = shape.parameter >= 1.0 if shape.family == "exponential" else shape.parameter >= 0.5
     end_known = bent and shape.height > 0 and left < 0.6 * shape.height
     rate = -per_step / left if left > 0 and per_step < 0 else 0.0
@@ -84,7 +86,7 @@ def fit(time: Floats, level: Floats) -> Shape:
     """The nearest curve by least squares; the later half of the points counts twice."""
     weights = np.where(time >= np.median(time), 2.0, 1.0)
     weights /= weights.sum()
-    best, least = Shape("exponential", 1.0, float(np.median(level)), 0.0, spread(level)), math.inf
+    best, least = Shape("exponential", 1.0, float(np.median(level)), 0.0, robust_std(level)), math.inf
     for family, grid in (("exponential", RATES), ("power", POWERS)):
         basis = _basis(family, grid, time)
         mean_b, mean_y = basis @ weights, float(level @ weights)
@@ -109,25 +111,25 @@ def _basis(family: str, grid: Floats, time: Floats) -> Floats:
 
 def _forecast(steps: Floats, losses: Floats, shape: Shape, first: float, span: float, horizon: float) -> tuple[Forecast | None, str]:
     if len(losses) < ENOUGH_TO_TRY:
-        return None, f"{len(losses)} losses are too few to try a forecast on the past"
+        return None, f"{len(losses)} losses are too few to test a forecast on the past"
     if not 0 < horizon <= 10 * span:
-        return None, f"{horizon:.0f} steps ahead: more than ten times what was seen, or nothing, cannot be forecast"
+        return None, f"{horizon:.0f} steps ahead: a forecast reaches at most ten times as far as the recorded steps"
     floor = 0.0 if losses.min() >= 0 else -math.inf  # a loss that was never below zero ends no lower
     value = max(float(shape.at(1 + horizon / span)[0]), floor)
     misses = [miss for share in EARLIER if (miss := _miss(steps, losses, share, horizon / span)) is not None]
     if len(misses) < 2:
-        return None, "the past is too short to try such a forecast on"
+        return None, "the past is too short to test such a forecast on"
     worst = max(misses)
     half = max(MARGIN * worst, CERTAIN * shape.noise)
     return Forecast(round(float(steps[-1]) + horizon), value, max(value - half, floor), value + half, len(misses), worst), ""
 
 
 def _miss(steps: Floats, losses: Floats, share: float, lead: float) -> float | None:
-    """The same forecast from an earlier moment: how far the losses that came then were from it, at most."""
+    """The error of the same forecast from an earlier step: the distance to the losses that followed."""
     num = int(len(losses) * share)
     if num < ENOUGH // 2:
         return None
-    at, level = pieces(steps[:num], losses[:num])
+    at, level = piecewise_medians(steps[:num], losses[:num])
     begin, span = float(steps[0]), float(steps[num - 1] - steps[0])
     if span <= 0:
         return None
@@ -140,3 +142,18 @@ def _miss(steps: Floats, losses: Floats, share: float, lead: float) -> float | N
     if not len(there):
         return None
     return abs(float(np.median(there)) - float(shape.at((float(np.median(at_there)) - begin) / span)[0]))
+
+
+def piecewise_medians(steps: Floats, values: Floats, most: int = MAX_PIECES) -> tuple[Floats, Floats]:
+    """The curve in at most `most` pieces of equally many points: the median step and the median value of each."""
+    num = min(most, len(values))
+    if num == len(values):
+        return steps, values
+    cuts = np.linspace(0, len(values), num + 1).astype(int)
+    middle = np.array([np.median(steps[start:end]) for start, end in pairwise(cuts.tolist())])
+    return middle, np.array([np.median(values[start:end]) for start, end in pairwise(cuts.tolist())])
+
+
+def robust_std(values: Floats) -> float:
+    """A standard deviation that a few outliers do not change."""
+    return float(1.4826 * np.median(np.abs(values - np.median(values)))) if len(values) else 0.0

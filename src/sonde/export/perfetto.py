@@ -13,10 +13,10 @@ from typing import Any
 from sonde.errors import SondeError
 from sonde.events import Event, Frame, Kind, Step
 from sonde.export.trace import Times, Trace, Track, compressed
-from sonde.rules.words import number
+from sonde.formatting import number
+from sonde.render.safe_write import write_new
 from sonde.runlog import format as f
 from sonde.runlog.reader import Run, RunProcess
-from sonde.views.file import write_new
 
 # A validation is counted to the step that follows it. Then the order of the loop, then what this version does not know, then the rest.
 ORDER = ("validation", "checkpoint", "data", "transfer", "forward", "backward", "optimizer")

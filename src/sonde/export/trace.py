@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from sonde.errors import SondeError
-from sonde.report import strict
-from sonde.rules.words import number
-from sonde.views.printable import printable
+from sonde.formatting import number, printable, strict
 
 SUFFIXES = (".json", ".json.gz")
 LONGEST_NAME = 300  # characters of a name: a viewer shows a fraction of it, and repeats it in every span

@@ -28,7 +28,7 @@ from sonde.replay.capsule.capsule import capsule_name
 from sonde.replay.capsule.capsule_file import CapsuleFiles
 from sonde.replay.forked_child import ChildAnswer
 from sonde.replay.replay_step import find_nonfinite_origin, write_step_capsule
-from sonde.report import judge
+from sonde.report import diagnose
 
 MAX_SEARCHES = 3  # in one run: the first bad step, and again after the training has recovered; as many again in evaluation
 MAX_JUDGED_MB = 64  # of a run that is read for the findings of a capsule: two seconds
@@ -175,7 +175,7 @@ class NonFiniteHandler:
         if sum(log.stat().st_size for log in self._context.run.glob("*.sonde")) > MAX_JUDGED_MB * 2**20:
             return []
         with contextlib.suppress(Exception):  # a capsule without findings is better than none
-            found: list[dict[str, Any]] = json.loads(judge(self._context.run).to_json())["findings"]
+            found: list[dict[str, Any]] = json.loads(diagnose(self._context.run).to_json())["findings"]
             return found
         return []
 

@@ -5,8 +5,6 @@ recorded when the optimizer uses them: after clipping, if the loop clips. With g
 loss; the run holds the undivided loss.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,10 +15,8 @@ from sonde.integrations.transformers import unwrap_optimizer
 
 
 class SondeTracker(FrameworkIntegration):
-    """Watches a training loop of accelerate; `tracker.report()` returns the report, `tracker.run` the path of the run.
-
-    With a model, only its training is watched; without one, all models that train.
-    """
+    """Watches a training loop of accelerate; `tracker.report()` returns the report, `tracker.run` the path of the run. With a model, only
+    its training is watched; without one, all models that train."""
 
     framework = "accelerate"
     name = "sonde"  # this and the next two are required by accelerate

@@ -33,19 +33,12 @@ class FrameworkIntegration:
     framework = ""
 
     def __init__(
-        self,
-        *,
-        to: str | Path | None = None,
-        name: str | None = None,
-        every: int | None = None,
-        config: DebugConfig | None = None,
+        self, *, to: str | Path | None = None, name: str | None = None, every: int | None = None, config: DebugConfig | None = None,
         strict: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._config = load_config(config, every=every)
         self._to, self._name, self._strict = to, name, strict
         self.session: DebugSession | None = None
-
-    # -- class construction ------------------------------------------------------------------------
 
     @classmethod
     def bases(cls) -> tuple[type, ...]:
@@ -66,8 +59,6 @@ class FrameworkIntegration:
         plain = getattr(type(self), "plain", type(self))
         return _new_instance, (plain,), {**vars(self), "session": None}
 
-    # -- for the user ------------------------------------------------------------------------------
-
     @property
     def run(self) -> Path | None:
         """Path of the run, from the start of the training on."""
@@ -84,8 +75,6 @@ class FrameworkIntegration:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._end(error)
-
-    # -- for the integrations ----------------------------------------------------------------------
 
     def _begin(self, model: Any = None, optimizers: Any = None, **package: Any) -> DebugSession:
         """Start a session for a training. Without a model, all models that train are watched."""

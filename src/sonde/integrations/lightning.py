@@ -4,8 +4,6 @@ Lightning clips gradients after `on_before_optimizer_step`; the run holds the gr
 gradient accumulation Lightning divides each loss; the run holds the undivided loss. The sanity check is not watched.
 """
 
-from __future__ import annotations
-
 import sys
 import weakref
 from contextlib import ExitStack
@@ -50,8 +48,6 @@ class SondeCallback(FrameworkIntegration):
     def __reduce__(self) -> Any:
         make, args, state = super().__reduce__()
         return make, args, {**state, "_trainer": None}
-
-    # -- hooks of Lightning ------------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage != "fit":

@@ -5,8 +5,6 @@ the Trainer divides each loss; the run holds the undivided loss. The Trainer has
 exception when the program ends, or at once if the training runs in `with SondeCallback() as callback:`.
 """
 
-from __future__ import annotations
-
 from math import ceil
 from typing import Any
 

@@ -20,10 +20,9 @@ from sonde.capture import torch_patches
 from sonde.capture.forward_call_patch import hook_all_modules
 from sonde.capture.training_callback_interface import TrainingCallbacks
 from sonde.capture.zero_grad_tracking import optimizer_parameters
-from sonde.memory_profiler.bytes_by_owner import Owner
 from sonde.memory_profiler.fake_lstm_workspace import with_workspace
 from sonde.memory_profiler.memory_report import Peak, Usage
-from sonde.memory_profiler.storage_registry import OTHER, StorageRegistry, add_live_tensors, state_tensors
+from sonde.memory_profiler.storage_registry import OTHER, Owner, StorageRegistry, add_live_tensors, state_tensors
 from sonde.nonfinite.module_stack import ModuleStack
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.private_torch_api import ITEM_OP, TorchDispatchMode, current_dispatch_mode, graph_task_id
@@ -42,10 +41,8 @@ class AllocationTracker(TorchDispatchMode, TrainingCallbacks):  # type: ignore[n
     def __init__(
         self, models: Mapping[str, nn.Module], optimizers: list[Optimizer], *, fake: bool = False, on_step: Callable[[], None] | None = None
     ) -> None:
-        """`models` are keyed by the prefix of their paths; without any, models are found when they are called.
-
-        With `fake`, tensors that exist already are not counted and numbers read from tensors are placeholders.
-        """
+        """`models` are keyed by the prefix of their paths; without any, models are found when they are called. With `fake`, tensors that
+        exist already are not counted and numbers read from tensors are placeholders."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.registry = StorageRegistry(self._describe_moment)
         self.batch_size = 0
@@ -108,8 +105,6 @@ class AllocationTracker(TorchDispatchMode, TrainingCallbacks):  # type: ignore[n
             self.notes.append("another torch mode was entered meanwhile; stop the profiler outside of it")
         self.registry.remove_freed()
 
-    # -- operations --------------------------------------------------------------------------------
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.is_fake and func is ITEM_OP:
             return _placeholder(args[0])
@@ -141,10 +136,8 @@ class AllocationTracker(TorchDispatchMode, TrainingCallbacks):  # type: ignore[n
                 _log.warning("sonde: memory is no longer measured: %s: %s", type(error).__name__, error)
 
     def _owner(self, tensor: Tensor) -> tuple[Owner, bool]:
-        """The owner of a tensor that the current operation allocated, and whether it grows with the batch.
-
-        Module and backward are checked before the optimizer: a closure runs forward and backward inside the optimizer's step.
-        """
+        """The owner of a tensor that the current operation allocated, and whether it grows with the batch. Module and backward are checked
+        before the optimizer: a closure runs forward and backward inside the optimizer's step."""
         module, in_backward = self._current_module(), _in_backward()
         if module or in_backward:
             owner = ("activations" if module else "gradients", module)  # a module inside a backward: a checkpoint recomputes
@@ -164,8 +157,6 @@ class AllocationTracker(TorchDispatchMode, TrainingCallbacks):  # type: ignore[n
         name = str(self._operation).removesuffix(".default") if self._operation is not None else ""
         source = self._module_stack.line().source if name else ""
         return Peak(Usage(), perf_counter() - self.registry.start, phase, module, name, source)
-
-    # -- models, parameters, optimizers ------------------------------------------------------------
 
     def _on_forward_start(self, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling() or self.is_paused:

@@ -4,12 +4,10 @@ If a model cannot run with fake tensors (it converts to numpy, it depends on val
 parabola for sequences) is fitted.
 """
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,19 +18,13 @@ from sonde.capture.training_callback_interface import suspended
 from sonde.errors import SondeError
 from sonde.memory_profiler.allocation_tracker import AllocationTracker
 from sonde.memory_profiler.memory_report import MemoryForecast, Usage
+from sonde.profiler.run_forward_pass import forward_arguments
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.private_torch_api import FakeTensorMode, tree_map_only
 
 NUM_STEPS = 2  # the first creates the optimizer's state, the second has it from its start
 MAX_ERROR = 0.1  # share by which a fake step may differ from a real one before real steps are measured instead
 REAL_SIZES = (1 / 4, 1 / 2, 1.0)  # of the size of the inputs: measured for real if fake tensors cannot be used
-
-
-class MeasuredPeak(NamedTuple):
-    """A peak that was measured in a real training, with its real loss."""
-
-    num_bytes: int
-    batch_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,33 +38,21 @@ class _ResizableStep:
     loss: Callable[[Any], Any] | None
     optimizer: Optimizer | None
 
-    def resized_inputs(self, size: int) -> Any:
-        """The inputs at another size. Only their shapes matter."""
+    def smaller_inputs(self, size: int) -> Any:
+        """The first `size` elements of the inputs in that dimension."""
 
         def resize(tensor: Tensor) -> Tensor:
-            if tensor.dim() <= self.dimension or tensor.shape[self.dimension] != self.size:
-                return tensor
-            shape = list(tensor.shape)
-            shape[self.dimension] = size
-            if size <= self.size:
-                return tensor.detach().narrow(self.dimension, 0, size)
-            return tensor.new_empty(shape) if tensor.is_floating_point() else tensor.new_zeros(shape)
+            is_resized = tensor.dim() > self.dimension and tensor.shape[self.dimension] == self.size
+            return tensor.detach().narrow(self.dimension, 0, size) if is_resized else tensor
 
         return tree_map_only(Tensor, resize, self.inputs)
 
 
 def forecast(
-    model: nn.Module,
-    inputs: Any,
-    *,
-    batch_size: int | None,
-    sequence_length: int | None,
-    loss: Callable[[Any], Any] | None,
-    optimizer: Optimizer | None,
-    measured: MeasuredPeak | None = None,
-    check: bool = True,
-) -> MemoryForecast:
-    """See MemoryProfiler.forecast. `measured` is a real peak: if the loss is not given, the forecast is scaled to it."""
+    model: nn.Module, inputs: Any, *, batch_size: int | None, sequence_length: int | None, loss: Callable[[Any], Any] | None,
+    optimizer: Optimizer | None, measured: tuple[int, int] | None = None, check: bool = True,
+) -> MemoryForecast:  # fmt: skip
+    """See MemoryProfiler.forecast. `measured` are bytes and batch size of a real peak: without a loss, the forecast is scaled to it."""
     if (batch_size is None) == (sequence_length is None):
         raise SondeError("pass either batch_size=… or sequence_length=….")
     target = batch_size if batch_size is not None else sequence_length
@@ -93,12 +73,12 @@ def forecast(
             return _fitted(step, target, what, f"for a small step they are wrong by {error_share:.0%}")
     how = f"from a step with fake tensors at that {what}"
     fixed = sum(target_usage.by_category()[name] for name in ("parameters", "gradients", "optimizer state")) if measured is not None else 0
-    if measured is None or what != "batch size" or measured.batch_size != size or usage.total <= fixed:
+    if measured is None or what != "batch size" or measured[1] != size or usage.total <= fixed:
         return MemoryForecast(target_usage.total, what, target, size, usage.total, how, error_share, target_usage)
     # The loss is not known here, but the measured peak includes it: the bytes that grow with the batch are scaled to it.
-    scale = max(0.0, measured.num_bytes - fixed) / (usage.total - fixed)
+    scale = max(0.0, measured[0] - fixed) / (usage.total - fixed)
     peak = round(fixed + scale * (target_usage.total - fixed))
-    return MemoryForecast(peak, what, target, size, measured.num_bytes, f"{how}, scaled to the measured peak", error_share, target_usage)
+    return MemoryForecast(peak, what, target, size, measured[0], f"{how}, scaled to the measured peak", error_share, target_usage)
 
 
 def _fake_error(step: _ResizableStep) -> float:
@@ -114,11 +94,10 @@ def fake_peak(step: _ResizableStep, size: int) -> Usage:
     copies: dict[int, Any] = {}  # the memo of deepcopy: fake tensors instead of copies of the real ones
     for tensor in _model_tensors(step.model):
         copies[id(tensor)] = mode.from_tensor(tensor)
-    if step.optimizer is not None:
-        for state in step.optimizer.state.values():
-            for value in state.values() if isinstance(state, dict) else ():
-                if isinstance(value, Tensor):
-                    copies[id(value)] = mode.from_tensor(value)
+    for state in step.optimizer.state.values() if step.optimizer is not None else ():
+        for value in state.values() if isinstance(state, dict) else ():
+            if isinstance(value, Tensor):
+                copies[id(value)] = mode.from_tensor(value)
     with mode:
         model = copy.deepcopy(step.model, copies)
         optimizer = copy.deepcopy(step.optimizer, copies) if step.optimizer is not None else None
@@ -147,7 +126,7 @@ def _real_peak(step: _ResizableStep, size: int) -> int:
     tracker = AllocationTracker({"": model}, [optimizer] if optimizer is not None else [], fake=True)
     tracker.is_fake = False
     with torch.random.fork_rng(devices=[]), tracker:
-        _run(model, step.resized_inputs(size), step.loss, optimizer, tracker)
+        _run(model, step.smaller_inputs(size), step.loss, optimizer, tracker)
     return _peak_usage(tracker).total
 
 
@@ -155,15 +134,11 @@ def _run(
     model: nn.Module, inputs: Any, loss: Callable[[Any], Any] | None, optimizer: Optimizer | None, tracker: AllocationTracker
 ) -> None:
     trains = any(parameter.requires_grad for parameter in model.parameters())
+    ((args, kwargs),) = forward_arguments(tuple(inputs) if isinstance(inputs, list) else inputs)
     with torch.set_grad_enabled(trains):
         for _ in range(NUM_STEPS):
             model.zero_grad(set_to_none=True)
-            if isinstance(inputs, Mapping):
-                output = model(**inputs)
-            elif isinstance(inputs, (tuple, list)):
-                output = model(*inputs)
-            else:
-                output = model(inputs)
+            output = model(*args, **kwargs)
             value = loss(output) if loss is not None else _default_loss(output)
             if isinstance(value, Tensor) and value.requires_grad:
                 torch.autograd.backward(value)  # the output stays alive during the backward, as in most loops
@@ -214,10 +189,8 @@ def _fitted(step: _ResizableStep, target: int, what: str, why: str) -> MemoryFor
 
 
 def fit(sizes: Sequence[int], peaks: Sequence[float], target: int, *, degree: int) -> tuple[int, float | None]:
-    """The value at `target` of the polynomial through the last points, and its relative error at the last point if that is left out.
-
-    The last points are used because at small sizes the peak may be a moment that hardly grows with the size (an optimizer step).
-    """
+    """The value at `target` of the polynomial through the last points, and its relative error at the last point if that is left out. The
+    last points are used because at small sizes the peak may be a moment that hardly grows with the size (an optimizer step)."""
     num = min(degree + 1, len(sizes))
     value = np.polyval(np.polyfit(sizes[-num:], peaks[-num:], num - 1), target)
     error = None

@@ -5,11 +5,8 @@ script are fake from its first line on. A script that needs real values (numpy a
 for real.
 """
 
-from __future__ import annotations
-
 import json
 import os
-import runpy
 import sys
 import traceback
 from collections import Counter
@@ -30,7 +27,7 @@ from sonde.errors import Stopped
 from sonde.memory_profiler.allocation_tracker import AllocationTracker
 from sonde.memory_profiler.memory_profiler import ProcessBaseline, build_report
 from sonde.memory_profiler.memory_report import MemoryReport
-from sonde.run_as_main import die_with_parent, run_file, script_environment, show
+from sonde.script_runner import die_with_parent, run_target, script_environment, show
 from sonde.statistics.private_torch_api import GRAD_SCALER_STEP, DataLoaderIterator, FakeTensorMode, disable_dispatch_modes
 
 NUM_STEPS = 2  # of each optimizer: the first creates its state, the second has it from its start
@@ -52,11 +49,9 @@ class NoTrainingError(DryRunError):
 def dry_run(
     target: str, args: Sequence[str] = (), *, module: bool = False, fake: bool = True, on_done: Callable[[MemoryReport], None] | None = None
 ) -> MemoryReport:
-    """Runs a script until each of its optimizers has stepped twice, and reports its memory.
-
-    With `fake` nothing is computed. `on_done` is called with the report at that moment, inside the script. Raises DryRunError if the script
-    does not get that far, and NoTrainingError if real steps would not either.
-    """
+    """Runs a script until each of its optimizers has stepped twice, and reports its memory. With `fake` nothing is computed. `on_done` is
+    called with the report at that moment, inside the script. Raises DryRunError if the script does not get that far, and NoTrainingError if
+    real steps would not either."""
     tracker = AllocationTracker({}, [], fake=fake)
     baseline = ProcessBaseline.of(tracker)
     notes: list[str] = []
@@ -81,10 +76,7 @@ def dry_run(
             # Subscribed after the tracker: then the state of the optimizer is in its registry when the report is made.
             torch_patches.subscribe(counter)
             stack.callback(torch_patches.unsubscribe, counter)
-            if module:
-                runpy.run_module(target, run_name="__main__", alter_sys=True)
-            else:
-                run_file(target)
+            run_target(target, module=module)
         notes.append(f"the script ended {_after(tracker.num_steps)}")
     except _DryRunFinished:
         pass

@@ -4,8 +4,6 @@ torch's fake LSTM on the CPU returns an empty workspace; the real one holds what
 memory of a recurrent network. Its size is measured on a small real LSTM and scaled.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

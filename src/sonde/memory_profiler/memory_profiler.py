@@ -17,7 +17,7 @@ from sonde.capture import process_memory
 from sonde.errors import SondeError
 from sonde.leaks.leak_detector import LeakDetector
 from sonde.memory_profiler.allocation_tracker import AllocationTracker
-from sonde.memory_profiler.batch_size_forecast import MeasuredPeak, forecast
+from sonde.memory_profiler.batch_size_forecast import forecast
 from sonde.memory_profiler.memory_report import (
     AccumulatedTensors,
     DeviceMemory,
@@ -31,10 +31,8 @@ from sonde.memory_profiler.memory_report import (
 
 
 class MemoryProfiler:
-    """Tracks the allocations of every operation between `start()` and `stop()`, by module and phase.
-
-    `snapshot(label)` also works without `start()`: it counts the live tensors. Models that are not passed are found when they are called.
-    """
+    """Tracks the allocations of every operation between `start()` and `stop()`, by module and phase. `snapshot(label)` also works without
+    `start()`: it counts the live tensors. Models that are not passed are found when they are called."""
 
     def __init__(self, model: nn.Module | None = None, optimizer: Optimizer | None = None) -> None:
         self._models: dict[str, nn.Module] = {}
@@ -60,8 +58,6 @@ class MemoryProfiler:
         if optimizer is not None:
             self._optimizers.append(optimizer)
         return self
-
-    # -- measuring ---------------------------------------------------------------------------------
 
     def start(self) -> Self:
         """Start tracking. It costs some tens of microseconds per operation."""
@@ -108,8 +104,6 @@ class MemoryProfiler:
         self._snapshots.append(snapshot)
         return snapshot
 
-    # -- results -----------------------------------------------------------------------------------
-
     def report(self) -> MemoryReport:
         """The measurements so far. Call it inside the function that trains: leaks are named after its variables."""
         self._find_leaks()
@@ -146,16 +140,9 @@ class MemoryProfiler:
             )
 
     def forecast(
-        self,
-        model: nn.Module | None = None,
-        inputs: Any = None,
-        *,
-        batch_size: int | None = None,
-        sequence_length: int | None = None,
-        loss: Callable[[Any], Any] | None = None,
-        optimizer: Optimizer | None = None,
-        check: bool = True,
-    ) -> MemoryForecast:
+        self, model: nn.Module | None = None, inputs: Any = None, *, batch_size: int | None = None, sequence_length: int | None = None,
+        loss: Callable[[Any], Any] | None = None, optimizer: Optimizer | None = None, check: bool = True,
+    ) -> MemoryForecast:  # fmt: skip
         """The peak of a training step at another batch size or sequence length, without using that memory.
 
         `model` and `optimizer` default to the attached ones. `inputs` are the arguments of forward (a tensor, a tuple of arguments, a dict
@@ -173,7 +160,7 @@ class MemoryProfiler:
         if self._last_tracker is not None and loss is None:
             peaks = [device.peak() for device in self._last_tracker.registry.devices.values()]
             peak = max(peaks, key=lambda one: one.usage.total, default=None)
-            measured = MeasuredPeak(peak.usage.total, self._last_tracker.batch_size) if peak is not None else None
+            measured = (peak.usage.total, self._last_tracker.batch_size) if peak is not None else None
         with self._paused():
             return forecast(
                 model, inputs, batch_size=batch_size, sequence_length=sequence_length, loss=loss, optimizer=optimizer, measured=measured,
@@ -209,13 +196,9 @@ class ProcessBaseline:
 
 
 def build_report(
-    tracker: AllocationTracker,
-    *,
-    snapshots: tuple[Snapshot, ...] = (),
-    leaks: tuple[AccumulatedTensors, ...] = (),
-    baseline: ProcessBaseline | None = None,
-    notes: tuple[str, ...] = (),
-) -> MemoryReport:
+    tracker: AllocationTracker, *, snapshots: tuple[Snapshot, ...] = (), leaks: tuple[AccumulatedTensors, ...] = (),
+    baseline: ProcessBaseline | None = None, notes: tuple[str, ...] = (),
+) -> MemoryReport:  # fmt: skip
     """The report of a tracker, which may still run."""
     now = tracker.registry.usage()
     limit = process_memory.limit()

@@ -1,13 +1,11 @@
 """The memory of a training as values: live bytes, the peak, the timeline, and forecasts for other sizes; as strict JSON and back."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from sonde.errors import SondeError
-from sonde.report import strict
+from sonde.formatting import strict
 
 CATEGORIES = ("parameters", "gradients", "optimizer state", "activations", "other")
 """`parameters`: of models, including buffers. `gradients`: of parameters and, during the backward, of activations. `optimizer state`:
@@ -204,10 +202,8 @@ class MemoryReport:
         return list(self.kept)
 
     def forecast(self, batch_size: int, device: str | None = None) -> MemoryForecast:
-        """The peak at another batch size, by scaling the bytes that grow with the batch.
-
-        `MemoryProfiler.forecast` is more accurate, but needs the model.
-        """
+        """The peak at another batch size, by scaling the bytes that grow with the batch. `MemoryProfiler.forecast` is more accurate, but
+        needs the model."""
         if not self.batch_size:
             raise SondeError("no model was called during the measurement, so the batch size is not known.")
         if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
@@ -239,43 +235,35 @@ class MemoryReport:
         return None if self.room is None else self.on().peak.usage.total <= self.room
 
     def to_dict(self) -> dict[str, Any]:
-        """Strict JSON; `from_dict` reads it."""
-        return to_dict(self)
+        """Strict JSON; `from_dict` reads it. Totals and shares are included for readers without Sonde."""
+        data = {each.name: getattr(self, each.name) for each in fields(self)}
+        data["devices"] = {name: _device_to_dict(one) for name, one in self.devices.items()}
+        data["snapshots"] = [
+            {**asdict(one), "usage": {device: _usage_to_dict(usage) for device, usage in one.usage.items()}} for one in self.snapshots
+        ]
+        data["kept"] = [asdict(one) for one in self.kept]
+        data["process"] = asdict(self.process)
+        document: dict[str, Any] = strict({"format": FORMAT, "schema": SCHEMA, **data, "peak_gb": self.peak_gb(), "fits": self.fits()})
+        return document
 
     def summary(self) -> str:
         """Text for a terminal."""
-        from sonde.views.memory_text import memory_text
+        from sonde.render.summaries.memory_summary import memory_text
 
         return memory_text(self)
 
     __str__ = summary
 
     def _repr_html_(self) -> str:
-        from sonde.views.memory_text import memory_html
+        from sonde.render.summaries.memory_summary import memory_html
 
         return memory_html(self)
 
     def plot(self, device: str | None = None) -> Any:
         """A plot of the timeline, to show or to save."""
-        from sonde.views.plots.memory import memory_plot
+        from sonde.render.plots.memory_plot import memory_plot
 
         return memory_plot(self, device)
-
-
-# -- strict JSON, and back ------------------------------------------------------------------------
-
-
-def to_dict(report: MemoryReport) -> dict[str, Any]:
-    """The report as strict JSON. Totals and shares are included for readers without Sonde, although they follow from the rest."""
-    data = {each.name: getattr(report, each.name) for each in fields(report)}
-    data["devices"] = {name: _device_to_dict(one) for name, one in report.devices.items()}
-    data["snapshots"] = [
-        {**asdict(one), "usage": {device: _usage_to_dict(usage) for device, usage in one.usage.items()}} for one in report.snapshots
-    ]
-    data["kept"] = [asdict(one) for one in report.kept]
-    data["process"] = asdict(report.process)
-    document: dict[str, Any] = strict({"format": FORMAT, "schema": SCHEMA, **data, "peak_gb": report.peak_gb(), "fits": report.fits()})
-    return document
 
 
 def from_dict(document: Mapping[str, Any]) -> MemoryReport:
@@ -308,16 +296,10 @@ def _device_to_dict(one: DeviceMemory) -> dict[str, Any]:
     return {
         "device": one.device,
         "peak": {**{each.name: getattr(one.peak, each.name) for each in fields(one.peak)}, "usage": _usage_to_dict(one.peak.usage)},
-        "now": _usage_to_dict(one.now),
-        "categories": list(CATEGORIES),
-        "timeline": [[point.time_s, *point.values] for point in one.timeline],
-        "batch_most": one.batch_most,
-        "batch_rest": one.batch_rest,
-        "allocated": one.allocated,
-        "reserved": one.reserved,
-        "outside": one.outside,
-        "fragmentation": one.fragmentation,
-    }
+        "now": _usage_to_dict(one.now), "categories": list(CATEGORIES),
+        "timeline": [[point.time_s, *point.values] for point in one.timeline], "batch_most": one.batch_most, "batch_rest": one.batch_rest,
+        "allocated": one.allocated, "reserved": one.reserved, "outside": one.outside, "fragmentation": one.fragmentation,
+    }  # fmt: skip
 
 
 def _usage_from_dict(data: Mapping[str, Any]) -> Usage:

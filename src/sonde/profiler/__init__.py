@@ -1,7 +1,5 @@
 """Profiles of training steps: time, memory and FLOPs by layer. The values exported here are saved, loaded and compared without torch."""
 
-from __future__ import annotations
-
 from sonde.profiler.profile_comparison import LayerChange as LayerChange
 from sonde.profiler.profile_comparison import ProfileComparison as ProfileComparison
 from sonde.profiler.profile_report import LayerCost as LayerCost

@@ -1,7 +1,5 @@
 """Builds a ProfileReport from recorded steps: medians and quartiles over the steps, layer names, and notes about what is missing."""
 
-from __future__ import annotations
-
 import platform
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,15 +8,14 @@ from dataclasses import replace
 import torch
 
 from sonde.capture.layer_timing.layer_times_from_trace import LayerCosts, ModuleCost
+from sonde.formatting import number
 from sonde.profiler import LayerCost, ProfileReport, TimeSpread
-from sonde.profiler.module_listing import TimedModule, TimedModules
-from sonde.profiler.peak_flops import peak_flops_per_s
+from sonde.profiler.flops import peak_flops_per_s
 from sonde.profiler.profile_report import DISTURBED, PHASES, UNKNOWN
 from sonde.profiler.record_steps import StepRecordings
 from sonde.profiler.samples_per_step import samples_per_step
-from sonde.profiler.steps_without_preemption import least_disturbed
-from sonde.profiler.subtract_timer_cost import without_timer_cost
-from sonde.rules.words import number
+from sonde.profiler.timed_modules import TimedModule, TimedModules
+from sonde.profiler.timer_overhead import without_timer_cost
 
 _NO_COST = ModuleCost()
 _NO_PARENT = "\0"  # no path of a layer
@@ -28,29 +25,22 @@ def build_report(
     recordings: StepRecordings, modules: TimedModules, *, title: str, dtype: torch.dtype, device: torch.device, notes: Sequence[str] = ()
 ) -> ProfileReport:
     """The report of some recorded steps. `dtype` and `device` are those of the model; `notes` come first in the report's notes."""
-    recordings = least_disturbed(recordings)
-    recordings = replace(recordings, timed=without_timer_cost(recordings))
+    recordings = recordings.least_disturbed()
+    recordings = replace(recordings, timed=without_timer_cost(recordings.timed, recordings.bare, recordings.timer_cost))
     timed, flops = recordings.timed, recordings.flops or LayerCosts()
     samples = samples_per_step(recordings.batches.values(), recordings.num_fetched)
     called = _parents_first(dict.fromkeys(layer for step in timed for layer in step.layers), modules.layers)
     has_backward = any(step.backward for step in timed)
     report = ProfileReport(
-        title=title,
-        layers=tuple(_layer_cost(modules.layers[layer], layer, recordings, has_backward) for layer in called),
-        step=TimeSpread.of([step["step"] for step in recordings.bare]),
-        phases=_phases(recordings.bare),
-        remainder=_remainder(recordings),
-        num_samples=samples.num_samples,
-        num_tokens=samples.num_tokens,
+        title=title, layers=tuple(_layer_cost(modules.layers[layer], layer, recordings, has_backward) for layer in called),
+        step=TimeSpread.of([step["step"] for step in recordings.bare]), phases=_phases(recordings.bare), remainder=_remainder(recordings),
+        num_samples=samples.num_samples, num_tokens=samples.num_tokens,
         flops_per_step=sum(cost.forward_self + cost.backward_self for cost in flops.layers.values()) + flops.loss_backward,
-        peak_flops_per_s=peak_flops_per_s(recordings.autocast or dtype, device),
-        utilisation=recordings.utilization.result(),
-        batch=samples.text,
-        environment=environment(dtype, device, recordings.autocast),
-        notes=(*notes, *_notes(recordings, modules, device)),
-        own_cost=_own_cost(recordings),
+        peak_flops_per_s=peak_flops_per_s(recordings.autocast or dtype, device), utilisation=recordings.utilization.result(),
+        batch=samples.text, environment=environment(dtype, device, recordings.autocast),
+        notes=(*notes, *_notes(recordings, modules, device)), own_cost=_own_cost(recordings),
         spans=tuple(sorted(recordings.spans, key=lambda span: (span.step, span.start_ms, -span.duration_ms))),
-    )
+    )  # fmt: skip
     return replace(report, notes=(*report.notes, *_disturbance_notes(report)))
 
 
@@ -104,22 +94,13 @@ def _layer_cost(module: TimedModule, layer: int, recordings: StepRecordings, has
     flops = (recordings.flops or LayerCosts()).layers.get(layer, _NO_COST)
     saved = (recordings.saved_bytes or LayerCosts()).layers.get(layer, _NO_COST)
     return LayerCost(
-        path=module.path,
-        kind=module.kind,
-        depth=module.depth,
-        calls=statistics.mean(step.calls for step in steps),
-        forward=spread(lambda step: step.forward),
-        backward=spread(lambda step: step.backward, has_backward),
-        forward_self=spread(lambda step: step.forward_self),
-        backward_self=spread(lambda step: step.backward_self, has_backward),
-        memory_bytes=saved.forward,
-        memory_self_bytes=saved.forward_self,
-        parameter_bytes=module.parameter_bytes,
-        flops_forward=flops.forward,
-        flops_backward=flops.backward,
-        flops_self=flops.forward_self + flops.backward_self,
+        path=module.path, kind=module.kind, depth=module.depth, calls=statistics.mean(step.calls for step in steps),
+        forward=spread(lambda step: step.forward), backward=spread(lambda step: step.backward, has_backward),
+        forward_self=spread(lambda step: step.forward_self), backward_self=spread(lambda step: step.backward_self, has_backward),
+        memory_bytes=saved.forward, memory_self_bytes=saved.forward_self, parameter_bytes=module.parameter_bytes,
+        flops_forward=flops.forward, flops_backward=flops.backward, flops_self=flops.forward_self + flops.backward_self,
         source=module.source,
-    )
+    )  # fmt: skip
 
 
 def _phases(bare: Sequence[dict[str, float]]) -> dict[str, TimeSpread]:

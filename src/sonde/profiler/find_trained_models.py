@@ -1,7 +1,5 @@
 """Finds the models that a script trains: modules that are called outside of any other module, with their names in the script."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Counts FLOPs: multiplications and additions of matrix products, convolutions, attention and LSTMs, computed from shapes.
+"""Counts FLOPs (multiplications and additions of matrix products, convolutions, attention and LSTMs, from shapes) and measures the peak.
 
 torch's own counter lacks formulas for attention and LSTMs on the CPU and for the fused layers of inference, and its formula for the
 backward of grouped convolutions is wrong: the formulas here replace them. torch's counter also attributes FLOPs to modules with hooks; this
@@ -6,11 +6,11 @@ one only counts, and the trace (`LayerCallTrace`) attributes. Fused attention co
 there, two in the forward.
 """
 
-from __future__ import annotations
-
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -76,13 +76,13 @@ def formulas() -> dict[Any, Callable[..., int]]:
 def _attention(query: Any, key: Any, value: Any, *rest: Any, out_val: Any = None, **more: Any) -> int:
     """Scores and weighted values: (B, H, L, E) x (B, H, S, E) and (B, H, L, S) x (B, H, S, V)."""
     *batch, length, width = query.shape
-    return int(_product(batch) * 2 * length * key.shape[-2] * (width + value.shape[-1]))
+    return int(math.prod(batch) * 2 * length * key.shape[-2] * (width + value.shape[-1]))
 
 
 def _attention_backward(grad: Any, query: Any, key: Any, value: Any, *rest: Any, out_val: Any = None, **more: Any) -> int:
     """The scores again, then gradients of value, of the scores, of query and of key."""
     *batch, length, width = query.shape
-    return int(_product(batch) * 2 * length * key.shape[-2] * (3 * width + 2 * value.shape[-1]))
+    return int(math.prod(batch) * 2 * length * key.shape[-2] * (3 * width + 2 * value.shape[-1]))
 
 
 def _fast_attention(query: Any, key: Any, value: Any, width: int, *rest: Any, out_val: Any = None, **more: Any) -> int:
@@ -105,32 +105,55 @@ def _fast_layer(source: Any, width: int, heads: int, *rest: Any, out_val: Any = 
 def _convolution_backward(grad: Any, source: Any, weight: Any, *rest: Any, out_val: Any = None, **more: Any) -> int:
     """Each requested gradient costs as much as the forward. torch's own formula ignores the groups."""
     transposed, output_mask = rest[4], rest[7]
-    forward = 2 * (source if transposed else grad).numel() * _product(weight.shape[1:])
+    forward = 2 * (source if transposed else grad).numel() * math.prod(weight.shape[1:])
     return int(forward * (bool(output_mask[0]) + bool(output_mask[1])))
 
 
 def _lstm(source: Any, weights: Any, recurrent: Any, *rest: Any, out_val: Any = None, **more: Any) -> int:
     """One direction of one layer: the products with both matrices, for each element of the sequence."""
-    return int(2 * _product(source.shape[:2]) * (weights.numel() + recurrent.numel()))
+    return int(2 * math.prod(source.shape[:2]) * (weights.numel() + recurrent.numel()))
 
 
 def _lstm_backward(source: Any, weights: Any, recurrent: Any, *rest: Any, out_val: Any = None, **more: Any) -> int:
     return 2 * _lstm(source, weights, recurrent)
 
 
-def _product(sizes: Any) -> int:
-    total = 1
-    for size in sizes:
-        total *= int(size)
-    return total
-
-
 _FORMULAS: dict[str, Callable[..., int]] = {
-    "convolution_backward": _convolution_backward,
-    "_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
-    "_native_multi_head_attention": _fast_attention,
-    "_transformer_encoder_layer_fwd": _fast_layer,
-    "mkldnn_rnn_layer": _lstm,
-    "mkldnn_rnn_layer_backward": _lstm_backward,
-}
+    "convolution_backward": _convolution_backward, "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward, "_native_multi_head_attention": _fast_attention,
+    "_transformer_encoder_layer_fwd": _fast_layer, "mkldnn_rnn_layer": _lstm, "mkldnn_rnn_layer_backward": _lstm_backward,
+}  # fmt: skip
+
+
+SIZES = (256, 512, 1024, 2048)  # of the matrix products that measure the peak
+MAX_PRODUCT_S = 0.15  # a larger product is not tried if it would take longer: on such a machine the smaller ones are accurate enough
+REPEATS = 4
+
+
+def peak_flops_per_s(dtype: torch.dtype, device: torch.device) -> float:
+    """The peak of this machine: the fastest of several matrix products, per dtype, device and number of threads."""
+    return _peak(dtype, str(device), torch.get_num_threads())
+
+
+@cache
+def _peak(dtype: torch.dtype, device: str, num_threads: int) -> float:
+    """Measured once per process. The fastest of a few repetitions is close to the peak: other programs can only slow them down."""
+    best = 0.0
+    with torch.no_grad():
+        for size in SIZES:
+            factor = torch.full((size, size), 0.5, dtype=dtype, device=device)
+            result = torch.empty_like(factor)
+            flops = 2.0 * size**3
+            durations = [_duration_s(factor, result) for _ in range(REPEATS)]
+            best = max(best, flops / min(durations[1:]))
+            if min(durations) * 8 > MAX_PRODUCT_S:
+                break
+    return best
+
+
+def _duration_s(factor: torch.Tensor, result: torch.Tensor) -> float:
+    start = perf_counter()
+    torch.mm(factor, factor, out=result)
+    if factor.device.type != "cpu":  # pragma: no cover - no device here to try it on
+        torch.accelerator.synchronize(factor.device)
+    return max(perf_counter() - start, 1e-9)

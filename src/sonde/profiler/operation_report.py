@@ -1,16 +1,12 @@
 """The report of `profile_operations`: the time of torch operations, and the lines of the user's code that call them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sonde.report import strict
-from sonde.views.numbers import counted
-from sonde.views.quantities import NOTHING, large, milliseconds, whole_percent
-from sonde.views.table import html_table, text_table
+from sonde.formatting import DASH, counted, milliseconds, si_number, strict, whole_percent
+from sonde.render.summaries.tables import html_table, text_table
 
 TOP = 15  # printed operations; the report contains all
 _HEAD = ("operation", "self ms", "share", "calls", "memory", "FLOP", "where")
@@ -114,7 +110,7 @@ class OperationsReport:
 
     def _headline(self) -> str:
         bare = f" ({milliseconds(self.bare_ms)} ms without the profiler)" if math.isfinite(self.bare_ms) else ""
-        inside = whole_percent(self.operations_ms / self.step_ms) if self.step_ms > 0 else NOTHING
+        inside = whole_percent(self.operations_ms / self.step_ms) if self.step_ms > 0 else DASH
         return (
             f"operations of {self.title}: {counted(self.num_batches, 'batch').replace('batchs', 'batches')}, "
             f"{milliseconds(self.step_ms)} ms each{bare}, {inside} of it in operations"
@@ -124,16 +120,16 @@ class OperationsReport:
         return [
             (
                 one.name, milliseconds(one.self_ms), whole_percent(one.share), f"{one.calls:,.4g}",
-                large(one.memory_bytes, "B") if one.memory_bytes else NOTHING, large(one.flops) if one.flops else NOTHING,
+                si_number(one.memory_bytes, "B") if one.memory_bytes else DASH, si_number(one.flops) if one.flops else DASH,
                 str(one.places[0]) if one.places else "",
             )
             for one in operations
         ]  # fmt: skip
 
     def _facts(self) -> list[str]:
-        facts = [f"memory   {large(self.peak_bytes, 'B')} at most, in addition to what was allocated before"]
+        facts = [f"memory   {si_number(self.peak_bytes, 'B')} at most, in addition to what was allocated before"]
         if self.flops:
-            facts.append(f"FLOPs    {large(self.flops, 'FLOP')} per batch, by torch's formulas")
+            facts.append(f"FLOPs    {si_number(self.flops, 'FLOP')} per batch, by torch's formulas")
         if self.trace is not None:
             facts.append(f"trace    {self.trace}  (https://ui.perfetto.dev, or tensorboard --logdir {self.trace.parent})")
         return [*facts, *(f"note     {note}" for note in self.notes)]

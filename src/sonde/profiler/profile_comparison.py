@@ -1,15 +1,13 @@
 """Compares two profiles: which layers became slower or faster by more than both profiles vary, in one sentence and row by row."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from sonde.formatting import listing
 from sonde.profiler.profile_report import UNKNOWN, LayerCost, ProfileReport, TimeSpread
 from sonde.profiler.recommendations import template
-from sonde.rules.words import listing
 
 CHANGED = 1.2  # ratio: on a machine with other load, medians of two runs of one program differ by a few percent
 SMALLEST = 0.005  # share of the slower step: a smaller change is not reported, whatever its ratio
@@ -62,7 +60,7 @@ class ProfileComparison:
 
     def summary(self, *, width: int = 80) -> str:
         """Text for a terminal."""
-        from sonde.views.profile_text import comparison_text
+        from sonde.render.terminal.profile_terminal import comparison_text
 
         return comparison_text(self, width=width)
 
@@ -71,7 +69,7 @@ class ProfileComparison:
 
     def to_dict(self) -> dict[str, object]:
         """Strict JSON for programs."""
-        from sonde.report import strict
+        from sonde.formatting import strict
 
         rows = [
             {"path": one.path, "kind": one.kind, "before_ms": one.before.median_ms, "after_ms": one.after.median_ms, "ratio": one.ratio,
@@ -88,17 +86,12 @@ def compare(*, before: ProfileReport, after: ProfileReport) -> ProfileComparison
     step_ms = max((s.median_ms for s in (before.step, after.step) if s.is_known), default=math.nan)
     old = {layer.path: layer for layer in before.layers}
     new = {layer.path: layer for layer in after.layers}
-    layers = [_layer_change(path, old.get(path), new.get(path), step_ms) for path in (*new, *(p for p in old if p not in new))]
+    kinds = {path: layer.kind for path, layer in (*new.items(), *((path, layer) for path, layer in old.items() if path not in new))}
+    layers = [_change(path, kind, _total(old.get(path)), _total(new.get(path)), step_ms) for path, kind in kinds.items()]
     names = [phase for phase in after.phases if phase in before.phases]
     phases = [_change(f"({name})", "phase", before.phases[name], after.phases[name], step_ms) for name in names]
     sentence = _sentence(layers, phases, step_ms)
     return ProfileComparison(before, after, step, tuple(layers), tuple(phases), sentence, tuple(_notes(before, after)))
-
-
-def _layer_change(path: str, before: LayerCost | None, after: LayerCost | None, step_ms: float) -> LayerChange:
-    present = after or before
-    assert present is not None
-    return _change(path, present.kind, _total(before), _total(after), step_ms)
 
 
 def _total(layer: LayerCost | None) -> TimeSpread:
@@ -139,9 +132,6 @@ def _verdict(before: TimeSpread, after: TimeSpread, step_ms: float) -> str:
         return "faster"
     low, high = sorted((before.median_ms, after.median_ms))
     return "unchanged" if high <= CHANGED * low else "could not tell"  # the medians differ, but both profiles vary as much
-
-
-# -- one sentence ---------------------------------------------------------------------------------
 
 
 def _sentence(layers: Sequence[LayerChange], phases: Sequence[LayerChange], step_ms: float) -> str:

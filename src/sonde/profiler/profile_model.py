@@ -1,7 +1,5 @@
 """Runs training steps of a model on the user's inputs, profiles them, and restores the model and the optimizer bit by bit."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,9 +16,9 @@ from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.errors import SondeError
 from sonde.profiler import ProfileReport
 from sonde.profiler.build_profile_report import build_report, dtype_and_device
-from sonde.profiler.module_listing import TimedModules
 from sonde.profiler.record_steps import ProfileRecorder, StepKind, StepRecordings, plan_steps
-from sonde.profiler.steps_without_preemption import num_undisturbed
+from sonde.profiler.run_forward_pass import input_errors_explained
+from sonde.profiler.timed_modules import TimedModules
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.private_torch_api import is_compiled, preserve_versions, unwrap_compiled
 
@@ -30,17 +28,9 @@ Loss = Callable[[Any], Tensor]
 
 
 def profile_model(
-    model: nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    *,
-    loss: Loss | None,
-    optimizer: torch.optim.Optimizer | None,
-    warmup: int,
-    repeats: int,
-    backward: bool,
-    read: ReadCounter | None = None,
-) -> tuple[ProfileReport, StepRecordings]:
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, loss: Loss | None, optimizer: torch.optim.Optimizer | None,
+    warmup: int, repeats: int, backward: bool, read: ReadCounter | None = None,
+) -> tuple[ProfileReport, StepRecordings]:  # fmt: skip
     """The report, and the recordings that it is built from. See Profiler.profile; `read` replaces the wall clock."""
     compiled = any(is_compiled(module) for module in model.modules())
     body = unwrap_compiled(model) or model
@@ -57,7 +47,7 @@ def profile_model(
         for kind in plan_steps(warmup, repeats):
             step.run(kind)
         until = perf_counter() + min(perf_counter() - start, MAX_EXTRA_S)
-        while num_undisturbed(recorder.recordings) < repeats and perf_counter() < until:
+        while recorder.recordings.num_undisturbed < repeats and perf_counter() < until:
             step.run("bare")
             step.run("timed")
         if not backward:
@@ -84,40 +74,29 @@ class _StepRunner:
     """Runs one training step of the model and reports its phases to the recorder."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        loss: Loss | None,
-        optimizer: torch.optim.Optimizer | None,
-        recorder: ProfileRecorder,
-        backward: bool,
-    ) -> None:
+        self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], loss: Loss | None, optimizer: torch.optim.Optimizer | None,
+        recorder: ProfileRecorder, backward: bool,
+    ) -> None:  # fmt: skip
         self._model, self._args, self._kwargs, self._loss = model, args, kwargs, loss
         self._optimizer, self._recorder, self._backward = optimizer, recorder, backward
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self.notes: list[str] = []
 
     def run(self, kind: StepKind) -> None:
-        recorder, has_finished = self._recorder, False
-        recorder.start_step(kind)
+        self._recorder.start_step(kind)
         try:
             with torch.set_grad_enabled(self._backward):
                 self._run_step()
-            has_finished = True
-        finally:
-            recorder.end_step(discard=not has_finished)
+        except BaseException:
+            self._recorder.end_step(discard=True)
+            raise
+        self._recorder.end_step()
 
     def _run_step(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
-        try:
+        with input_errors_explained():
             output = self._recorder.run_forward(self._model, self._args, self._kwargs)
-        except Exception as error:
-            raise SondeError(
-                f"The model could not be run with these inputs: {type(error).__name__}: {error}.\n"
-                "Pass what its forward takes: a tensor, a tuple of arguments, or a dict of keyword arguments."
-            ) from error
         if self._backward:
             loss = self._loss_of(output)
             del output
@@ -162,10 +141,8 @@ class _StepRunner:
 
 @contextmanager
 def _restored(model: nn.Module, optimizer: torch.optim.Optimizer | None, inputs: Any) -> Iterator[None]:
-    """Restores parameters, gradients, the optimizer's state and the gradients of the inputs; `state_restored` restores the rest.
-
-    The model is not copied: the loss function may refer to it, and some models cannot be copied. The optimizer uses a copy of its state.
-    """
+    """Restores parameters, gradients, the optimizer's state and the gradients of the inputs; `state_restored` restores the rest. The model
+    is not copied: the loss function may refer to it, and some models cannot be copied. The optimizer uses a copy of its state."""
     leaves = {id(p): p for p in (*model.parameters(), *(optimizer_parameters(optimizer) if optimizer is not None else ()))}
     leaves |= {id(tensor): tensor for _, tensor in find_tensors(inputs) if tensor.is_leaf and tensor.requires_grad}
     with ExitStack() as undo:

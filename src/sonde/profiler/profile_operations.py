@@ -4,8 +4,6 @@ Without an optimizer, parameters, buffers, gradients and random generators are r
 step.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import time
@@ -23,8 +21,8 @@ from sonde.capture.restore_model_state import state_restored
 from sonde.errors import SondeError
 from sonde.profiler.operation_report import OperationsReport
 from sonde.profiler.torch_profiler_events import operation_costs, read_events
+from sonde.render.safe_write import file_name
 from sonde.statistics.find_tensors import find_tensors
-from sonde.views.file import file_name
 
 WAIT = 2  # batches before the profiler starts: the first warms up, the second gives the duration of a bare batch
 WARMUP = 1  # batches with the profiler on that are discarded: its first use takes longer
@@ -33,21 +31,13 @@ Loss = Callable[..., Tensor]
 
 
 def profile_operations(
-    model: nn.Module,
-    loader: Iterable[Any],
-    num_batches: int = 10,
-    *,
-    loss_fn: Loss | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
-    output: str | Path | None = None,
-) -> OperationsReport:
-    """Run `num_batches` of a loader (and three before them) through a model, forward and backward, and report the time of each operation.
-
-    A batch is a tensor, a tuple or a dict. With `loss_fn`, the last element of a tuple is the target and the loss is
-    `loss_fn(output, target)`; for a dict it is `loss_fn(output, batch)`. Without `loss_fn`, the loss is the one that the model returns, or
-    the mean of its outputs. With `optimizer`, every batch updates the model. `output` is a directory for a trace, which TensorBoard and
-    Perfetto open.
-    """
+    model: nn.Module, loader: Iterable[Any], num_batches: int = 10, *, loss_fn: Loss | None = None,
+    optimizer: torch.optim.Optimizer | None = None, output: str | Path | None = None,
+) -> OperationsReport:  # fmt: skip
+    """Run `num_batches` of a loader (and three before them) through a model, forward and backward, and report the time of each operation. A
+    batch is a tensor, a tuple or a dict. With `loss_fn`, the last element of a tuple is the target and the loss is `loss_fn(output,
+    target)`; for a dict it is `loss_fn(output, batch)`. Without `loss_fn`, the loss is the one that the model returns, or the mean of its
+    outputs. With `optimizer`, every batch updates the model. `output` is a directory for a trace, which TensorBoard and Perfetto open."""
     if not isinstance(model, nn.Module):
         raise SondeError(f"profile_operations needs a torch.nn.Module, not {type(model).__name__}. Pass the model itself.")
     if not isinstance(num_batches, int) or isinstance(num_batches, bool) or num_batches < 1:

@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import NoneType
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from sonde.errors import SondeError
-from sonde.report import strict
-from sonde.views.file import write_new
+from sonde.formatting import strict
+from sonde.render.safe_write import write_new
 
 if TYPE_CHECKING:
     from sonde.profiler.profile_comparison import ProfileComparison
@@ -172,7 +173,10 @@ class ProfileReport:
 
     def layer(self, path: str) -> LayerCost:
         """The layer with this path. Raises KeyError if there is none."""
-        return next((layer for layer in self.layers if layer.path == path), None) or _missing(path)
+        for layer in self.layers:
+            if layer.path == path:
+                return layer
+        raise KeyError(path)
 
     def share(self, ms: float) -> float:
         """`ms` as a share of the step; of the sum of its parts if other programs disturbed the step, or if the step is not known."""
@@ -198,7 +202,7 @@ class ProfileReport:
         """Changes that could make the step faster, with the measured reasons."""
         from sonde.profiler.recommendations import recommendations
 
-        return recommendations(self)
+        return tuple(recommendations(self))
 
     def compare(self, other: ProfileReport) -> ProfileComparison:
         """Compares this profile with an earlier one, layer by layer: `new.compare(old)`."""
@@ -208,7 +212,7 @@ class ProfileReport:
 
     def summary(self, *, width: int = 80) -> str:
         """Text for a terminal: a tree of layers with times and shares, then bottlenecks and recommendations."""
-        from sonde.views.profile_text import profile_text
+        from sonde.render.terminal.profile_terminal import profile_text
 
         return profile_text(self, width=width)
 
@@ -216,39 +220,42 @@ class ProfileReport:
         return self.summary()
 
     def to_dict(self) -> dict[str, Any]:
-        """Strict JSON: numbers that are not finite are the strings "NaN", "Infinity" and "-Infinity"."""
-        return to_dict(self)
+        """Strict JSON. Rates are included for readers without Sonde, although they follow from the rest."""
+        data = _fields(self)
+        data["layers"] = [_fields(layer) for layer in self.layers]
+        data["sections"] = [_fields(section) for section in self.sections]
+        rates = {"samples_per_s": self.samples_per_s, "tokens_per_s": self.tokens_per_s, "flops_per_s": self.flops_per_s, "mfu": self.mfu}
+        document: dict[str, Any] = strict({"format": FORMAT, "schema": SCHEMA, **data, "derived": rates})
+        return document
 
-    def save(self, path: str | Path, *, replace: bool = False) -> Path:
-        """Writes `.json` (everything, for `load`), `.html` (a flame chart), `.json.gz` or `.trace.json` (a trace for Perfetto)."""
-        return save(self, path, replace=replace)
+    def save(self, path: str | Path, *, replace: bool = False, comparison: ProfileComparison | None = None) -> Path:
+        """Writes `.json` (everything, for `load`), `.html` (a flame chart, with the `comparison` if there is one), `.json.gz` or
+        `.trace.json` (a trace for Perfetto). Returns the path."""
+        target = Path(path)
+        write_new(target, _content(self, target, comparison), replace=replace)
+        return target
 
     @staticmethod
     def load(path: str | Path) -> ProfileReport:
-        """Reads a `.json` file that `save` wrote."""
-        return load(path)
+        """Reads a `.json` file that `save` wrote. Raises SondeError if it is none."""
+        source = Path(path)
+        try:
+            document = json.loads(source.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise SondeError(
+                f"no profile can be read from {source}: {error.strerror or error}.\nMake one with: sonde profile script.py -o {source.name}"
+            ) from None
+        except ValueError as error:
+            raise SondeError(f"{source} is not JSON, so it is not a profile of Sonde: {error}.") from None
+        if not isinstance(document, dict):
+            raise SondeError(f"{source} is not a profile of Sonde: it contains no JSON object.")
+        return from_dict(document)
 
     def _per_s(self, num: int | None) -> float:
         return num / self.step.median_ms * 1e3 if num is not None and self.step.median_ms > 0 else math.nan
 
 
-def _missing(path: str) -> LayerCost:
-    raise KeyError(path)
-
-
-# -- the file -------------------------------------------------------------------------------------
-
-
-def to_dict(report: ProfileReport) -> dict[str, Any]:
-    """The report as strict JSON. Rates are included for readers without Sonde, although they follow from the rest."""
-    data = {each.name: getattr(report, each.name) for each in fields(report)}
-    data["layers"] = [_fields(layer) for layer in report.layers]
-    data["sections"] = [_fields(section) for section in report.sections]
-    data["derived"] = {
-        "samples_per_s": report.samples_per_s, "tokens_per_s": report.tokens_per_s, "flops_per_s": report.flops_per_s, "mfu": report.mfu,
-    }  # fmt: skip
-    document: dict[str, Any] = strict({"format": FORMAT, "schema": SCHEMA, **data})
-    return document
+save, load = ProfileReport.save, ProfileReport.load
 
 
 def from_dict(document: Mapping[str, Any]) -> ProfileReport:
@@ -260,21 +267,10 @@ def from_dict(document: Mapping[str, Any]) -> ProfileReport:
             f"this profile is of format {document.get('schema')!r}; this version reads up to {SCHEMA}. Upgrade with: pip install -U sonde"
         )
     try:
-        known = {each.name for each in fields(ProfileReport)}
-        data = {name: value for name, value in document.items() if name in known}
-        data["layers"] = tuple(LayerCost(**_convert(one, _LAYER)) for one in data.get("layers", ()))
-        data["sections"] = tuple(Section(**_convert(one, _SECTION)) for one in data.get("sections", ()))
-        data["spans"] = tuple(Span(int(s), str(k), str(n), float(at), float(ms), int(t)) for s, k, n, at, ms, t in data.get("spans", ()))
-        return ProfileReport(**_convert(data, _REPORT))
+        report: ProfileReport = _decode(ProfileReport, document)
+        return report
     except (TypeError, ValueError, AttributeError) as error:
         raise SondeError(f"this profile is damaged and cannot be read: {error}.\nProfile again to make a new one.") from error
-
-
-def save(report: ProfileReport, path: str | Path, *, replace: bool = False, comparison: ProfileComparison | None = None) -> Path:
-    """Writes a report in the format given by the suffix of `path`; an HTML page also shows the `comparison`."""
-    target = Path(path)
-    write_new(target, _content(report, target, comparison), replace=replace)
-    return target
 
 
 def check_suffix(path: Path) -> None:
@@ -292,62 +288,30 @@ def _content(report: ProfileReport, target: Path, comparison: ProfileComparison 
 
         return compressed(trace_of_profile(report), target)
     if name.endswith(".html"):
-        from sonde.views.flame import page
+        from sonde.render.html.profile_html import profile_html
 
-        return page(report, comparison)
-    return json.dumps(to_dict(report), indent=1, allow_nan=False, ensure_ascii=True) + "\n"
-
-
-def load(path: str | Path) -> ProfileReport:
-    """Reads a report from a `.json` file. Raises SondeError if there is none."""
-    source = Path(path)
-    try:
-        document = json.loads(source.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SondeError(
-            f"no profile can be read from {source}: {error.strerror or error}.\nMake one with: sonde profile script.py -o {source.name}"
-        ) from None
-    except ValueError as error:
-        raise SondeError(f"{source} is not JSON, so it is not a profile of Sonde: {error}.") from None
-    if not isinstance(document, dict):
-        raise SondeError(f"{source} is not a profile of Sonde: it contains no JSON object.")
-    return from_dict(document)
+        return profile_html(report, comparison)
+    return json.dumps(report.to_dict(), indent=1, allow_nan=False, ensure_ascii=True) + "\n"
 
 
-def _fields(value: LayerCost | Section) -> dict[str, Any]:
+def _fields(value: ProfileReport | LayerCost | Section) -> dict[str, Any]:
     return {each.name: getattr(value, each.name) for each in fields(value)}
 
 
-def _spread(value: Any) -> TimeSpread:
-    median, low, high, num = value
-    return TimeSpread(float(median), float(low), float(high), int(num))
-
-
-def _optional(value: Any) -> int | None:
-    return None if value is None else int(value)
-
-
-def _scalars(value: Any) -> dict[str, float | str]:
-    # JSON has no NaN and no infinity: they are strings in the file.
-    return {str(key): float(one) if one in ("NaN", "Infinity", "-Infinity") else one for key, one in value.items()}
-
-
-Converters = Mapping[str, Callable[[Any], Any]]
-_LAYER: Converters = {
-    "path": str, "kind": str, "depth": int, "calls": float, "forward": _spread, "backward": _spread, "forward_self": _spread,
-    "backward_self": _spread, "memory_bytes": int, "memory_self_bytes": int, "parameter_bytes": int, "flops_forward": int,
-    "flops_backward": int, "flops_self": int, "source": str,
-}  # fmt: skip
-_SECTION: Converters = {"name": str, "calls": int, "total_ms": float, "spread": _spread, "parent": str}
-_REPORT: Converters = {
-    "title": str, "layers": tuple, "sections": tuple, "step": _spread, "spans": tuple, "num_samples": _optional, "num_tokens": _optional,
-    "phases": lambda value: {str(name): _spread(one) for name, one in value.items()},
-    "remainder": lambda value: {str(name): float(one) for name, one in value.items()},
-    "flops_per_step": int, "peak_flops_per_s": float, "utilisation": _scalars, "batch": str, "own_cost": float,
-    "environment": lambda value: {str(name): str(one) for name, one in value.items()},
-    "notes": lambda value: tuple(str(one) for one in value),
-}  # fmt: skip
-
-
-def _convert(data: Mapping[str, Any], converters: Converters) -> dict[str, Any]:
-    return {name: converters[name](value) for name, value in data.items() if name in converters}
+def _decode(kind: Any, value: Any) -> Any:
+    """A value of this type from JSON: dataclasses, named tuples, tuples, mappings, numbers and strings. Unknown fields are left out."""
+    arguments = get_args(kind)
+    if is_dataclass(kind):
+        types = get_type_hints(kind)
+        return kind(**{name: _decode(types[name], item) for name, item in value.items() if name in types})  # type: ignore[operator]
+    if get_origin(kind) is tuple:
+        return tuple(_decode(arguments[0], item) for item in value)
+    if get_origin(kind) is Mapping:
+        return {str(key): _decode(arguments[1], item) for key, item in value.items()}
+    if issubclass(kind, tuple) if isinstance(kind, type) else False:
+        return kind(*(_decode(each, item) for each, item in zip(get_type_hints(kind).values(), value, strict=True)))
+    if arguments == (int, NoneType):
+        return None if value is None else int(value)
+    if arguments == (float, str):  # JSON has no NaN and no infinity: they are strings in the file
+        return float(value) if value in ("NaN", "Infinity", "-Infinity") else value
+    return kind(value)

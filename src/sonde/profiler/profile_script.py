@@ -1,7 +1,5 @@
 """Runs a script and profiles some of its training steps: the implementation of `sonde profile`."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +8,7 @@ from pathlib import Path
 from sonde.errors import SondeError
 from sonde.profiler import ProfileReport
 from sonde.profiler.profile_training_loop import StepWatcher, watch_steps
-from sonde.run_as_main import ScriptResult, run_to_end, script_environment
+from sonde.script_runner import ScriptResult, run_to_end, script_environment
 
 
 class ProfileFinished(SystemExit):
@@ -27,18 +25,11 @@ class ScriptProfile:
 
 
 def profile_script(
-    target: str,
-    args: Sequence[str],
-    *,
-    module: bool,
-    num_steps: int,
-    warmup: int,
+    target: str, args: Sequence[str], *, module: bool, num_steps: int, warmup: int,
     keep_going: Callable[[ProfileReport], None] | None = None,
-) -> ScriptProfile:
-    """Runs a file or a module until its profile is complete.
-
-    With `keep_going`, the script runs to its end; `keep_going` is called with the profile as soon as it is complete.
-    """
+) -> ScriptProfile:  # fmt: skip
+    """Runs a file or a module until its profile is complete. With `keep_going`, the script runs to its end; `keep_going` is called with the
+    profile as soon as it is complete."""
     title = target if module else Path(target).name
     watchers: list[StepWatcher] = []
     reports: list[ProfileReport] = []

@@ -25,9 +25,9 @@ from sonde.errors import SondeError
 from sonde.profiler import ProfileReport
 from sonde.profiler.build_profile_report import build_report, dtype_and_device
 from sonde.profiler.find_trained_models import TrainedModelFinder
-from sonde.profiler.module_listing import TimedModules
 from sonde.profiler.profile_model import clock
 from sonde.profiler.record_steps import ProfileRecorder, plan_steps
+from sonde.profiler.timed_modules import TimedModules
 
 P = ParamSpec("P")
 _log = logging.getLogger("sonde")
@@ -35,17 +35,11 @@ _log = logging.getLogger("sonde")
 
 @contextmanager
 def watch_steps(
-    models: Iterable[nn.Module] | None = None,
-    *,
-    num_steps: int = 10,
-    warmup: int = 3,
-    on_done: Callable[[], None] | None = None,
-) -> Iterator[StepWatcher]:
-    """Profiles the training that runs inside: `num_steps` bare and as many timed steps, after `warmup` steps.
-
-    Without `models` the trained models are searched. `on_done` is called in the training thread after the last measured step; an exception
-    that it raises reaches the training, which is a way to stop it.
-    """
+    models: Iterable[nn.Module] | None = None, *, num_steps: int = 10, warmup: int = 3, on_done: Callable[[], None] | None = None,
+) -> Iterator[StepWatcher]:  # fmt: skip
+    """Profiles the training that runs inside: `num_steps` bare and as many timed steps, after `warmup` steps. Without `models` the trained
+    models are searched. `on_done` is called in the training thread after the last measured step; an exception that it raises reaches the
+    training, which is a way to stop it."""
     watcher = StepWatcher(models, num_steps, warmup, on_done)
     torch_patches.subscribe(watcher)
     try:
@@ -142,8 +136,6 @@ class StepWatcher(TrainingCallbacks):
             on_done, self._on_done = self._on_done, None
             on_done()
 
-    # -- steps -------------------------------------------------------------------------------------
-
     def _end_step(self) -> None:
         recorder = self._recorder
         if recorder is not None:
@@ -183,8 +175,6 @@ class StepWatcher(TrainingCallbacks):
         if len(self._models) == 1:
             return {"": self._models[0]}
         return {f"{type(model).__name__.lower()}{number}": model for number, model in enumerate(self._models)}
-
-    # -- callbacks of the training loop (capture/torch_patches.py) ---------------------------------------
 
     @_isolated
     def on_batch_start(self) -> None:
@@ -270,8 +260,6 @@ class StepWatcher(TrainingCallbacks):
         self._compiles = True
         self._finder.stop()
         self._compiles_functions = self._compiles_functions or not isinstance(getattr(target, "__self__", target), nn.Module)
-
-    # -- helpers -----------------------------------------------------------------------------------
 
     def _start_phase(self, phase: str) -> None:
         if self._recorder is not None:

@@ -1,10 +1,8 @@
 """The Profiler: timers for sections of the user's code, and profiles of whole models, layer by layer, forward and backward."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter_ns
@@ -14,9 +12,10 @@ import torch
 from torch import nn
 
 from sonde.errors import SondeError
+from sonde.formatting import listing
 from sonde.profiler import LayerCost, ProfileReport, Section, Span, TimeSpread
 from sonde.profiler.profile_model import Loss, profile_model
-from sonde.rules.words import listing
+from sonde.profiler.run_forward_pass import forward_arguments
 
 MAX_DURATIONS = 1000  # of a section, the latest: for median and quartiles. Calls and total include all
 MAX_SPANS = 5000  # of sections, for a trace file
@@ -46,10 +45,8 @@ class _RecordedLayer:
 
 
 class Profiler:
-    """Times named sections of your code and the layers of a model; `report()` returns both.
-
-    A timer of one name may run in several threads at once, once in each.
-    """
+    """Times named sections of your code and the layers of a model; `report()` returns both. A timer of one name may run in several threads
+    at once, once in each."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -58,8 +55,6 @@ class Profiler:
         self._spans: list[tuple[str, int, int, int]] = []  # name, start, end, thread
         self._layers: dict[str, _RecordedLayer] = {}
         self._profile: ProfileReport | None = None
-
-    # -- sections of the user's code ---------------------------------------------------------------
 
     def start(self, name: str) -> None:
         """Start a timer. Timers that start while it runs are nested in it."""
@@ -89,13 +84,7 @@ class Profiler:
                 self._spans.append((name, found.start, end, threading.get_ident()))
         return duration / 1e9
 
-    def start_timer(self, name: str) -> None:
-        """The same as `start`."""
-        self.start(name)
-
-    def end_timer(self, name: str) -> float:
-        """The same as `stop`. Returns seconds."""
-        return self.stop(name)
+    start_timer, end_timer = start, stop
 
     @contextmanager
     def section(self, name: str) -> Iterator[None]:
@@ -109,15 +98,8 @@ class Profiler:
                 self.stop(name)
 
     def record_layer_execution(
-        self,
-        name: str,
-        kind: str,
-        forward_time: float,
-        backward_time: float | None = None,
-        *,
-        memory: int = 0,
-        parameters: int = 0,
-    ) -> None:
+        self, name: str, kind: str, forward_time: float, backward_time: float | None = None, *, memory: int = 0, parameters: int = 0,
+    ) -> None:  # fmt: skip
         """Add one execution of a layer that you timed yourself. Times are seconds; `memory` and `parameters` are bytes."""
         for argument, value in (("forward_time", forward_time), ("backward_time", backward_time)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0):
@@ -128,19 +110,10 @@ class Profiler:
         if backward_time is not None:
             layer.backward_ms.append(backward_time * 1e3)
 
-    # -- layers of a model -------------------------------------------------------------------------
-
     def profile(
-        self,
-        model: nn.Module,
-        inputs: Any,
-        *,
-        loss: Loss | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
-        warmup: int = 3,
-        repeats: int = 10,
-        backward: bool = True,
-    ) -> ProfileReport:
+        self, model: nn.Module, inputs: Any, *, loss: Loss | None = None, optimizer: torch.optim.Optimizer | None = None, warmup: int = 3,
+        repeats: int = 10, backward: bool = True,
+    ) -> ProfileReport:  # fmt: skip
         """Run steps of this model and measure every layer, forward and backward. Model, optimizer and random state are restored.
 
         `inputs` are the arguments of forward: a tensor, a tuple of arguments, or a dict of keyword arguments. `loss` maps the output to one
@@ -159,7 +132,7 @@ class Profiler:
                 raise SondeError(f"{argument} must be a whole number, {minimum} or more, not {value!r}.")
         if isinstance(inputs, list) and len(inputs) != 1:
             raise SondeError(f"profile takes one batch, not a list of {len(inputs)}: all steps must be equal to be compared.")
-        args, kwargs = _forward_arguments(inputs[0] if isinstance(inputs, list) else inputs)
+        ((args, kwargs),) = forward_arguments(inputs)
         self._profile, _ = profile_model(
             model, args, kwargs, loss=loss, optimizer=optimizer if backward else None, warmup=warmup, repeats=repeats, backward=backward
         )
@@ -189,12 +162,6 @@ class Profiler:
             self._spans.clear()
             self._layers.clear()
             self._profile = None
-
-
-def _forward_arguments(inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    if isinstance(inputs, Mapping):
-        return (), inputs
-    return (inputs, {}) if isinstance(inputs, tuple) else ((inputs,), {})
 
 
 def _recorded_cost(name: str, layer: _RecordedLayer) -> LayerCost:

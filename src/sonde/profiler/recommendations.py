@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from sonde.rules.words import listing, number
+from sonde.formatting import listing, number
 
 if TYPE_CHECKING:
     from sonde.profiler.profile_report import LayerCost, ProfileReport
@@ -77,11 +77,7 @@ def _why(report: ProfileReport, kind: str, layers: list[LayerCost], ms: float) -
     return f"{share}, at {number(speed / 1e9)} GFLOP/s, {_percent(speed / report.peak_flops_per_s)} of this machine's peak"
 
 
-def recommendations(report: ProfileReport) -> tuple[str, ...]:
-    return tuple(_recommendations(report))
-
-
-def _recommendations(report: ProfileReport) -> Iterator[str]:
+def recommendations(report: ProfileReport) -> Iterator[str]:
     data, optimizer = report.phases.get("data"), report.phases.get("optimizer")
     if data is not None and report.phase_share("data") >= DATA_WAIT:
         yield (

@@ -8,9 +8,9 @@ and the bytes saved for the backward.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter_ns
 from typing import Any, Literal
 
@@ -18,19 +18,19 @@ import torch
 from torch import Tensor, nn
 
 from sonde.capture.layer_timing.autograd_node_timers import AutogradNodeTimers
-from sonde.capture.layer_timing.layer_call_trace import LayerCallTrace, ReadCounter
-from sonde.capture.layer_timing.layer_times_from_trace import LayerCosts, evaluate
+from sonde.capture.layer_timing.layer_call_trace import OUTSIDE, LayerCall, LayerCallTrace, ReadCounter
+from sonde.capture.layer_timing.layer_times_from_trace import LayerCosts, evaluate, intervals
 from sonde.profiler import Span
 from sonde.profiler.flops import FlopCounter
-from sonde.profiler.measure_timer_cost import TimerCost, timer_cost
-from sonde.profiler.module_listing import TimedModules
 from sonde.profiler.samples_per_step import InputBatch, input_batch
 from sonde.profiler.saved_activations import SavedActivations
-from sonde.profiler.spans_for_trace_file import spans
+from sonde.profiler.timed_modules import TimedModule, TimedModules
+from sonde.profiler.timer_overhead import TimerCost, timer_cost
 from sonde.profiler.utilization import UtilizationMeter, num_preemptions
 from sonde.statistics.find_tensors import find_tensors
 
 StepKind = Literal["warmup", "bare", "timed", "flops", "memory"]
+ENOUGH = 5  # steps for a median and quartiles: if that many were undisturbed, only such steps are used
 MAX_SPANS = 20_000  # of the first steps, for a trace file: more is slow to open and shows nothing new
 
 
@@ -62,6 +62,18 @@ class StepRecordings:
     utilization: UtilizationMeter = field(default_factory=UtilizationMeter)
     timer_cost: TimerCost = field(default_factory=TimerCost)
 
+    @property
+    def num_undisturbed(self) -> int:
+        """The number of steps without a preemption, of the kind (bare or timed) that has fewer."""
+        return min(self.bare_preemptions.count(0), self.timed_preemptions.count(0))
+
+    def least_disturbed(self) -> StepRecordings:
+        """The steps that other programs interrupted least. On an idle machine these are all steps; on a busy one a short step is either
+        undisturbed or many times as long."""
+        bare, timed = _least_preempted(self.bare_preemptions), _least_preempted(self.timed_preemptions)
+        timed_ms = [self.timed_ms[index] for index in timed]
+        return replace(self, bare=[self.bare[index] for index in bare], timed=[self.timed[index] for index in timed], timed_ms=timed_ms)
+
 
 class ProfileRecorder:
     """Records one step at a time; `end_step` may be called at any moment and leaves nothing on the model."""
@@ -69,11 +81,8 @@ class ProfileRecorder:
     def __init__(
         self, modules: TimedModules, *, excluded: Iterable[Tensor], read: ReadCounter = perf_counter_ns, follows_training: bool = False
     ) -> None:
-        """`excluded` tensors (parameters, buffers) do not count as saved activations.
-
-        With `follows_training`, the steps are those of a training loop: forward calls under no_grad (validation between two steps) are
-        ignored. Without it, the caller runs the model with `run_forward`.
-        """
+        """`excluded` tensors (parameters, buffers) do not count as saved activations. With `follows_training`, the steps are those of a
+        training loop: forward calls under no_grad (validation) are ignored. Without it, the caller runs the model with `run_forward`."""
         self.recordings = StepRecordings(timer_cost=timer_cost(read))
         self._layers, self._timers = modules.layers, modules.timers
         self._excluded, self._read, self._follows_training = list(excluded), read, follows_training
@@ -134,8 +143,6 @@ class ProfileRecorder:
         finally:
             self._timers.on_forward_end(model, output)
 
-    # -- phases ------------------------------------------------------------------------------------
-
     def start_phase(self, phase: str) -> None:
         self._open_phases[phase] = self._read()
 
@@ -169,8 +176,6 @@ class ProfileRecorder:
             self._trace.end_backward()
             self._num_backwards += 1
         self._backward_context.close()
-
-    # -- the end of a step -------------------------------------------------------------------------
 
     def end_step(self, *, discard: bool = False) -> None:
         """Removes the timers and stores the measurements, unless the step failed (`discard`)."""
@@ -224,8 +229,6 @@ class ProfileRecorder:
         phases["other"] = max(0, step - sum(phases.values()))
         return {name: ns / 1e6 for name, ns in (*phases.items(), ("step", step))}
 
-    # -- spans for a trace file --------------------------------------------------------------------
-
     def _add_span(self, phase: str, start: int, end: int) -> None:
         if self._kind == "timed" and len(self.recordings.spans) < MAX_SPANS:
             zero = self._zero if self._zero is not None else self._start
@@ -234,7 +237,7 @@ class ProfileRecorder:
     def _add_step_spans(self, trace: LayerCallTrace, end: int) -> None:
         step = len(self.recordings.timed)
         assert self._zero is not None
-        layer_spans = list(spans(trace, self._layers, step, self._zero))
+        layer_spans = list(_spans(trace, self._layers, step, self._zero))
         if len(layer_spans) + len(self.recordings.spans) > MAX_SPANS and self.recordings.timed:
             return  # only whole steps
         for call in trace.calls:
@@ -249,3 +252,44 @@ class ProfileRecorder:
 def _autocast_dtype() -> torch.dtype | None:
     device = "cuda" if torch.is_autocast_enabled("cuda") else "cpu"
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+def _least_preempted(preemptions: Sequence[int]) -> list[int]:
+    num = min(len(preemptions), ENOUGH)
+    limit = sorted(preemptions)[num - 1] if num else 0
+    return [index for index, count in enumerate(preemptions) if count <= limit]
+
+
+def _spans(trace: LayerCallTrace, layers: list[TimedModule], step: int, zero: int) -> Iterator[Span]:
+    """One span per forward call; in the backward, consecutive nodes of one call joined, nested in the spans of the calls around it."""
+
+    def span(kind: str, name: str, start: int, end: int) -> Span:
+        return Span(step, kind, name, (start - zero) / 1e6, (end - start) / 1e6)
+
+    for call in trace.calls:
+        if call.end >= 0:
+            yield span("forward", layers[call.layer].path, call.start, call.end)
+    open_calls: list[tuple[LayerCall, int]] = []
+    last_end = 0
+    for start, end, owner in intervals(trace):
+        if start != last_end:  # the next backward pass
+            yield from (span("backward", layers[call.layer].path, opened, last_end) for call, opened in open_calls)
+            open_calls.clear()
+        if owner is OUTSIDE:
+            yield span("backward", "(loss)", start, end)
+        chain = _with_ancestors(owner) if owner.layer >= 0 else []
+        num_common = _num_common(open_calls, chain)
+        yield from (span("backward", layers[call.layer].path, opened, start) for call, opened in open_calls[num_common:])
+        open_calls[num_common:] = [(call, start) for call in chain[num_common:]]
+        last_end = end
+    yield from (span("backward", layers[call.layer].path, opened, last_end) for call, opened in open_calls)
+
+
+def _num_common(open_calls: list[tuple[LayerCall, int]], chain: list[LayerCall]) -> int:
+    pairs = zip(open_calls, chain)
+    return next((index for index, ((call, _), other) in enumerate(pairs) if call is not other), min(len(open_calls), len(chain)))
+
+
+def _with_ancestors(call: LayerCall) -> list[LayerCall]:
+    """The call after all calls around it, the outermost first."""
+    return [*(_with_ancestors(call.parent) if call.parent is not None else ()), call]

@@ -4,8 +4,6 @@ A module may receive the same samples several times in a step: the cell of a rec
 pair. Several batches count as several only if each has its own backward and one update follows all of them: gradient accumulation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -45,10 +43,8 @@ def input_batch(args: Any, kwargs: Any) -> InputBatch | None:
 
 
 def samples_per_step(modules: Iterable[list[InputBatch]], num_fetched: int = 0) -> StepSamples:
-    """The samples of a step.
-
-    `modules` are the calls of each outermost module in it, `num_fetched` counts the samples from data loaders (0: no loader was used).
-    """
+    """The samples of a step. `modules` are the calls of each outermost module in it, `num_fetched` counts the samples from data loaders (0:
+    no loader was used)."""
     counted = [_counted(calls) for calls in modules]
     largest = max(counted, key=lambda calls: sum(call.num_samples for call in calls), default=[])
     if not largest:

@@ -1,7 +1,5 @@
 """Counts the bytes that autograd saves in the forward for the backward: the activations of a step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any

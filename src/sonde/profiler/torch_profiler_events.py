@@ -5,8 +5,6 @@ but not the line of an operator such as `x * 2`: those are reported at the first
 of the forward operation that created its node, and is reported at the line of that operation.
 """
 
-from __future__ import annotations
-
 import linecache
 import sys
 from collections.abc import Iterator, Mapping

@@ -1,12 +1,11 @@
 """Processor and GPU utilization while steps run: this process by its own clock, other programs by psutil, GPUs by NVML, if installed."""
 
-from __future__ import annotations
-
-import os
 from time import perf_counter, process_time
 from typing import Any
 
 import torch
+
+from sonde.capture.step_profiler.cpu_usage import num_cores
 
 try:
     import resource
@@ -38,7 +37,7 @@ class UtilizationMeter:
         cores = num_cores()
         busy = self._cpu_s / self._wall_s if self._wall_s > 0 else float("nan")
         found: dict[str, float | str] = {
-            "busy_cores": busy, "cpu_share": busy / cores, "num_cores": float(cores), "num_threads": float(torch.get_num_threads()),
+            "busy_cores": busy, "cpu_share": busy / cores, "num_cores": cores, "num_threads": float(torch.get_num_threads()),
         }  # fmt: skip
         others = cores_used_by_others()
         if others is not None:
@@ -46,10 +45,6 @@ class UtilizationMeter:
         if self._gpu:
             found["gpu_share"] = sum(self._gpu) / len(self._gpu)
         return found
-
-
-def num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def num_preemptions() -> int:

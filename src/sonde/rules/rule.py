@@ -1,16 +1,16 @@
-"""What a rule is: a fold over steps that can be asked for its answer at any time.
+"""What a rule is: a pure function of a run, with three possible results.
 
-A rule sees every step in order and keeps bounded state, so the same code judges a run that is still going and one that ended, a hundred
-steps or a million. It has three answers: it *found* something, all is *clear*, or it could not tell and says why.
+`check(view)` returns findings, `Clear()` (the rule had what it needs and found nothing) or `NotEvaluated(reason)` (it could not tell).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any
 
-from sonde.events import Finding, Step
+from sonde.events import Finding, Kind, TypedEvent
+from sonde.run_view import Reduction, RunView
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +25,50 @@ class NotEvaluated:
     reason: str  # reads well after "not evaluated: "
 
 
-Answer = Sequence[Finding] | Clear | NotEvaluated
+Result = Sequence[Finding] | Clear | NotEvaluated
+
+_KINDS = {
+    Kind.ACTIVATION: "outputs of layers",
+    Kind.ACTIVATION_GRADIENT: "gradients of the outputs of layers",
+    Kind.PARAMETER: "parameters",
+    Kind.GRADIENT: "gradients of parameters",
+    Kind.UPDATE: "updates of parameters",
+    Kind.BATCH: "batches",
+}
 
 
-class Rule(Protocol):
-    """One defect. The module's docstring is its page (`sonde explain`)."""
+@dataclass(frozen=True)
+class Rule:
+    """One defect.
 
-    name: ClassVar[str]
-    explains: ClassVar[tuple[str, ...]]  # rules whose findings are mere consequences when this one found something
+    Args:
+        name: Names the defect; reads well after "found a …".
+        check: The rule itself.
+        page: Its documentation (`sonde explain`): the docstring of its module.
+        needs: Step scalars (`"stale_updates"`), kinds of layer statistics (`Kind.GRADIENT`) and event types without which the rule cannot
+            tell. If one of them is absent, the rule is not evaluated.
+        explains: Rules whose findings are consequences when this one found something.
+        reductions: The reductions that `check` reads with `view.reduced`: all rules share one pass over the layer statistics.
+    """
 
-    def see(self, step: Step) -> None: ...
+    name: str
+    check: Callable[[RunView], Result]
+    page: str
+    needs: tuple[str | type[TypedEvent], ...] = ()
+    explains: tuple[str, ...] = ()
+    reductions: tuple[Reduction[Any], ...] = ()
 
-    def answer(self) -> Answer: ...
+    def missing_need(self, view: RunView) -> str:
+        """Why the rule cannot be evaluated on this run; empty if it can."""
+        if view.is_empty:
+            return "no complete step was recorded"
+        for need in self.needs:
+            if isinstance(need, type):
+                if not view.events(need):
+                    return f"the run has no event of the kind {need.KIND!r}"
+            elif need in _KINDS:
+                if need not in view.layer_kinds:
+                    return f"no {_KINDS[need]} were measured"
+            elif need not in view.steps:
+                return f"the run does not hold {need!r}"
+        return ""

@@ -159,9 +159,8 @@ def read_fatal_signal(path: Path) -> FatalSignal | None:
     if head is None or named is None:
         return None
     frames = _frames(text[head.end() :])
-    own_files = ("/sonde/watch_script.py", "/sonde/run_as_main.py")
-    launchers = (frame.path for frame in frames if _SEPARATOR.sub("/", frame.path).endswith(own_files))
-    own = (_OWN, *(path.removesuffix("watch_script.py") for path in launchers))  # where Sonde was installed there, too
+    runners = (frame.path for frame in frames if _SEPARATOR.sub("/", frame.path).endswith("/sonde/script_runner.py"))
+    own = (_OWN, *(path.removesuffix("script_runner.py") for path in runners))  # where Sonde was installed there, too
     user = next((frame for frame in frames if not _LIBRARY.search(frame.path) and not frame.path.startswith(own)), None)
     return FatalSignal(*named, frames[0] if frames else None, user)
 

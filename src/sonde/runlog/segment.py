@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,17 @@ class Damage:
     offset: int
     num_bytes: int
     reason: str
+
+
+class SegmentIndex(NamedTuple):
+    """One array entry per frame or event."""
+
+    starts: npt.NDArray[np.int64]  # of the payload, in the file
+    lengths: npt.NDArray[np.int64]
+    kinds: npt.NDArray[np.int64]  # index into kind_names
+    steps: npt.NDArray[np.int64]
+    layouts: npt.NDArray[np.int32]  # index into the layouts of the segment, NO_LAYOUT or NOT_A_FRAME
+    kind_names: list[tuple[int, str]]  # record type and kind
 
 
 class Segment:
@@ -200,6 +211,40 @@ class Segment:
             os.close(fd)
 
     # ---- reading contents
+
+    def index(self) -> SegmentIndex:
+        """Where each frame and event is, in the order of writing."""
+        return SegmentIndex(
+            np.array(self._starts, np.int64),
+            np.array(self._lengths, np.int64),
+            np.array(self._kinds, np.int64),
+            np.array(self._steps, np.int64),
+            np.array(self._layout_of, np.int32),
+            list(self._kind_numbers),
+        )
+
+    @property
+    def layouts(self) -> Sequence[f.Layout]:
+        """The layouts of its frames, by the numbers of the index."""
+        return self._layouts
+
+    def read_spans(self, starts: npt.NDArray[np.int64], length: int) -> bytes:
+        """`length` bytes from each of these offsets, joined. Bytes that the file has lost meanwhile are FF, which are NaN in a float."""
+        parts: list[bytes] = []
+        window, base, end = b"", 0, int(starts[-1]) + length
+        try:
+            with self._opened() as fd:
+                for start in starts.tolist():
+                    if start < base or start + length > base + len(window):
+                        window, base = _read_at(fd, max(length, min(WINDOW, end - start)), start), start
+                    parts.append(window[start - base : start - base + length])
+        except OSError as error:
+            self._add_damage(0, 0, error.strerror or str(error))
+        joined = b"".join(parts)
+        if len(joined) == length * len(starts):
+            return joined
+        self._add_damage(int(starts[0]), 0, "truncated while it was read")
+        return b"".join(part.ljust(length, b"\xff") for part in parts).ljust(length * len(starts), b"\xff")
 
     def kinds(self, type_: int) -> list[str]:
         """The kinds of its frames or events."""

@@ -1,7 +1,7 @@
 """Private names of torch. Each entry says what needs it and what happens in a version of torch that lacks it ("Gone: …").
 
-No other module of Sonde uses a private name of torch; `tests/test_architecture.py` checks it. Accepted everywhere, because half of the
-ecosystem reads them and torch cannot drop them: the dictionaries `_modules`, `_parameters`, `_buffers` and `_forward_hooks` of
+No other module of Sonde uses a private name of torch; `tests/integration/test_architecture.py` checks it. Accepted everywhere, because
+half of the ecosystem reads them and torch cannot drop them: the dictionaries `_modules`, `_parameters`, `_buffers` and `_forward_hooks` of
 `nn.Module`.
 """
 

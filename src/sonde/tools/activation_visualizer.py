@@ -1,7 +1,5 @@
 """ActivationVisualizer: copies of layer outputs, with statistics and plots."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,16 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from sonde.errors import SondeError
-from sonde.rules.words import number
+from sonde.formatting import number
+from sonde.render import plots
+from sonde.render.plots import Plot
+from sonde.render.summaries.tables import html_table, text_table
 from sonde.statistics.find_tensors import find_tensors
-from sonde.tools.hooks.torch_hooks import ModelLayers
+from sonde.tools.hooks.layer_hooks import ModelLayers
 from sonde.tools.layer_name_patterns import LayerPatterns, require_name
 from sonde.tools.safe_hook import SafeHook
-from sonde.tools.tensors.basic_statistics import FastStatistics, fast_statistics
-from sonde.tools.tensors.full_statistics import Outlier, TensorStats, describe
-from sonde.views import plots
-from sonde.views.plots import Plot
-from sonde.views.table import html_table, text_table
+from sonde.tools.tensors.tensor_statistics import FastStatistics, Outlier, TensorStats, describe, fast_statistics
 
 MAX_ELEMENTS = 1 << 20  # stored elements of one activation; of a larger one every second, third … per dimension
 _PATTERN_SIGNS = frozenset("*?[^$\\(|+{")
@@ -40,12 +37,10 @@ class _StoredActivation:
 
 
 class ActivationVisualizer:
-    """Stores a copy of the last output of selected layers; later in-place changes do not affect it.
-
-    A copy is on the CPU and has at most `max_elements` elements. Of a larger output an even sample is stored, while mean, deviation,
-    extremes, norms and counts are of the whole output. If a layer returns several tensors, the first is stored under its name and the
-    others under `name:index`, for instance `lstm:1.0`.
-    """
+    """Stores a copy of the last output of selected layers; later in-place changes do not affect it. A copy is on the CPU and has at most
+    `max_elements` elements. Of a larger output an even sample is stored, while mean, deviation, extremes, norms and counts are of the whole
+    output. If a layer returns several tensors, the first is stored under its name and the others under `name:index`, for instance
+    `lstm:1.0`."""
 
     def __init__(self, max_elements: int = MAX_ELEMENTS) -> None:
         if isinstance(max_elements, bool) or not isinstance(max_elements, int) or max_elements < 1:
@@ -54,8 +49,6 @@ class ActivationVisualizer:
         self._stored: dict[str, _StoredActivation] = {}
         self._handles: list[Any] = []
         self._hooked: dict[str, None] = {}
-
-    # -- hooks -------------------------------------------------------------------------------------
 
     def register_forward_hook(self, model: nn.Module, layer: str | Sequence[str]) -> list[str]:
         """Stores the outputs of these layers from now on. `layer` is a name or a pattern ("encoder.*.attention"). Returns their names."""
@@ -108,8 +101,6 @@ class ActivationVisualizer:
         strides = _strides(whole.shape, self.max_elements)
         part = whole[tuple(slice(None, None, stride) for stride in strides)]
         return _StoredActivation(part.to("cpu", copy=True), strides, tuple(tensor.shape), str(tensor.device), measured)
-
-    # -- stored outputs ----------------------------------------------------------------------------
 
     def names(self) -> list[str]:
         """The names of all stored outputs."""
@@ -164,8 +155,6 @@ class ActivationVisualizer:
         if not self._stored:
             raise SondeError('No output is stored yet. Call register_forward_hook(model, "layer name") and run the model.')
         return self._stored[require_name(name, self._stored)]
-
-    # -- plots -------------------------------------------------------------------------------------
 
     def plot_heatmap(self, activations: Any, path: str | Path, *, units: int | None = None, name: str = "") -> Path:
         """Writes a heat map of units by positions. `activations` is a tensor, array or list, or the name of a stored layer."""

@@ -3,8 +3,6 @@
 Values may be torch tensors of any kind, arrays or lists. They are read once and not kept alive.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,23 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from sonde.errors import SondeError
+from sonde.render import plots
+from sonde.render.plots import FORMATS, Plot
+from sonde.render.plots.plot import DPI, plots_page
+from sonde.render.safe_write import file_name, make_folder, write_new
 from sonde.tools.layer_name_patterns import require_name
-from sonde.views import plots
-from sonde.views.file import file_name, write_new
-from sonde.views.plots import FORMATS, Plot
-from sonde.views.plots.dashboard import dashboard
-from sonde.views.plots.plot import DPI, make_folder
 
 GROUP = "sonde.plots"  # entry points: a callable that takes name= and the data by keyword, and returns a Plot
 DASHBOARD = "dashboard.html"
 MAX_SHOWN = 20  # plots shown in a notebook, the newest
 BUILT_IN: dict[str, Callable[..., Plot]] = {
-    "distribution": plots.distribution,
-    "gradient_flow": plots.gradient_flow,
-    "layer_heatmap": plots.layer_heatmap,
-    "heatmap": plots.heatmap,
-    "histograms": plots.histograms,
-}
+    "distribution": plots.distribution, "gradient_flow": plots.gradient_flow, "layer_heatmap": plots.layer_heatmap,
+    "heatmap": plots.heatmap, "histograms": plots.histograms,
+}  # fmt: skip
 log = logging.getLogger("sonde")
 
 
@@ -52,10 +46,8 @@ class VisualizationConfig:
 
 
 class DebugVisualizer:
-    """Draws plots, writes them to files, stores them by name, and combines them on one page.
-
-    A plot with an existing name replaces the earlier plot and its file.
-    """
+    """Draws plots, writes them to files, stores them by name, and combines them on one page. A plot with an existing name replaces the
+    earlier plot and its file."""
 
     def __init__(self, config: VisualizationConfig | None = None) -> None:
         self.config = config or VisualizationConfig()
@@ -118,7 +110,7 @@ class DebugVisualizer:
         wanted = self.get_plot_names() if names is None else [names] if isinstance(names, str) else names
         chosen = [self.get_plot(name) for name in wanted]
         path = Path(self.config.output_directory) / DASHBOARD
-        page = dashboard(chosen)
+        page = plots_page(chosen)
         make_folder(path.parent)
         write_new(path, page, replace=True)
         return path

@@ -1,7 +1,5 @@
 """GradientDebugger: records the gradients of a model by hooks on its parameters, or from calls, and builds a report."""
 
-from __future__ import annotations
-
 import math
 import threading
 import weakref
@@ -16,11 +14,11 @@ from torch import nn
 from sonde.errors import SondeError
 from sonde.statistics.private_torch_api import tensor_version, unwrap_compiled
 from sonde.tools.gradient_flow_animator import EXPLODING, VANISHING, GradientFlowAnimator, measure_gradient
-from sonde.tools.gradients.gradient_flow_frames import GradientSize, combine_sizes
+from sonde.tools.gradients.gradient_flow import GradientSize, combine_sizes
 from sonde.tools.gradients.gradient_noise_scale import NormPair, estimate_noise_scale
 from sonde.tools.gradients.gradient_report import GradientReport, build_gradient_report
 from sonde.tools.safe_hook import SafeHook
-from sonde.tools.tensors.basic_statistics import fast_statistics
+from sonde.tools.tensors.tensor_statistics import fast_statistics
 
 
 @dataclass(slots=True)
@@ -45,13 +43,9 @@ class GradientDebugger:
     """
 
     def __init__(
-        self,
-        max_gradient_history: int = 200,
-        *,
-        vanishing_threshold: float = VANISHING,
-        exploding_threshold: float = EXPLODING,
+        self, max_gradient_history: int = 200, *, vanishing_threshold: float = VANISHING, exploding_threshold: float = EXPLODING,
         micro_batch_size: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if isinstance(max_gradient_history, bool) or not isinstance(max_gradient_history, int) or max_gradient_history < 1:
             raise SondeError(f"max_gradient_history must be a whole number of steps from 1 on, not {max_gradient_history!r}.")
         if micro_batch_size is not None and not micro_batch_size > 0:
@@ -69,8 +63,6 @@ class GradientDebugger:
         self._handles: list[Any] = []
         self._hooked: dict[int, weakref.ref[torch.Tensor]] = {}
         self._lock = threading.RLock()  # backward on a device runs in another thread
-
-    # -- hooks -------------------------------------------------------------------------------------
 
     def register_hooks(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Self:
         """Puts a hook on every parameter that requires a gradient. `remove()`, or the end of a `with`, removes all hooks."""
@@ -108,8 +100,6 @@ class GradientDebugger:
 
     def __exit__(self, *_: object) -> None:
         self.remove()
-
-    # -- recording ---------------------------------------------------------------------------------
 
     def record_gradient_flow(self, layer: str, gradients: Any) -> None:
         """Records one gradient: a tensor, array or list. The same layer again begins a new step, unless you call `step()`."""
@@ -193,8 +183,6 @@ class GradientDebugger:
         for path, written in self._current.items():
             parts.setdefault(self._layer_of[path], []).append(written.last)
         return {layer: combine_sizes(sizes) for layer, sizes in parts.items()}
-
-    # -- report ------------------------------------------------------------------------------------
 
     def analyze(self) -> GradientReport:
         """Builds the report of the recorded steps, the current one included. Recording continues."""

@@ -1,10 +1,7 @@
 """GradientFlowAnimator: gradients per layer and step as frames, with exports, an animation and a summary."""
 
-from __future__ import annotations
-
 import csv
 import io
-import json
 import logging
 import math
 import operator
@@ -17,14 +14,21 @@ from typing import Any, Self
 from torch import nn
 
 from sonde.errors import SondeError
-from sonde.report import strict
-from sonde.rules.words import number
-from sonde.tools.gradients.gradient_flow_frames import GradientFrame, GradientSize, LayerGradient, build_frame
-from sonde.tools.gradients.gradient_health import GradientHealth, classify_health, clipping_advice, issue_share, recommendations
-from sonde.tools.tensors.basic_statistics import fast_statistics
-from sonde.views import flow_animation, flow_gif, flow_page
-from sonde.views.file import write_new
-from sonde.views.plots.plot import make_folder
+from sonde.formatting import number, strict_json
+from sonde.render import gradient_flow_animation
+from sonde.render.safe_write import make_folder, write_new
+from sonde.tools.gradients.gradient_flow import (
+    GradientFrame,
+    GradientHealth,
+    GradientSize,
+    LayerGradient,
+    build_frame,
+    classify_health,
+    clipping_advice,
+    issue_share,
+    recommendations,
+)
+from sonde.tools.tensors.tensor_statistics import fast_statistics
 
 __all__ = ["FlowSummary", "GradientFlowAnimator", "GradientFrame", "GradientHealth", "LayerGradient"]
 
@@ -46,10 +50,8 @@ class FlowSummary:
 
 
 class GradientFlowAnimator:
-    """Records gradient statistics per layer and step as frames.
-
-    With `max_frames` above 0 the oldest frames are dropped. Only statistics are stored, no gradient.
-    """
+    """Records gradient statistics per layer and step as frames. With `max_frames` above 0 the oldest frames are dropped. Only statistics
+    are stored, no gradient."""
 
     def __init__(self, max_frames: int = 0, vanishing_threshold: float = VANISHING, exploding_threshold: float = EXPLODING) -> None:
         self.max_frames = _whole(max_frames, "max_frames", "0 stores every frame")
@@ -68,8 +70,6 @@ class GradientFlowAnimator:
         self.exploding_threshold = _threshold(threshold, "exploding_threshold")
         return self
 
-    # -- recording ---------------------------------------------------------------------------------
-
     def record_step(self, step: int, gradients: Mapping[str, Any]) -> None:
         """Records one frame from the gradient of each layer: a tensor, array or list of any shape. A layer with None is left out."""
         if not isinstance(gradients, Mapping):
@@ -86,10 +86,8 @@ class GradientFlowAnimator:
         self.record_sizes(step, sizes)
 
     def record_model(self, step: int, model: nn.Module) -> None:
-        """Records one frame from the current `.grad` of each parameter, by parameter name; parameters without one are left out.
-
-        A gradient that cannot be read (on the meta device, for instance) is left out too; a warning names it once.
-        """
+        """Records one frame from the current `.grad` of each parameter, by parameter name; parameters without one are left out. A gradient
+        that cannot be read (on the meta device, for instance) is left out too; a warning names it once."""
         if not isinstance(model, nn.Module):
             raise SondeError(f"record_model takes a torch.nn.Module, not a {type(model).__name__}. For plain gradients use record_step.")
         sizes = {}
@@ -120,8 +118,6 @@ class GradientFlowAnimator:
         """The stored frames, oldest first."""
         return tuple(self._frames)
 
-    # -- summary -----------------------------------------------------------------------------------
-
     def summary_report(self) -> FlowSummary:
         """Summarizes the stored frames: vanishing and exploding layers, health class and recommendations."""
         frames = self.frames
@@ -134,15 +130,13 @@ class GradientFlowAnimator:
             advice = ("No gradient was recorded: call record_step or record_model after backward().",)
         return FlowSummary(frames[-1].step + 1 if frames else 0, vanishing, exploding, health, advice)
 
-    # -- export ------------------------------------------------------------------------------------
-
     def to_ascii_animation(self) -> str:
         """The frames as text: one row per layer, one column per frame."""
-        return flow_animation.ascii_animation(self.frames)
+        return gradient_flow_animation.ascii_animation(self.frames)
 
     def play(self, fps: float = 10.0) -> None:
         """Plays the frames in the terminal. If standard output is not a terminal, the whole animation is printed once."""
-        flow_animation.play(self.frames, fps)
+        gradient_flow_animation.play(self.frames, fps)
 
     def export_json(self, path: str | Path) -> Path:
         """Writes thresholds and frames as strict JSON; non-finite values are the strings "NaN" and "Infinity". Returns the path."""
@@ -152,7 +146,7 @@ class GradientFlowAnimator:
             "max_frames": self.max_frames,
             "frames": [asdict(frame) for frame in self._frames],
         }
-        return _write(path, json.dumps(strict(document), indent=1, allow_nan=False) + "\n")
+        return _write(path, strict_json(document) + "\n")
 
     def export_csv(self, path: str | Path) -> Path:
         """Writes one row per frame and layer, quoted as in RFC 4180. Returns the path."""
@@ -167,11 +161,11 @@ class GradientFlowAnimator:
 
     def export_gif(self, path: str | Path, fps: float = 8.0) -> Path:
         """Writes an animation of the norms per layer and returns the path. Needs Pillow: `pip install "sonde[plot]"`."""
-        return _write(path, flow_gif.gif(self.frames, fps))
+        return _write(path, gradient_flow_animation.animation_gif(self.frames, fps))
 
     def export_html(self, path: str | Path) -> Path:
         """Writes one self-contained HTML page with a slider over the steps. Returns the path."""
-        return _write(path, flow_page.page(self.frames))
+        return _write(path, gradient_flow_animation.animation_html(self.frames))
 
 
 def measure_gradient(name: str, gradient: Any) -> GradientSize:

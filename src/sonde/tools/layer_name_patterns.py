@@ -1,7 +1,5 @@
 """Selects layers and parameters by name: globs, regular expressions, and the nearest names in errors."""
 
-from __future__ import annotations
-
 import difflib
 import fnmatch
 import logging
@@ -9,7 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 
 from sonde.errors import SondeError
-from sonde.rules.words import listing
+from sonde.formatting import listing
 
 REGEX = "re:"
 _GLOB_SIGNS = frozenset("*?[")
@@ -51,11 +49,6 @@ class LayerPatterns:
 
     def __repr__(self) -> str:
         return f"LayerPatterns({', '.join(map(repr, self.patterns))})"
-
-
-def select_names(patterns: str | Sequence[str], names: Iterable[str]) -> list[str]:
-    """The names that match any pattern, in their order."""
-    return LayerPatterns(patterns).select(names)
 
 
 def require_name(name: str, names: Collection[str], what: str = "layer") -> str:

@@ -4,8 +4,6 @@ Depth and receptive field come from the autograd graph of one forward pass, whic
 a pass they come from the order of modules in an `nn.Sequential`; for other models the depth is an upper bound.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -16,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from sonde.capture.restore_model_state import state_restored
-from sonde.diagnostics.data import MIB, ModelArchitectureInfo
+from sonde.diagnostics.metrics import MIB, ModelArchitectureInfo
 from sonde.errors import SondeError
+from sonde.profiler.run_forward_pass import eval_mode_restored, forward_arguments, input_errors_explained
 from sonde.statistics.find_tensors import find_tensors, storage_bytes
 from sonde.statistics.private_torch_api import CONV, CONV_TRANSPOSE, POOL, unwrap_compiled
-from sonde.tools.run_forward_pass import eval_mode_restored, forward_arguments
 from sonde.tools.safe_hook import SafeHook
 
 MAX_NODES = 200_000  # of the autograd graph; larger graphs are not searched
@@ -37,10 +35,8 @@ class _PathToInput:
 
 
 def inspect_architecture(model: nn.Module, inputs: Any = None) -> ModelArchitectureInfo:
-    """Reads the architecture. `inputs` is one batch for forward: a tensor, a tuple of arguments or a dict of keyword arguments.
-
-    The model, its buffers and the random state are unchanged afterwards.
-    """
+    """Reads the architecture. `inputs` is one batch for forward: a tensor, a tuple of arguments or a dict of keyword arguments. The model,
+    its buffers and the random state are unchanged afterwards."""
     if not isinstance(model, nn.Module):
         raise SondeError(f"inspect takes a torch.nn.Module, not a {type(model).__name__}.")
     body = unwrap_compiled(model) or model  # hooks on modules do not fire in a compiled model
@@ -58,19 +54,13 @@ def inspect_architecture(model: nn.Module, inputs: Any = None) -> ModelArchitect
         path = _PathToInput(sum(map(_num_steps, weighted)))
         how = f"the number of layers, an upper bound{'; ' + how if how else ': pass inputs to trace the model'}"
     return ModelArchitectureInfo(
-        total_parameters=sum(p.numel() for p in parameters),
-        trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
-        model_size_mb=storage_bytes([*parameters, *(b for b in body.buffers() if not nn.parameter.is_lazy(b))]) / MIB,
-        layer_count=len(own),
-        layer_types=dict(Counter(type(module).__name__ for module in leaves).most_common()),
-        depth=path.depth,
-        depth_known_by=how,
+        total_parameters=sum(p.numel() for p in parameters), trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
+        model_size_mb=storage_bytes([*parameters, *(b for b in body.buffers() if not nn.parameter.is_lazy(b))]) / MIB, layer_count=len(own),
+        layer_types=dict(Counter(type(module).__name__ for module in leaves).most_common()), depth=path.depth, depth_known_by=how,
         width=max((p.shape[0] for layer in weighted for p in _weights(layer) if not nn.parameter.is_lazy(p) and p.ndim > 1), default=None),
-        receptive_field=path.field or None,
-        receptive_stride=path.stride or None,
-        receptive_note=NO_ORDER if has_convolutions and not path.field else "",
-        name=type(body).__name__,
-    )
+        receptive_field=path.field or None, receptive_stride=path.stride or None,
+        receptive_note=NO_ORDER if has_convolutions and not path.field else "", name=type(body).__name__,
+    )  # fmt: skip
 
 
 def _children(module: nn.Module) -> list[nn.Module]:
@@ -168,13 +158,8 @@ def _path_by_forward(model: nn.Module, inputs: Any) -> tuple[_PathToInput | None
     with state_restored([model]), eval_mode_restored(model), torch.enable_grad(), ExitStack() as hooks:
         for module in hooked:
             hooks.callback(module.register_forward_hook(SafeHook(type(module).__name__, tracker.on_forward_end)).remove)
-        try:
+        with input_errors_explained():
             output = model(*_requiring_grad(args), **_requiring_grad(kwargs))
-        except Exception as error:
-            raise SondeError(
-                f"the model could not be run with these inputs: {type(error).__name__}: {error}.\n"
-                "Pass what its forward takes: a tensor, a tuple of arguments, or a dict of keyword arguments."
-            ) from error
         path = tracker.path_to([tensor for _, tensor in find_tensors(output)])
     if path is None or not tracker.num_calls:
         return None, "the forward pass has no autograd graph"

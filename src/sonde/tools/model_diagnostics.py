@@ -1,32 +1,28 @@
 """ModelDiagnostics: architecture, training dynamics and a health score of a model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
 from torch import nn
 
-from sonde.diagnostics.data import ModelArchitectureInfo, ModelPerformanceMetrics
-from sonde.diagnostics.dynamics import Dynamics
-from sonde.diagnostics.of_run import read_run
-from sonde.diagnostics.report import DiagnosticsReport, diagnose
+from sonde.diagnostics.diagnostics_report import DiagnosticsReport, build_diagnostics_report
+from sonde.diagnostics.from_run import read_run
+from sonde.diagnostics.metrics import ModelArchitectureInfo, ModelPerformanceMetrics
+from sonde.diagnostics.training_columns import MetricsRecorder
 from sonde.errors import SondeError
 from sonde.runlog.reader import Run
 from sonde.tools.model_architecture import inspect_architecture
 
 
 class ModelDiagnostics:
-    """Collects training steps from calls or from a run log, and analyzes them in bounded memory.
-
-    `run` is a function that returns the run to read; it is called at every analysis. A session passes its own run.
-    """
+    """Collects training steps from calls or from a run log, and analyzes them in bounded memory. `run` is a function that returns the run
+    to read; it is called at every analysis. A session passes its own run."""
 
     def __init__(self, run: Callable[[], Run | Path | str | None] | None = None) -> None:
         self._run = run
         self._architecture: ModelArchitectureInfo | None = None
-        self._dynamics = Dynamics()
+        self._recorder = MetricsRecorder()
 
     @classmethod
     def from_run(cls, run: Run | Path | str) -> Self:
@@ -56,21 +52,19 @@ class ModelDiagnostics:
                 f"record_performance takes ModelPerformanceMetrics, not a {type(metrics).__name__}:\n"
                 "    diagnostics.record_performance(ModelPerformanceMetrics(training_step=step, loss=loss.item()))"
             )
-        self._dynamics.see(metrics)
+        self._recorder.add(metrics)
 
     def analyze(self, *, ahead: int | None = None) -> DiagnosticsReport:
-        """Builds the report. `ahead` is the number of steps for the loss forecast; by default half of the recorded steps.
-
-        Steps from `record_performance` take precedence over those of the run; findings always come from the run.
-        """
+        """Builds the report. `ahead` is the number of steps for the loss forecast; by default half of the recorded steps. Steps from
+        `record_performance` take precedence over those of the run; findings always come from the run."""
         if ahead is not None and (isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 1):
             raise SondeError(f"ahead is a number of steps, 1 or more, not {ahead!r}.")
         source = self._run() if self._run is not None else None
         if source is None:
-            return diagnose(self._dynamics, self._architecture, None, ahead=ahead)
-        dynamics, architecture, findings = read_run(source)
-        if self._dynamics.loss.num:
-            dynamics = self._dynamics
-        return diagnose(dynamics, self._architecture or architecture, findings, ahead=ahead)
+            return build_diagnostics_report(self._recorder.columns(), self._architecture, None, ahead=ahead)
+        columns, architecture, findings = read_run(source)
+        if self._recorder.num_steps:
+            columns = self._recorder.columns()
+        return build_diagnostics_report(columns, self._architecture or architecture, findings, ahead=ahead)
 
     report = analyze

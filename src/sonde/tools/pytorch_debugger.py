@@ -1,8 +1,7 @@
 """PyTorchDebugger: wraps the operations of a hand-written training loop, or whole steps, and records and checks each of them.
 
-How it is built: the debugger measures at the call, with the functions that the probes of a session use (`loop_debugger.measurements`), and
-keeps the results in memory (`OperationHistory`); the report is computed from there. So it needs neither a session nor a run directory, and
-torch is not patched. Files are written only for `save_debug_info`, `setup_training_logging` and `create_debug_plots`, into `output_dir`.
+It measures at the call and keeps the results in memory (`OperationHistory`), so it needs neither a session nor a run directory, and torch
+is not patched. Files are written only for `save_debug_info`, `setup_training_logging` and `create_debug_plots`, into `output_dir`.
 """
 
 from __future__ import annotations
@@ -24,22 +23,19 @@ from torch import Tensor, nn
 
 from sonde.config import DebugConfig, load_config
 from sonde.errors import NonFiniteError, SondeError
-from sonde.report import strict
+from sonde.formatting import strict
+from sonde.profiler.run_forward_pass import eval_mode_restored, forward_arguments
 from sonde.session import DebugSession
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.private_torch_api import unwrap_compiled
 from sonde.tools.layer_name_patterns import require_name
-from sonde.tools.loop_debugger import measure_loop_operation
-from sonde.tools.loop_debugger.anomaly_mode import anomaly_mode
-from sonde.tools.loop_debugger.explain_bad_step import MAX_SEARCHES, RandomState, find_cause
-from sonde.tools.loop_debugger.loop_operation_record import DebugInfo
+from sonde.tools.loop_debugger import loop_measurements
+from sonde.tools.loop_debugger.loop_measurements import LoopOptions
+from sonde.tools.loop_debugger.loop_operation import DebugInfo, RunningOperation
 from sonde.tools.loop_debugger.loop_report import DebugReport, build_debug_report, plot_history
-from sonde.tools.loop_debugger.loop_settings import LoopOptions
+from sonde.tools.loop_debugger.nonfinite_cause import MAX_SEARCHES, RandomState, anomaly_mode, find_cause
 from sonde.tools.loop_debugger.operation_history import OperationHistory
-from sonde.tools.loop_debugger.operation_timer import RunningOperation
-from sonde.tools.loop_debugger.rotating_file import RotatingFile
-from sonde.tools.loop_debugger.training_log import TrainingLogger
-from sonde.tools.run_forward_pass import eval_mode_restored, forward_arguments
+from sonde.tools.loop_debugger.training_log import RotatingFile, TrainingLogger
 
 PLOT_FILE = "debug_analysis.png"
 LINES_FILE = "debug_info.jsonl"
@@ -47,11 +43,9 @@ MAX_WARNINGS = 5  # of one kind in the log: the report counts all of them
 
 
 class PyTorchDebugger:
-    """Records and checks the operations of a training loop.
-
-    It changes nothing in the training: results, random numbers, training mode and torch's anomaly mode are those of the loop without it.
-    Of a `session` that watches the same training, the report has the verdict and the findings.
-    """
+    """Records and checks the operations of a training loop. It changes nothing in the training: results, random numbers, training mode and
+    torch's anomaly mode are those of the loop without it. Of a `session` that watches the same training, the report has the verdict and the
+    findings."""
 
     def __init__(self, config: DebugConfig | None = None, *, session: DebugSession | None = None) -> None:
         if config is not None and not isinstance(config, DebugConfig):
@@ -62,7 +56,7 @@ class PyTorchDebugger:
         self.training_logger: TrainingLogger | None = None
         options = self._options = LoopOptions.of(self.config)
         self._history = OperationHistory(self._report_problem, logs_memory=options.logs_memory, logs_times=options.logs_times)
-        self._measurements = measure_loop_operation.LoopMeasurements(self.config)
+        self._measurements = loop_measurements.LoopMeasurements(self.config)
         self._time_zone = datetime.now().astimezone().tzinfo  # one object for all timestamps
         self._local = threading.local()  # nesting of operations is per thread
         self._num_warnings: dict[str, int] = {}
@@ -135,15 +129,8 @@ class PyTorchDebugger:
             _convert_numbers(running.info)
 
     def debug_forward_pass(self, model: nn.Module, x: Any, epoch: int = 0, batch: int = 0) -> Any:
-        """Call the model and check input and output.
-
-        Args:
-            model: the model.
-            x: a tensor, a tuple of arguments or a dict of keyword arguments.
-
-        Returns:
-            The output of the model.
-        """
+        """Call the model and check input and output. `x` is a tensor, a tuple of arguments or a dict of keyword arguments. Returns the
+        output of the model."""
         name = _model_name(model)
         random_state = RandomState() if self._options.finds_cause else None
         with self._operation("forward_pass", name, epoch, batch) as running:
@@ -154,10 +141,8 @@ class PyTorchDebugger:
             return output
 
     def debug_backward_pass(self, loss: Tensor, model: nn.Module, epoch: int = 0, batch: int = 0) -> float:
-        """Call `loss.backward()` and check loss and gradients. Returns the gradient norm.
-
-        With anomaly_detection_mode "raise", a NaN or Inf raises `NonFiniteError`.
-        """
+        """Call `loss.backward()` and check loss and gradients. Returns the gradient norm. With anomaly_detection_mode "raise", a NaN or Inf
+        raises `NonFiniteError`."""
         _check_loss(loss)
         with self._operation("backward_pass", _model_name(model), epoch, batch) as running:
             self._backward(loss)
@@ -166,18 +151,11 @@ class PyTorchDebugger:
         return running.info.gradient_norm
 
     def debug_optimization_step(
-        self,
-        optimizer: torch.optim.Optimizer,
-        model: nn.Module,
-        epoch: int = 0,
-        batch: int = 0,
-        *,
+        self, optimizer: torch.optim.Optimizer, model: nn.Module, epoch: int = 0, batch: int = 0, *,
         closure: Callable[[], Any] | None = None,
-    ) -> float:
-        """Call `optimizer.step()` and check the parameters. Returns their norm after the step.
-
-        Learning rate and, from level ADVANCED on, the size of the update are in the DebugInfo.
-        """
+    ) -> float:  # fmt: skip
+        """Call `optimizer.step()` and check the parameters. Returns their norm after the step. Learning rate and, from level ADVANCED on,
+        the size of the update are in the DebugInfo."""
         _check_optimizer(optimizer)
         with self._operation("optimization_step", _model_name(model), epoch, batch) as running:
             if self._options.anything:
@@ -193,7 +171,7 @@ class PyTorchDebugger:
         """Memory now, MiB: of the process, and of tensors on GPUs (0.0 without one)."""
         with self._operation("memory_usage", "", epoch, batch):
             pass
-        return measure_loop_operation.process_memory_mb(), measure_loop_operation.gpu_memory_mb()
+        return loop_measurements.process_memory_mb(), loop_measurements.gpu_memory_mb()
 
     def debug_performance(self, operation: str | Callable[[], Any], epoch: int = 0, batch: int = 0) -> float:
         """Seconds of the last operation of this name; a callable is called and timed, as an operation with its name."""
@@ -211,15 +189,9 @@ class PyTorchDebugger:
     # -- whole steps -------------------------------------------------------------------------------
 
     def debug_training_step(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        loss_fn: Callable[[Any, Any], Tensor],
-        x: Any,
-        y: Any,
-        epoch: int = 0,
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, loss_fn: Callable[[Any, Any], Tensor], x: Any, y: Any, epoch: int = 0,
         batch: int = 0,
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any]:  # fmt: skip
         """One update: zero_grad, forward pass, loss, backward pass, optimizer step.
 
         The cause of a NaN or Inf in loss or gradients is searched. With anomaly_detection_mode "raise", `NonFiniteError` is then raised
@@ -247,10 +219,11 @@ class PyTorchDebugger:
             def run_to_loss() -> Tensor:
                 return loss_fn(_call(model, x), y)
 
+            modules = [model, loss_fn] if isinstance(loss_fn, nn.Module) else [model]
             with self._operation("backward_pass", name, epoch, batch) as running:
                 self._backward(loss)
                 running.stop_clock()
-                self._check_backward(running, loss, model, modules=[model, *_modules(loss_fn)], random_state=random_state, run=run_to_loss)
+                self._check_backward(running, loss, model, modules=modules, random_state=random_state, run=run_to_loss)
             info = step.info
             info.loss, info.gradient_norm = running.info.loss, running.info.gradient_norm
             del loss, running  # the graph would live through the update
@@ -271,7 +244,7 @@ class PyTorchDebugger:
         """
         with self._operation("inference", _model_name(model), 0, 0) as running, eval_mode_restored(model):
             output, is_finite = self._forward(running, model, x)
-        info, size = running.info, measure_loop_operation.batch_size(x)
+        info, size = running.info, loop_measurements.batch_size(x)
         time_s = info.execution_time
         return {
             "output": output, "execution_time": time_s, "samples_per_second": size / time_s if size and time_s else None,
@@ -281,11 +254,9 @@ class PyTorchDebugger:
     # -- results -----------------------------------------------------------------------------------
 
     def setup_training_logging(self, name: str, *, interval_s: float = 0.0) -> logging.Logger:
-        """Log training steps and warnings to `<output_dir>/<name>.log`, rotated by size, and to the terminal.
-
-        The file has a line per batch, or with `interval_s` at most one in so many seconds; the terminal at most one per second. A second
-        call closes the first log.
-        """
+        """Log training steps and warnings to `<output_dir>/<name>.log`, rotated by size, and to the terminal. The file has a line per
+        batch, or with `interval_s` at most one in so many seconds; the terminal at most one per second. A second call closes the first
+        log."""
         log = TrainingLogger(name, Path(self.config.output_dir), interval_s=interval_s)
         self._close_training_log()
         self.training_logger = log
@@ -305,14 +276,8 @@ class PyTorchDebugger:
     create_comprehensive_report = create_debug_report
 
     def create_debug_plots(self, path: str | Path | None = None) -> Path:
-        """Draw execution times, memory, gradient norms and anomalies in one picture.
-
-        Args:
-            path: the file; by default `debug_analysis.png` in `output_dir`.
-
-        Returns:
-            The file. With nothing recorded, an existing file is not replaced.
-        """
+        """Draw execution times, memory, gradient norms and anomalies into `path`, by default `debug_analysis.png` in `output_dir`. Returns
+        the path. With nothing recorded, an existing file is not replaced."""
         target = Path(path) if path is not None else Path(self.config.output_dir) / PLOT_FILE
         if not self._history.num and target.exists():
             return target
@@ -391,17 +356,17 @@ class PyTorchDebugger:
         """The output of the model, and whether it is finite."""
         if not self._options.anything:
             return _call(model, x), True
-        if not measure_loop_operation.is_finite(x):
+        if not loop_measurements.is_finite(x):
             self._history.add_anomaly(running.info, "not finite", "the input is not finite")
         running.start_clock()
         output = _call(model, x)
         running.stop_clock()
-        is_finite = measure_loop_operation.is_finite(output)
+        is_finite = loop_measurements.is_finite(output)
         if not is_finite:
             self._history.add_anomaly(running.info, "not finite", "the output is not finite")
         if self._options.output_statistics:
             named = [(f"output.{place}", tensor) for place, tensor in find_tensors(output)]
-            running.statistics = self._history.statistics["outputs"] = measure_loop_operation.statistics_by_name(named)
+            running.statistics = self._history.statistics["outputs"] = loop_measurements.statistics_by_name(named)
         return output, is_finite
 
     def _backward(self, loss: Tensor) -> None:
@@ -414,15 +379,9 @@ class PyTorchDebugger:
             raise NonFiniteError(f"{error} Training was stopped before the update.") from error
 
     def _check_backward(
-        self,
-        running: RunningOperation,
-        loss: Tensor,
-        model: nn.Module,
-        *,
-        modules: list[nn.Module] | None = None,
-        random_state: RandomState | None = None,
-        run: Callable[[], Any] | None = None,
-    ) -> None:
+        self, running: RunningOperation, loss: Tensor, model: nn.Module, *, modules: list[nn.Module] | None = None,
+        random_state: RandomState | None = None, run: Callable[[], Any] | None = None,
+    ) -> None:  # fmt: skip
         info = running.info
         info.loss = float(loss.detach())
         if not self._options.anything:
@@ -432,7 +391,7 @@ class PyTorchDebugger:
         info.gradient_norm = gradients.norm
         param_norm = 0.0
         if self._history.needs_param_norm(info.operation):
-            param_norm, _ = measure_loop_operation.l2_norm(list(model.parameters()))
+            param_norm, _ = loop_measurements.l2_norm(list(model.parameters()))
         self._history.check_loss(info, info.loss)
         self._history.check_gradient_norm(
             info, gradients.norm, param_norm=param_norm, first_bad=gradients.first_bad, has_gradients=gradients.num_with > 0
@@ -529,7 +488,3 @@ def _convert_numbers(info: DebugInfo) -> None:
             wrong = f"{name} of a DebugInfo must be one number, not a {type(value).__name__}."
     if wrong:
         raise SondeError(wrong)
-
-
-def _modules(loss_fn: Any) -> list[nn.Module]:
-    return [loss_fn] if isinstance(loss_fn, nn.Module) else []

@@ -1,7 +1,5 @@
 """A torch hook for models that belong to the user: it never raises, never changes a value and is not copied with the model."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """StabilityChecker: margins of tensors to overflow, underflow and precision loss, in their own dtype and in other formats."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,12 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from sonde.errors import SondeError
-from sonde.rules.words import number
+from sonde.formatting import counted, number, percent
+from sonde.profiler.run_forward_pass import eval_mode_restored, forward_arguments, input_errors_explained
+from sonde.render.plots import Plot
+from sonde.render.plots.magnitude_plot import magnitudes as magnitude_plot
+from sonde.render.summaries.tables import html_table, text_table
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.private_torch_api import unwrap_compiled
-from sonde.tools.run_forward_pass import eval_mode_restored, forward_arguments
 from sonde.tools.safe_hook import SafeHook
-from sonde.tools.tensors.basic_statistics import as_tensor
 from sonde.tools.tensors.floating_point_formats import (
     FORMATS,
     Magnitudes,
@@ -29,10 +29,7 @@ from sonde.tools.tensors.floating_point_formats import (
     measure_magnitudes,
     parse_format,
 )
-from sonde.views.numbers import counted, percent
-from sonde.views.plots import Plot
-from sonde.views.plots.magnitudes import magnitudes as magnitude_plot
-from sonde.views.table import html_table, text_table
+from sonde.tools.tensors.tensor_statistics import as_tensor
 
 KINDS = ("nan", "inf", "overflow", "underflow", "precision_loss", "denormal")
 TARGETS = ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2")  # formats that a model could be converted to
@@ -133,12 +130,10 @@ class StabilityChecker:
         return found
 
     def check_model(self, model: nn.Module, inputs: Any, loss: Callable[[Any], Tensor] | None = None) -> list[StabilityIssue]:
-        """Runs the model once and checks the output of each leaf module. Returns the issues of this run in the current dtypes.
-
-        With `loss`, a function of the model's output, gradients of outputs and of parameters are checked as well. The model runs in
-        eval mode; parameters, their `.grad`, buffers, modes and the random state are unchanged afterwards.
-        `inputs` is what forward takes: a tensor, a tuple of arguments, a dict of keyword arguments, or a list of such batches.
-        """
+        """Runs the model once and checks the output of each leaf module. Returns the issues of this run in the current dtypes. With `loss`,
+        a function of the model's output, gradients of outputs and of parameters are checked as well. The model runs in eval mode;
+        parameters, their `.grad`, buffers, modes and the random state are unchanged afterwards. `inputs` is what forward takes: a tensor, a
+        tuple of arguments, a dict of keyword arguments, or a list of such batches."""
         if not isinstance(model, nn.Module):
             raise SondeError(f"check_model takes a torch.nn.Module, not a {type(model).__name__}. For one tensor use check_tensor.")
         model = unwrap_compiled(model) or model
@@ -150,13 +145,8 @@ class StabilityChecker:
                     hooks.callback(module.register_forward_hook(hook).remove)
             for args, kwargs in forward_arguments(inputs):
                 with torch.set_grad_enabled(loss is not None):
-                    try:
+                    with input_errors_explained():
                         output = model(*args, **kwargs)
-                    except Exception as error:
-                        raise SondeError(
-                            f"The model could not be run with these inputs: {type(error).__name__}: {error}.\n"
-                            "Pass what its forward takes: a tensor, a tuple of arguments, a dict of keyword arguments, or a list of these."
-                        ) from error
                     if loss is not None:
                         self._check_gradients(model, _scalar(loss, output))
         return [issue for one in self.checked[before:] for issue in one.issues()]

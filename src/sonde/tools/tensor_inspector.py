@@ -3,9 +3,6 @@
 It stores statistics and a weak reference, so no tensor is kept alive.
 """
 
-from __future__ import annotations
-
-import json
 import math
 import weakref
 from collections import OrderedDict
@@ -17,25 +14,20 @@ from typing import Any
 from torch import Tensor
 
 from sonde.errors import SondeError
-from sonde.formatting import size
+from sonde.formatting import counted, number, percent, printable, size, strict_json
 from sonde.leaks.accumulated_tensors import TrackedTensor, find_accumulations
 from sonde.leaks.leak_detector import MIN_AGE, Leak, to_leaks
 from sonde.leaks.reference_chains_to_tensor import ReferenceChain, find_owners
-from sonde.report import strict
-from sonde.rules.words import number
+from sonde.render.plots import Plot
+from sonde.render.plots.step_curves import percentiles
+from sonde.render.summaries.tables import html_table, text_table
+from sonde.render.terminal.sparkline import is_log, sparkline
 from sonde.statistics.content_hash import content_hash
 from sonde.statistics.find_tensors import storage_bytes
 from sonde.statistics.private_torch_api import tensor_version
 from sonde.tools.layer_name_patterns import require_name
-from sonde.tools.tensors.basic_statistics import as_tensor
-from sonde.tools.tensors.full_statistics import TensorStats, describe
 from sonde.tools.tensors.tensor_comparison import TensorComparison, compare_statistics, compare_values
-from sonde.views.numbers import counted, percent
-from sonde.views.plots import Plot
-from sonde.views.plots.percentiles import percentiles
-from sonde.views.printable import printable
-from sonde.views.sparkline import is_log, sparkline
-from sonde.views.table import html_table, text_table
+from sonde.tools.tensors.tensor_statistics import TensorStats, as_tensor, describe
 
 MAX_TRACKED = 1000
 
@@ -76,7 +68,7 @@ class TensorInfo:
         stats["histogram"] = histogram and {"counts": histogram.counts.tolist(), "edges": histogram.edges.tolist()}
         stats["outliers"] = [{"index": one.index, "value": one.value} for one in self.stats.outliers]
         fields = {name: getattr(self, name) for name in ("id", "name", "layer", "operation", "step", "storage_bytes")}
-        return json.dumps(strict({**fields, "stats": stats}), indent=1, allow_nan=False)
+        return strict_json({**fields, "stats": stats})
 
     def _title(self) -> str:
         stats = self.stats
@@ -184,10 +176,8 @@ class TensorInspector:
         return list(dict.fromkeys(info.name for info in self._infos.values()))
 
     def compare(self, a: Any, b: Any) -> TensorComparison:
-        """Compares two tensors. Each is an id, a `TensorInfo`, or a tensor, array or list.
-
-        Tensors that are alive and unchanged are compared by value, others by their statistics; see `basis` and `note` of the result.
-        """
+        """Compares two tensors. Each is an id, a `TensorInfo`, or a tensor, array or list. Tensors that are alive and unchanged are
+        compared by value, others by their statistics; see `basis` and `note` of the result."""
         first, second = self._find_info(a), self._find_info(b)
         values = [info.value if info is not None else argument for info, argument in ((first, a), (second, b))]
         gone = [info for info, value in zip((first, second), values) if info is not None and value is None]
@@ -232,10 +222,8 @@ class TensorInspector:
         return find_owners(value, name=info.name if info is not None else "", max_chains=max_chains)
 
     def leaks(self) -> list[Leak]:
-        """Finds names under which the tensors of most earlier inspections are still alive, with the owner of these tensors.
-
-        Needs about ten inspections under a name. `sonde.leaks.leak_detector.LeakDetector` checks all tensors, not only inspected ones.
-        """
+        """Finds names under which the tensors of most earlier inspections are still alive, with the owner of these tensors. Needs about ten
+        inspections under a name. `sonde.leaks.leak_detector.LeakDetector` checks all tensors, not only inspected ones."""
         found: list[Leak] = []
         for name in self.names():
             infos = self.history(name)

@@ -1,26 +1,22 @@
 """TerminalVisualizer: plots as text, for a terminal over ssh, a log file or a debugger prompt."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sonde.errors import SondeError
-from sonde.views import textplots
-from sonde.views.textplots import Paper
+from sonde.render.terminal import text_plots as textplots
+from sonde.render.terminal.text_plots import PlotArea
 
 MIN_WIDTH, MIN_HEIGHT = 20, 6  # characters and rows: less leaves space for labels only
 SAMPLE_CHARACTERS = "⣿█✗│░"  # an encoding with these has all characters of the plots
 
 
 class TerminalVisualizer:
-    """Draws plots as strings of at most `width` by about `height` characters.
-
-    `unicode` and `colour` turn Braille characters and red for non-finite values on or off. By default Braille is used if standard output
-    can encode it, and red if standard output is a terminal and NO_COLOR is not set.
-    """
+    """Draws plots as strings of at most `width` by about `height` characters. `unicode` and `colour` turn Braille characters and red for
+    non-finite values on or off. By default Braille is used if standard output can encode it, and red if standard output is a terminal and
+    NO_COLOR is not set."""
 
     def __init__(self, width: int = 80, height: int = 24, *, unicode: bool | None = None, colour: bool | None = None) -> None:
         for name, value, minimum in (("width", width, MIN_WIDTH), ("height", height, MIN_HEIGHT)):
@@ -45,11 +41,11 @@ class TerminalVisualizer:
         """A table with one line per layer: `layer_table({"encoder.0": {"mean": 0.1, "std": 1.0}})`."""
         return textplots.layer_table(rows, self._canvas())
 
-    def _canvas(self) -> Paper:
+    def _canvas(self) -> PlotArea:
         # Checked for each plot: standard output may have been replaced since.
         unicode = _can_encode(SAMPLE_CHARACTERS) if self._unicode is None else self._unicode
         colour = _supports_color() if self._colour is None else self._colour
-        return Paper(self.width, self.height, unicode=unicode, colour=colour)
+        return PlotArea(self.width, self.height, unicode=unicode, color=colour)
 
 
 def _can_encode(text: str) -> bool:

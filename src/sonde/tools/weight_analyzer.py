@@ -1,7 +1,5 @@
 """WeightAnalyzer: statistics, initialization, spectrum and dead units of the current weights of a model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,17 +10,16 @@ import torch
 from torch import nn
 
 from sonde.errors import SondeError
-from sonde.rules.words import listing, number
+from sonde.formatting import counted, listing, number
+from sonde.render.plots import Plot, histograms
+from sonde.render.summaries.tables import html_table, text_table
 from sonde.statistics.private_torch_api import CONV, CONV_TRANSPOSE, unwrap_compiled
-from sonde.tools.tensors.basic_statistics import FastStatistics, fast_statistics
+from sonde.tools.tensors.tensor_statistics import FastStatistics, fast_statistics
 from sonde.tools.weights import dead_units
 from sonde.tools.weights.dead_units import DeadNeuron
 from sonde.tools.weights.following_activation import NextLayers, next_layers_by_forward, next_layers_by_order
 from sonde.tools.weights.weight_initialization import WeightInitialization, recognize_initialization, with_fit
 from sonde.tools.weights.weight_spectrum import WeightSpectrum, compute_spectrum
-from sonde.views.numbers import counted
-from sonde.views.plots import Plot, histograms
-from sonde.views.table import html_table, text_table
 
 MAX_ROWS = 40  # of a printed table
 MAX_LISTED = 8  # units of a layer that one line names
@@ -137,12 +134,10 @@ class WeightAnalyzer:
     """Analyzes the weights of a model without changing it or holding a reference to it."""
 
     def analyze_model(self, model: nn.Module, data: Any = None) -> WeightReport:
-        """Returns statistics, initialization, spectrum and dead units of all parameters.
-
-        `data` is what forward takes: a tensor, a tuple of arguments, a dict of keyword arguments, or a list of such batches. With it the
-        model runs once per batch, in eval mode without gradients, and the random state is restored. The run shows which activation
-        follows a layer and which units never output a value above zero. Without data only the order in nn.Sequential is known.
-        """
+        """Returns statistics, initialization, spectrum and dead units of all parameters. `data` is what forward takes: a tensor, a tuple of
+        arguments, a dict of keyword arguments, or a list of such batches. With it the model runs once per batch, in eval mode without
+        gradients, and the random state is restored. The run shows which activation follows a layer and which units never output a value
+        above zero. Without data only the order in nn.Sequential is known."""
         if not isinstance(model, nn.Module):
             raise SondeError(f"analyze_model takes a torch.nn.Module, not a {type(model).__name__}. For one tensor use TensorInspector.")
         model = unwrap_compiled(model) or model

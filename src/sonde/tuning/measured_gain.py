@@ -4,15 +4,11 @@ The speed of a machine drifts over times longer than a trial. So the unchanged s
 trial is compared with the baselines right before and after it. Noise is the typical difference between two consecutive baselines.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-
-from sonde.tuning.trial_messages import Trial
 
 MIN_GAIN = 0.03  # a smaller gain is not worth a line of code
 NOISE_FACTOR = 4.0  # times the noise over the root of the number of runs: more than two standard deviations, because many changes are tried
@@ -71,10 +67,6 @@ def gain_of(ratio: Sequence[float], noise: float) -> Gain:
     else:
         verdict = "noise"
     return Gain(factor, low, high, len(ratio), verdict)
-
-
-def speed_of(trial: Trial, *, by_samples: bool) -> float:
-    return trial.samples_per_s if by_samples else trial.steps_per_s
 
 
 def compare_losses(baseline: Sequence[float], losses: Sequence[float], own_difference: float = 0.0) -> LossCheck:

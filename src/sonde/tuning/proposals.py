@@ -176,15 +176,9 @@ NO_MODEL = "no module with parameters was called in the training"
 
 # Trials of seconds first, trials of minutes last.
 FAMILIES: Mapping[str, Callable[[Survey], Proposed]] = {
-    "workers": workers,
-    "optimizer": optimizer,
-    "threads": threads,
-    "pin": pin_memory,
-    "channels_last": channels_last,
-    "autocast": autocast,
-    "batch": batch_size,
-    "compile": compile_model,
-}
+    "workers": workers, "optimizer": optimizer, "threads": threads, "pin": pin_memory, "channels_last": channels_last, "autocast": autocast,
+    "batch": batch_size, "compile": compile_model,
+}  # fmt: skip
 
 
 def chosen_families(only: Sequence[str]) -> tuple[str, ...]:

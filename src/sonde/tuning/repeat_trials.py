@@ -1,7 +1,5 @@
 """Runs trials within a deadline and computes the result of each change from them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -9,7 +7,7 @@ from statistics import median
 from time import monotonic
 
 from sonde.errors import SondeError
-from sonde.tuning.measured_gain import LossCheck, compare_losses, gain_of, noise_of, ratios, speed_of
+from sonde.tuning.measured_gain import LossCheck, compare_losses, gain_of, noise_of, ratios
 from sonde.tuning.proposals import Patch, Proposal
 from sonde.tuning.spawn_trial_processes import TrialProcesses, last_line
 from sonde.tuning.trial_messages import MIN_STEPS, Survey, Trial, TrialRequest
@@ -58,9 +56,7 @@ class TrialRunner:
         self._by_samples = trial.num_samples > 0
         self._wall_s = trial.wall_s
         workers = max((loader.num_workers for loader in self.survey.feeding), default=0)
-        self.request = replace(
-            self.request, num_steps=trial.num_steps, num_models=len(self.survey.models), warmup=_warmup(workers)
-        )  # fmt: skip
+        self.request = replace(self.request, num_steps=trial.num_steps, num_models=len(self.survey.models), warmup=_warmup(workers))
         if self.request.warmup > WARMUP:
             self.run_baseline()  # again, with the longer warm-up for its workers
         else:
@@ -123,17 +119,10 @@ class TrialRunner:
     def summary(self) -> BaselineSpeed:
         trials = self._trials[BASELINE]
         return BaselineSpeed(
-            step_ms=1e3 / median(t.steps_per_s for t in trials),
-            steps_per_s=median(t.steps_per_s for t in trials),
-            samples_per_s=median(t.samples_per_s for t in trials),
-            waiting_share=median(t.waited_s / t.seconds for t in trials),
-            num_steps=self.request.num_steps,
-            num_runs=len(trials),
-            noise_share=self.noise,
-            loss_noise_share=self.loss_noise,
-        )
-
-    # -- one trial ---------------------------------------------------------------------------------
+            step_ms=1e3 / median(t.steps_per_s for t in trials), steps_per_s=median(t.steps_per_s for t in trials),
+            samples_per_s=median(t.samples_per_s for t in trials), waiting_share=median(t.waited_s / t.seconds for t in trials),
+            num_steps=self.request.num_steps, num_runs=len(trials), noise_share=self.noise, loss_noise_share=self.loss_noise,
+        )  # fmt: skip
 
     def _run(self, name: str, patch: Patch, *, limit_s: float) -> Trial:
         workers = max(patch.num_workers, *(loader.num_workers for loader in self.survey.feeding), 0)
@@ -162,7 +151,7 @@ class TrialRunner:
     def _add(self, name: str, trial: Trial) -> None:
         self._trials.setdefault(name, []).append(trial)
         if trial.is_usable:
-            self._sequence.append((name, speed_of(trial, by_samples=self._by_samples)))
+            self._sequence.append((name, trial.samples_per_s if self._by_samples else trial.steps_per_s))
 
 
 def name_of(proposals: tuple[Proposal, ...]) -> str:

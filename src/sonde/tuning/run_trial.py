@@ -1,17 +1,16 @@
 """One trial, in a process of its own: runs the script under one change until `StepTimer` has measured enough steps.
 
 The process then ends by `os._exit`. Code of the script that follows does not run, `finally` and `atexit` included: a model of twenty steps
-must not be saved over one of twenty epochs.
+must not be saved over one of twenty epochs. Where processes can be forked, a server imports torch once and forks a child for every trial:
+importing torch takes longer than most trials. The server never uses torch: its threads and devices do not survive a fork.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import json
 import os
 import random
-import runpy
 import shutil
+import signal
 import sys
 import traceback
 from contextlib import suppress
@@ -22,16 +21,16 @@ import numpy
 import torch
 
 from sonde.capture.monkeypatch import override
+from sonde.capture.step_profiler.cpu_usage import num_cores
 from sonde.capture.torch_patches import subscribe
-from sonde.run_as_main import die_with_parent, run_file
-from sonde.tuning.dataloader_changes import DataLoaderPatcher
-from sonde.tuning.model_changes import ModelPatcher
-from sonde.tuning.optimizer_changes import OptimizerPatcher
+from sonde.script_runner import die_with_parent, run_target
+from sonde.statistics.private_torch_api import load_compiler
+from sonde.tuning.apply_changes import DataLoaderPatcher, ModelPatcher, OptimizerPatcher, call_site_here
 from sonde.tuning.proposals import Patch
-from sonde.tuning.stable_call_site_ids import call_site_here
 from sonde.tuning.step_timer import StepTimer
 from sonde.tuning.trial_messages import CallSite, Survey, Trial, TrialRequest
 
+CRASHED = 70  # exit code of a child: EX_SOFTWARE of sysexits.h, an internal error
 SEED = 0  # for scripts that set none: trials must compute the same losses
 
 
@@ -52,7 +51,7 @@ def run_trial(request: TrialRequest) -> NoReturn:
         if os.getpid() != owner:
             os._exit(0)  # a child that the script forked has reached the end of the script
         parts = loaders.describe(), optimizers.describe(), models.describe()
-        survey = Survey(*parts, threads.number, threads.site, num_cores(), has_compiler(), _world_size())
+        survey = Survey(*parts, torch.get_num_threads(), threads.site, max(1, int(num_cores())), has_compiler(), _world_size())
         times = timer.num_steps, timer.seconds, *loaders.totals(), timer.warmup_s
         trial = Trial(outcome, error, *times, timer.total_steps, timer.losses(), survey)
         unfinished = Path(request.result + ".part")
@@ -66,17 +65,15 @@ def run_trial(request: TrialRequest) -> NoReturn:
         models.on_step_end(timer.total_steps)
 
     timer.on_step, timer.on_warmup_end, timer.on_enough = on_step_end, loaders.start_measuring, lambda: finish("measured")
-    _seed()
+    for seed in (random.seed, numpy.random.seed, torch.manual_seed):
+        seed(SEED)
     for part in (loaders, optimizers, models, threads):
         part.install()
     subscribe(timer)
     sys.argv = [request.target, *request.args]
     sys.path.insert(0, os.getcwd() if request.module else str(Path(request.target).resolve().parent))
     try:
-        if request.module:
-            runpy.run_module(request.target, run_name="__main__", alter_sys=True)
-        else:
-            run_file(request.target)
+        run_target(request.target, module=request.module)
     except SystemExit as exit_request:
         if exit_request.code not in (None, 0):
             finish("failed", f"it exited with {exit_request.code!r}")
@@ -93,10 +90,6 @@ class ThreadCountPatcher:
         self._number = number
         self.site = CallSite()
 
-    @property
-    def number(self) -> int:
-        return torch.get_num_threads()
-
     def install(self) -> None:
         if self._number:
             torch.set_num_threads(self._number)
@@ -111,16 +104,11 @@ class ThreadCountPatcher:
         return set_num_threads
 
 
-def num_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def has_compiler() -> bool:
     return any(shutil.which(name) for name in (os.environ.get("CXX") or "c++", "g++", "clang++", "cl"))
 
 
-def redirect_streams(log: str) -> None:
+def _redirect_streams(log: str) -> None:
     """Output goes to the log; stdin is empty."""
     empty, file = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for source, stream in ((empty, 0), (file, 1), (file, 2)):
@@ -129,24 +117,52 @@ def redirect_streams(log: str) -> None:
     os.close(file)
 
 
-def _seed() -> None:
-    random.seed(SEED)
-    numpy.random.seed(SEED)
-    torch.manual_seed(SEED)
-
-
 def _world_size() -> int:
     distributed = torch.distributed
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
-def main() -> NoReturn:
-    """A trial where processes cannot be forked: `python -m sonde.tuning.run_trial REQUEST`."""
-    request = TrialRequest(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+def serve_forks() -> None:
+    """Requests are lines of JSON on stdin. The answers on stdout are the process id of the child, and its exit code when it has ended."""
+    load_compiler()  # here, once: the first optimizer of every trial would load it, which takes a second or two
     die_with_parent()
-    redirect_streams(request.log)
+    _write_message({"ready": os.getpid()})
+    while line := _read_line():
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setsid()  # its DataLoader workers are killed with its process group
+                run_request(line)
+            finally:
+                os._exit(CRASHED)
+        _write_message({"pid": pid})
+        _, status = os.waitpid(pid, 0)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+        _write_message({"code": os.waitstatus_to_exitcode(status)})
+
+
+def _read_line() -> str:
+    """One line of stdin; empty at its end. Unbuffered: a child must not inherit a part of the next request."""
+    line = bytearray()
+    while (byte := os.read(0, 1)) and byte != b"\n":
+        line += byte
+    return line.decode()
+
+
+def _write_message(message: dict[str, Any]) -> None:
+    os.write(1, json.dumps(message).encode() + b"\n")
+
+
+def run_request(text: str) -> NoReturn:
+    """Run the trial of a request, given as JSON, in this process."""
+    request = TrialRequest(**json.loads(text))
+    die_with_parent()
+    _redirect_streams(request.log)
     run_trial(request)
 
 
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__":  # with the file of a request: that trial; without: the server
+    if len(sys.argv) > 1:
+        run_request(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    serve_forks()

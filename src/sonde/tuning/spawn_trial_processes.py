@@ -13,20 +13,13 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, Protocol
+from typing import Any
 
 from sonde.errors import SondeError
 from sonde.tuning.trial_messages import Trial, TrialRequest, read_trial
 
 CAN_FORK = sys.platform == "linux"  # elsewhere forking is missing, or breaks system libraries that torch uses
 POLL_S = 0.05
-
-
-class RunningTrial(Protocol):
-    """The process of a trial."""
-
-    def poll(self) -> int | None: ...
-    def kill(self) -> None: ...
 
 
 class TrialProcesses:
@@ -67,7 +60,7 @@ class TrialProcesses:
         trial = self._outcome(request, code, limit_s, late=late)
         return replace(trial, wall_s=monotonic() - began, log=request.log)
 
-    def _start(self, request: TrialRequest) -> RunningTrial:
+    def _start(self, request: TrialRequest) -> ForkedTrial | SpawnedTrial:
         if not self._forks:
             return SpawnedTrial(request)
         if self._fork_server is None:
@@ -96,7 +89,7 @@ class ForkServer:
         self._log = log
         with log.open("wb") as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "sonde.tuning.trial_fork_server"],
+                [sys.executable, "-P", "-m", "sonde.tuning.run_trial"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, bufsize=0, start_new_session=True,
             )  # fmt: skip
         self._buffer = bytearray()

@@ -1,7 +1,5 @@
 """Counts the steps of a trial, times those after the warm-up and stores their losses. It uses the same patches as a session."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from time import perf_counter
@@ -50,8 +48,6 @@ class StepTimer(TrainingCallbacks):
         """Per step the sum of the losses that `backward` was called on; NaN for a step without a scalar loss."""
         return tuple(sum(float(loss) for loss in losses) if losses else float("nan") for losses in self._by_step)
 
-    # -- callbacks ---------------------------------------------------------------------------------
-
     def on_optimizer_created(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizers.add(optimizer)
         self._boundaries.num_optimizers = len(self._optimizers)
@@ -86,8 +82,6 @@ class StepTimer(TrainingCallbacks):
         if not self._scaler_stepped:  # the scaler found an overflow: still a step of the loop
             self.on_optimizer_step_start(optimizer, False)
             self.on_optimizer_step_end(optimizer)
-
-    # -- end of a step -----------------------------------------------------------------------------
 
     def _note_start(self) -> None:
         if not self._started_s:

@@ -1,7 +1,5 @@
 """The request for a trial and its result, which cross between the processes as JSON: the parts of the script and its speed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,8 +24,8 @@ class DataLoaderInfo:
     pin_memory: bool
     is_iterable: bool
     is_persistent: bool
-    num_epochs: int  # started during the trial
-    fed_share: float  # share of the steps that fetched from it
+    num_epochs: int = 0  # started during the trial
+    fed_share: float = 0.0  # share of the steps that fetched from it
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +137,9 @@ def read_trial(document: Mapping[str, Any]) -> Trial:
 
 
 def _survey(document: Mapping[str, Any]) -> Survey:
-    return Survey(
-        **{
-            **document,
-            "loaders": tuple(DataLoaderInfo(**_with_site(each)) for each in document["loaders"]),
-            "optimizers": tuple(OptimizerInfo(**_with_site(each)) for each in document["optimizers"]),
-            "models": tuple(ModelInfo(**_with_site(each)) for each in document["models"]),
-            "threads_set_at": CallSite(**document["threads_set_at"]),
-        }
-    )
+    kinds = {"loaders": DataLoaderInfo, "optimizers": OptimizerInfo, "models": ModelInfo}
+    parts: dict[str, Any] = {name: tuple(kind(**_with_site(each)) for each in document[name]) for name, kind in kinds.items()}
+    return Survey(**{**document, **parts, "threads_set_at": CallSite(**document["threads_set_at"])})
 
 
 def _with_site(document: Mapping[str, Any]) -> dict[str, Any]:

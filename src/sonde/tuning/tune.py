@@ -1,7 +1,5 @@
 """`tune`: tries all changes on a script once, repeats the promising ones, then combines those that help."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -26,17 +24,9 @@ NEARLY = 0.9  # of the best speed in its family: slower changes are not repeated
 
 
 def tune(
-    script: str,
-    args: Sequence[str] = (),
-    *,
-    module: bool = False,
-    only: Sequence[str] = (),
-    steps: int = 0,
-    repeats: int = REPEATS,
-    time_limit_s: float = TIME_LIMIT_S,
-    progress: Progress = lambda *_: None,
-    processes: TrialProcesses | None = None,
-) -> Tuning:
+    script: str, args: Sequence[str] = (), *, module: bool = False, only: Sequence[str] = (), steps: int = 0, repeats: int = REPEATS,
+    time_limit_s: float = TIME_LIMIT_S, progress: Progress = lambda *_: None, processes: TrialProcesses | None = None,
+) -> Tuning:  # fmt: skip
     """Measure which changes make `script` faster.
 
     Each trial runs the script's first steps in a process of its own. The file of the script is not modified; its output is in the result's
@@ -79,19 +69,12 @@ def tune(
             stopped = "interrupted"
         results = sorted((runner.result(each) for each in tried.values()), key=_rank)
         return Tuning(
-            script=script,
-            args=tuple(args),
-            baseline=runner.summary(),
-            results=tuple(results),
-            together=tuple(runner.result(each) for each in together),
-            not_applicable=not_applicable,
-            untried=tuple(each.change for each in proposals if name_of((each,)) not in tried),
-            stopped=stopped,
-            num_trials=runner.num_trials,
-            elapsed_s=monotonic() - began,
-            load_per_core=load / runner.survey.num_cores,
+            script=script, args=tuple(args), baseline=runner.summary(), results=tuple(results),
+            together=tuple(runner.result(each) for each in together), not_applicable=not_applicable,
+            untried=tuple(each.change for each in proposals if name_of((each,)) not in tried), stopped=stopped,
+            num_trials=runner.num_trials, elapsed_s=monotonic() - began, load_per_core=load / runner.survey.num_cores,
             folder=running.folder,
-        )
+        )  # fmt: skip
 
 
 def _try_each(runner: TrialRunner, candidates: Sequence[tuple[Proposal, ...]], tried: dict[str, tuple[Proposal, ...]]) -> None:

@@ -1,7 +1,5 @@
 """The result of `tune`, as plain values for views and JSON."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any

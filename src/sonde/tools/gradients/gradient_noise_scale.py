@@ -4,15 +4,13 @@ McCandlish et al., "An Empirical Model of Large-Batch Training" (2018): the squa
 |G|² + S / B on average, with the true gradient G and the variance S over samples. Norms at two batch sizes give both, and S / |G|².
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from sonde.rules.words import number
+from sonde.formatting import number
 
 ENOUGH_PAIRS = 10  # measurements: the difference of two noisy squares is itself noisy
 SPIKE = 10.0  # times the median norm

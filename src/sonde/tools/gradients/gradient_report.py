@@ -4,8 +4,6 @@ A layer is compared with the last layers of the same model and with its own weig
 The thresholds are those of the rules for whole runs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,24 +13,24 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sonde.rules.blowup import GROWTH
-from sonde.rules.depth import SHALLOWEST
-from sonde.rules.exploding_gradient import LEAP, NUM_LEAPS, USUAL
-from sonde.rules.vanishing_gradient import FADED, PATIENCE
-from sonde.rules.words import listing, number
-from sonde.tools.gradients.gradient_flow_frames import GradientFrame, LayerGradient
-from sonde.tools.gradients.gradient_health import (
+from sonde.formatting import counted, listing, number
+from sonde.render.plots import Plot, layer_heatmap
+from sonde.render.summaries.tables import html_table, text_table
+from sonde.rules._shared.depth_profile import SHALLOWEST
+from sonde.rules._shared.divergence_cause import GROWTH
+from sonde.rules.gradients.exploding_gradient import LEAP, NUM_LEAPS, USUAL
+from sonde.rules.gradients.vanishing_gradient import FADED, PATIENCE
+from sonde.tools.gradients.gradient_flow import (
     ClippingAdvice,
+    GradientFrame,
     GradientHealth,
+    LayerGradient,
     classify_health,
     clipping_advice,
     issue_share,
     recommendations,
 )
 from sonde.tools.gradients.gradient_noise_scale import NoiseScale
-from sonde.views.numbers import counted
-from sonde.views.plots import Plot, layer_heatmap
-from sonde.views.table import html_table, text_table
 
 TREND_POINTS = 8  # steps with a positive norm: fewer show no trend
 TREND_DECADES = 0.5  # over the recorded steps, by a straight line through the logarithms: a factor of three
@@ -140,11 +138,8 @@ class GradientReport:
             shown = [layer for layer in layers if layer in worst]
         rows: list[list[object]] = [
             [
-                layer.name,
-                number(layer.norms[0]) if layer.norms else "none",
-                number(layer.last_norm) if layer.norms else "none",
-                number(layer.per_weight) if layer.per_weight == layer.per_weight else "",
-                layer.trend,
+                layer.name, number(layer.norms[0]) if layer.norms else "none", number(layer.last_norm) if layer.norms else "none",
+                number(layer.per_weight) if layer.per_weight == layer.per_weight else "", layer.trend,
                 f"{layer.verdict}: {layer.why}" if layer.why else layer.verdict,
             ]
             for layer in shown
@@ -158,15 +153,9 @@ _HEAD = ("layer", "first norm", "last norm", "per weight", "trend", "verdict")
 
 
 def build_gradient_report(
-    frames: Sequence[GradientFrame],
-    order: Sequence[str],
-    scales: Mapping[str, float],
-    *,
-    vanishing_threshold: float,
-    exploding_threshold: float,
-    noise: NoiseScale,
-    steps_counted_by: str,
-) -> GradientReport:
+    frames: Sequence[GradientFrame], order: Sequence[str], scales: Mapping[str, float], *, vanishing_threshold: float,
+    exploding_threshold: float, noise: NoiseScale, steps_counted_by: str,
+) -> GradientReport:  # fmt: skip
     """Builds the report. `order` lists the layers by depth; `scales` has the norms of their weights, if these are known."""
     if not frames:
         advice = ("No gradient was recorded: call register_hooks(model) before backward(), or record_gradient_flow(layer, gradient).",)

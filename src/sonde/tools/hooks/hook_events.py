@@ -1,7 +1,5 @@
 """HookEvent (the input of a hook), HookResult (its output), and TrainingStopped, which a hook raises into the training."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,9 +10,8 @@ from torch import Tensor
 from sonde.condition_expressions import Condition
 from sonde.errors import SondeError
 from sonde.statistics import reductions
-from sonde.tools.hooks.hook_spec import HookAction
-from sonde.tools.tensors.basic_statistics import FastStatistics, fast_statistics
-from sonde.tools.tensors.full_statistics import shape_of
+from sonde.tools.hooks.hook_builder import HookAction
+from sonde.tools.tensors.tensor_statistics import FastStatistics, fast_statistics, shape_of
 
 
 class TrainingStopped(SondeError):
@@ -30,24 +27,14 @@ class TrainingStopped(SondeError):
 
 class HookEvent:
     """An output or gradient of a layer, or a step (`layer` is empty and `tensor` None). The argument of callbacks, valid during the call.
-
-    `tensor` is detached but shares memory with the live tensor: copy what you need, and do not change or store it.
-    """
+    `tensor` is detached but shares memory with the live tensor: copy what you need, and do not change or store it."""
 
     __slots__ = ("_known", "_stats", "_values", "is_forward", "item", "layer", "metadata", "shape", "step", "tensor")
 
     def __init__(
-        self,
-        layer: str,
-        tensor: Tensor | None,
-        known: Mapping[str, float],
-        *,
-        step: int,
-        is_forward: bool = True,
-        item: str = "",
-        shape: tuple[int, ...] | None = None,
-        metadata: Mapping[str, Any] | None = None,
-    ) -> None:
+        self, layer: str, tensor: Tensor | None, known: Mapping[str, float], *, step: int, is_forward: bool = True, item: str = "",
+        shape: tuple[int, ...] | None = None, metadata: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         self.layer, self.step, self.is_forward, self.item = layer, step, is_forward, item
         self.tensor = tensor.detach() if tensor is not None else None
         self.shape: tuple[int, ...] = shape if shape is not None else shape_of(tensor) if tensor is not None else ()

@@ -1,7 +1,5 @@
 """Hooks: registers hooks, attaches them to a model, runs them, and stores a bounded history of results."""
 
-from __future__ import annotations
-
 import logging
 import math
 import threading
@@ -18,17 +16,13 @@ from sonde.condition_expressions import STEP_NAMES
 from sonde.errors import SondeError
 from sonde.statistics import reductions
 from sonde.statistics.find_tensors import read_scalar
-from sonde.tools.hooks.alerts import Alert
-from sonde.tools.hooks.hook_actions import ActionContext, HookStatus, RegisteredHook, stored_value
-from sonde.tools.hooks.hook_builder import parse_choice
+from sonde.tools.hooks.alerts import TIMEOUT_S, Alert, Webhook
+from sonde.tools.hooks.hook_actions import ActionContext, HookStatus, RegisteredHook, make_directory, stored_value
+from sonde.tools.hooks.hook_builder import AlertSeverity, HookSpec, HookTrigger, parse_choice
 from sonde.tools.hooks.hook_events import HookEvent, HookResult, TrainingStopped
-from sonde.tools.hooks.hook_spec import AlertSeverity, HookSpec, HookTrigger
-from sonde.tools.hooks.model_attachment import Attachment, check_model_and_optimizers
-from sonde.tools.hooks.tensor_snapshots import make_directory
-from sonde.tools.hooks.torch_hooks import in_backward
-from sonde.tools.hooks.webhook import TIMEOUT_S, Webhook
+from sonde.tools.hooks.layer_hooks import Attachment, check_model_and_optimizers, in_backward
 from sonde.tools.layer_name_patterns import require_name
-from sonde.tools.tensors.basic_statistics import as_tensor
+from sonde.tools.tensors.tensor_statistics import as_tensor
 
 MAX_RESULTS = 1000
 
@@ -36,10 +30,8 @@ _log = logging.getLogger("sonde")
 
 
 class Hooks:
-    """Runs hooks on a model: `register_hook(hook)`, then `with hooks.attach(model, optimizer):` around the loop, or `execute_hooks(…)`.
-
-    An exception in a hook never reaches the training: it is logged once, and after a few failures the hook is disabled (see `status()`).
-    """
+    """Runs hooks on a model: `register_hook(hook)`, then `with hooks.attach(model, optimizer):` around the loop, or `execute_hooks(…)`. An
+    exception in a hook never reaches the training: it is logged once, and after a few failures the hook is disabled (see `status()`)."""
 
     def __init__(self, *, max_results: int = MAX_RESULTS) -> None:
         if isinstance(max_results, bool) or not isinstance(max_results, int) or max_results < 1:
@@ -168,17 +160,11 @@ class Hooks:
         self._raise_requested_stop()
 
     def execute_hooks(
-        self,
-        layer_name: str,
-        tensor: Any,
-        shape: Sequence[int] | None = None,
-        is_forward: bool = True,
+        self, layer_name: str, tensor: Any, shape: Sequence[int] | None = None, is_forward: bool = True,
         metadata: Mapping[str, Any] | None = None,
-    ) -> list[HookResult]:
-        """Runs the hooks of this layer on a tensor, array or list, as if it were an output of the layer (or its gradient).
-
-        Values in `metadata` named step, epoch, loss, lr or grad_norm are used by conditions. Returns the results.
-        """
+    ) -> list[HookResult]:  # fmt: skip
+        """Runs the hooks of this layer on a tensor, array or list, as if it were an output of the layer (or its gradient). Values in
+        `metadata` named step, epoch, loss, lr or grad_norm are used by conditions. Returns the results."""
         if not isinstance(layer_name, str):
             raise SondeError(f"a layer name is a string, not {layer_name!r}.")
         values = as_tensor(tensor)
@@ -193,7 +179,7 @@ class Hooks:
         )
         return self._run(due, event)
 
-    # -- HookSubscriber ----------------------------------------------------------------------------
+    # -- called by the torch hooks (layer_hooks.py) ------------------------------------------------
 
     def is_due(self, layer: str, *, is_forward: bool) -> bool:
         """True if a hook on this layer is due in this step. Always False inside of a callback."""
@@ -206,8 +192,6 @@ class Hooks:
             due = [each for each in due if each.hook.trigger is not HookTrigger.ON_ANOMALY]  # the usual case: one fast read
         if due:
             self._run(due, HookEvent(layer, tensor, self._known(step, is_forward), step=step, is_forward=is_forward, item=item))
-
-    wants, passed = is_due, on_tensor  # the names of version 0.1
 
     # -- execution ---------------------------------------------------------------------------------
 
@@ -337,6 +321,4 @@ def _number(name: str, value: Any) -> float:
 
 def _result(registered: RegisteredHook, action: Any, event: HookEvent, value: Any, error: str = "") -> HookResult:
     stats = event._stats  # only if it was measured: a result does not trigger a measurement
-    return HookResult(
-        registered.id, action, event.layer, event.step, event.is_forward, event.item, event.shape, stats, value, error
-    )
+    return HookResult(registered.id, action, event.layer, event.step, event.is_forward, event.item, event.shape, stats, value, error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,14 +12,12 @@ import numpy as np
 
 from sonde.config import DebugConfig
 from sonde.errors import SondeError
-from sonde.report import strict
-from sonde.rules.words import listing
+from sonde.formatting import counted, listing, strict, strict_json
+from sonde.render.plots.panels import MOST_LINES, EventPanel, Panel, panels
+from sonde.render.plots.plot import Plot
 from sonde.tools.layer_name_patterns import require_name
-from sonde.tools.loop_debugger.measure_loop_operation import LoopMeasurements, memory_details
+from sonde.tools.loop_debugger.loop_measurements import LoopMeasurements, memory_details
 from sonde.tools.loop_debugger.operation_history import MemorySeries, OperationCalls, OperationHistory
-from sonde.views.numbers import counted
-from sonde.views.plots.panels import MOST_LINES, EventPanel, Panel, panels
-from sonde.views.plots.plot import Plot
 
 if TYPE_CHECKING:
     from sonde.session import DebugSession
@@ -50,18 +47,18 @@ class DebugReport(dict[str, dict[str, Any]]):
 
     def to_json(self) -> str:
         """One strict JSON document; a number that is not finite is the string "NaN", "Infinity" or "-Infinity"."""
-        return json.dumps(strict(self), indent=1, allow_nan=False)
+        return strict_json(self)
 
     def text(self) -> str:
         """The report for a terminal."""
-        from sonde.views.debug_report import debug_text
+        from sonde.render.summaries.loop_debugger_summary import debug_text
 
         return debug_text(self)
 
     __str__ = text
 
     def _repr_html_(self) -> str:
-        from sonde.views.debug_report import debug_html
+        from sonde.render.summaries.loop_debugger_summary import debug_html
 
         return debug_html(self)
 
@@ -204,9 +201,6 @@ def _operations(history: OperationHistory) -> dict[str, Any]:
             "share": each.total_s / whole if whole > 0 else None, "inside": each.inside, "num_errors": each.num_errors,
         }  # fmt: skip
     return operations
-
-
-# -- the picture -------------------------------------------------------------------------------------
 
 
 def plot_history(history: OperationHistory) -> Plot:

@@ -4,21 +4,18 @@ No check uses a fixed number of bytes or seconds: a time is compared with the us
 with its recent values, and memory with its own trend.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
-from typing import NamedTuple
 
+from sonde.formatting import number
 from sonde.memory_trend import MemoryTrend, SteadyGrowth
-from sonde.rules.exploding_gradient import LEAP
-from sonde.rules.words import number
+from sonde.rules.gradients.exploding_gradient import LEAP
 from sonde.spike_detection import ENOUGH, LogNormBound, LossBound, RollingBound
 from sonde.tools.gradient_flow_animator import EXPLODING
-from sonde.tools.loop_debugger.loop_operation_record import DebugInfo
+from sonde.tools.loop_debugger.loop_operation import DebugInfo
 
 MAX_STORED = 10_000  # operations; all are counted
 MAX_TIMES = 1000  # of one operation, for its quantiles
@@ -78,11 +75,8 @@ class MemorySeries:
 
 
 class GradientNorms:
-    """Detects an exploding gradient norm from the first step on.
-
-    The first norm is compared with the norm of the parameters, the following ones with the median of those before, and from the 32nd on
-    with the bound that a session uses (`spike_detection.LogNormBound`).
-    """
+    """Detects an exploding gradient norm from the first step on. The first norm is compared with the norm of the parameters, the following
+    ones with the median of those before, and from the 32nd on with the bound that a session uses (`spike_detection.LogNormBound`)."""
 
     __slots__ = ("_first", "_recent")
 
@@ -108,13 +102,6 @@ class GradientNorms:
         return f"{number(norm / param_norm)} times the norm of the parameters" if 0 < EXPLODING * param_norm < norm else ""
 
 
-class DetectedEvent(NamedTuple):
-    """A problem, by kind, at the number of its operation."""
-
-    number: int
-    kind: str
-
-
 class OperationHistory:
     """Stores each operation when it ends, after checks against the earlier ones. `report(kind, sentence)` is called for each problem."""
 
@@ -132,7 +119,7 @@ class OperationHistory:
         self.gradient_norms: deque[tuple[int, float]] = deque(maxlen=MAX_STORED)
         self.memory, self.gpu = MemorySeries(), MemorySeries()
         self.num_anomalies = self.num_slow = self.num_leaks = self.num_gradient_anomalies = 0
-        self.events: deque[DetectedEvent] = deque(maxlen=MAX_STORED)
+        self.events: deque[tuple[int, str]] = deque(maxlen=MAX_STORED)  # number of an operation, kind of its problem
         self.anomalies: list[str] = []  # the first ones
         self.other_notes: list[str] = []
         self.statistics: dict[str, dict[str, dict[str, float]]] = {}  # the latest, of outputs and of weights
@@ -169,8 +156,6 @@ class OperationHistory:
             self._check_memory(info)
         self.infos.append(info)
 
-    # -- checks ------------------------------------------------------------------------------------
-
     def check_loss(self, info: DebugInfo, loss: float) -> None:
         """A loss was measured."""
         self.losses.append((info.number, loss))
@@ -184,18 +169,15 @@ class OperationHistory:
     def check_gradient_norm(
         self, info: DebugInfo, norm: float, *, param_norm: float = 0.0, first_bad: str = "", has_gradients: bool = True
     ) -> None:
-        """A gradient norm was measured. `first_bad`: the first parameter with a non-finite gradient; `has_gradients`: some parameter has
-        one."""
+        """A gradient norm was measured. `first_bad` is the first parameter with a non-finite gradient."""
         self.gradient_norms.append((info.number, norm))
         kind = ""
         if not math.isfinite(norm):
             kind = "not finite"
             sentence = f"the gradient of {first_bad} is not finite" if first_bad else f"the gradient norm is {number(norm)}"
         elif norm <= 0:
-            kind, sentence = (
-                "zero gradient",
-                f"the gradient norm is 0: {'all gradients are zero' if has_gradients else 'no parameter has a gradient'}",
-            )
+            why = "all gradients are zero" if has_gradients else "no parameter has a gradient"
+            kind, sentence = "zero gradient", f"the gradient norm is 0: {why}"
         else:
             compared = self._recent_norms.setdefault(info.operation, GradientNorms()).update(norm, param_norm)
             if compared:
@@ -246,5 +228,5 @@ class OperationHistory:
         if len(stored) < MAX_NOTES:
             stored.append(text)
         if kind != "cause":
-            self.events.append(DetectedEvent(info.number, kind))
+            self.events.append((info.number, kind))
         self._report(kind, text)

@@ -1,29 +1,57 @@
-"""The log of a training: one line of `name=value` per batch in a file, and some of the lines on the terminal."""
-
-from __future__ import annotations
+"""The log of a training: one line of `name=value` per batch in a file that is rotated by size, and some of the lines on the terminal."""
 
 import logging
 import sys
 from collections.abc import Mapping
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from sonde.errors import SondeError
-from sonde.rules.words import number
-from sonde.tools.loop_debugger.rotating_file import RotatingFile
-from sonde.views.file import file_name
-from sonde.views.printable import printable
+from sonde.formatting import number, printable
+from sonde.render.safe_write import file_name, make_folder
+
+MAX_BYTES = 8 * 2**20  # of one file
+NUM_OLD = 3  # earlier files: name.1 to name.3
+
+_log = logging.getLogger("sonde")
+
+
+class RotatingFile(RotatingFileHandler):
+    """Writes lines to a file and at most `NUM_OLD` earlier ones. A disk error ends the file with one warning, not the training."""
+
+    def __init__(self, path: Path, *, max_bytes: int = MAX_BYTES) -> None:
+        make_folder(path.parent)
+        if path.is_symlink() or path.is_dir():
+            raise SondeError(f"{printable(path)} is a {'symbolic link' if path.is_symlink() else 'directory'}; Sonde writes a file there.")
+        try:
+            super().__init__(path, maxBytes=max_bytes, backupCount=NUM_OLD, encoding="utf-8", errors="backslashreplace", delay=True)
+        except OSError as error:
+            raise SondeError(f"{printable(path)} cannot be written: {error.strerror or error}.") from None
+        self.path = path
+        self._has_failed = False
+
+    def write_line(self, line: str) -> None:
+        """Write a line without a logger."""
+        self.handle(logging.LogRecord("sonde", logging.INFO, "", 0, line, None, None))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self._has_failed:
+            super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        self._has_failed = True
+        _log.warning("sonde: %s cannot be written; it ends here.", printable(self.path))
+
 
 TERMINAL_INTERVAL_S = 1.0  # between two lines on the terminal; warnings are always printed
 FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
 class TrainingLogger:
-    """Writes metrics of batches and warnings to `<directory>/<name>.log`, rotated by size, and to the terminal.
-
-    It has a logger and handlers of its own; loggers of the user, the root logger included, are not changed.
-    """
+    """Writes metrics of batches and warnings to `<directory>/<name>.log`, rotated by size, and to the terminal. It has a logger and
+    handlers of its own; loggers of the user, the root logger included, are not changed."""
 
     def __init__(self, name: str, directory: Path, *, interval_s: float = 0.0) -> None:
         if not isinstance(name, str) or not name.strip():

@@ -13,7 +13,7 @@ from torch import Tensor
 from sonde.errors import SondeError
 from sonde.statistics import exponent_histogram
 from sonde.statistics.torch_fallback import LOWEST_EXPONENT
-from sonde.tools.tensors.basic_statistics import FastStatistics, fast_statistics
+from sonde.tools.tensors.tensor_statistics import FastStatistics, fast_statistics
 
 _NAMES = {
     "fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2",
@@ -111,13 +111,10 @@ class Magnitudes:
             step_log2 = max(math.floor(math.log2(center)) - target.mantissa_bits, target.denormal_log2)
             spread = math.log2(self.stats.std) - step_log2
         return Margins(
-            format=target,
-            overflow_log2=target.max_log2 - math.log2(largest),
-            underflow_log2=self._exponent_of_lowest_percentile(num) - target.denormal_log2,
-            flushed_share=flushed / num,
-            denormal_share=(below - flushed) / num,
-            spread_bits=spread,
-        )
+            format=target, overflow_log2=target.max_log2 - math.log2(largest),
+            underflow_log2=self._exponent_of_lowest_percentile(num) - target.denormal_log2, flushed_share=flushed / num,
+            denormal_share=(below - flushed) / num, spread_bits=spread,
+        )  # fmt: skip
 
     def _exponent_of_lowest_percentile(self, num: int) -> int:
         passed = 0

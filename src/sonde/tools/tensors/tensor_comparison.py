@@ -1,7 +1,5 @@
 """Compares two tensors element by element, or by their stored statistics if the values are gone."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +10,10 @@ import torch
 from torch import Tensor
 
 from sonde.errors import SondeError
-from sonde.rules.words import number
+from sonde.formatting import counted, number
+from sonde.render.summaries.tables import html_table, text_table
 from sonde.statistics.torch_fallback import readable, reason
-from sonde.tools.tensors.basic_statistics import Floats, as_tensor
-from sonde.tools.tensors.full_statistics import TensorHistogram, TensorStats
-from sonde.views.numbers import counted
-from sonde.views.table import html_table, text_table
+from sonde.tools.tensors.tensor_statistics import Floats, TensorHistogram, TensorStats, as_tensor
 
 CHUNK = 1 << 20  # elements in float64 at a time
 MAX_DENSE = 1 << 27  # elements of a sparse tensor that may be converted to dense
@@ -112,17 +108,11 @@ def compare_values(first: Any, second: Any) -> TensorComparison:
     norm = math.sqrt(square_a) * math.sqrt(square_b)
     first_index = tuple(int(i) for i in np.unravel_index(first_at, shape)) if first_at >= 0 else None
     return TensorComparison(
-        basis="values",
-        max_abs_difference=most if compared else math.nan,
-        max_rel_difference=most_relative if compared else math.nan,
-        cosine=max(-1.0, min(1.0, dot / norm)) if norm else math.nan,
-        distribution_distance=distance,
-        num_different=num_different,
-        num_pairs=int(a.size),
-        num_bad_pairs=num_bad,
-        first_difference=first_index,
+        basis="values", max_abs_difference=most if compared else math.nan, max_rel_difference=most_relative if compared else math.nan,
+        cosine=max(-1.0, min(1.0, dot / norm)) if norm else math.nan, distribution_distance=distance, num_different=num_different,
+        num_pairs=int(a.size), num_bad_pairs=num_bad, first_difference=first_index,
         first_values=(a[first_at].item(), b[first_at].item()) if first_at >= 0 else None,
-    )
+    )  # fmt: skip
 
 
 def compare_statistics(first: TensorStats, second: TensorStats, why: str) -> TensorComparison:

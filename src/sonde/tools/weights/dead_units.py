@@ -1,14 +1,12 @@
 """Dead units: output features or channels that never respond to the input, found by their weights or by their activations."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sonde.rules.words import number
+from sonde.formatting import number
 from sonde.tools.weights.following_activation import ZEROING
 
 TINY = 1e-6  # of the median norm of the layer's units: practically zero in float32

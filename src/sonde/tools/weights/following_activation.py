@@ -3,8 +3,6 @@
 Found by hooks in one forward pass, or without data by the order of modules in an `nn.Sequential`.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -16,10 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sonde.errors import SondeError
+from sonde.profiler.run_forward_pass import eval_mode_restored, forward_arguments, input_errors_explained
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.private_torch_api import BATCH_NORM, CONV, DROPOUT, MAX_POOL
-from sonde.tools.run_forward_pass import eval_mode_restored, forward_arguments
 from sonde.tools.safe_hook import SafeHook
 
 LAYERS = (nn.Linear, *CONV, nn.Bilinear)
@@ -72,10 +69,8 @@ def _kind(module: nn.Module) -> str | None:
 
 
 def next_layers_by_forward(model: nn.Module, data: Any) -> NextLayers:
-    """Runs the data through the model once. Layers that the pass does not settle are filled in by the order of modules.
-
-    The pass runs in eval mode without gradients; modes and random state are restored.
-    """
+    """Runs the data through the model once. Layers that the pass does not settle are filled in by the order of modules. The pass runs in
+    eval mode without gradients; modes and random state are restored."""
     observer = _ForwardObserver()
     with eval_mode_restored(model), ExitStack() as hooks:
         for path, module in model.named_modules():
@@ -85,13 +80,8 @@ def next_layers_by_forward(model: nn.Module, data: Any) -> NextLayers:
                 hooks.callback(module.register_forward_pre_hook(before).remove)
                 hooks.callback(module.register_forward_hook(after).remove)
         for args, kwargs in forward_arguments(data):
-            try:
+            with input_errors_explained():
                 model(*args, **kwargs)
-            except Exception as error:
-                raise SondeError(
-                    f"The model could not be run with this data: {type(error).__name__}: {error}.\n"
-                    "Pass what its forward takes: one tensor, a tuple of arguments, a dict of keyword arguments, or a list of batches."
-                ) from error
             observer.outputs.clear()
     for path, kind in next_layers_by_order(model).items():
         observer.result.activation.setdefault(path, kind)

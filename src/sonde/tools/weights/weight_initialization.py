@@ -4,17 +4,15 @@ The kurtosis identifies the shape of the distribution, the standard deviation it
 recipes give the same values, all of them are named.
 """
 
-from __future__ import annotations
-
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from sonde.rules.words import number
+from sonde.formatting import number
 from sonde.statistics.private_torch_api import fan_in_and_fan_out
-from sonde.tools.tensors.basic_statistics import FastStatistics, fast_statistics
+from sonde.tools.tensors.tensor_statistics import FastStatistics, fast_statistics
 
 MIN_ELEMENTS = 64  # with fewer, neither shape nor scale can be identified
 ERRORS = 4.0  # standard errors that a sample may deviate by chance
@@ -58,10 +56,8 @@ _EXACT = ("zeros", "constant", "identity")
 
 @torch.no_grad()
 def recognize_initialization(weight: Tensor, *, owner: str = "", hidden_size: int = 0) -> WeightInitialization:
-    """Finds the recipes that give the values of `weight`.
-
-    `owner` is the class name of the module. `hidden_size` is that of recurrent modules: torch scales their default by it.
-    """
+    """Finds the recipes that give the values of `weight`. `owner` is the class name of the module. `hidden_size` is that of recurrent
+    modules: torch scales their default by it."""
     found = fast_statistics(weight)
     if found.unsupported or not found.num or not found.is_finite:
         return WeightInitialization((), "could not tell", found.std, reason=found.unsupported or "it is empty or not finite")
@@ -125,15 +121,10 @@ def _recipes(weight: Tensor, found: FastStatistics, shape: str, owner: str, hidd
     elif owner in ("Embedding", "EmbeddingBag"):
         default = 1.0 if shape == "normal" else math.nan
     known = [
-        ("torch default", default),
-        (f"Xavier {shape}", xavier),
-        (f"Kaiming {shape}", kaiming),
-        (f"Kaiming {shape}, fan-out", math.sqrt(2 / fan_out)),
-        (f"LeCun {shape}", 1 / math.sqrt(fan_in)),
-        (f"Xavier {shape}, gain 5/3", xavier * 5 / 3),
-        (f"{shape} with std 0.02", 0.02),
-        (f"{shape} with std 0.01", 0.01),
-    ]
+        ("torch default", default), (f"Xavier {shape}", xavier), (f"Kaiming {shape}", kaiming),
+        (f"Kaiming {shape}, fan-out", math.sqrt(2 / fan_out)), (f"LeCun {shape}", 1 / math.sqrt(fan_in)),
+        (f"Xavier {shape}, gain 5/3", xavier * 5 / 3), (f"{shape} with std 0.02", 0.02), (f"{shape} with std 0.01", 0.01),
+    ]  # fmt: skip
     # Relative standard error of a standard deviation from n values: sqrt((kurtosis - 1) / 4n), with the kurtosis of the shape.
     chance = ERRORS * math.sqrt((0.8 if shape == "uniform" else 2.0) / (4 * found.num)) + TOLERANCE
     matches = [(name, abs(found.std / std - 1)) for name, std in known if std == std and abs(found.std / std - 1) <= chance]
@@ -145,32 +136,28 @@ def _recipes(weight: Tensor, found: FastStatistics, shape: str, owner: str, hidd
 def with_fit(init: WeightInitialization, weight: Tensor, activation: str | None) -> WeightInitialization:
     """Returns `init` with `fit` and `reason` for the activation that follows the layer (None: unknown)."""
     if activation is None:
-        return _with(init, "could not tell", "the activation that follows is not known: pass data, or use nn.Sequential")
+        return replace(init, fit="could not tell", reason="the activation that follows is not known: pass data, or use nn.Sequential")
     if activation == "normalization":
-        return _with(init, "fits", "normalization follows and rescales the output")
+        return replace(init, fit="fits", reason="normalization follows and rescales the output")
     if activation not in GAINS:
-        return _with(init, "could not tell", f"no initialization is known for {activation}")
+        return replace(init, fit="could not tell", reason=f"no initialization is known for {activation}")
     if init.shape in _EXACT and init.shape != "identity":
         is_constant = init.shape == "constant"
         reason = "all units start with equal weights and stay equal" if is_constant else "the layer outputs zeros until it is trained"
-        return _with(init, "small" if init.shape == "zeros" else "could not tell", reason)
+        return replace(init, fit="small" if init.shape == "zeros" else "could not tell", reason=reason)
     if init.std != init.std or weight.ndim < 2:
-        return _with(init, "could not tell", init.reason)
+        return replace(init, fit="could not tell", reason=init.reason)
     growth = init.std * math.sqrt(fan_in_and_fan_out(weight)[0]) / GAINS[activation]
     after = f"before {activation}" if activation else "with no activation after it"
     text = f"{after} the signal changes by a factor of {number(growth)} in this layer"
     if growth < FITS_FROM:
-        return _with(init, "small", f"{text}: few layers in a row can take that, many cannot; {_advice(activation)}")
+        return replace(init, fit="small", reason=f"{text}: few layers in a row can take that, many cannot; {_advice(activation)}")
     if growth > FITS_TO:
-        return _with(init, "large", f"{text}; {_advice(activation)}")
-    return _with(init, "fits", text)
+        return replace(init, fit="large", reason=f"{text}; {_advice(activation)}")
+    return replace(init, fit="fits", reason=text)
 
 
 def _advice(activation: str) -> str:
     if activation in KAIMING_FOR:
         return "Kaiming keeps the scale: torch.nn.init.kaiming_normal_(weight, nonlinearity='relu')"
     return "Xavier keeps the scale: torch.nn.init.xavier_uniform_(weight" + (", gain=5/3)" if activation == "Tanh" else ")")
-
-
-def _with(init: WeightInitialization, fit: str, reason: str) -> WeightInitialization:
-    return WeightInitialization(init.recipes, init.shape, init.std, fit, reason)

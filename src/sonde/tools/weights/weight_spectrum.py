@@ -1,7 +1,5 @@
 """Singular values and ranks of a weight matrix, at a bounded cost for large matrices."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -63,17 +61,12 @@ def compute_spectrum(weight: Tensor) -> WeightSpectrum | str:
     entropy = -float(torch.special.xlogy(shares, shares).sum())
     smallest = float(values[-1])
     return WeightSpectrum(
-        rows=rows,
-        columns=columns,
-        largest=largest,
-        smallest=smallest if whole else math.nan,
+        rows=rows, columns=columns, largest=largest, smallest=smallest if whole else math.nan,
         condition=(top / smallest if smallest > 0 else math.inf) if whole and top > 0 else math.nan,
-        stable_rank=(frobenius / largest) ** 2 if largest > 0 else 0.0,
-        effective_rank=math.exp(entropy) if top > 0 else 0.0,
-        numerical_rank=int((values > top * max(part.shape) * eps).sum()) if top > 0 else 0,
-        full_rank=min(part.shape),
+        stable_rank=(frobenius / largest) ** 2 if largest > 0 else 0.0, effective_rank=math.exp(entropy) if top > 0 else 0.0,
+        numerical_rank=int((values > top * max(part.shape) * eps).sum()) if top > 0 else 0, full_rank=min(part.shape),
         sampled="" if whole else f"{part.shape[0]} x {part.shape[1]} of {rows} x {columns}",
-    )
+    )  # fmt: skip
 
 
 def _sampled_indices(size: int, other: int) -> Tensor:

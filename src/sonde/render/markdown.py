@@ -1,0 +1,120 @@
+"""Reports and comparisons as Markdown, for an issue, a chat or a pull request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from sonde.events import Finding
+from sonde.formatting import number, number_or_text, printable
+from sonde.render.comparison_content import comparison_notes, comparison_tables
+from sonde.render.report_content import evidence, group_findings, layer_types, loss_series, notes, place, run_sentence, source_line
+from sonde.render.terminal.sparkline import sparkline
+
+if TYPE_CHECKING:
+    from sonde.comparison.compare import RunComparison
+    from sonde.report import Report
+    from sonde.runlog.reader import Run
+
+SPECIAL = re.compile(r"([\\`*_\[\]<>#|~@&$]|:(?=//)|^[-+=])")
+SPREADSHEET = ("=", "+", "-", "@")  # a table that is pasted into a spreadsheet must not become a formula
+
+
+def report_markdown(report: Report, run: Run | None = None) -> str:
+    """A report as one Markdown document. With the run, layers that have only a number are shown with their class."""
+    return "\n".join(_report(report, layer_types(run) if run is not None else {})) + "\n"
+
+
+def comparison_markdown(comparison: RunComparison) -> str:
+    """A comparison of two runs as one Markdown document."""
+    return "\n".join(_comparison(comparison)) + "\n"
+
+
+def _report(report: Report, types: Mapping[str, str]) -> Iterator[str]:
+    yield f"# Sonde: {report.verdict}"
+    yield ""
+    yield _text(run_sentence(report))
+    _, losses = loss_series(report)
+    if losses:
+        yield ""
+        yield _curve("loss", losses)
+    for cause, consequences in group_findings(report.findings):
+        yield from _finding(cause, types)
+        for finding in consequences:
+            start = f"- and so **{_text(finding.rule)}**{_in_place(finding, types)} from step {finding.step}"
+            yield f"{start}: {_text(finding.cause)}"
+    yield ""
+    yield "## Notes"
+    for name, note in notes(report):
+        yield f"- {name}: {_text(note)}"
+    for row in report.not_evaluated:
+        yield f"- not evaluated: {_text(row.rule)}: {_text(row.reason)}"
+
+
+def _finding(finding: Finding, types: Mapping[str, str]) -> Iterator[str]:
+    yield ""
+    yield f"## {finding.severity}: {_text(finding.rule)}{_in_place(finding, types)}"
+    yield ""
+    yield f"From step {finding.step}. {_text(finding.cause)}"
+    if source := source_line(finding):
+        yield ""
+        yield f"Line: {_code('  '.join(source).strip())}"
+    yield ""
+    yield f"**Fix:** {_text(finding.fix)}"
+    rows = evidence(finding)
+    if rows:
+        yield ""
+        yield "| evidence | |"
+        yield "|---|---|"
+        for name, given in rows.items():
+            yield f"| {_cell(name)} | {_cell(given) if isinstance(given, str) else number_or_text(given)} |"
+        yield ""
+
+
+def _in_place(finding: Finding, types: Mapping[str, str]) -> str:
+    return f" in {_code(place(finding, types))}" if finding.where else ""
+
+
+def _comparison(comparison: RunComparison) -> Iterator[str]:
+    yield f"# Sonde: {comparison.verdict}"
+    yield ""
+    yield f"**{_text(comparison.headline)}**"
+    for sentence in comparison.details:
+        yield ""
+        yield _text(sentence)
+    for one in comparison.losses:
+        for letter, curve in (("A", one.curve_a), ("B", one.curve_b)):
+            if curve:
+                yield ""
+                yield _curve(f"{_text(one.series)} {letter}", [window.median for window in curve])
+    for table in comparison_tables(comparison):
+        yield ""
+        yield f"| {_cell(table.title)} | A | B | |"
+        yield "|---|---|---|---|"
+        for row in table.rows:
+            yield "| " + " | ".join(_cell(each) for each in row) + " |"
+    for note in comparison_notes(comparison):
+        yield ""
+        yield _text(note)
+
+
+def _curve(name: str, values: Sequence[float]) -> str:
+    return f"{name} {number(values[0])} {_code(sparkline(values))} {number(values[-1])}"
+
+
+def _text(given: str) -> str:
+    """Text in which Markdown, and HTML inside of Markdown, find nothing to interpret."""
+    return SPECIAL.sub(r"\\\1", printable(given))
+
+
+def _cell(given: str) -> str:
+    return _text(f"'{given}" if given.startswith(SPREADSHEET) else given)
+
+
+def _code(given: str) -> str:
+    """A code span for any text: its fence is longer than any row of backticks inside."""
+    shown = printable(given)
+    fence = "`" * (max((len(row) for row in re.findall(r"`+", shown)), default=0) + 1)
+    pad = " " if shown.startswith("`") or shown.endswith("`") else ""
+    return f"{fence}{pad}{shown}{pad}{fence}"

@@ -1,0 +1,86 @@
+"""Where the numbers of many tensors lie among the powers of two, and where the formats end that could hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sonde.formatting import counted
+from sonde.render.plots import style
+from sonde.render.plots.heatmap_plot import row_ticks
+from sonde.render.plots.plot import Plot
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ROOM = 4  # powers of two beside the outermost numbers
+TAIL = 0.01  # share of the numbers below which a bar is only a line
+
+
+def magnitudes(rows: Mapping[str, Mapping[int, int]], ranges: Mapping[str, tuple[float, float, float]], *, name: str) -> Plot:
+    """One row per tensor: how many of its numbers have which floor(log2 |x|).
+
+    `ranges` has, per format, the logarithms of its smallest number, its smallest normal number and its largest one.
+    """
+    names = list(rows)
+    used = [exponent for counts in rows.values() for exponent in counts]
+    low, high = (float(min(used) - ROOM), float(max(used) + 1 + ROOM)) if used else (-1.0, 1.0)
+    shown = {label: span for label, span in ranges.items() if span[0] > low - 40 or span[2] < high + 40}
+    for smallest, _, largest in shown.values():  # the edges that matter are those near the numbers
+        low, high = (smallest - 1 if low - 24 < smallest < low else low), (largest + 1 if high < largest < high + 24 else high)
+    data = {
+        "kind": "magnitudes",
+        "exponents": {label: {str(exponent): count for exponent, count in counts.items()} for label, counts in rows.items()},
+        "ranges": {label: list(span) for label, span in ranges.items()},
+    }
+    height = min(max(1.9 + 0.2 * len(shown) + 0.16 * len(names), 2.6), 9.0)
+
+    def draw(figure: Figure) -> None:
+        style.heading(figure, name, f"{counted(len(names), 'tensor')}; the darker, the more numbers; the thin part has the smallest 1 %")
+        if not used:
+            style.show_message(figure.add_subplot(), "no numbers above zero")
+            return
+        parts = figure.subplots(2, 1, sharex=True, height_ratios=[max(len(shown), 1) * 0.2, max(height - 1.5, 1.0)])
+        _draw_ranges(parts[0], shown, low, high)
+        _draw_rows(parts[1], names, rows, shown)
+        row_ticks(parts[1], names, height)
+        parts[1].set_xlim(low, high)
+        parts[1].set_xlabel("magnitude |x| as a power of two")
+        parts[1].xaxis.set_major_formatter(lambda value, _: rf"$2^{{{value:.0f}}}$")
+
+    return Plot(name, draw, data=data, size=(6.8, height))
+
+
+def _draw_ranges(axes: Axes, shown: Mapping[str, tuple[float, float, float]], low: float, high: float) -> None:
+    for row, (smallest, normal, largest) in enumerate(shown.values()):
+        color = style.LINE_COLORS[row % len(style.LINE_COLORS)]
+        axes.barh(row, largest - normal, left=normal, height=0.6, color=color, alpha=0.55)
+        axes.barh(row, normal - smallest, left=smallest, height=0.6, color="none", edgecolor=color, hatch="////", linewidth=0.0)
+    axes.set_yticks(range(len(shown)), labels=list(shown), fontsize=style.TINY + 1)
+    axes.set_ylim(len(shown) - 0.4, -0.6)
+    axes.set_xlim(low, high)
+    axes.tick_params(labelbottom=False, bottom=False, left=False)
+    axes.spines[:].set_visible(False)
+    axes.set_title("what a format holds (hatched: with fewer digits)", fontsize=7, color=style.GRAY, loc="left", pad=2)
+
+
+def _draw_rows(axes: Axes, names: Sequence[str], rows: Mapping[str, Mapping[int, int]], shown: Mapping[str, tuple[float, ...]]) -> None:
+    from matplotlib.colors import to_rgb
+
+    blue = np.array(to_rgb(style.BLUE))
+    for row, label in enumerate(names):
+        exponents = sorted(rows[label])
+        counts = np.array([rows[label][exponent] for exponent in exponents], dtype=float)
+        if not counts.size:
+            continue
+        thin = np.cumsum(counts) <= TAIL * counts.sum()
+        shade = 0.15 + 0.85 * counts / counts.max()
+        colors = 1 - (1 - blue) * shade[:, None]
+        axes.barh(np.full(counts.size, row), 1.0, left=exponents, height=np.where(thin, 0.2, 0.8), color=colors, linewidth=0)
+    for row, (smallest, _, largest) in enumerate(shown.values()):
+        for edge in (smallest, largest):
+            axes.axvline(edge, color=style.LINE_COLORS[row % len(style.LINE_COLORS)], linewidth=0.7, linestyle=(0, (4, 3)), zorder=0)
+    axes.set_ylim(len(names) - 0.5, -0.5)

@@ -1,0 +1,142 @@
+"""What every rendering of a report shows: one sentence on the run, its curves, its notes, and the findings grouped by root cause."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from sonde.events import Finding
+from sonde.formatting import counted, layer_name, listing, percent
+
+if TYPE_CHECKING:
+    from sonde.report import Report
+    from sonde.runlog.reader import Run
+
+SHORT_MS = 1000.0  # below it the time is shown, not only its share
+CONSEQUENCE = "consequence_of"
+SOURCE, SOURCE_TEXT = "source", "source_text"
+SHOWN_ELSEWHERE = frozenset({CONSEQUENCE, SOURCE, SOURCE_TEXT})  # evidence that has its own place in every rendering
+
+ENDINGS = {
+    "finished": "finished",
+    "running": "still running",
+    "killed": "killed: it has no end in the log and its process is gone",
+    "interrupted": "interrupted by the user",
+    "unknown": "no end in the log; it may still run on another machine",
+}
+
+
+def run_sentence(report: Report) -> str:
+    """Number of steps, models and optimizers, and how the run ended, in one line."""
+    run = report.run
+    models = _models_and_optimizers(report)
+    of = f" of {models}" if models else ""
+    ranks = f" on {run.num_ranks} ranks" if run.num_ranks > 1 else ""
+    sentence = f"{counted(run.num_steps, 'step')}{of}{ranks}, {ending(report)}"
+    return f"{report.why_unknown} ({sentence})" if report.why_unknown else sentence
+
+
+def ending(report: Report) -> str:
+    """How the run ended."""
+    run = report.run
+    if run.ended == "exception":
+        return f"ended by {run.exception}" if run.exception else "ended by an exception"
+    if run.ended == "exit":
+        return f"left with exit code {run.exit_code}" if run.exit_code else "finished"
+    if run.signal:
+        return f"killed by {run.signal}"
+    return ENDINGS.get(run.ended, run.ended)
+
+
+def loss_series(report: Report) -> tuple[list[int], list[float]]:
+    """Steps and losses, as thinned by the report."""
+    return [step for step, _ in report.run.loss], [loss for _, loss in report.run.loss]
+
+
+def rate_series(report: Report) -> tuple[list[int], list[float]]:
+    """Steps and learning rates; empty where the rate never changes."""
+    return [step for step, _ in report.run.rate], [rate for _, rate in report.run.rate]
+
+
+def notes(report: Report) -> list[tuple[str, str]]:
+    """Name and text of each note: what was not evaluated, not observed or not readable, and the overhead."""
+    rows = [*report.run.summary, ("rules", _rules(report))]
+    for name, unobserved in (("unobserved", report.unobserved), ("retired", report.retired)):
+        if unobserved:
+            reasons = listing(list(dict.fromkeys(row.reason for row in unobserved)), 2)
+            rows.append((name, f"{listing([row.where or 'the run' for row in unobserved])}: {reasons}"))
+    if report.damage:
+        rows.append(("damage", listing(list(report.damage), 2)))
+    rows += [("cost", _overhead(report)), ("run", str(report.run.path))]
+    return [(name, text) for name, text in rows if text]
+
+
+def group_findings(findings: Sequence[Finding]) -> list[tuple[Finding, list[Finding]]]:
+    """(root cause, its consequences), in the report's order. A consequence whose cause is missing is a group of its own."""
+    groups: list[tuple[Finding, list[Finding]]] = []
+    for finding in findings:
+        cause = finding.evidence.get(CONSEQUENCE)
+        consequences = next((members for root, members in groups if root.rule == cause), None)
+        if consequences is None:
+            groups.append((finding, []))
+        else:
+            consequences.append(finding)
+    return groups
+
+
+def layer_types(run: Run) -> dict[str, str]:
+    """The class of each measured layer of the first model, by its path: `{"4": "Linear"}`."""
+    return {site.module: site.type for site in run.sites.values() if site.kind in ("output", "parameter") and not site.model}
+
+
+def place(finding: Finding, types: Mapping[str, str]) -> str:
+    """The layer or parameter of a finding; empty where it concerns the whole run."""
+    return layer_name(finding.where, types.get(finding.where, ""))
+
+
+def source_line(finding: Finding) -> tuple[str, str] | None:
+    """(file and line, the code there) of a finding that names its source."""
+    if SOURCE not in finding.evidence:
+        return None
+    return str(finding.evidence[SOURCE]), str(finding.evidence.get(SOURCE_TEXT, "")).strip()
+
+
+def evidence(finding: Finding) -> dict[str, float | str]:
+    """The evidence for a table: `num_nan` reads `num nan`. A name with blanks is worded already, and may hold a path."""
+    return {
+        name if " " in name else name.replace("_", " "): given
+        for name, given in finding.evidence.items()
+        if name not in SHOWN_ELSEWHERE
+    }
+
+
+def _models_and_optimizers(report: Report) -> str:
+    models = [f"{model.get('class', 'model')} ({_parameter_count(model.get('num_parameters'))})" for model in report.run.models]
+    optimizers = [str(optimizer.get("class", "optimizer")) for optimizer in report.run.optimizers]
+    return " with ".join(part for part in (listing(models), listing(optimizers)) if part)
+
+
+def _parameter_count(num_parameters: object) -> str:
+    if not isinstance(num_parameters, int):
+        return "parameters unknown"
+    if num_parameters < 10_000:
+        return counted(num_parameters, "parameter")
+    scale, unit = next((s, u) for s, u in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if num_parameters >= s)
+    return f"{num_parameters / scale:.3g}{unit} parameters"
+
+
+def _rules(report: Report) -> str:
+    if not report.not_evaluated:
+        return f"{len(report.clear)} clear"
+    names = listing([row.rule for row in report.not_evaluated])
+    return f"{len(report.clear)} clear, {len(report.not_evaluated)} not evaluated: {names}"
+
+
+def _overhead(report: Report) -> str:
+    if not math.isfinite(report.overhead.ratio):
+        return ""
+    steps = f"{report.overhead.num_observed:,} of {counted(report.run.num_steps, 'step')} observed"
+    own_ms = report.overhead.own_ms
+    took = f"{own_ms:.0f} ms, " if own_ms < SHORT_MS else ""  # of a run this short, the share alone would mislead
+    return f"Sonde took {took}{percent(report.overhead.ratio - 1)} of the training time; {steps}"

@@ -1,0 +1,104 @@
+"""A memory report for people: what takes how much at the peak, which modules, whether it fits, what piles up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from textwrap import wrap
+from typing import TYPE_CHECKING
+
+from sonde.formatting import counted, percent, printable, shorten, size
+from sonde.render.summaries.tables import html_table, text_table
+
+if TYPE_CHECKING:
+    from sonde.memory_profiler.memory_report import DeviceMemory, MemoryReport, Usage
+
+MAX_MODULES = 10
+MAX_LEAKS = 5
+BAR = 20  # characters
+WIDTH, INDENT = 80, " " * 12
+LONGEST_PATH = 34  # characters: with five columns of numbers, 80 are not exceeded
+WORDS = {"forward": "in the forward", "backward": "in the backward", "optimizer": "in the optimizer's step"}
+SHORT = {"parameters": "params", "gradients": "grads", "optimizer state": "optimizer", "activations": "activations", "other": "other"}
+
+
+def memory_text(report: MemoryReport) -> str:
+    parts = []
+    for name in sorted(report.devices, key=lambda name: name != report.device):
+        device = report.devices[name]
+        parts.append("\n".join(wrap(_headline(device), WIDTH, subsequent_indent="  ", break_on_hyphens=False)))
+        parts.append(text_table(("category", "at the peak", "share", ""), _categories(device)))
+        modules, more = _modules(device)
+        if modules:
+            parts.append(text_table(("module", *SHORT.values()), modules, left=1))
+            parts[-1] += f"\n{more}" if more else ""
+    lines = [wrapped(line) for line in _lines(report)]
+    return "\n\n".join([*parts, "\n".join(lines)] if lines else parts)
+
+
+def wrapped(line: str) -> str:
+    """A line of facts behind its word, no wider than the table."""
+    return "\n".join(wrap(printable(line), WIDTH, subsequent_indent=INDENT, break_on_hyphens=False))
+
+
+def memory_html(report: MemoryReport) -> str:
+    device = report.on()
+    modules, more = _modules(device)
+    tables = html_table(("category", "at the peak", "share", ""), _categories(device), title=_headline(device))
+    return tables + html_table(("module", *SHORT.values()), modules, title="", notes=[line for line in (more, *_lines(report)) if line])
+
+
+def _headline(device: DeviceMemory) -> str:
+    peak = device.peak
+    at = [WORDS.get(peak.phase, ""), f"of {peak.module}" if peak.module and peak.phase == "forward" else ""]
+    where = " ".join(part for part in at if part)
+    line = ", ".join(part for part in (peak.operation, peak.source) if part)
+    text = f"peak of tensors on {device.device}: {size(peak.usage.total)}"
+    return printable(text + (f", {where}" if where else "") + (f" ({line})" if line else ""))
+
+
+def _categories(device: DeviceMemory) -> list[list[str]]:
+    found, total = device.peak.usage.by_category(), device.peak.usage.total
+    shares = {name: num / max(total, 1) for name, num in found.items()}
+    rows = [[name, size(num), percent(shares[name]), "█" * round(BAR * shares[name])] for name, num in found.items()]
+    return [*rows, ["total", size(total), "", ""]]
+
+
+def _modules(device: DeviceMemory) -> tuple[list[list[str]], str]:
+    found = device.peak.usage.by_module()
+    names = {"": "(no module)"}
+    rows = [
+        [shorten(names.get(path, path), LONGEST_PATH), *(size(parts[category]) if category in parts else "" for category in SHORT)]
+        for path, parts in list(found.items())[:MAX_MODULES]
+    ]
+    hidden = list(found.values())[MAX_MODULES:]
+    total = sum(sum(parts.values()) for parts in hidden)
+    return rows, f"and {counted(len(hidden), 'more module')}, {size(total)}" if hidden else ""
+
+
+def _lines(report: MemoryReport) -> list[str]:
+    lines = []
+    room, device = report.room, report.on()
+    if report.limit is not None and room is not None:
+        fits = "fits into" if report.fits() else "does not fit into"
+        base = f", of which the program itself takes {size(report.base_rss)}" if report.base_rss else ""
+        lines.append(f"machine     it {fits} the {size(report.limit)} of {report.limit_by}{base}")
+    largest = report.largest_batch()
+    if report.batch_size and largest is not None:
+        about = f"about {largest:,} would fit" if largest >= 1 else "not even a batch of 1 would fit"
+        lines.append(f"batch       {report.batch_size:,}; {about} (what grows with it in proportion)")
+    if device.allocated is not None and device.reserved:
+        unused = device.fragmentation or 0.0
+        what = "malloc" if device.device == "cpu" else "the allocator"
+        more = f"; {size(device.unaccounted)} went to other than tensors since the start" if device.unaccounted is not None else ""
+        held = f"handed out {size(device.allocated)} of the {size(device.reserved)} that it holds ({percent(unused)} unused)"
+        lines.append(f"allocator   {what} has {held}{more}")
+    if report.process.rss is not None:
+        most = f", at most {size(report.peak_rss)} so far" if report.peak_rss else ""
+        lines.append(f"process     {size(report.process.rss)} in physical memory{most}")
+    lines += [f"leak        {leak}" for leak in report.kept[:MAX_LEAKS]]
+    lines += [f"snapshot    {one.label}: {_snapshot(one.usage)}" for one in report.snapshots[-MAX_MODULES:]]
+    return [*lines, *(f"note        {note}" for note in report.notes)]
+
+
+def _snapshot(usage: Mapping[str, Usage]) -> str:
+    return ", ".join(f"{size(one.total)} on {device}" for device, one in usage.items()) or "no tensors"

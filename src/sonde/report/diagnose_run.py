@@ -1,0 +1,225 @@
+"""diagnose(run) -> Report: reads a run, evaluates the rules and collects the facts beside their findings.
+
+Rules judge the newest attempt of each rank. The facts (steps, loss curve, cost) cover all attempts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import nan
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from sonde.events import Finding, Kind, ModelWatched, Severity
+from sonde.report.report_types import MAX_POINTS, Overhead, Report, RunFacts, Unevaluated, Unobserved, Verdict
+from sonde.report.run_summary import summarize
+from sonde.rules.engine import evaluate, order_findings
+from sonde.rules.registry import all_rules
+from sonde.rules.rule import NotEvaluated, Rule
+from sonde.run_view import RunView, newest_views
+from sonde.run_view.step_times import SETTLED
+from sonde.runlog.format import Gap
+from sonde.runlog.reader import Run
+
+MAX_LOGGED = 50  # series of the user that are looked through
+MAX_NOTES = 50  # things that could not be observed or read: nobody reads a longer list
+
+Floats = npt.NDArray[np.float64]
+
+
+def diagnose(run: Run | Path | str, rules: Sequence[Rule] | None = None) -> Report:
+    """What is wrong with a run.
+
+    Args:
+        run: A run, or the path of its directory or of a `.sonde` file.
+        rules: The rules to evaluate; by default all rules of Sonde and of installed packages that provide some.
+    """
+    source = run if isinstance(run, Run) else Run(run)
+    chosen = all_rules() if rules is None else tuple(rules)
+    views = newest_views(source)
+    facts = _collect_facts(source, views)
+    outcomes = evaluate(views, chosen)
+    findings = order_findings(
+        [finding for outcome in outcomes if isinstance(outcome.result, Sequence) for finding in outcome.result],
+        {rule.name: rule.explains for rule in chosen},
+    )
+    not_evaluated = [(outcome.rule.name, outcome.result.reason) for outcome in outcomes if isinstance(outcome.result, NotEvaluated)]
+    found = {finding.rule for finding in findings}
+    verdict, why_unknown = _verdict(findings, facts, len(not_evaluated) == len(outcomes), source)
+    return Report(
+        run=_run_facts(source, facts, views, findings),
+        verdict=verdict,
+        why_unknown=why_unknown,
+        findings=tuple(findings),
+        clear=tuple(rule.name for rule in chosen if rule.name not in found | {name for name, _ in not_evaluated}),
+        not_evaluated=tuple(Unevaluated(name, reason) for name, reason in not_evaluated),
+        overhead=_overhead(facts),
+        unobserved=_notes(source, "unobserved", "reason"),
+        retired=_notes(source, "retired", "error"),
+        damage=_damage(source, facts.num_repeated_steps),
+    )
+
+
+@dataclass(slots=True)
+class _Facts:
+    """Facts over all attempts. Steps, losses and rates are those of the lowest rank."""
+
+    num_steps: int = 0
+    num_observed: int = 0
+    num_models: int = 0
+    num_backwards: int = 0
+    num_updates: int = 0
+    num_repeated_steps: int = 0
+    step_ms: float = 0.0  # of all ranks
+    sonde_ms: float = 0.0
+    training_ms: float = 0.0  # of the lowest rank
+    startup_ms: float = nan
+    per_step_ms: float = nan
+    loss: tuple[Floats, Floats] = (np.empty(0), np.empty(0))  # steps, values
+    rate: tuple[Floats, Floats] = (np.empty(0), np.empty(0))
+
+
+def _collect_facts(run: Run, newest: dict[int, RunView]) -> _Facts:
+    facts = _Facts()
+    lowest = next(iter(run.ranks), 0)
+    judged = {(view.rank, view.attempt): view for view in newest.values()}
+    for process in run.processes:
+        view = judged.get((process.rank, process.attempt)) or RunView(process)
+        facts.num_models += len(view.events(ModelWatched))
+        facts.num_backwards += view.calls["backwards"]
+        facts.num_updates += view.calls.updates
+        facts.num_repeated_steps += view.num_repeated_steps
+        step_ms, sonde_ms = view.steps["step_ms"], view.steps["sonde_ms"]
+        with np.errstate(invalid="ignore"):
+            is_timed = np.isfinite(step_ms) & np.isfinite(sonde_ms) & (step_ms >= sonde_ms) & (sonde_ms >= 0)
+        facts.step_ms += float(step_ms[is_timed].sum())
+        facts.sonde_ms += float(sonde_ms[is_timed].sum())
+        if process.rank != lowest:
+            continue
+        facts.num_steps += view.num_steps
+        facts.num_observed += int(np.count_nonzero(view.steps["observed"] == 1))
+        facts.training_ms += float((step_ms - sonde_ms)[is_timed].sum())
+        if is_timed.any():
+            facts.per_step_ms = float(np.median(sonde_ms[is_timed]))
+            at_start = sonde_ms[is_timed][:SETTLED]
+            facts.startup_ms = max(0.0, float(at_start.sum()) - len(at_start) * facts.per_step_ms)
+        losses = view.losses
+        # A loss that is not finite stays as it is; a NaN is known from its event only.
+        values = np.where(losses.is_nonfinite & np.isfinite(losses.value), nan, losses.value)
+        facts.loss = _thinned(_joined(facts.loss, view.step_numbers[losses.has_loss], values[losses.has_loss]))
+        rates = view.steps["lr"]
+        facts.rate = _thinned(_joined(facts.rate, view.step_numbers[~np.isnan(rates)], rates[~np.isnan(rates)]))
+    return facts
+
+
+def _joined(curve: tuple[Floats, Floats], steps: npt.NDArray[np.int64], values: Floats) -> tuple[Floats, Floats]:
+    return np.concatenate([curve[0], steps]), np.concatenate([curve[1], values])
+
+
+def _thinned(curve: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
+    """At most MAX_POINTS points, at equal distances: each is the last of its group, or the first of it that is not finite."""
+    steps, values = curve
+    width = 1
+    while -(-len(values) // width) > MAX_POINTS:
+        width *= 2
+    if width == 1:
+        return curve
+    starts = np.arange(0, len(values), width)
+    chosen = np.minimum(starts + width, len(values)) - 1
+    is_bad = np.flatnonzero(~np.isfinite(values))
+    first_bad = np.searchsorted(is_bad, starts)
+    has_bad = (first_bad < len(is_bad)) & (is_bad[np.minimum(first_bad, len(is_bad) - 1)] <= chosen if len(is_bad) else False)
+    chosen[has_bad] = is_bad[first_bad[has_bad]]
+    return steps[chosen], values[chosen]
+
+
+def _overhead(facts: _Facts) -> Overhead:
+    without_ms = facts.step_ms - facts.sonde_ms
+    return Overhead(
+        ratio=facts.step_ms / without_ms if without_ms > 0 else nan,
+        num_observed=facts.num_observed,
+        observed_share=facts.num_observed / facts.num_steps if facts.num_steps else 0.0,
+        own_ms=facts.sonde_ms,
+        training_s=facts.training_ms / 1e3,
+        startup_ms=facts.startup_ms,
+        per_step_ms=facts.per_step_ms,
+    )
+
+
+def _verdict(findings: Sequence[Finding], facts: _Facts, is_nothing_evaluated: bool, run: Run) -> tuple[Verdict, str]:
+    if any(finding.severity.rank >= Severity.WARNING.rank for finding in findings):
+        return "problems", ""
+    if not facts.num_steps and run.gaps:
+        return "unknown", f"The log could not be written ({run.gaps[0].reason}), so there is nothing to judge."
+    if not facts.num_backwards and not facts.num_updates:
+        return "unknown", "Sonde saw no training: no optimizer stepped and no backward ran."
+    if not facts.num_updates and not facts.num_models:
+        return "unknown", "Backward ran, but Sonde saw neither a torch.nn.Module nor an optimizer to watch."
+    if not facts.num_updates:
+        return "unknown", "Nothing was trained: backward ran, but no optimizer stepped and no parameter was changed."
+    if is_nothing_evaluated:
+        return "unknown", "No rule had enough to judge by."
+    return "healthy", ""
+
+
+def _run_facts(run: Run, facts: _Facts, views: dict[int, RunView], findings: Sequence[Finding]) -> RunFacts:
+    ended = run.ended
+    rank = next(iter(run.ranks), None)
+    view = views.get(rank) if rank is not None else None
+    loss, rate = (tuple(zip(steps.astype(np.int64).tolist(), values.tolist())) for steps, values in (facts.loss, facts.rate))
+    places = {finding.where for finding in findings}
+    return RunFacts(
+        name=run.name,
+        path=run.path,
+        num_steps=facts.num_steps,
+        last_step=run.last_step,
+        ended=str(ended.how),
+        exit_code=ended.exit_code,
+        exception=str(ended.exception or ""),
+        num_ranks=len(run.ranks),
+        models=tuple(event.data for event in run.events("model", rank)),
+        optimizers=tuple(event.data for event in run.events("optimizer", rank)),
+        loss=loss,
+        rate=rate if len({value for _, value in rate}) > 1 else (),
+        summary=tuple(summarize(view, _logged(run, rank))) if view is not None else (),
+        signal=ended.signal,
+        layer_types={site.module: site.type for site in view.sites.values() if site.module in places} if view is not None else {},
+    )
+
+
+def _logged(run: Run, rank: int | None) -> dict[str, list[tuple[int, float]]]:
+    series = ((name, run.series(Kind.LOG, name, "value", rank)) for name in run.logged[:MAX_LOGGED])
+    return {name: list(zip(steps.tolist(), values.tolist())) for name, (steps, values) in series}
+
+
+def _notes(run: Run, kind: str, key: str) -> tuple[Unobserved, ...]:
+    notes: dict[Unobserved, None] = {}
+    for event in run.events(kind):
+        where = " ".join(text for name in ("probe", "where") if (text := str(event.data.get(name, ""))))
+        notes[Unobserved(where, str(event.data.get(key, "")))] = None
+        if len(notes) >= MAX_NOTES:
+            break
+    return tuple(notes)
+
+
+def _damage(run: Run, num_repeated_steps: int) -> tuple[str, ...]:
+    notes = [
+        f"{one.num_bytes} bytes of {Path(one.file).name} at offset {one.offset} could not be read: {one.reason}" for one in run.damage
+    ]
+    notes += [_gap_sentence(gap) for gap in run.gaps]
+    if num_repeated_steps:
+        notes.append(f"{num_repeated_steps:,} records repeat the number of an earlier step of the same process; the first one counts")
+    if len(notes) > MAX_NOTES:
+        notes = [*notes[:MAX_NOTES], f"and {len(notes) - MAX_NOTES} more"]
+    return tuple(notes)
+
+
+def _gap_sentence(gap: Gap) -> str:
+    steps = f"step {gap.first_step}" if gap.first_step == gap.last_step else f"steps {gap.first_step} to {gap.last_step}"
+    records = f"{gap.num_dropped:,} record{'s' if gap.num_dropped != 1 else ''}" + (f" of {steps}" if gap.first_step >= 0 else "")
+    return f"{records} could not be written: {gap.reason}"
+
+

@@ -1,0 +1,36 @@
+"""The places that keep tensors of many steps alive, as the leak detector found them during the training."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sonde.events import LeaksInvestigated
+from sonde.rules._shared.event_rows import amount, text
+from sonde.run_view import RunView
+
+
+class FoundLeak(NamedTuple):
+    """Tensors that accumulate in one place."""
+
+    step: int
+    holder: str  # "train() local 'losses' -> list[90]"
+    cause: str
+    fix: str
+    num_bytes: float
+    num_nodes: float  # of autograd graphs that they keep alive
+
+
+def found_leaks(view: RunView) -> list[FoundLeak]:
+    """The leaks of all investigations, in their order."""
+    return [
+        FoundLeak(
+            event.step,
+            text(leak, "holder"),
+            text(leak, "cause").rstrip("."),
+            text(leak, "fix").rstrip("."),
+            amount(leak, "num_bytes"),
+            amount(leak, "num_nodes"),
+        )
+        for event in view.events(LeaksInvestigated)
+        for leak in event.leaks
+    ]

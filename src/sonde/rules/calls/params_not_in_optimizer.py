@@ -1,0 +1,75 @@
+"""A part of the model gets gradients, but no optimizer holds its parameters.
+
+What it finds    an optimizer that was built with only some of the parameters that should train.
+Why it matters   that part stays as it was initialized; the rest must learn around it. Its gradients are never cleared
+                 either: they only grow.
+How it knows     trainable parameters that are in no optimizer, that receive non-zero gradients again and again, and
+                 whose values never change.
+Known problems   a frozen backbone has requires_grad=False or gets no gradient. A part that another optimizer trained
+                 earlier in the run, or that the program changes by hand (target networks, averaged weights), has
+                 changed and is left out. A whole model that runs after the trained one may be meant to stay (a fixed
+                 critic whose parameters were not frozen): if the training does not fail, it is reported as info.
+                 If the optimizer holds an image or a prompt instead of the model (style transfer), nothing is
+                 reported. A head that was replaced after the optimizer was built is stale-optimizer-params. Tied
+                 weights are one parameter under two names; idle experts and heads are in the optimizer.
+Fix              pass all of model.parameters() to the optimizer, or set requires_grad_(False) on what must not train.
+"""
+
+from __future__ import annotations
+
+from sonde.events import Finding, Severity
+from sonde.formatting import listing
+from sonde.rules._shared.module_names import modules_of
+from sonde.rules._shared.unowned_parameters import OBSERVED, UnownedParameters, runs_after_trained_model, trainable_paths
+from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
+from sonde.run_view import RunView
+
+
+def check(view: RunView) -> Result:
+    parameters = view.remember(UnownedParameters.of)
+    if not parameters.untrained or parameters.num_abandoned or parameters.trains_other_tensors:
+        return NotEvaluated(parameters.reason_not_evaluated) if parameters.reason_not_evaluated else Clear()
+    models = dict.fromkeys(site.model for site in parameters.untrained)
+    return [
+        _finding(view, model, [site.path for site in parameters.untrained if site.model == model], parameters.first_step)
+        for model in models
+    ]
+
+
+def _finding(view: RunView, model: str, untrained: list[str], step: int) -> Finding:
+    trainable = trainable_paths(view, model)
+    modules = modules_of(untrained, trainable)
+    is_whole_model = len(untrained) >= len(trainable)
+    severity = Severity.ERROR
+    if is_whole_model and runs_after_trained_model(view, model):
+        severity = Severity.WARNING if view.loss_trend.stuck else Severity.INFO
+    where = ""
+    if len(modules) == 1 or not is_whole_model:
+        where = max(modules, key=lambda module: sum(path == module or path.startswith(module + ".") for path in untrained))
+    return Finding(
+        rule=RULE.name,
+        severity=severity,
+        where=where,
+        step=step,
+        cause=f"{len(untrained)} of {len(trainable)} trainable parameters ({listing(modules)}) receive gradients, but no optimizer holds "
+        f"them, and they never changed; the optimizer is built{view.call_sites.at('optimizer') or ' without them'}",
+        fix="pass all of model.parameters() to the optimizer, or freeze what must not train with requires_grad_(False)",
+        evidence={
+            "num_unowned": len(untrained),
+            "num_trainable": len(trainable),
+            "modules": ", ".join(modules[:20]),
+            **({"model": model} if model else {}),
+            **view.call_sites.evidence("optimizer"),
+        },
+    )
+
+
+RULE = Rule(
+    "params-not-in-optimizer",
+    check,
+    page=__doc__,
+    explains=(
+        "loss-plateau", "unchanged-parameter", "exploding-gradient", "vanishing-gradient", "dead-relu", "nonfinite-loss",
+    ),
+    reductions=(OBSERVED,),
+)  # fmt: skip

@@ -1,0 +1,82 @@
+"""The input of the model is the same for all samples.
+
+What it finds    inputs that are all zero, or one and the same row for every sample of every batch.
+Why it matters   the model can only learn how often each target occurs; zeros do not even give the first layer a gradient.
+How it knows     in every inspected step, all samples in every input of the model were equal, bit for bit, and the same as in all other
+                 steps.
+Known problems   a mask, a start token or a position may be the same for all samples beside inputs that are not: one input that varies
+                 is enough, such as a hidden state or the edges of a graph. Labels that the model receives to compute its loss do not
+                 count. Copies of one sample (several draws for each, parallel environments at their start) differ from step to step.
+                 Batches of one sample are not evaluated.
+Fix              print one batch right before model(...), and search for the line that multiplies, masks, casts or loads it wrongly.
+"""
+
+from __future__ import annotations
+
+from math import isnan, nan
+
+import numpy as np
+
+from sonde.events import Finding, Kind, Severity
+from sonde.formatting import number
+from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
+from sonde.run_view import RunView
+
+ENOUGH = 5  # inspected steps: a first batch of zeros is often used to test the model
+
+
+def check(view: RunView) -> Result:
+    batches = view.inspected_batches
+    is_comparable = batches.num_inputs > 0
+    num = int(np.count_nonzero(is_comparable))
+    if not num:
+        if len(batches.rows):
+            return NotEvaluated("every batch had one sample")
+        return NotEvaluated("no batch was inspected: no observed step ran a watched model")
+    is_constant = is_comparable & (batches.num_alike >= batches.num_inputs)
+    if np.count_nonzero(is_constant) < num or len(np.unique(batches.sample[is_constant])) > 1:
+        return Clear()
+    if num < ENOUGH:
+        return NotEvaluated(f"only {num} batches were inspected")
+    first = int(np.flatnonzero(is_constant)[0])
+    row = int(batches.rows[first])
+    value = _constant_value(view, row)
+    content = "all samples were one and the same" if isnan(value) else f"every number was {number(value)}"
+    return [
+        Finding(
+            rule=RULE.name,
+            severity=Severity.CRITICAL,
+            where="",
+            step=view.step_number(row),
+            cause=f"the model received the same input for all samples of all {num} batches that were inspected: {content}"
+            f"{view.call_sites.at('forward')}",
+            fix="print x.float().std(dim=0) right before model(...), and go back to the line after which it is 0",
+            evidence={
+                "num_looked_at": num, "batch_size": int(batches.size[first]), **({} if isnan(value) else {"value": value}),
+                **view.call_sites.evidence("forward"),
+            },
+        )
+    ]  # fmt: skip
+
+
+def _constant_value(view: RunView, row: int) -> float:
+    """The value of all elements of the input, or of the batch if the input is one of its tensors; NaN if they differ."""
+    for block in view.blocks(Kind.BATCH):
+        at = np.flatnonzero(block.rows == row)
+        if len(at) and Kind.BATCH in block:
+            table = block[Kind.BATCH]
+            known = [(site.path, column) for column, site in enumerate(table.sites) if site is not None]
+            column = next((column for path, column in known if path.startswith("input.")), known[0][1] if known else None)
+            if column is not None and table["min"][at[0], column] == table["max"][at[0], column]:
+                return float(table["min"][at[0], column])
+    return nan
+
+
+RULE = Rule(
+    "constant-input",
+    check,
+    page=__doc__,
+    explains=(
+        "same-batch", "loss-plateau", "dead-relu", "vanishing-gradient", "unchanged-parameter", "iterable-duplicated", "exploding-gradient",
+    ),
+)  # fmt: skip

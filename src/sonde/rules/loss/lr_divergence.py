@@ -1,0 +1,107 @@
+"""The updates are larger than the training can bear: the loss leaves its starting level and does not come back.
+
+What it finds    a learning rate far too high for this model and optimizer.
+Why it matters   each step overshoots further than the last; the loss explodes, becomes NaN, or the weights end where
+                 nothing can be learned.
+How it knows     inputs and first gradients were in order, then updates as large as the weights themselves, or a loss
+                 and gradient that climb together step by step; and the loss ends far above its start, not finite, or
+                 never below it.
+Known problems   high rates that learn are never judged. A loss that only rises because of adversaries does not
+                 count, nor does the error of a value estimate that grows with the values (DQN). A NaN without the
+                 climb before it is nonfinite-loss. Signals that were out of bounds before the first update are
+                 exploding-gradient; a forgotten zero_grad and bad inputs are reported by their own rules, as the
+                 cause of this one.
+Fix              divide the learning rate by ten until the loss falls; add warm-up or clipping if only the start is
+                 rough.
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+
+import numpy as np
+
+from sonde.events import Finding, Severity
+from sonde.formatting import number
+from sonde.rules._shared.divergence_cause import DIVERGENCE_CAUSE
+from sonde.rules._shared.nonfinite_origins import NONFINITE_RULES
+from sonde.rules.columns import Bools, first_number, first_where, largest_number
+from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
+from sonde.run_view import RunView
+
+CLIMB = 10.0  # times the starting loss, on the way to a loss that is not finite: noise stays below
+FAR = 1000.0  # times the starting loss, if it stays finite: errors of growing value estimates stay below
+NUM_CLIMBED = 2  # losses that high before the end
+DESTRUCTIVE = 1.0  # update over weights that by itself explains a loss that never falls
+
+
+def check(view: RunView) -> Result:
+    trend, cause = view.loss_trend, view.reduced(DIVERGENCE_CAUSE)
+    if not view.calls["optimizer_steps"]:
+        return NotEvaluated("no optimizer stepped")
+    if not trend.num_losses:
+        return NotEvaluated("no backward was seen")
+    if not trend.failing or cause.growth:
+        return Clear()
+    is_lost = trend.is_gone or trend.has_risen
+    is_far = trend.is_gone or trend.recent_level > FAR * trend.first_level
+    is_high = _is_high(view)
+    has_climbed = is_lost and is_far and np.count_nonzero(is_high) >= NUM_CLIMBED
+    is_thrown = cause.has_large_update and (is_lost or cause.largest_ratio >= DESTRUCTIVE)
+    if not has_climbed and not is_thrown:
+        return Clear()
+    steps = [view.step_number(int(np.argmax(is_high)))] if has_climbed else []
+    steps += [cause.large_update_step] if is_thrown else []
+    norms = view.steps["grad_norm"][np.isfinite(view.steps["grad_norm"])]
+    first_norm, largest_norm = first_number(norms), largest_number(norms)
+    how = (
+        f"an update was {number(cause.largest_ratio)} times the size of all weights"
+        if is_thrown
+        else f"the loss climbed above {CLIMB:g} times its start, the gradient norm from {number(first_norm)} to {number(largest_norm)}"
+    )
+    rate = _first_rate(view)
+    return [
+        Finding(
+            rule=RULE.name,
+            severity=Severity.CRITICAL,
+            where="",
+            step=min(steps),
+            cause=f"with a learning rate of {number(rate)}{view.call_sites.at('optimizer')} {how}, and {trend.failing}",
+            fix=f"lower the learning rate (try {number(rate / 10)} and below), or warm it up"
+            if isfinite(rate)
+            else "lower the learning rate by a factor of ten until the loss falls",
+            evidence={
+                "lr": rate,
+                "first_loss": trend.first_level,
+                "worst_loss": trend.worst,
+                "first_grad_norm": first_norm,
+                "largest_grad_norm": largest_norm,
+                **cause.evidence(),
+                **view.call_sites.evidence("optimizer"),
+            },
+        )
+    ]
+
+
+def _is_high(view: RunView) -> Bools:
+    """Steps with a finite loss above CLIMB times the first one."""
+    first, loss = view.loss_trend.first, view.steps["loss"]
+    if not first or min(first) <= 0:
+        return np.zeros(view.num_steps, bool)
+    is_high: Bools = np.isfinite(loss) & (loss > CLIMB * first[0]) & (view.step_numbers > view.loss_trend.first_step)
+    return is_high
+
+
+def _first_rate(view: RunView) -> float:
+    rates = view.steps["lr"]
+    first = first_where(rates > 0)
+    return float(rates[-1 if first is None else first])
+
+
+RULE = Rule(
+    "lr-divergence",
+    check,
+    page=__doc__,
+    explains=(*NONFINITE_RULES, "dead-relu", "loss-plateau", "vanishing-gradient", "exploding-gradient", "unchanged-parameter"),
+    reductions=(DIVERGENCE_CAUSE,),
+)

@@ -1,0 +1,56 @@
+"""The memory of the process grows with every step, and nothing suggests that it will stop.
+
+What it finds    outputs, features or batches that are stored and never removed; a cache without bounds; a list that a hook fills.
+Why it matters   the training swaps, and is killed at some point when no memory is left.
+How it knows     after the first third of the steps, each quarter of the rest has more physical memory in use at its lowest than the one
+                 before, at a rate that does not fall; and tensors of all ages accumulate in one place, which is named. Without such a place
+                 (arrays of numpy, Python objects) the growth is reported as info.
+Known problems   the growth by optimizer state, caches that fill once and batches of different lengths is over in the first third.
+                 deque(maxlen=…) and lru_cache(maxsize=…) are bounded and not counted. A buffer that is bounded by hand cannot be told from
+                 a leak until it is full. A growth below 24 MiB in all, as in short runs, is not reported.
+Fix              empty it after use, bound it, or store numbers instead of tensors.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sonde.events import Finding, MemoryLimitFound, Severity
+from sonde.formatting import size
+from sonde.memory_trend import MIN_POINTS, MemoryTrend
+from sonde.rules._shared.leak_events import found_leaks
+from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
+from sonde.run_view import RunView
+
+LEAST_MB = 24.0  # MiB: allocators take memory in pieces, and a loop that prints and logs grows by a few
+MB = 2**20
+
+
+def check(view: RunView) -> Result:
+    resident_mb = view.steps["rss_mb"]
+    trend = MemoryTrend()
+    is_measured = ~np.isnan(resident_mb)
+    for step, value in zip(view.step_numbers[is_measured].tolist(), resident_mb[is_measured].tolist()):
+        trend.update(step, value)
+    if trend.num_points < MIN_POINTS:
+        return NotEvaluated(f"memory was measured in fewer than {MIN_POINTS} steps")
+    growth = trend.trend(LEAST_MB)
+    if growth is None:
+        return Clear()
+    first, last, rate = size(growth.first * MB), size(growth.last * MB), f"{size(growth.per_step * MB)} per step"
+    grew = f"memory grew from {first} to {last} between steps {growth.first_step} and {growth.last_step}, {rate}"
+    evidence: dict[str, float | str] = {"per_step": rate, "first": first, "last": last}
+    limit = next(reversed(view.events(MemoryLimitFound)), None)
+    if limit is not None and limit.num_bytes:
+        steps_left = (limit.num_bytes / MB - growth.last) / growth.per_step
+        evidence |= {"full_after_steps": float(max(0, round(steps_left))), "limit": f"{size(limit.num_bytes)} of {limit.by}"}
+    leak = next(iter(found_leaks(view)), None)
+    if leak is None:
+        cause = f"{grew}, and no place was found where tensors accumulate without a bound"
+        fix = "search for a list or a cache of numpy arrays or Python objects that only grows, unless it is a buffer with a bound"
+        return [Finding(RULE.name, Severity.INFO, "", growth.first_step, cause, fix, evidence)]
+    evidence |= {"holder": leak.holder, "kept": size(leak.num_bytes)}
+    return [Finding(RULE.name, Severity.WARNING, "", leak.step, f"{grew}: {leak.cause}", leak.fix, evidence)]
+
+
+RULE = Rule("memory-growth", check, page=__doc__, needs=("rss_mb",), explains=("out-of-memory",))

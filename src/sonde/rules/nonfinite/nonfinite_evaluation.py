@@ -1,0 +1,49 @@
+"""A model outputs NaN, or an Inf that cannot be meant, when it is evaluated.
+
+What it finds    outputs of a model that are not finite in a forward without gradients, or in evaluation mode: a variance of one sample, a
+                 division by an empty count, running statistics that were never filled, half precision that overflows.
+Why it matters   no loss goes bad, so training seems fine. Averages over the evaluation, early stopping and all predictions are wrong.
+How it knows     the outputs of the model in evaluation are checked, as often as 2 % of the evaluation's own time allows. The forward of a
+                 bad output is replayed with every operation checked, on the same inputs and with the same random numbers; parts of the
+                 batch are run to find the samples that trigger it.
+Known problems   -Inf in logits or log-probabilities is meant, and not reported; an Inf counts only if a number outgrew its type (overflow)
+                 or was divided by 0, or if a weight is Inf. An output that is bad in training too is not reported, if nothing comes of it
+                 there: rows of padding that nobody uses. If the training went bad before, the evaluation follows from that. Not every
+                 forward of a fast model is checked, and outputs that are on a device are not checked.
+Fix              as the finding says: it knows the operation and its inputs.
+"""
+
+from __future__ import annotations
+
+from sonde.events import Finding, NonFinite, Severity
+from sonde.formatting import number
+from sonde.rules._shared.nonfinite_origins import EVALUATION, evaluation_origin
+from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
+from sonde.run_view import RunView
+
+
+def check(view: RunView) -> Result:
+    search = evaluation_origin(view)
+    if search.origin is not None:
+        return [search.finding(RULE.name, Severity.ERROR)]
+    bad = next((event for _, event in view.events_with_rows(NonFinite) if event.what == EVALUATION), None)
+    if bad is None:
+        has_evaluated = view.counts("eval_forwards").any() or view.counts("root_in_eval").any()
+        return Clear() if has_evaluated else NotEvaluated("no step with a forward in evaluation was recorded")
+    num_nan, num_inf, num_elements = (float(num or 0) for num in (bad.num_nan, bad.num_inf, bad.num_elements))
+    what = " and ".join(f"{number(num)} {name}" for num, name in ((num_nan, "NaN"), (num_inf, "Inf")) if num) or "non-finite numbers"
+    why = f"; where they were made could not be found: {search.reason_unknown}" if search.reason_unknown else ""
+    return [
+        Finding(
+            rule=RULE.name,
+            severity=Severity.ERROR,
+            where=bad.where,
+            step=bad.step,
+            cause=f"in evaluation, at step {bad.step}, the model returned {what} among {number(num_elements)} numbers{why}",
+            fix="run that batch inside of sonde.find_origin(model), which names the operation that makes them",
+            evidence={"num_nan": num_nan, "num_inf": num_inf, "num_elements": num_elements},
+        )
+    ]
+
+
+RULE = Rule("nonfinite-evaluation", check, page=__doc__)

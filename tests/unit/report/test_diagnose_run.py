@@ -1,0 +1,192 @@
+"""diagnose(run) -> Report, over real runs on disk."""
+
+from __future__ import annotations
+
+import json
+from math import inf, isnan, nan
+
+import numpy as np
+import pytest
+
+from sonde.events import STEP_SCALARS, Event, Finding, Kind, Severity, Site
+from sonde.report import diagnose
+from sonde.report.report_types import MAX_POINTS
+from sonde.rules.registry import RULES
+from sonde.rules.rule import Clear, Rule
+from sonde.runlog.directory import write_run_json
+from sonde.runlog.format import Gap, gap_record
+from sonde.runlog.reader import Run
+from sonde.runlog.writer import Writer
+from synthetic_steps import falling, healthy, stuck, training
+
+
+def write(path, steps, *, end="finished", late=(), rank=0, world_size=1):
+    """A run on disk with these steps, as capture would have written them."""
+    path.mkdir(exist_ok=True)
+    write_run_json(path, {"script": "train.py"})
+    writer = Writer(path, rank=rank, world_size=world_size, manifest={})
+    names = [*STEP_SCALARS, "lr:2", "rss_mb", "kept_graphs"]
+    scalars = {name: 1000 + index for index, name in enumerate(names)}
+    writer.sites([Site(number, "scalar", name) for name, number in scalars.items()])
+    if steps:
+        writer.sites(list(steps[0].sites.values()))
+    plan = writer.plan(Kind.STEP, ("value",), list(scalars.values()))
+    for step in steps:
+        for event in step.events:
+            writer.event(event.kind, event.step, event.data)
+        for kind, frame in step.frames.items():
+            writer.frame(writer.plan(kind, frame.fields, frame.sites.tolist()), step.number, np.ascontiguousarray(frame.values.T))
+        writer.frame(plan, step.number, np.array([[step.scalars.get(name, nan)] for name in names]))
+        writer.flush()
+    for event in late:
+        writer.event(event.kind, event.step, event.data)
+    if end:
+        writer.event("end", len(steps), {"how": end, "exit_code": 0, "exception": None})
+    writer.close()
+    return path
+
+
+def test_a_healthy_run_is_healthy_with_exit_code_0(tmp_path):
+    report = diagnose(write(tmp_path / "base", healthy(100)))
+    assert report.verdict == "healthy"
+    assert report.exit_code == 0
+    assert report.findings == ()
+    assert report.not_evaluated == ()
+    assert report.run.num_steps == 100
+    assert report.run.ended == "finished"
+    assert report.overhead.ratio == pytest.approx(10 / 9.9)
+    assert report.overhead.num_observed == 18
+    assert report.run.models[0]["class"] == "Net"
+    assert report.run.optimizers[0]["class"] == "Adam"
+
+
+def test_a_broken_run_has_its_root_cause_first_and_consequences_after_it(tmp_path):
+    steps = training(loss=stuck, scalars=lambda s: {"lr": 0.0})
+    report = diagnose(str(write(tmp_path / "run", steps)))
+    assert report.verdict == "problems"
+    assert report.exit_code == 1
+    assert [finding.rule for finding in report.findings] == ["lr-zero", "loss-plateau"]
+    assert report.findings[1].evidence["consequence_of"] == "lr-zero"
+    assert "lr-zero" in report.summary()
+    assert "  follows:" in report.summary()
+
+
+def test_a_run_that_trained_nothing_is_unknown_and_says_why(tmp_path):
+    report = diagnose(Run(write(tmp_path / "run", [])))
+    assert report.verdict == "unknown"
+    assert report.exit_code == 3
+    assert "no training" in report.why_unknown
+    assert isnan(report.overhead.ratio)
+    assert len(report.not_evaluated) == len(RULES)
+
+
+def test_backward_without_updates_is_unknown(tmp_path):
+    steps = training(8, scalars=lambda s: {"optimizer_steps": 0})
+    assert "no optimizer stepped" in diagnose(write(tmp_path / "run", steps)).why_unknown
+
+
+def test_training_with_bare_tensors_is_unknown_and_not_called_healthy(tmp_path):
+    steps = training(start=[], scalars=lambda s: {"optimizer_steps": 0, "forwards": 0}, observed=lambda s: False)
+    report = diagnose(write(tmp_path / "run", steps))
+    assert report.verdict == "unknown"
+    assert "neither" in report.why_unknown
+
+
+MENTION = Finding("mention", Severity.INFO, "", 0, "so it is", "nothing", {"ratio": inf, "low": -inf, "none": nan})
+MENTIONING = Rule("mention", lambda view: [MENTION], page="")
+SILENT = Rule("silent", lambda view: Clear(), page="")
+
+
+def test_info_never_makes_a_verdict(tmp_path):
+    report = diagnose(write(tmp_path / "run", training()), rules=(MENTIONING, SILENT))
+    assert report.verdict == "healthy"
+    assert len(report.findings) == 1
+    assert report.clear == ("silent",)
+
+
+def test_the_json_is_strict_and_keeps_what_is_not_finite(tmp_path):
+    def refuse(word):
+        raise AssertionError(word)
+
+    report = diagnose(write(tmp_path / "run", training()), rules=(MENTIONING,))
+    document = json.loads(report.to_json(), parse_constant=refuse)
+    assert document["schema"] == 1
+    assert document["run"] == "run"
+    assert document["verdict"] == "healthy"
+    assert document["findings"][0]["evidence"] == {"ratio": "Infinity", "low": "-Infinity", "none": "NaN"}
+    assert set(document["findings"][0]) == {"rule", "severity", "where", "step", "cause", "fix", "evidence"}
+    assert document["findings"][0]["severity"] == "info"
+    assert {"not_evaluated", "overhead", "unobserved"} <= set(document)
+
+
+def test_what_could_not_be_observed_is_listed_once(tmp_path):
+    events = {
+        step: [
+            Event("unobserved", step, {"where": "net.3", "reason": "it is compiled"}),
+            Event("retired", step, {"probe": "gradients", "where": "net.0", "error": "RuntimeError: no"}),
+        ]
+        for step in range(5)
+    }
+    report = diagnose(write(tmp_path / "run", training(events=events)))
+    assert [(one.where, one.reason) for one in report.unobserved] == [("net.3", "it is compiled")]
+    assert [(one.where, one.reason) for one in report.retired] == [("gradients net.0", "RuntimeError: no")]
+
+
+def test_a_run_that_dies_in_the_step_of_its_first_bad_number_is_still_explained(tmp_path):
+    late = [
+        Event("nonfinite", 40, {"what": "input", "where": "x", "num_nan": 1, "num_inf": 0, "num_elements": 8}),
+        Event("nonfinite", 40, {"what": "loss", "where": "", "num_nan": 1, "num_inf": 0, "num_elements": 1}),
+    ]
+    report = diagnose(write(tmp_path / "run", training(40), end="exception", late=late))
+    assert report.findings[0].rule == "nan-input"
+    assert report.run.ended == "exception"
+
+
+@pytest.mark.parametrize("num", [1, 199, 200, 201, 5000])
+def test_the_loss_is_thinned_and_every_bad_stretch_stays_visible(tmp_path, num):
+    bad = {num // 2, num - 1}
+    steps = training(num, loss=lambda s: nan if s in bad else falling(s), observed=lambda s: False)
+    series = diagnose(write(tmp_path / "run", steps)).run.loss
+    assert 1 <= len(series) <= MAX_POINTS
+    assert sum(isnan(value) for _, value in series) == len(bad)
+    assert [step for step, _ in series] == sorted({step for step, _ in series})
+    assert series[-1][0] == num - 1
+
+
+def test_damage_is_said_and_the_rest_is_judged(tmp_path):
+    path = write(tmp_path / "run", training())
+    (log,) = path.glob("*.sonde")
+    content = bytearray(log.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    log.write_bytes(bytes(content))
+    report = diagnose(path)
+    assert report.damage
+    assert report.verdict == "healthy"
+    assert report.run.num_steps >= 99
+
+
+@pytest.mark.parametrize(
+    ("gap", "said"),
+    [
+        (Gap(1, -1, -1, "No space left"), "1 record could not be written: No space left"),
+        (Gap(1200, 3, 3, "No space left"), "1,200 records of step 3 could not be written: No space left"),
+        (Gap(2, 0, 9, "No space left"), "2 records of steps 0 to 9 could not be written: No space left"),
+    ],
+    ids=["of no step", "of one step", "of several"],
+)
+def test_a_run_of_which_nothing_could_be_written_is_not_called_a_script_that_trained_nothing(gap, said, tmp_path):
+    path = write(tmp_path / "full", [], end="")
+    with next(path.glob("*.sonde")).open("ab") as log:
+        log.write(gap_record(gap))
+    report = diagnose(path)
+    assert (report.verdict, report.damage) == ("unknown", (said,))
+    assert report.why_unknown == "The log could not be written (No space left), so there is nothing to judge."
+
+
+def test_ranks_are_judged_each_by_itself(tmp_path):
+    write(tmp_path / "run", training(rank=0), world_size=2)
+    write(tmp_path / "run", training(rank=1, loss=stuck, scalars=lambda s: {"lr": 0.0}), rank=1, world_size=2)
+    report = diagnose(tmp_path / "run")
+    assert report.findings[0].rule == "lr-zero"
+    assert report.findings[0].evidence["rank"] == 1
+    assert report.run.num_ranks == 2

@@ -1,0 +1,224 @@
+"""The engine: every rule is evaluated, one that fails harms no other, and causes come before their consequences."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from contextlib import ExitStack
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sonde.rules
+from sonde.events import STATISTICS, Finding, Frame, Kind, Severity, Site, Step
+from sonde.formatting import listing, number
+from sonde.rules import registry
+from sonde.rules._shared.module_names import modules_of
+from sonde.rules.engine import evaluate, order_findings
+from sonde.rules.registry import RULES, all_rules
+from sonde.rules.rule import Clear, NotEvaluated, Rule
+from sonde.run_view import Reduction, newest_views
+from sonde.runlog.reader import Run
+from synthetic_steps import SITES, healthy, row, stuck, training, view_of, write_log
+
+HEALTHY = healthy()
+BROKEN = training(loss=stuck, scalars=lambda s: {"lr": 0.0})
+
+
+def results(steps, rules=RULES, rank=0):
+    """By name of the rule."""
+    with view_of(steps) as view:
+        return {outcome.rule.name: outcome.result for outcome in evaluate({rank: view}, rules)}
+
+
+def test_the_tuple_of_rules_is_what_the_folders_hold():
+    folder = Path(sonde.rules.__file__).parent
+    in_folders = []
+    for path in folder.glob("[a-z]*/[a-z]*.py"):
+        module = importlib.import_module(f"sonde.rules.{path.parent.name}.{path.stem}")
+        in_folders += getattr(module, "RULES", [])
+        if hasattr(module, "RULE"):
+            in_folders.append(module.RULE)
+            assert module.RULE.name == path.stem.replace("_", "-")
+    assert sorted(rule.name for rule in RULES) == sorted(rule.name for rule in in_folders)
+    assert len({rule.name for rule in RULES}) == len(RULES)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_every_rule_has_a_page_and_names_only_rules_that_exist(rule):
+    for section in ("What it finds", "Why it matters", "How it knows", "Known problems", "Fix"):
+        assert f"\n{section:<17}" in rule.page
+    assert set(rule.explains) <= {other.name for other in RULES} - {rule.name}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_rule_that_has_nothing_to_go_by_says_so(rule):
+    assert isinstance(results([], (rule,))[rule.name], NotEvaluated)
+
+
+def test_a_healthy_training_is_clear_by_every_rule():
+    assert results(HEALTHY) == {rule.name: Clear() for rule in RULES}
+
+
+def test_a_rule_that_raises_is_not_evaluated_and_the_others_are():
+    def fail(view):
+        raise ValueError("no such thing")
+
+    found = results(BROKEN, (Rule("broken", fail, page=""), *RULES))
+    assert found["broken"] == NotEvaluated("the rule failed (ValueError: no such thing)")
+    assert found["lr-zero"][0].rule == "lr-zero"
+
+
+def test_a_reduction_that_raises_fails_its_own_rule_only():
+    def fail(block, state):
+        raise ValueError("no such thing")
+
+    reduction = Reduction((Kind.GRADIENT,), int, fail)
+    bad = Rule("broken", lambda view: view.reduced(reduction) or Clear(), page="", reductions=(reduction,))
+    found = results(HEALTHY, (bad, *RULES))
+    assert found.pop("broken") == NotEvaluated("the rule failed (ValueError: no such thing)")
+    assert all(result == Clear() for result in found.values())
+
+
+def test_a_rule_without_what_it_needs_is_not_evaluated():
+    rule = Rule("needy", lambda view: Clear(), page="", needs=("optimizer_steps", "no_such_scalar"))
+    assert results(HEALTHY, (rule,))["needy"] == NotEvaluated("the run does not hold 'no_such_scalar'")
+    rule = Rule("needy", lambda view: Clear(), page="", needs=(Kind.GRADIENT,))
+    assert results(training(observed=lambda s: False), (rule,))["needy"] == NotEvaluated("no gradients of parameters were measured")
+
+
+def test_what_only_one_rank_shows_is_found_with_its_rank():
+    with ExitStack() as stack:
+        views = {rank: stack.enter_context(view_of(steps)) for rank, steps in ((0, training()), (1, BROKEN))}
+        (finding,) = next(outcome.result for outcome in evaluate(views, RULES) if outcome.rule.name == "lr-zero")
+    assert finding.evidence["rank"] == 1
+
+
+def test_what_is_only_mentioned_explains_no_fault():
+    mention = Finding("loss-spike", Severity.INFO, "", 3, "it leapt", "look at it")
+    fault = Finding("lr-divergence", Severity.CRITICAL, "", 40, "it climbs", "lower it")
+    assert order_findings([mention, fault], {"loss-spike": ("lr-divergence",)}) == [fault, mention]
+
+
+def test_a_repeated_step_number_in_one_file_is_damage_and_its_first_row_counts():
+    assert results([*HEALTHY, *BROKEN]) == {rule.name: Clear() for rule in RULES}
+
+
+def test_the_newest_attempt_is_judged(tmp_path):
+    for attempt, steps in enumerate((BROKEN, HEALTHY)):
+        write_log(tmp_path / f"rank0-{attempt}-000.sonde", steps, attempt=attempt)
+    outcomes = evaluate(newest_views(Run(tmp_path)), RULES)
+    assert all(outcome.result == Clear() for outcome in outcomes)
+
+
+def test_reductions_stay_small_with_thousands_of_sites():
+    sites = {i: Site(i, "parameter", f"blocks.{i}.weight", "model", "Linear", shape=(8, 8)) for i in range(2000)}
+    ids = np.arange(2000, dtype=np.uint32)
+    values = np.array([[row(l2=0.1)[name]] * 2000 for name in STATISTICS])
+
+    def states(num_steps):
+        steps = []
+        for step in training(num_steps, loss=stuck, observed=lambda s: False):
+            frames = {}
+            if step.number % 40 == 0:
+                frames = {kind: Frame(kind, step.number, ids, STATISTICS, values) for kind in (Kind.PARAMETER, Kind.GRADIENT, Kind.UPDATE)}
+            steps.append(Step(step.number, 0, step.scalars, frames, step.events, {**SITES, **sites}))
+        with view_of(steps) as view:
+            return sum(_deep_size(view.reduced(each)) for rule in RULES for each in rule.reductions)
+
+    assert states(800) < 1.1 * states(400)
+
+
+def _deep_size(thing, seen=None) -> int:
+    seen = set() if seen is None else seen
+    if id(thing) in seen or isinstance(thing, (type, Site)):
+        return 0
+    seen.add(id(thing))
+    total = sys.getsizeof(thing, 0)
+    if isinstance(thing, dict):
+        return total + sum(_deep_size(key, seen) + _deep_size(value, seen) for key, value in thing.items())
+    if isinstance(thing, (list, tuple, set, frozenset)) or type(thing).__name__ == "deque":
+        return total + sum(_deep_size(item, seen) for item in thing)
+    names = [*getattr(thing, "__dict__", {}), *getattr(type(thing), "__slots__", ())]
+    return total + sum(_deep_size(getattr(thing, name), seen) for name in names if hasattr(thing, name))
+
+
+class TestRulesOfOtherPackages:
+    """Entry points of the group `sonde.rules`."""
+
+    @pytest.fixture(autouse=True)
+    def _no_cache(self):
+        all_rules.cache_clear()
+        yield
+        all_rules.cache_clear()
+
+    def provide(self, monkeypatch, tmp_path, **entry_points):
+        (tmp_path / "other_package.py").write_text(
+            "from sonde.rules.rule import Clear, Rule\nRULE = Rule('other-rule', lambda view: Clear(), page='…')\nNOT_A_RULE = 3\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        points = [EntryPoint(name, value, registry.ENTRY_POINTS) for name, value in entry_points.items()]
+        monkeypatch.setattr(registry, "entry_points", lambda group: points)
+
+    def test_a_rule_of_another_package_is_evaluated(self, monkeypatch, tmp_path):
+        self.provide(monkeypatch, tmp_path, other="other_package:RULE")
+        assert results(HEALTHY, all_rules())["other-rule"] == Clear()
+
+    @pytest.mark.parametrize(
+        ("value", "reason"),
+        [("other_package:NOT_A_RULE", "is a int, not a"), ("other_package:MISSING", "cannot be loaded (AttributeError")],
+    )
+    def test_one_that_is_none_or_cannot_be_loaded_is_not_evaluated(self, monkeypatch, tmp_path, value, reason):
+        self.provide(monkeypatch, tmp_path, other=value)
+        assert reason in results(HEALTHY, all_rules())["other"].reason
+
+    def test_no_package_replaces_a_rule_of_sonde(self, monkeypatch, tmp_path):
+        self.provide(monkeypatch, tmp_path, **{"lr-zero": "other_package:MISSING"})
+        assert all_rules() == RULES
+
+
+def finding(rule, severity=Severity.ERROR, step=0):
+    return Finding(rule, severity, "", step, "cause", "fix", {})
+
+
+EXPLAINS = {"a": ("b", "c"), "b": ("c", "d"), "d": ("b",), "e": ()}
+
+
+def names(findings):
+    return [(one.rule, one.evidence.get("consequence_of")) for one in findings]
+
+
+def test_a_cause_comes_first_even_if_its_consequence_is_graver():
+    assert names(order_findings([finding("c", Severity.CRITICAL), finding("a")], EXPLAINS)) == [("a", None), ("c", "a")]
+
+
+def test_a_consequence_of_a_consequence_follows_its_root():
+    ordered = order_findings([finding("c", step=9), finding("b", step=5), finding("a")], EXPLAINS)
+    assert names(ordered) == [("a", None), ("b", "a"), ("c", "a")]
+
+
+def test_of_two_that_could_explain_each_other_the_earlier_is_the_cause():
+    assert names(order_findings([finding("b", step=5), finding("d", step=3)], EXPLAINS)) == [("d", None), ("b", "d")]
+
+
+def test_unrelated_roots_stand_by_severity_then_step():
+    given = [finding("e", Severity.WARNING, 1), finding("x", Severity.CRITICAL, 9), finding("y", Severity.CRITICAL, 2)]
+    assert [one.rule for one in order_findings(given, EXPLAINS)] == ["y", "x", "e"]
+
+
+def test_modules_stand_for_their_parameters_only_where_all_are_meant():
+    everything = ["enc.0.weight", "enc.0.bias", "enc.2.weight", "head.weight", "head.bias", "scale"]
+    assert modules_of(["enc.0.weight", "enc.0.bias", "enc.2.weight"], everything) == ["enc"]
+    assert modules_of(["enc.0.weight", "enc.0.bias"], everything) == ["enc.0"]
+    assert modules_of(["enc.0.bias", "scale"], everything) == ["enc.0.bias", "scale"]
+
+
+def test_numbers_are_said_as_a_person_would():
+    said = [number(value) for value in (3.0, 0.00012345, float("nan"), float("-inf"), 1e9)]
+    assert said == ["3", "0.000123", "NaN", "-Infinity", "1e+09"]
+
+
+def test_long_listings_are_cut():
+    assert listing(["a", "b", "c", "d"]) == "a, b, c and 1 more"
