@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sonde.formatting import listing, number, percent, si_number
-from sonde.render.summaries.tables import html_table
+from sonde.render.summaries.tables import hanging, html_table
 from sonde.render.terminal.sparkline import sparkline
 
 if TYPE_CHECKING:

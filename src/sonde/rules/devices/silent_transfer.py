@@ -67,7 +67,7 @@ def check(view: RunView) -> Result:
     if len(recorded) < FEWEST:
         return NotEvaluated(f"the transfers of fewer than {FEWEST} pairs of steps were recorded")
     transfers = [
-        RepeatedTransfer(view.step_number(row_number), _step_ms(view, row_number), row) for row_number, event in recorded for row in event.transfers
+        RepeatedTransfer(view.step_number(at), _step_ms(view, at), transfer) for at, event in recorded for transfer in event.transfers
     ]
     findings = [_finding(defect, transfers, len(recorded)) for defect in DEFECTS]
     return [finding for finding in findings if finding] or Clear()
