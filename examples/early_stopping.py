@@ -31,5 +31,5 @@ with sonde.watch(model, name="stopping") as session:
                 break
 
 print(stopping.why)
-for word, sentence in session.report().run.told:
+for word, sentence in session.report().run.summary:
     print(f"{word}: {sentence}")

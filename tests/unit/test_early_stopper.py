@@ -109,7 +109,7 @@ def test_the_run_has_the_values_the_decisions_and_the_reason(tmp_path):
     evaluations = [event.data for event in run.events("early_stopping")]
     assert [one.get("better") for one in evaluations] == [None, True, True, False, False, False]
     assert [one["stopped"] for one in evaluations] == [False] * 5 + [True]
-    about = dict(session.report().run.told)
+    about = dict(session.report().run.summary)
     reason = "no improvement of val_loss by more than 0.01 in 3 evaluations, best 0.5 at step 9"
     assert about["stopped"] == f"early, by session.early_stopping: {reason}"
     assert about["validation"].startswith("val_loss was best at step 9 (0.5), 3 evaluations before the last")

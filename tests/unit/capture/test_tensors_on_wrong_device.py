@@ -8,14 +8,15 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 import torch  # noqa: E402
-from sonde.rules.tensor_left_behind import TensorLeftBehind  # noqa: E402
 from torch import nn  # noqa: E402
 
 import sonde  # noqa: E402
 from sonde.capture.tensors_on_wrong_device import find_left_behind  # noqa: E402
 from sonde.events import Event, Severity, Step  # noqa: E402
+from sonde.rules.devices.tensor_left_behind import RULE  # noqa: E402
 from sonde.rules.rule import Clear, NotEvaluated  # noqa: E402
 from sonde.runlog.reader import Run  # noqa: E402
+from synthetic_steps import ask  # noqa: E402
 
 
 class Masked(nn.Module):
@@ -31,10 +32,9 @@ class Masked(nn.Module):
 
 
 def judged(left_behind, *lines):
-    rule = TensorLeftBehind()
     events = [Event("source", 0, {"call": "transfer", "line": f"model.py:{i}", "text": text}) for i, text in enumerate(lines)]
-    rule.see(Step(0, 0, {}, {}, (*events, Event("membership", 0, {"left_behind": left_behind} if left_behind else {})), {}))
-    return rule.answer()
+    membership = Event("membership", 0, {"left_behind": left_behind} if left_behind else {})
+    return ask(RULE, [Step(0, 0, {"loss": 1.0}, {}, (*events, membership), {})])
 
 
 def test_a_plain_attribute_stays_behind_and_a_buffer_does_not():
@@ -77,7 +77,7 @@ def test_what_nobody_brings_over_is_only_mentioned():
 
 def test_a_model_with_nothing_left_behind_is_clear_and_no_model_is_not_judged():
     assert judged([]) == Clear()
-    assert isinstance(TensorLeftBehind().answer(), NotEvaluated)
+    assert isinstance(ask(RULE, [Step(0, 0, {"loss": 1.0}, {}, (), {})]), NotEvaluated)
 
 
 def test_a_model_of_which_a_small_part_is_elsewhere_has_left_nothing_behind():

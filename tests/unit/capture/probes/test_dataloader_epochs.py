@@ -54,7 +54,7 @@ def test_passes_know_the_loop_of_epochs_around_them_and_where_it_may_be_left(tmp
     assert [(one["num"], one["at"], one["planned"], one["num_batches"]) for one in found] == [(1, 0, 5, 4), (2, 1, 5, 4), (3, 2, 5, 4)]
     assert [event.step for event in sonde.Run(session.run).events("pass")] == [0, 4, 8]
     assert len(found[0]["breaks"]) == 1
-    assert dict(session.report().run.told)["stopped"].startswith("in round 3 of 5 of the loop at test_dataloader_epochs.py:")
+    assert dict(session.report().run.summary)["stopped"].startswith("in round 3 of 5 of the loop at test_dataloader_epochs.py:")
 
 
 def rounds_in(tmp_path, run):
@@ -124,7 +124,7 @@ def test_a_loader_that_is_started_for_single_batches_is_recorded_a_few_times_onl
     passes = events(session, "pass")
     assert len(passes) == 16
     assert passes[-1]["last_told"]
-    assert "stopped" not in dict(session.report().run.told)
+    assert "stopped" not in dict(session.report().run.summary)
 
 
 def test_a_loop_around_the_session_is_not_a_loop_inside_of_it(tmp_path):
