@@ -1,6 +1,7 @@
 # make demo   see Sonde work, in about a minute          make lint    ruff and mypy
 # make test   everything that is checked                 make bench   the numbers that the README publishes
 # make clean  remove what was built                     make programs   the programs that CI has no time for
+# make screens   run the samples of README.md and docs/ again and write their screens
 
 PYTHON ?= python3
 VENV := .venv
@@ -14,7 +15,7 @@ PIP := -m pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test lint unit timing programs reading bench clean
+.PHONY: demo test lint unit timing programs reading bench screens clean
 
 demo: $(STAMP)
 	@$(VENV)/bin/sonde demo
@@ -51,6 +52,9 @@ reading: $(READING_STAMP)
 bench: $(STAMP)
 	-$(VENV)/bin/python benchmarks/overhead.py
 	$(VENV)/bin/python benchmarks/footprint.py
+
+screens: $(STAMP)
+	$(VENV)/bin/python docs/update_sample_screens.py
 
 $(STAMP): $(SOURCES)
 	@$(PYTHON) -c 'import sys; sys.exit("Sonde needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12") if sys.version_info < (3, 11) else None'

@@ -346,7 +346,7 @@ def test_the_tree_of_the_architecture_is_the_tree_on_disk():
 
 
 GUIDE = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "guide").glob("*.md"))
-PAPERS = ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "CHANGELOG.md", "docs/run-format.md", *GUIDE]
+PAPERS = ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "CHANGELOG.md", "docs/run-format.md", "docs/guarantees.md", *GUIDE]
 PATH = re.compile(r"`((?:src|tests|docs|benchmarks|examples|\.ci)/[\w./-]+)`|\]\((?!https?:|#)([^)#\s]+)")
 
 
@@ -358,6 +358,11 @@ def test_every_path_that_a_paper_names_exists(paper):
             continue
         path = ROOT / from_root if from_root else (ROOT / paper).parent / beside
         assert path.exists(), f"{paper} names {from_root or beside}"
+
+
+def test_the_page_of_the_guarantees_names_every_test_of_a_guarantee():
+    page = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
+    assert [path.name for path in (ROOT / "tests" / "guarantees").glob("test_*.py") if path.name not in page] == []
 
 
 @pytest.mark.torch

@@ -1,59 +1,13 @@
-"""Documentation cannot drift: blocks marked runnable are run, and the output that they show is the output that comes.
+"""Documentation cannot drift: blocks marked runnable are run, and the output that they show is the output that comes."""
 
-A block is marked by a comment on the line above it:
-    <!-- runnable -->            it is executed and must succeed; `exit=1` names another exit code
-    <!-- runnable output -->     moreover it prints what the block shows, but for numbers, curves and names of runs
-"""
-
-import os
 import re
-import shutil
-import subprocess
-import sys
 import tomllib
-from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 import fork_server
+from runnable_blocks import ROOT, blocks, copy_programs, environment, run_commands
 from sonde.rules.registry import RULES
-
-ROOT = Path(__file__).parents[2]
-PAPERS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"<!-- runnable(?P<marks>[^>]*?)-->\n```(?P<language>\w+)\n(?P<code>.*?)```", re.DOTALL)
-
-
-class Block(NamedTuple):
-    paper: str
-    line: int
-    language: str
-    code: str
-    exit_code: int
-    shows_output: bool
-
-    def __str__(self) -> str:
-        return f"{self.paper}:{self.line}"
-
-
-def blocks() -> list[Block]:
-    found = []
-    for paper in PAPERS:
-        text = paper.read_text(encoding="utf-8")
-        for match in BLOCK.finditer(text):
-            exit_code = re.search(r"exit=(\d+)", match["marks"])
-            line = text.count("\n", 0, match.start()) + 1
-            found.append(
-                Block(
-                    str(paper.relative_to(ROOT)),
-                    line,
-                    match["language"],
-                    match["code"],
-                    int(exit_code[1]) if exit_code else 0,
-                    "output" in match["marks"],
-                )
-            )
-    return found
 
 
 def in_general(text: str) -> list[str]:
@@ -96,24 +50,12 @@ def test_the_extra_all_brings_every_extra_that_is_not_a_framework():
 @pytest.mark.parametrize("block", blocks(), ids=str)
 def test_a_runnable_block_does_what_it_says(block, tmp_path):
     pytest.importorskip("torch")
-    for program in (ROOT / "src/sonde/cli/demo_programs").glob("*.py"):
-        shutil.copy(program, tmp_path)
-    environment = os.environ | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "COLUMNS": "100",
-        "PYTHONUTF8": "1",
-        "PYTHONWARNINGS": "error",
-    }
+    copy_programs(tmp_path)
     if block.language == "python":
-        child = fork_server.python("-c", block.code, cwd=tmp_path, env=environment)
+        child = fork_server.python("-c", block.code, cwd=tmp_path, env=environment())
         assert child.returncode == block.exit_code, child.stdout + child.stderr
         return
-    rows = block.code.splitlines()
-    command = ["bash", "-c", "\n".join(row.removeprefix("$ ") for row in rows if row.startswith("$ "))]
-    shown = "\n".join(row for row in rows if not row.startswith("$ "))
-    child = subprocess.run(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
+    child = run_commands(block, tmp_path)
     assert child.returncode == block.exit_code, child.stdout
     if block.shows_output:
-        assert in_general(child.stdout) == in_general(shown)
+        assert in_general(child.stdout) == in_general(block.output)
