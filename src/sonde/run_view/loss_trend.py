@@ -150,7 +150,7 @@ class LossTrend:
             skipped,
             has_several=any(site.call == "backward" and (site.series or "loss") != "loss" for site in view.events(CallSiteFound)),
             class_counts=_class_counts(view.events(ModelOutputShape)),
-            after_last=view.last_step + 1 if view.losses.nonfinite_after_last else -1,
+            after_last=view.step_number(view.num_steps) if view.losses.nonfinite_after_last else -1,
         )
 
     @classmethod

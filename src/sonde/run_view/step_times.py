@@ -108,9 +108,9 @@ class StepTimes:
 
 
 def phase_ms(view: RunView, phase: str) -> npt.NDArray[np.float64]:
-    """How long a phase took in each step of the view; 0 if the run does not know this phase."""
-    name = f"{phase}_ms"
-    return np.where(view.steps.is_present(name), view.steps[name], 0.0)
+    """How long a phase took in each step of the view; 0 if that was not measured."""
+    column = view.steps[f"{phase}_ms"]
+    return np.where(np.isfinite(column), column, 0.0)
 
 
 def sample_stride(num: int) -> int:
