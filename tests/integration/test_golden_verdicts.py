@@ -25,7 +25,7 @@ class Different(NamedTuple):
     damage: str = ""
 
 
-EARLIER_ATTEMPT = "the former code attributed events of an earlier attempt to the newest one, if their step numbers were higher than its last"
+EARLIER_ATTEMPT = "the former code gave the newest attempt those events of an earlier one that have step numbers above its last step"
 AFTER_LAST_STEP = "the former code ignored events after the last complete step that belong to an earlier step"
 REPEATED = "repeated step numbers are damage and the first record counts; the former code took them for the start of another attempt"
 
