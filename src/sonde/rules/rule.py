@@ -1,15 +1,15 @@
 """What a rule is: a pure function of a run, with three possible results.
 
-`check(view)` returns findings, `Clear()` (the rule had what it needs and found nothing) or `NotEvaluated(reason)` (it could not tell).
+`check(view)` returns one or several findings, `Clear()` (the rule had what it needs and found nothing) or `NotEvaluated(reason)`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sonde.events import Finding, Kind, TypedEvent
+from sonde.events import Finding, Kind, Severity, TypedEvent
 from sonde.run_view import Reduction, RunView
 
 
@@ -25,7 +25,7 @@ class NotEvaluated:
     reason: str  # reads well after "not evaluated: "
 
 
-Result = Sequence[Finding] | Clear | NotEvaluated
+Result = Finding | Sequence[Finding] | Clear | NotEvaluated
 
 _KINDS = {
     Kind.ACTIVATION: "outputs of layers",
@@ -57,6 +57,12 @@ class Rule:
     needs: tuple[str | type[TypedEvent], ...] = ()
     explains: tuple[str, ...] = ()
     reductions: tuple[Reduction[Any], ...] = ()
+
+    def finding(
+        self, severity: Severity, step: int, *, cause: str, fix: str, evidence: Mapping[str, float | str], where: str = ""
+    ) -> Finding:
+        """A finding of this rule; see `sonde.events.Finding`."""
+        return Finding(self.name, severity, where, step, cause, fix, evidence)
 
     def missing_need(self, view: RunView) -> str:
         """Why the rule cannot be evaluated on this run; empty if it can."""

@@ -7,8 +7,8 @@ How it knows     under sonde run, Python's faulthandler writes the signal and th
 Known problems   sonde.watch does not change signal handlers and records nothing; nor does sonde run if faulthandler is enabled already
                  (PYTHONFAULTHANDLER, -X dev). SIGKILL, which the kernel sends when memory runs out, cannot be recorded: such a run is only
                  "killed". That an illegal instruction inside of torch is AMX is likely, not certain: sonde doctor tries it.
-Fix              SIGILL in torch: set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 before torch is imported. Otherwise check the native code that
-                 the line calls: an extension built for another processor or another torch, a full /dev/shm, an index out of range.
+Fix              SIGILL in torch: set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 before torch is imported. Otherwise check the native code that the
+                 line calls: an extension built for another processor or another torch, a full /dev/shm, an index out of range.
 """
 
 from __future__ import annotations

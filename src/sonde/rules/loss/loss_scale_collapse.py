@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from sonde.events import Finding, Severity, UpdateSkipped
+from sonde.events import Severity, UpdateSkipped
 from sonde.formatting import number
 from sonde.rules._shared.event_rows import text
 from sonde.rules.columns import Bools, first_where
@@ -55,28 +55,25 @@ def check(view: RunView) -> Result:
     fell = f"the scale fell from {number(max(settled[-1], scale[0]))} to {number(lowest)}"
     first = f"; the gradient of {where} is the first that is not finite" if where else ""
     hopeless = ", with or without a scale, so no scale can help" if by == "number" else ""
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=Severity.CRITICAL if in_a_row[-1] >= STUCK else Severity.ERROR,
-            where=text(origin, "module") or where,
-            step=view.step_number(int(rows[collapse])),
-            cause=f"a GradScaler skipped {num_skipped} of {len(rows)} steps and {fell}{_origin_text(origin) or first}{hopeless}",
-            fix=_fix(by, origin),
-            evidence={
-                **source_evidence(text(origin, "source"), text(origin, "text")),
-                "num_skipped": num_skipped,
-                "num_scaled": len(rows),
-                "skipped_in_a_row": int(in_a_row.max()),
-                "first_scale": float(scale[0]),
-                "lowest_scale": lowest,
-                **({"operation": text(origin, "operation"), "key": text(origin, "key")} if origin else {}),
-                **({"made_by": "the scale" if by == "scale" else "the numbers themselves"} if by else {}),
-                **({"first_gradient": where} if where else {}),
-                **({"note 1": told.reason} if told and told.reason else {}),
-            },
-        )
-    ]
+    return RULE.finding(
+        Severity.CRITICAL if in_a_row[-1] >= STUCK else Severity.ERROR,
+        view.step_number(int(rows[collapse])),
+        cause=f"a GradScaler skipped {num_skipped} of {len(rows)} steps and {fell}{_origin_text(origin) or first}{hopeless}",
+        fix=_fix(by, origin),
+        evidence={
+            **source_evidence(text(origin, "source"), text(origin, "text")),
+            "num_skipped": num_skipped,
+            "num_scaled": len(rows),
+            "skipped_in_a_row": int(in_a_row.max()),
+            "first_scale": float(scale[0]),
+            "lowest_scale": lowest,
+            **({"operation": text(origin, "operation"), "key": text(origin, "key")} if origin else {}),
+            **({"made_by": "the scale" if by == "scale" else "the numbers themselves"} if by else {}),
+            **({"first_gradient": where} if where else {}),
+            **({"note 1": told.reason} if told and told.reason else {}),
+        },
+        where=text(origin, "module") or where,
+    )
 
 
 def _num_in_a_row(condition: Bools) -> np.ndarray[Any, np.dtype[np.int64]]:

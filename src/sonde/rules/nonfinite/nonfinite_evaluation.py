@@ -15,7 +15,7 @@ Fix              as the finding says: it knows the operation and its inputs.
 
 from __future__ import annotations
 
-from sonde.events import Finding, NonFinite, Severity
+from sonde.events import NonFinite, Severity
 from sonde.formatting import number
 from sonde.rules._shared.nonfinite_origins import EVALUATION, evaluation_origin
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
@@ -33,17 +33,14 @@ def check(view: RunView) -> Result:
     num_nan, num_inf, num_elements = (float(num or 0) for num in (bad.num_nan, bad.num_inf, bad.num_elements))
     what = " and ".join(f"{number(num)} {name}" for num, name in ((num_nan, "NaN"), (num_inf, "Inf")) if num) or "non-finite numbers"
     why = f"; where they were made could not be found: {search.reason_unknown}" if search.reason_unknown else ""
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=Severity.ERROR,
-            where=bad.where,
-            step=bad.step,
-            cause=f"in evaluation, at step {bad.step}, the model returned {what} among {number(num_elements)} numbers{why}",
-            fix="run that batch inside of sonde.find_origin(model), which names the operation that makes them",
-            evidence={"num_nan": num_nan, "num_inf": num_inf, "num_elements": num_elements},
-        )
-    ]
+    return RULE.finding(
+        Severity.ERROR,
+        bad.step,
+        cause=f"in evaluation, at step {bad.step}, the model returned {what} among {number(num_elements)} numbers{why}",
+        fix="run that batch inside of sonde.find_origin(model), which names the operation that makes them",
+        evidence={"num_nan": num_nan, "num_inf": num_inf, "num_elements": num_elements},
+        where=bad.where,
+    )
 
 
 RULE = Rule("nonfinite-evaluation", check, page=__doc__)

@@ -2,18 +2,18 @@
 
 What it finds    scheduler = StepLR(optimizer, 30) without a scheduler.step() anywhere in the training loop.
 Why it matters   the learning rate stays at its first value: the schedule has no effect.
-How it knows     PyTorch's own step() of the scheduler, and of every other one of the same optimizer, was never called, although epochs
-                 have passed or the run has ended.
+How it knows     PyTorch's own step() of the scheduler, and of every other one of the same optimizer, was never called, although epochs have
+                 passed or the run has ended.
 Known problems   a run that ends within its first epoch may not have reached the call. If another scheduler of the same optimizer is
-                 stepped, this one may be for a later stage (SWALR). A scheduler of your own class with its own step() is not
-                 evaluated: its calls are not counted. A rate that stays at the beginning of a warm-up is lr-stuck-in-warmup.
+                 stepped, this one may be for a later stage (SWALR). A scheduler of your own class with its own step() is not evaluated: its
+                 calls are not counted. A rate that stays at the beginning of a warm-up is lr-stuck-in-warmup.
 Fix              call scheduler.step() once per epoch, or after every optimizer.step(), whichever the schedule counts; or remove the
                  scheduler.
 """
 
 from __future__ import annotations
 
-from sonde.events import Finding, Severity
+from sonde.events import Severity
 from sonde.formatting import number
 from sonde.rules._shared.unstepped_schedulers import ENOUGH, NOT_COUNTED, NOT_OVERDUE, SMALL, is_overdue
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
@@ -42,19 +42,13 @@ def check(view: RunView) -> Result:
         return Clear()
     rate = next((rate.last for rate in schedule.rates.values()), float("nan"))
     at = f" at {scheduler.source}" if scheduler.source else ""
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=Severity.WARNING,
-            where="",
-            step=0,
-            cause=f"{scheduler} was created{at} and never stepped: the learning rate is {number(rate)} in all {schedule.num_updates} "
-            "updates",
-            fix="call scheduler.step() once per epoch, or after every optimizer.step(), whichever the schedule counts; or remove the "
-            "scheduler",
-            evidence={**scheduler.evidence(), "rate": rate, "updates": schedule.num_updates},
-        )
-    ]
+    return RULE.finding(
+        Severity.WARNING,
+        0,
+        cause=f"{scheduler} was created{at} and never stepped: the learning rate is {number(rate)} in all {schedule.num_updates} updates",
+        fix="call scheduler.step() once per epoch, or after every optimizer.step(), whichever the schedule counts; or remove the scheduler",
+        evidence={**scheduler.evidence(), "rate": rate, "updates": schedule.num_updates},
+    )
 
 
 def _begins_with_warmup(scheduler: Scheduler) -> bool:

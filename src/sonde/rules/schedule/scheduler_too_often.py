@@ -1,15 +1,15 @@
 """A schedule that counts epochs is stepped with every batch.
 
-What it finds    scheduler.step() inside of the loop over the batches, with a schedule that counts epochs: StepLR(30),
-                 MultiStepLR([30, 60]), ExponentialLR(0.95), CosineAnnealingLR(epochs), ReduceLROnPlateau.
-Why it matters   the learning rate is close to 0 after the first epoch or two, and the rest of the run learns nothing; a cosine goes up
-                 and down many times instead of once.
-How it knows     the scheduler steps with every update, and: the rate falls to a thousandth of its peak and stays there for half of the
-                 run, in the first two epochs or while the loss does not fall; or all milestones of a decay lie in the first of many
-                 epochs; or T_max is the number of epochs.
-Known problems   schedules for every update that end near 0 or restart are not reported: their rate is small for a few updates only.
-                 If an epoch is one update (the whole dataset as one batch), every batch is an epoch. A schedule that reduces the rate
-                 only a little does little harm and is not found.
+What it finds    scheduler.step() inside of the loop over the batches, with a schedule that counts epochs: StepLR(30), MultiStepLR([30,
+                 60]), ExponentialLR(0.95), CosineAnnealingLR(epochs), ReduceLROnPlateau.
+Why it matters   the learning rate is close to 0 after the first epoch or two, and the rest of the run learns nothing; a cosine goes up and
+                 down many times instead of once.
+How it knows     the scheduler steps with every update, and: the rate falls to a thousandth of its peak and stays there for half of the run,
+                 in the first two epochs or while the loss does not fall; or all milestones of a decay lie in the first of many epochs; or
+                 T_max is the number of epochs.
+Known problems   schedules for every update that end near 0 or restart are not reported: their rate is small for a few updates only. If an
+                 epoch is one update (the whole dataset as one batch), every batch is an epoch. A schedule that reduces the rate only a
+                 little does little harm and is not found.
 Fix              step it once per epoch, after the loop over the batches; or count updates in its arguments: epochs * len(loader).
 """
 
@@ -106,11 +106,9 @@ def _swinging_cosine(view: RunView, scheduler: Scheduler) -> Finding:
 def _finding(view: RunView, scheduler: Scheduler, severity: Severity, step: int, effect: str, **evidence: float) -> Finding:
     schedule, length = view.schedule, view.epochs.length
     updates = f" ({number(length)} updates)" if length else ""
-    return Finding(
-        rule=RULE.name,
-        severity=severity,
-        where="",
-        step=step,
+    return RULE.finding(
+        severity,
+        step,
         cause=f"{scheduler} is stepped with every update{schedule.at()}: {effect}",
         fix=f"call scheduler.step() once per epoch{updates}, after the loop over the batches, or count updates in the arguments of the "
         "scheduler: epochs * len(loader)",

@@ -2,13 +2,12 @@
 
 What it finds    slow steps that come at equal distances: something is done every n-th step, and costs as much as many steps.
 Why it matters   the average step is what counts, and a progress bar does not show it.
-How it knows     a step is slow if it takes 2.5 times the median of the run so far. Slow steps count only if they come
-                 regularly, so that a machine that is busy at times makes no finding: of the steps at equal distances, four
-                 in five must be slow, of the others hardly any, and there must be six of them. What they take beyond a
-                 usual step, divided by the whole run, is the share. The phase that grew most, and a profile of one such
-                 step line by line, show where the time goes.
-Known problems   validations and checkpoints are slow on purpose and have rules of their own; their time is left out here. A
-                 first step of an epoch that waits for new workers is reported by input-bound.
+How it knows     a step is slow if it takes 2.5 times the median of the run so far. Slow steps count only if they come regularly, so that a
+                 machine that is busy at times makes no finding: of the steps at equal distances, four in five must be slow, of the others
+                 hardly any, and there must be six of them. What they take beyond a usual step, divided by the whole run, is the share. The
+                 phase that grew most, and a profile of one such step line by line, show where the time goes.
+Known problems   validations and checkpoints are slow on purpose and have rules of their own; their time is left out here. A first step of
+                 an epoch that waits for new workers is reported by input-bound.
 Fix              do it less often, or make it cheaper.
 """
 
@@ -22,7 +21,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sonde.events import Finding
 from sonde.formatting import number
 from sonde.rules._shared.event_rows import amount, text
 from sonde.rules._shared.step_profiles import regular_profiles, severity_of, slow_profiles, with_gain
@@ -65,27 +63,23 @@ def check(view: RunView) -> Result:
     line = _line_that_grew(view, set(steps))
     source, usual_ms = text(line, "line"), times.usual_ms()
     part = {"other": "outside of forward, backward and update", "data": "waiting for data"}.get(phase, f"in the {phase}")
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=severity_of(gain),
-            where="",
-            step=steps[0],
-            cause=f"every {period} steps one takes {number(each_ms + usual_ms)} ms instead of {number(usual_ms)} ms, {part}"
-            + (f": {source} took {number(amount(line, 'ms'))} ms of it" if source else ""),
-            fix=with_gain(f"do what happens every {period} steps less often, or make it cheaper", gain),
-            evidence={
-                "gain": gain,
-                "share": share,
-                "steps_between": period,
-                "num_slow": len(steps),
-                "slow_ms": each_ms + usual_ms,
-                "usual_ms": usual_ms,
-                "phase": phase,
-                **({"source": source, "source_text": text(line, "text")} if source else {}),
-            },
-        )
-    ]
+    return RULE.finding(
+        severity_of(gain),
+        steps[0],
+        cause=f"every {period} steps one takes {number(each_ms + usual_ms)} ms instead of {number(usual_ms)} ms, {part}"
+        + (f": {source} took {number(amount(line, 'ms'))} ms of it" if source else ""),
+        fix=with_gain(f"do what happens every {period} steps less often, or make it cheaper", gain),
+        evidence={
+            "gain": gain,
+            "share": share,
+            "steps_between": period,
+            "num_slow": len(steps),
+            "slow_ms": each_ms + usual_ms,
+            "usual_ms": usual_ms,
+            "phase": phase,
+            **({"source": source, "source_text": text(line, "text")} if source else {}),
+        },
+    )
 
 
 def _slow_steps(phases_ms: Floats) -> tuple[Ints, Floats]:

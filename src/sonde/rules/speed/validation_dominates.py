@@ -2,12 +2,11 @@
 
 What it finds    validations that are so frequent or so long that they take a large share of the run.
 Why it matters   a curve with a tenth of the points shows the same; the time is better spent on training.
-How it knows     from the first forward without gradients after a training step until the training goes on, without
-                 the time for data, summed over the run and compared with everything else.
-Known problems   a target network, a teacher or a sampled action is a forward without gradients in every step and belongs
-                 to the training: if most steps have as few of them as training forwards, they do not count as
-                 validation. A validation that keeps gradients on counts as training. One validation in a short run is
-                 no habit: two are needed.
+How it knows     from the first forward without gradients after a training step until the training goes on, without the time for data,
+                 summed over the run and compared with everything else.
+Known problems   a target network, a teacher or a sampled action is a forward without gradients in every step and belongs to the training:
+                 if most steps have as few of them as training forwards, they do not count as validation. A validation that keeps gradients
+                 on counts as training. One validation in a short run is no habit: two are needed.
 Fix              validate less often, or on a fixed part of the data.
 """
 
@@ -15,7 +14,6 @@ from __future__ import annotations
 
 from math import ceil
 
-from sonde.events import Finding
 from sonde.formatting import number
 from sonde.rules._shared.step_profiles import severity_of, with_gain
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
@@ -43,26 +41,22 @@ def check(view: RunView) -> Result:
     if not times.is_worth(gain):
         return Clear()
     every = times.num / num
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=severity_of(gain),
-            where="",
-            step=times.first_step,
-            cause=f"{100 * share:.0f} % of the time is validation{view.call_sites.at('eval_forward')}: it comes every "
-            f"{number(round(every, 1))} steps and takes {number(times.totals['validation'] / num)} ms, a training step "
-            f"{number(times.usual_ms())} ms",
-            fix=with_gain(f"validate {fewer} times less often (every {ceil(every * fewer)} steps), or on a part of the data", gain),
-            evidence={
-                "gain": gain,
-                "validation_share": share,
-                "num_validations": num,
-                "steps_between": every,
-                "times_less_often": fewer,
-                **view.call_sites.evidence("eval_forward"),
-            },
-        )
-    ]
+    return RULE.finding(
+        severity_of(gain),
+        times.first_step,
+        cause=f"{100 * share:.0f} % of the time is validation{view.call_sites.at('eval_forward')}: it comes every "
+        f"{number(round(every, 1))} steps and takes {number(times.totals['validation'] / num)} ms, a training step "
+        f"{number(times.usual_ms())} ms",
+        fix=with_gain(f"validate {fewer} times less often (every {ceil(every * fewer)} steps), or on a part of the data", gain),
+        evidence={
+            "gain": gain,
+            "validation_share": share,
+            "num_validations": num,
+            "steps_between": every,
+            "times_less_often": fewer,
+            **view.call_sites.evidence("eval_forward"),
+        },
+    )
 
 
 RULE = Rule("validation-dominates", check, page=__doc__, explains=("slow-step-outliers",))
