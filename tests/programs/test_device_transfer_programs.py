@@ -33,14 +33,14 @@ class Expected(NamedTuple):
 
 EXPECTED = {
     "again_transformer": Expected("again", "mask = mask.to(x.device)", "that is there already, unchanged, once in every step"),
-    "back_cnn": Expected("back", "images = torch.from_numpy(pixels).to(device)", "what back_cnn.py:13 takes from there to the CPU"),
-    "back_mlp": Expected("back", "return values.to(x.device)", "what back_mlp.py:11 takes from there to the CPU"),
+    "back_cnn": Expected("back", "images = torch.from_numpy(pixels).to(device)", "what back_cnn.py:13 moves from there to the CPU"),
+    "back_mlp": Expected("back", "return values.to(x.device)", "what back_mlp.py:11 moves from there to the CPU"),
     "left_behind_cnn": Expected("attribute", "self.mask[None].to(images.device)", "at left_behind_cnn.py:16", "tensor-left-behind"),
     "pageable_cnn": Expected("pageable", "x, y = x.to(device, non_blocking=True)", "(float32 [32, 3, 16, 16], 96 KiB)"),
     "same_mlp": Expected(
-        "same", "weights = class_weights.to(device)", "brings the same tensor (float32 [4], 16 bytes) from the CPU to simulated:0"
+        "same", "weights = class_weights.to(device)", "moves the same tensor (float32 [4], 16 bytes) from the CPU to simulated:0"
     ),
-    "same_rnn": Expected("same", "batch = {name: part.to(device)", "brings the same tensor (float32 [16, 24], 1.5 KiB)"),
+    "same_rnn": Expected("same", "batch = {name: part.to(device)", "moves the same tensor (float32 [16, 24], 1.5 KiB)"),
 }
 
 pytestmark = pytest.mark.torch
