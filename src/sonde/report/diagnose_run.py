@@ -20,6 +20,7 @@ from sonde.rules.engine import evaluate, order_findings
 from sonde.rules.registry import all_rules
 from sonde.rules.rule import NotEvaluated, Rule
 from sonde.run_view import RunView, newest_views
+from sonde.run_view.step_columns import power_of_two_stride
 from sonde.run_view.step_times import SETTLED
 from sonde.runlog.format import Gap
 from sonde.runlog.reader import Run
@@ -123,9 +124,7 @@ def _joined(curve: tuple[Floats, Floats], steps: npt.NDArray[np.int64], values: 
 def _thinned(curve: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
     """At most MAX_POINTS points, at equal distances: each is the last of its group, or the first of it that is not finite."""
     steps, values = curve
-    width = 1
-    while -(-len(values) // width) > MAX_POINTS:
-        width *= 2
+    width = power_of_two_stride(len(values), MAX_POINTS)
     if width == 1:
         return curve
     starts = np.arange(0, len(values), width)

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.events import StepProfile
+from sonde.run_view.step_columns import power_of_two_stride
 from sonde.runlog.record_index import Ints
 
 if TYPE_CHECKING:
@@ -114,12 +115,8 @@ def phase_ms(view: RunView, phase: str) -> npt.NDArray[np.float64]:
 
 
 def sample_stride(num: int) -> int:
-    """The distance at which at most MAX_SAMPLED of so many steps are taken. A power of two, so that the sample changes
-    little when the run grows."""
-    stride = 1
-    while -(-num // stride) > MAX_SAMPLED:
-        stride *= 2
-    return stride
+    """The distance at which at most MAX_SAMPLED of so many steps are taken."""
+    return power_of_two_stride(num, MAX_SAMPLED)
 
 
 def core_share(machine: Mapping[str, Any]) -> float:

@@ -3,13 +3,11 @@
 What it finds    outputs of a model that are not finite in a forward without gradients, or in evaluation mode: a variance of one sample, a
                  division by an empty count, running statistics that were never filled, half precision that overflows.
 Why it matters   no loss goes bad, so training seems fine. Averages over the evaluation, early stopping and all predictions are wrong.
-How it knows     the outputs of the model in evaluation are checked, as often as 2 % of the evaluation's own time allows. The forward of a
-                 bad output is replayed with every operation checked, on the same inputs and with the same random numbers; parts of the
-                 batch are run to find the samples that trigger it.
-Known problems   -Inf in logits or log-probabilities is meant, and not reported; an Inf counts only if a number outgrew its type (overflow)
-                 or was divided by 0, or if a weight is Inf. An output that is bad in training too is not reported, if nothing comes of it
-                 there: rows of padding that nobody uses. If the training went bad before, the evaluation follows from that. Not every
-                 forward of a fast model is checked, and outputs that are on a device are not checked.
+How it knows     outputs in evaluation are checked, as often as 2 % of the evaluation's time allows. The forward of a bad output is replayed
+                 with every operation checked, and with parts of the batch to find the samples that trigger it.
+Known problems   -Inf in logits is meant; an Inf counts only after an overflow, a division by 0, or in a weight. Outputs that are bad in
+                 training too without harm (padding) are not reported. If the training went bad before, this follows from it. Not every
+                 forward of a fast model is checked, and none on a device.
 Fix              as the finding says: it knows the operation and its inputs.
 """
 

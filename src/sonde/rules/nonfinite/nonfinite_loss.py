@@ -3,9 +3,8 @@
 What it finds    a loss that becomes NaN or Inf by itself: a logarithm of zero, a division by an empty count, a root at zero, a batch whose
                  every label is ignored, bad labels.
 Why it matters   with backward and an update the weights become NaN and stay so; without them, averages and early stopping go wrong.
-How it knows     the loss of a step with a backward was not finite. The finding says what else was not finite by then: the output of a layer
-                 (the forward made it), a gradient before the loss (the backward made it), or neither (what is computed from the outputs
-                 made it, or the targets).
+How it knows     the loss of a step with a backward was not finite. The finding says what else was not finite by then: an output of a layer
+                 (the forward made it), an earlier gradient (the backward made it), or neither (the loss itself, or the targets).
 Known problems   a GradScaler that skips a step has dealt with it. Divergence and bad inputs have rules of their own and come first.
 Fix              examine the place named as the first that was not finite; clamp, add an epsilon, or skip empty batches there.
 """

@@ -1,16 +1,14 @@
 """The first NaN or Inf of the training, and the operation that made it.
 
-What it finds    an operation with finite inputs whose output holds a NaN or an Inf, from which the bad loss or gradient follows: a
-                 logarithm of zero, a division by an empty count, an exponential that overflows, a softmax over a row that is all masked; or
-                 a weight or a batch that was bad before the step began.
+What it finds    an operation with finite inputs whose output holds a NaN or Inf, from which the bad loss or gradient follows (log(0), an
+                 empty count, an overflow, a softmax over a masked row); or a weight or batch that was bad before the step.
 Why it matters   everything after it is NaN. The line that made it is rarely the line where the NaN is noticed.
-How it knows     when the loss or a gradient is not finite, and before anything has used it, the step is replayed with every operation
-                 checked: same inputs, same random numbers, afterwards everything as it was. Halves of the batch are run to find the samples
-                 that trigger it. If that finds nothing, gradients that stay bad while the optimizer uses them are reported all the same,
-                 unless the loss is bad too: that is nonfinite-loss.
-Known problems   a step that cannot be replayed (it reads from a stream, it changes objects of its own) is explained by the model alone or
-                 by the graph of the loss; the notes say so. Masks of -Inf that do no harm are not counted. If the weights had diverged
-                 before, lr-divergence comes first.
+How it knows     before anything uses the bad loss or gradient, the step is replayed with every operation checked, on the same inputs and
+                 random numbers, and with halves of the batch to find the samples. If that finds nothing, gradients that stay bad while the
+                 optimizer uses them are reported, unless the loss is bad too (nonfinite-loss).
+Known problems   a step that cannot be replayed (it reads from a stream, it changes objects) is explained by the model alone or by the graph
+                 of the loss; the notes say so. Masks of -Inf that do no harm are not counted. After a divergence, lr-divergence comes
+                 first.
 Fix              as the finding says: it knows the operation and its inputs.
 """
 
@@ -28,7 +26,7 @@ STAYED_BAD = 3  # steps in a row: one bad update makes the weights bad, and thes
 
 
 def check(view: RunView) -> Result:
-    search = training_origin(view)
+    search = view.remember(training_origin)
     if search.origin is not None:
         has_own_rule = any(search.origin.key in keys for keys in OPERATION_DEFECTS.values())
         return Clear() if has_own_rule else search.finding(RULE.name, Severity.CRITICAL)

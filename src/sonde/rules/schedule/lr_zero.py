@@ -3,9 +3,8 @@
 What it finds    an optimizer, or one of its parameter groups, that steps with a learning rate of 0.
 Why it matters   no parameter changes, however long the training runs.
 How it knows     the learning rate of the optimizer is 0 at every step, or at half of the steps or more without a break.
-Known problems   a warm-up may start at 0 and a schedule may end at 0: both are a few steps of a run. A rate of 0 may freeze one parameter
-                 group on purpose: if other groups have a rate, the finding is a warning. Optimizers without a learning rate are not
-                 evaluated.
+Known problems   a warm-up may start and a schedule may end at 0, for a few steps. If other parameter groups have a rate, one group may be
+                 frozen on purpose: a warning. Optimizers without a learning rate are not evaluated.
 Fix              set a learning rate above 0; if a scheduler sets it, print scheduler.get_last_lr().
 """
 

@@ -3,11 +3,9 @@
 What it finds    scheduler.step() at the beginning of an epoch or of an iteration, as it was correct before PyTorch 1.1.
 Why it matters   the first value of the schedule is never used, and every later value comes one epoch (or one update) too early.
 How it knows     the first step of the scheduler came before any optimizer had stepped, and the same line makes its later steps.
-Known problems   under a GradScaler the first optimizer steps are skipped, and PyTorch itself warns of a wrong order: skipped steps count as
-                 steps here, and nothing is reported. A scheduler that another line or a loaded state advances before the training
-                 continues, and one that is passed its position (step(epoch + i / n)), skip nothing. ReduceLROnPlateau has no first value.
-                 If the first value is 0, it may be skipped on purpose: the severity is info. A scheduler that counts batches while several
-                 batches make an update is not reported.
+Known problems   steps that a GradScaler skips count as steps. A scheduler that another line or a loaded state advances, and one that is
+                 passed its position (step(epoch + i / n)), skip nothing. ReduceLROnPlateau has no first value. A first value of 0 may be
+                 skipped on purpose: an info. A scheduler that counts batches under accumulation is not reported.
 Fix              call scheduler.step() after optimizer.step(): at the end of the iteration or of the epoch.
 """
 
@@ -33,9 +31,9 @@ def check(view: RunView) -> Result:
         return Clear()
     if schedule.num_steps < FEWEST * len(schedule.stepped):
         return NotEvaluated("a scheduler was stepped only once")
-    skipped = scheduler.rates[0] if scheduler.rates else float("nan")
+    skipped = scheduler.created.rates[0] if scheduler.created.rates else float("nan")
     first = next((rate.first for rate in schedule.rates.values()), float("nan"))
-    initial = max(scheduler.initial, default=skipped)
+    initial = max(scheduler.created.initial, default=skipped)
     unit = "update" if schedule.is_stepped_with_every_update else "epoch"
     values = f" ({number(skipped)}; the first {unit} has {number(first)})" if skipped != first else ""
     return RULE.finding(
@@ -49,10 +47,10 @@ def check(view: RunView) -> Result:
 
 
 def _skips_first_value(view: RunView, scheduler: Scheduler) -> bool:
-    if not scheduler.is_before_optimizer or scheduler.has_argument or scheduler.name == "ReduceLROnPlateau":
+    schedule, start = view.schedule, scheduler.started
+    if start is None or not start.is_before_optimizer or start.has_argument or scheduler.name == "ReduceLROnPlateau":
         return False
-    schedule = view.schedule
-    is_new = scheduler.last_epoch == 1  # else its state was loaded
+    is_new = start.last_epoch == 1  # else its state was loaded
     counts_batches = schedule.steps_each > BATCHES * schedule.num_updates
     return is_new and not counts_batches and len(schedule.lines) <= len(schedule.stepped)
 

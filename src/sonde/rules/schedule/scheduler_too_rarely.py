@@ -1,13 +1,13 @@
 """A schedule that counts updates is stepped once per epoch.
 
-What it finds    OneCycleLR(total_steps=epochs * len(loader)), a warm-up or a cosine over all updates, whose scheduler.step() is outside of
-                 the loop over the batches.
+What it finds    OneCycleLR(total_steps=epochs * len(loader)), a warm-up or a cosine over all updates, stepped outside of the loop over the
+                 batches.
 Why it matters   the learning rate hardly leaves its first value: a one-cycle schedule starts at a twenty-fifth of its peak and stays there.
-How it knows     the total of the schedule is the number of updates in the planned epochs of the loop (or, if no loop is known, in the
-                 finished run), updates pass without a step of the scheduler, and it made a quarter of its steps or fewer. Or: gradients are
-                 accumulated, the total is the number of batches, and the scheduler was stepped with every update.
-Known problems   a schedule in a run that stops early has steps left too: one in epochs has a total that is no number of updates, and one in
-                 updates steps with every update. Schedules without an end (StepLR, LambdaLR) are not found.
+How it knows     the total of the schedule is the number of updates in the planned epochs (or in the finished run), and it made a quarter of
+                 its steps or fewer while updates passed without one. Or gradients are accumulated, the total counts batches, and the
+                 scheduler steps with every update.
+Known problems   a schedule in a run that stops early has steps left too: in epochs, its total is no number of updates; in updates, it steps
+                 with every update. Schedules without an end (StepLR, LambdaLR) are not found.
 Fix              step it after every optimizer.step(), inside of the loop over the batches; or pass the number of epochs to it.
 """
 
