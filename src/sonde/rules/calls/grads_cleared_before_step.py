@@ -2,11 +2,9 @@
 
 What it finds    zero_grad() is called between backward() and step().
 Why it matters   the optimizer finds nothing to do: no parameter changes, and nothing complains.
-How it knows     an optimizer step found every gradient None or zero, although a backward had left non-zero gradients in these parameters
-                 since the step before: exact, and repeated.
-Known problems   a loss whose true gradient is zero leaves no non-zero gradient behind, so it is not this. Experts and heads that are idle
-                 in a step are some parameters, not all of an optimizer's. A GAN that clears what the generator's backward left in the
-                 discriminator does so before the next backward of that optimizer.
+How it knows     an optimizer step found every gradient None or zero, although a backward had written others since the last step.
+Known problems   a loss whose gradient is zero is not this. Experts and heads that are idle in a step are only some parameters of an
+                 optimizer. A GAN clears the discriminator's gradients before the discriminator's own backward.
 Fix              call zero_grad() before backward, not after it.
 """
 

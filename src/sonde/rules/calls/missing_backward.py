@@ -3,8 +3,7 @@
 What it finds    loss.backward() is never called.
 Why it matters   optimizer.step() silently skips parameters without gradients: nothing is learned and nothing complains.
 How it knows     there were optimizer steps, every one of them found each gradient None or zero, and no backward ran in the whole run.
-Known problems   gradients written by hand or by torch.autograd.grad (evolution strategies, pipeline schedules) are gradients: such steps
-                 are not empty.
+Known problems   gradients written by hand or by torch.autograd.grad count as gradients.
 Fix              call loss.backward() before optimizer.step().
 """
 
@@ -38,9 +37,4 @@ def check(view: RunView) -> Result:
     )
 
 
-RULE = Rule(
-    "missing-backward",
-    check,
-    page=__doc__,
-    explains=("loss-plateau", "unchanged-parameter", "lr-zero", "train-in-eval-mode"),
-)
+RULE = Rule("missing-backward", check, page=__doc__, explains=("loss-plateau", "unchanged-parameter", "lr-zero", "train-in-eval-mode"))

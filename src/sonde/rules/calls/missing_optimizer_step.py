@@ -2,8 +2,8 @@
 
 What it finds    an optimizer was built, backward runs, but optimizer.step() is never called.
 Why it matters   no parameter ever changes: nothing is learned.
-How it knows     in the whole run there were backward calls and an optimizer with parameters of the model, but not one optimizer step, not
-                 one step that a GradScaler skipped, and not one change of a parameter by hand.
+How it knows     backward ran and an optimizer holds parameters of the model, but there was no optimizer step, no skipped step and no update
+                 by hand.
 Known problems   a GradScaler that skips its first steps has skipped steps, not missing ones. Manual updates without an optimizer count as
                  updates. Accumulation over more batches than the run has is, in effect, this defect.
 Fix              call optimizer.step() after backward.

@@ -2,12 +2,9 @@
 
 What it finds    optimizer.zero_grad() (or an equivalent) is never called between updates.
 Why it matters   every update then follows the sum of all past gradients: with SGD the loss blows up, with Adam it merely learns worse.
-How it knows     a backward adds to gradients that an optimizer step has used already and that nobody cleared since: an exact relation,
-                 taken at the calls themselves.
-Known problems   accumulation on purpose also enters backward with gradients, but without an update in between: that tells them apart.
-                 Setting `p.grad = None` by hand clears as well as zero_grad() does. Gradients of a frozen or unused part stay None and tell
-                 nothing. Clearing only every few updates is reported too, since the updates in between use old gradients. Each optimizer is
-                 asked about its own gradients, so several of them do not confuse it.
+How it knows     a backward adds to gradients that an optimizer step has used and that nothing cleared since, seen at the calls themselves.
+Known problems   accumulation on purpose has no update between its backwards and is not reported. `p.grad = None` clears like zero_grad().
+                 Clearing only every few updates is reported. Each optimizer is judged by its own gradients.
 Fix              call optimizer.zero_grad() before each backward that starts a new update.
 """
 

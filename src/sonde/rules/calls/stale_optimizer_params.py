@@ -1,12 +1,11 @@
 """The optimizer holds parameters that the model no longer has; the model trains with others.
 
 What it finds    a head replaced, or a model copied, wrapped or re-created, after the optimizer was built.
-Why it matters   the optimizer updates tensors that nobody uses, and the new ones stay as they were initialized. Accuracy may hardly show
-                 it.
+Why it matters   the optimizer updates tensors that nothing uses, and the new ones stay as they were initialized.
 How it knows     an optimizer holds parameters that belong to no model of the run and never get a gradient, while parameters of the model
                  that no optimizer holds get gradients again and again and never change.
-Known problems   a separate parameter that is passed to the optimizer on purpose (a temperature, a prompt) gets gradients and is not stale.
-                 Stale parameters alone, with every parameter of the model in some optimizer, are harmless and not reported.
+Known problems   a separate parameter in the optimizer (a temperature, a prompt) gets gradients and is not stale. Stale parameters are
+                 harmless if some optimizer holds every parameter of the model.
 Fix              build the optimizer after the model has its final form.
 """
 

@@ -1,12 +1,9 @@
 """Every worker of a DataLoader delivers the whole stream.
 
 What it finds    an IterableDataset that does not divide its samples among the workers: each sample comes once per worker.
-Why it matters   an epoch is as many times longer as there are workers, and batches in a row are copies of each other: the training takes
-                 several steps on the same samples, and averages over the epoch count them several times.
-How it knows     the dataset is iterable, there are several workers, neither the code of the dataset nor a worker_init_fn reads the worker
-                 id, and batches of two steps in a row were the same.
-Known problems   a stream that draws at random gives different batches in each worker and is not reported. A dataset that receives its part
-                 in another way never gives the same batch twice in a row.
+Why it matters   an epoch is as many times longer as there are workers, and several updates in a row use the same samples.
+How it knows     an iterable dataset has several workers, no code of it reads the worker id, and batches in a row were the same.
+Known problems   a stream that draws at random gives different batches in each worker and is not reported.
 Fix              in __iter__, call torch.utils.data.get_worker_info() and yield every num_workers-th sample, beginning with id.
 """
 

@@ -2,12 +2,9 @@
 
 What it finds    a classifier with several outputs whose labels are one and the same class in every batch.
 Why it matters   the loss falls to zero, and the model predicts that class for any input.
-How it knows     the labels from which the cross entropy (or binary cross entropy) was computed in the inspected steps, over at least one
-                 pass through the data.
-Known problems   a contrastive loss whose correct answer is always column 0, or a query whose correct document comes first, compares
-                 samples, not classes. A training against a frozen classifier (an adversarial patch, a generator) has one label on purpose.
-                 So labels count only if weights that are being trained make the scores, in the last layer of the model's own output. Sorted
-                 data show one class for a while: see no-shuffle.
+How it knows     the labels of the (binary) cross entropy in the inspected steps, over at least one pass through the data.
+Known problems   a contrastive loss whose answer is always column 0, or a training against a frozen classifier, has one label on purpose:
+                 labels count only if weights in training make the scores, in the last layer of the model. Sorted data are no-shuffle.
 Fix              follow the labels from their file to the loss: a tensor that is overwritten, a wrong column, a broadcast.
 """
 

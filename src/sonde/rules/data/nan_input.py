@@ -3,8 +3,8 @@
 What it finds    missing values or overflow in the data.
 Why it matters   one bad cell makes the loss and every gradient NaN; after the next update every weight is NaN.
 How it knows     the input of the model was not finite in the first step whose loss, output or gradients were not finite.
-Known problems   attention masks of -Infinity, and NaN that the model replaces on purpose, do no harm: an input counts only if something
-                 after it in the same step is not finite. Non-finite labels do not enter the model; nonfinite-loss reports them.
+Known problems   an input counts only if something after it in the same step is not finite: masks of -Infinity, and NaN that the model
+                 replaces, do no harm. Non-finite labels are nonfinite-loss.
 Fix              find the rows (torch.isfinite(x).all(dim=1)) and drop or fill them before training.
 """
 

@@ -1,14 +1,11 @@
 """The training data come in the order of their labels.
 
 What it finds    sorted data that are not shuffled: batches in a row hold one class, or two at the border between classes.
-Why it matters   each part of an epoch pulls the whole model towards one class and away from what it learned of the others: the loss rises
-                 and falls with the classes, batch norm gets one class at a time, and the result is worse than it could be.
-How it knows     the labels of the inspected batches: each batch is in order and has far fewer different labels than a batch of that size
-                 drawn at random from all labels; batches in a row continue with the same label or the next; and the same labels return in
-                 the next epoch, or the DataLoader does not shuffle.
-Known problems   a curriculum is sorted by something else than the label. Tasks that are learned one after another do not return and are
-                 shuffled within; samplers that put one or a few classes into each batch jump from one to another. Data that are sorted by
-                 time and have long-lasting labels look the same, and mostly are a defect too.
+Why it matters   each part of an epoch pulls the model towards one class and away from the others, and batch norm gets one class at a time.
+How it knows     each inspected batch is in order and has far fewer different labels than a random batch, batches in a row continue with the
+                 same label or the next, and the labels return in the next epoch or the DataLoader does not shuffle.
+Known problems   a curriculum is sorted by something else than the label; tasks in turn do not return; samplers that put a few classes into
+                 each batch jump between classes. Data sorted by time with long-lasting labels look the same, and mostly are a defect too.
 Fix              DataLoader(..., shuffle=True), or a permutation of the samples at the start of each epoch.
 """
 

@@ -1,14 +1,12 @@
 """Every step trains on the same batch, although the DataLoader has more.
 
 What it finds    a DataLoader that is restarted in every step without shuffling, as in next(iter(loader)): it returns its first batch
-                 forever. (A loop with a break after the first batch of each epoch does the same.)
+                 forever. So does a break after the first batch of each epoch.
 Why it matters   the model memorizes a few samples: the loss falls fast, and nothing else is learned.
-How it knows     the hash of all tensors of the batch is the same in every inspected step, among them steps in a row; and the loader has
-                 several batches.
-Known problems   a batch that is taken out of the loader once and trained on for a while is a deliberate check: the loader does not return a
-                 batch in each step, and nothing is reported. Neither is a loader with a single batch. With random augmentation the content
-                 differs, and with shuffle=True next(iter(loader)) returns another batch each time. Batches that are made without a
-                 DataLoader and steps with several batches are not evaluated.
+How it knows     the hash of the batch is the same in every inspected step, among them steps in a row, and the loader has several batches.
+Known problems   a batch that is taken out of the loader once is a deliberate check and not reported, nor is a loader with a single batch.
+                 With augmentation or shuffle=True the batches differ. Batches without a DataLoader are not evaluated, nor are steps with
+                 several.
 Fix              iterate over the loader: for x, y in loader; or keep one iterator and call next() on it.
 """
 

@@ -2,13 +2,13 @@
 
 What it finds    a dataset, a transform in it or a collate_fn that draws from a random generator of its own or of its module (rng =
                  np.random.default_rng(0)), or a worker_init_fn that seeds a global one with the same number in every worker.
-Why it matters   every worker gets a copy in the same state: with four workers each augmentation comes four times, and, unless the workers
-                 persist, the same ones again in every epoch. Nothing fails, and there is less variety than intended.
-How it knows     a DataLoader with several workers was started, and the code that loads a sample draws from such a generator. The code is
-                 read, not executed. (PyTorch itself seeds the global generators of torch, random and numpy differently in each worker.)
-Known problems   a generator that only makes the data, before the workers start, is not drawn from in them. Code that reads its worker
-                 (get_worker_info, torch.initial_seed) or a worker_init_fn that changes the dataset or that generator is assumed to be
-                 correct. Draws deep inside of other libraries are not found.
+Why it matters   every worker gets a copy in the same state: with four workers each augmentation comes four times, and often again in every
+                 epoch.
+How it knows     a DataLoader with several workers was started, and the code that loads a sample (which is read, not executed) draws from
+                 such a generator. PyTorch seeds the global generators of torch, random and numpy differently in each worker.
+Known problems   a generator that is used before the workers start does not count. Code that reads its worker (get_worker_info,
+                 torch.initial_seed), or a worker_init_fn that changes the dataset or the generator, is assumed to be correct. Draws in
+                 libraries are not found.
 Fix              create the generator in the worker: seed it from torch.initial_seed(), or use the global generator.
 """
 

@@ -3,10 +3,10 @@
 What it finds    a tensor that is a plain attribute of a module (self.mask = torch.ones(…)), which model.to(device) does not move, and that
                  is transferred again whenever it is used.
 Why it matters   each time, the training waits for a copy that is not needed; such tensors are also missing from checkpoints.
-How it knows     most parameters of the model are on a device, the attribute is on the CPU, and a line of the training moves it: one that
-                 did so in two steps in a row, or whose text contains its name.
-Known problems   an attribute that no line moves may never be used: that, and parameters or buffers that are kept on the CPU (offloading),
-                 are only an info. Tensors with a single number are passed with the call and do not count.
+How it knows     most parameters of the model are on a device, the attribute is on the CPU, and a line of the training moves it: in two
+                 steps in a row, or with its name in the line.
+Known problems   an attribute that no line moves, and parameters or buffers on the CPU (offloading), are an info. Tensors with a single
+                 number do not count.
 Fix              self.register_buffer("mask", torch.ones(…)), with persistent=False if it does not belong into a checkpoint.
 """
 

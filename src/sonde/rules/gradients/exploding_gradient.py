@@ -3,13 +3,11 @@
 What it finds    deep or recurrent models whose signal is multiplied at every layer or time step: a gain too large, recurrent weights too
                  large, no normalization, no clipping.
 Why it matters   updates become far too large; the loss jumps, diverges or becomes NaN.
-How it knows     already at the first observed step, before any update could be the cause, outputs or gradients grow by orders of magnitude
-                 along the depth; or the gradient norm jumps to a hundred times its usual size again and again; and the training fails. If
-                 both outputs and gradients grow by a thousand, it is reported even if the loss still falls.
-Known problems   large but even gradients come from a large loss, not from the model: only growth along the depth counts. Clipped training,
-                 skipped steps and everything that learns are left alone. A learning rate too high makes large gradients after its first
-                 updates: that is lr-divergence. Raw pixels are an input, not an output of a layer, and batch norm after them evens the
-                 signal.
+How it knows     outputs or gradients grow by orders of magnitude along the depth already before the first update, or the gradient norm
+                 jumps to a hundred times its usual size again and again; and the training fails. Growth of both by a thousand is always
+                 reported.
+Known problems   large but even gradients come from a large loss: only growth along the depth counts. Clipped training, skipped steps and
+                 trainings that learn are not reported. Large gradients after the first updates are lr-divergence.
 Fix              clip gradients (torch.nn.utils.clip_grad_norm_), scale the initialization to the fan-in, add normalization.
 """
 

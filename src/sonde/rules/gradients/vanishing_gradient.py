@@ -1,14 +1,12 @@
 """The gradient vanishes on its way to the first layers, and the training makes no progress.
 
-What it finds    a deep model whose first layers get next to no gradient: many saturating activations, weights initialized too small, no
+What it finds    a deep model whose first layers get next to no gradient: saturating activations, weights initialized too small, no
                  normalization.
 Why it matters   the first layers stay random, and the layers above them cannot learn from noise.
-How it knows     the gradient at the first layers is many orders of magnitude below that at the last ones, layer by layer and not at one
-                 place, in several observed steps in a row up to the last, while the loss does not move.
-Known problems   gradients that are small everywhere have no slope. A model that learns is never judged, however steep the slope. A sudden
-                 drop at one place is something else: dead units, a detached or rounded value. Exact zeros in the first step
-                 (zero-initialized branches, adapters) go away. Norms are compared, not shares of zeros: a large embedding is no vanishing
-                 gradient. Saturated gates occur in models that learn.
+How it knows     the gradient at the first layers is orders of magnitude below that at the last ones, falling layer by layer, in several
+                 observed steps in a row up to the last, while the loss does not move.
+Known problems   a model that learns is never reported. Gradients that are small everywhere have no slope. A sudden drop at one place is
+                 something else: dead units, a detached value. Zeros in the first step (zero-initialized branches) go away.
 Fix              use ReLU-like activations, normalization or residual connections, and an initialization that fits the activation.
 """
 
@@ -92,9 +90,5 @@ def check(view: RunView) -> Result:
 
 
 RULE = Rule(
-    "vanishing-gradient",
-    check,
-    page=__doc__,
-    explains=("loss-plateau", "unchanged-parameter", "dead-relu"),
-    reductions=(PROFILED_STEPS,),
+    "vanishing-gradient", check, page=__doc__, explains=("loss-plateau", "unchanged-parameter", "dead-relu"), reductions=(PROFILED_STEPS,)
 )

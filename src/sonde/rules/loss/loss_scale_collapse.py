@@ -3,13 +3,11 @@
 What it finds    gradients that are not finite whatever the scale: an operation that overflows in half precision by itself, a NaN that the
                  scaler hides by skipping, a training that diverges.
 Why it matters   a skipped step trains nothing, and no message says so. Below a scale of 1 small gradients are lost to rounding.
-How it knows     steps are skipped with a scale below 1; or many in a row while the gradients are not finite without any scale too; or the
-                 scale has lost three decimal places since it had settled. The step is replayed: which operation made the Inf, and is the
-                 gradient finite without the scale?
-Known problems   the first skips, while the scaler searches for its level, and single ones later, when it tries a larger scale, are how it
-                 works. A scale on a device is read with the next observed step.
-Fix              run the operation that is named in float32 (autocast(enabled=False)) or use bfloat16; if the scale is not the cause,
-                 correct the operation.
+How it knows     steps are skipped with a scale below 1; or many in a row while the gradients are not finite without a scale too; or the
+                 scale fell to a thousandth of its settled value. The step is replayed: which operation made the Inf, and is the gradient
+                 finite without the scale?
+Known problems   the first skips and single later ones are how a scaler works. A scale on a device is read at the next observed step.
+Fix              run the operation that is named in float32 (autocast(enabled=False)) or use bfloat16; or correct the operation.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
 """The updates are larger than the training can bear: the loss leaves its starting level and does not come back.
 
 What it finds    a learning rate far too high for this model and optimizer.
-Why it matters   each step overshoots further than the last; the loss explodes, becomes NaN, or the weights end where nothing can be
-                 learned.
-How it knows     inputs and first gradients were in order, then updates as large as the weights themselves, or a loss and gradient that
-                 climb together step by step; and the loss ends far above its start, not finite, or never below it.
-Known problems   high rates that learn are never judged. A loss that only rises because of adversaries does not count, nor does the error of
-                 a value estimate that grows with the values (DQN). A NaN without the climb before it is nonfinite-loss. Signals that were
-                 out of bounds before the first update are exploding-gradient; a forgotten zero_grad and bad inputs are reported by their
-                 own rules, as the cause of this one.
+Why it matters   each step overshoots further than the last: the loss explodes or becomes NaN, or the weights can learn nothing more.
+How it knows     inputs and first gradients were in order, then updates were as large as the weights, or loss and gradient climbed together;
+                 and the loss ends far above its start, not finite, or never below it.
+Known problems   high rates that learn are not reported, nor are losses of adversaries and the error of a growing value estimate (DQN). A
+                 NaN without the climb is nonfinite-loss, and growth before the first update exploding-gradient. A forgotten zero_grad and
+                 bad inputs are named as the cause.
 Fix              divide the learning rate by ten until the loss falls; add warm-up or clipping if only the start is rough.
 """
 

@@ -1,16 +1,12 @@
 """The output of one layer is so large that it decides how much memory the whole training needs.
 
-What it finds    attention that stores the scores of all pairs of positions, logits over a large vocabulary for every position, a
-                 convolution with many channels at full resolution: few layers hold most of what is stored for backward, and that is much of
-                 the memory that there is.
-Why it matters   backward needs the gradient of that tensor, and often that of its input, as large again and at the same time. A batch that
-                 is a little larger, or one longer sequence, ends the training.
-How it knows     from the sizes of the outputs of all layers, which are exact, and the memory that this process may use. Layers that follow
-                 each other with outputs of equal size (convolution, norm, ReLU) count as one. A tenth of the memory, and half of the
-                 outputs of all layers, is a finding.
-Known problems   outputs of functions between the layers are not measured, and operations in place are counted as if they had made a tensor
-                 of their own. Layers whose output needs no gradient are left out. On a device the memory of the machine is used as the
-                 limit, which is mostly larger: nothing is found there too early.
+What it finds    attention scores of all pairs of positions, logits over a large vocabulary, a convolution with many channels at full
+                 resolution: few layers hold most of what is stored for backward, and much of the memory.
+Why it matters   backward needs gradients as large again at the same time. A slightly larger batch or sequence ends the training.
+How it knows     from the exact sizes of the outputs of all layers and the memory that this process may use. Layers in a row with outputs of
+                 equal size count as one. A tenth of the memory, and half of all outputs, is a finding.
+Known problems   outputs of functions between layers are not measured, operations in place count as a tensor of their own, and layers whose
+                 output needs no gradient are left out. On a device the memory of the machine is the limit.
 Fix              make the tensor smaller (checkpointing would compute it again): in pieces of the batch or the sequence,
                  scaled_dot_product_attention, a stride or fewer channels earlier, bfloat16.
 """
@@ -115,10 +111,5 @@ def _width(dtype: str) -> float:
 
 
 RULE = Rule(
-    "activation-heavy-layer",
-    check,
-    page=__doc__,
-    needs=(Kind.ACTIVATION,),
-    explains=("out-of-memory",),
-    reductions=(OUTPUT_SIZES,),
+    "activation-heavy-layer", check, page=__doc__, needs=(Kind.ACTIVATION,), explains=("out-of-memory",), reductions=(OUTPUT_SIZES,)
 )

@@ -1,14 +1,10 @@
 """The autograd graphs of earlier steps stay alive: a loss or an output is stored together with the graph that made it.
 
-What it finds    `total += loss`, a list of losses or outputs, a hook or an attribute that keeps a tensor of every step with its autograd
-                 graph.
-Why it matters   each stored tensor keeps its whole graph, and what backward has not freed with it: memory grows with every step until there
-                 is none left, and a chain of sums becomes slower to free with every link.
-How it knows     the graphs of many observed steps are still alive; then, for a few steps, the tensors that stay alive are counted, and the
-                 variable, list, attribute or closure that holds them is searched.
-Known problems   a container that removes its oldest entry by itself (deque(maxlen=…)) is no leak. Truncated backpropagation keeps one
-                 graph, not many. A list that is emptied at the end of every epoch is only found if an epoch has more than some forty steps:
-                 its graphs are of no use either.
+What it finds    `total += loss`, a list of losses or outputs, a hook or an attribute that keeps a tensor with its graph in every step.
+Why it matters   each stored tensor keeps the graph of its step: memory grows with every step until there is none left.
+How it knows     the graphs of many observed steps are still alive; then the tensors that stay are counted, and what holds them is searched.
+Known problems   deque(maxlen=…) is no leak, and truncated backpropagation keeps one graph. A list that is emptied after every epoch is
+                 found only if an epoch has more than some forty steps.
 Fix              store numbers: loss.item(), output.detach().
 """
 

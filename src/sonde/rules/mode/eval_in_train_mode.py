@@ -1,17 +1,13 @@
 """The model is evaluated while it is in training mode.
 
 What it finds    validation (forwards without gradients) with model.training == True: model.eval() is not called, or undone too early.
-Why it matters   dropout switches off units of the very model that is measured, and batch norm normalizes by the current batch and learns
-                 its statistics from the validation data: the metrics are of another model, usually a worse one, and change from call to
-                 call.
-How it knows     between updates, a model that is being trained was run without gradients while it and dropout or batch norm in it were in
-                 training mode: on several batches, or on the same data each time, and in most of such pauses of the run.
-Known problems   one input again and again is a sample of a random network (Monte-Carlo dropout) and is not reported; nor are batch norms
-                 that average over all batches (momentum=None: their statistics are computed anew, as torch.optim.swa_utils.update_bn does),
-                 teachers that are never trained (mean teacher, BYOL), and what is run without gradients in every step on new data each time
-                 (a GAN's generator, pseudo-labels, rollouts). A single forward, such as drawing a few samples, is reported as info only,
-                 and so is batch norm alone in one of several models that are trained. Validation with gradients enabled cannot be told from
-                 training.
+Why it matters   dropout switches off units of the model that is measured, and batch norm uses and learns the statistics of the validation
+                 data: the metrics are those of another model and change from call to call.
+How it knows     between updates, a model in training was run without gradients while dropout or batch norm in it were in training mode: on
+                 several batches, or on the same data each time, and in most of such pauses.
+Known problems   not reported: one input again and again (Monte-Carlo dropout), batch norm with momentum=None (update_bn), teachers that are
+                 never trained, and forwards without gradients on new data in every step (GAN generators, pseudo-labels, rollouts). A single
+                 forward, and batch norm alone in one of several models, are an info. Validation with gradients looks like training.
 Fix              call model.eval() before validation and model.train() after it.
 """
 

@@ -1,14 +1,11 @@
 """The model trains while it is in evaluation mode.
 
 What it finds    updates from forwards with model.training == False: model.train() is not called, or not again after validation.
-Why it matters   dropout does nothing and batch norm neither normalizes by the batch nor learns its statistics: another model is trained
-                 than was meant.
-How it knows     every forward with gradients of a step had its root model in eval mode and so all of its dropout and batch norm modules, an
-                 optimizer step followed, and that was so in many steps in a row.
+Why it matters   dropout does nothing, and batch norm neither normalizes by the batch nor learns its statistics.
+How it knows     in many steps in a row, every forward with gradients had its root model and all dropout and batch norm modules in eval
+                 mode, and an optimizer step followed.
 Known problems   batch norm frozen by bn.eval() inside train() leaves the root in training mode. A model without dropout and batch norm does
-                 not depend on the mode. A teacher in eval mode beside a student in training mode is one of two roots, not all. Fine-tuning
-                 a whole model in eval mode on purpose cannot be told apart; hence a warning. Dropout kept on for evaluation happens without
-                 gradients and without updates.
+                 not depend on the mode. A teacher in eval mode is one of two roots. Fine-tuning in eval mode looks the same.
 Fix              call model.train() at the start of each epoch, after validation.
 """
 

@@ -3,13 +3,11 @@
 What it finds    a layer of torch.nn that is far slower than the other layers of the same model are for the same amount of work.
 Why it matters   it slows down the whole step, and the reason is mostly a setting: float16 on a CPU that computes in float32 (measured: 25
                  times slower), numbers so small that the processor handles them one by one (subnormal: 100 times slower).
-How it knows     in profiled steps every layer is timed. Its work is the multiplications of its matrix product or convolution, and the
-                 elements that it reads and writes. What the other layers take per multiplication, and 30 ns per element (what dropout, the
-                 slowest of the common ones, takes on one core), give the time that its forward should take, and three times that its
-                 backward; five times as long and a quarter of the step is a finding. The shortest time of all profiled steps counts, so
-                 that a busy machine makes no finding. The gain is what remains at the speed of the others.
-Known problems   a depthwise convolution computes little and moves much: its elements are counted. Layers of your own, recurrent layers and
-                 attention are not judged, since what they compute is not known. Needs two other layers with real work to compare with.
+How it knows     in profiled steps every layer is timed (the shortest time counts). Its work is its multiplications and the elements that it
+                 reads and writes. The time of the other layers per multiplication, 30 ns per element, and three times that for backward,
+                 give the time that it should take; five times as long and a quarter of the step is a finding.
+Known problems   a depthwise convolution moves much: its elements are counted. Layers of your own, recurrent layers and attention are not
+                 judged. Two other layers with real work are needed to compare with.
 Fix              depends on the reason: float32 instead of float16; torch.set_flush_denormal(True); another layout or another layer.
 """
 
@@ -28,11 +26,11 @@ from sonde.events import Kind, StepProfile
 from sonde.formatting import number
 from sonde.rules._shared.event_rows import amount, text
 from sonde.rules._shared.step_profiles import (
-    FEWEST_PROFILES,
     last_machine,
-    regular_profiles,
+    reason_without_profiles,
     severity_of,
     step_ms,
+    step_profiles,
     too_many_threads,
     with_gain,
 )
@@ -85,11 +83,9 @@ class LayerShare:
 
 
 def check(view: RunView) -> Result:
-    times, profiles = view.times, regular_profiles(view)
-    if reason := times.reason_not_evaluated:
+    times, profiles = view.times, step_profiles(view)
+    if reason := reason_without_profiles(view, profiles):
         return NotEvaluated(reason)
-    if len(profiles) < FEWEST_PROFILES:
-        return NotEvaluated(f"fewer than {FEWEST_PROFILES} steps were profiled")
     machine = last_machine(profiles)
     if too_many_threads(machine):  # they wait for each other, sometimes in one layer and sometimes in another
         threads, cores = amount(machine, "threads"), amount(machine, "cores")

@@ -2,12 +2,10 @@
 
 What it finds    Adam, AdamW, Adagrad or SGD with momentum in its plain form on the CPU, taking a large share of the step.
 Why it matters   the plain form passes over every parameter up to ten times and calls torch as often; the fused one passes once.
-How it knows     the optimizer's share of the run, its class and its settings. What fused=True saves of it was measured on torch 2.13, on
-                 few large and on many small parameters, and the least of that is promised. (foreach=True, the default on devices, was
-                 measured too: on the CPU it gains little and is slower on large parameters.)
-Known problems   the fused form rounds differently in the last bit, so a run is not bit-identical to one without. It needs plain
-                 floating-point parameters, and a torch that has it for the class. An optimizer on a device is not reported: there the
-                 default is not the plain form.
+How it knows     the optimizer's share of the run, its class and its settings. What fused=True saves was measured on torch 2.13 with few
+                 large and many small parameters; the least of that is promised. foreach=True gains little on the CPU.
+Known problems   the fused form rounds differently in the last bit, and needs floating-point parameters and a torch that has it for the
+                 class. An optimizer on a device is not reported: its default is not the plain form.
 Fix              pass fused=True to the optimizer.
 """
 
