@@ -20,7 +20,7 @@ class Clear:
 
 @dataclass(frozen=True, slots=True)
 class NotEvaluated:
-    """The rule could not tell."""
+    """The run does not hold enough to evaluate the rule."""
 
     reason: str  # reads well after "not evaluated: "
 
@@ -45,8 +45,8 @@ class Rule:
         name: Names the defect; reads well after "found a …".
         check: The rule itself.
         page: Its documentation (`sonde explain`): the docstring of its module.
-        needs: Step scalars (`"stale_updates"`), kinds of layer statistics (`Kind.GRADIENT`) and event types without which the rule cannot
-            tell. If one of them is absent, the rule is not evaluated.
+        needs: Step scalars (`"stale_updates"`), kinds of layer statistics (`Kind.GRADIENT`) and event types. If one of them is
+            absent, the rule is not evaluated.
         explains: Rules whose findings are consequences when this one found something.
         reductions: The reductions that `check` reads with `view.reduced`: all rules share one pass over the layer statistics.
     """

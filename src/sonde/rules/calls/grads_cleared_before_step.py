@@ -1,7 +1,7 @@
 """The gradients are cleared after backward wrote them and before the optimizer could use them.
 
 What it finds    zero_grad() is called between backward() and step().
-Why it matters   the optimizer finds nothing to do: no parameter changes, and nothing complains.
+Why it matters   the optimizer finds nothing to do: no parameter changes, and there is no error message.
 How it knows     an optimizer step found every gradient None or zero, although a backward had written others since the last step.
 Known problems   a loss whose gradient is zero is not this. Experts and heads that are idle in a step are only some parameters of an
                  optimizer. A GAN clears the discriminator's gradients before the discriminator's own backward.

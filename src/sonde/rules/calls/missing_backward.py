@@ -1,7 +1,7 @@
 """The optimizer steps, but no gradient was ever computed.
 
 What it finds    loss.backward() is never called.
-Why it matters   optimizer.step() silently skips parameters without gradients: nothing is learned and nothing complains.
+Why it matters   optimizer.step() silently skips parameters without gradients: nothing is learned, without an error message.
 How it knows     there were optimizer steps, every one of them found each gradient None or zero, and no backward ran in the whole run.
 Known problems   gradients written by hand or by torch.autograd.grad count as gradients.
 Fix              call loss.backward() before optimizer.step().

@@ -1,7 +1,7 @@
 """Gradients from the last update are still there when the next backward adds to them.
 
 What it finds    optimizer.zero_grad() (or an equivalent) is never called between updates.
-Why it matters   every update then follows the sum of all past gradients: with SGD the loss blows up, with Adam it merely learns worse.
+Why it matters   every update then follows the sum of all past gradients: with SGD the loss diverges, with Adam the model learns worse.
 How it knows     a backward adds to gradients that an optimizer step has used and that nothing cleared since, seen at the calls themselves.
 Known problems   accumulation on purpose has no update between its backwards and is not reported. `p.grad = None` clears like zero_grad().
                  Clearing only every few updates is reported. Each optimizer is judged by its own gradients.

@@ -1,7 +1,7 @@
 """A parameter gets gradients, an optimizer steps, and the parameter never changes.
 
 What it finds    parameters that seem to be trained and are not: restored after each step, a group without effect, updates lost to rounding.
-Why it matters   that part of the model stays as it was, and nothing complains.
+Why it matters   that part of the model stays as it was, and there is no error message.
 How it knows     at every observed update the gradient was finite and non-zero and the learning rate above zero, but the change was exactly
                  zero; or the parameter changed and had the same values again, to the last bit, at the next step.
 Known problems   not counted are steps without a gradient, steps that a GradScaler skipped, micro-batches without an update, a learning rate

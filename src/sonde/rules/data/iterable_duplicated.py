@@ -32,7 +32,7 @@ def check(view: RunView) -> Result:
     return RULE.finding(
         Severity.WARNING,
         batches.first_step,
-        cause=f"the {loader.num_workers} workers of the DataLoader{loader.at} each deliver the whole "
+        cause=f"the {loader.num_workers} workers of the DataLoader{loader.at} each return the whole "
         f"{loader.site.dataset or 'dataset'}: {batches.num_alike} of {batches.num_adjacent} batches were a copy of the one before",
         fix="divide the samples in __iter__: islice(samples, info.id, None, info.num_workers) with info = get_worker_info()",
         evidence={

@@ -6,7 +6,7 @@ Why it matters   the first layers stay random, and the layers above them cannot 
 How it knows     the gradient at the first layers is orders of magnitude below that at the last ones, falling layer by layer, in several
                  observed steps in a row up to the last, while the loss does not move.
 Known problems   a model that learns is never reported. Gradients that are small everywhere have no slope. A sudden drop at one place is
-                 something else: dead units, a detached value. Zeros in the first step (zero-initialized branches) go away.
+                 something else: dead units, a detached value. Zeros in the first step (zero-initialized branches) do not last.
 Fix              use ReLU-like activations, normalization or residual connections, and an initialization that fits the activation.
 """
 

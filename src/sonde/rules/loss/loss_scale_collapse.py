@@ -47,8 +47,8 @@ def check(view: RunView) -> Result:
     if collapse is None:
         return Clear()
     events = view.events(UpdateSkipped)
-    told = next((event for event in reversed(events) if event.by), events[-1] if events else None)
-    by, origin, where = (told.by or "", told.origin or {}, told.where) if told else ("", {}, "")
+    answered = next((event for event in reversed(events) if event.by), events[-1] if events else None)
+    by, origin, where = (answered.by or "", answered.origin or {}, answered.where) if answered else ("", {}, "")
     num_skipped, lowest = int(is_skipped.sum()), float(scale[is_skipped].min())
     fell = f"the scale fell from {number(max(settled[-1], scale[0]))} to {number(lowest)}"
     first = f"; the gradient of {where} is the first that is not finite" if where else ""
@@ -68,7 +68,7 @@ def check(view: RunView) -> Result:
             **({"operation": text(origin, "operation"), "key": text(origin, "key")} if origin else {}),
             **({"made_by": "the scale" if by == "scale" else "the numbers themselves"} if by else {}),
             **({"first_gradient": where} if where else {}),
-            **({"note 1": told.reason} if told and told.reason else {}),
+            **({"note 1": answered.reason} if answered and answered.reason else {}),
         },
         where=text(origin, "module") or where,
     )

@@ -1,4 +1,4 @@
-"""The updates are larger than the training can bear: the loss leaves its starting level and does not come back.
+"""The updates are too large: the loss leaves its starting level and does not come back.
 
 What it finds    a learning rate far too high for this model and optimizer.
 Why it matters   each step overshoots further than the last: the loss explodes or becomes NaN, or the weights can learn nothing more.

@@ -1,7 +1,7 @@
 """The training ended because there was no memory left.
 
 What it finds    an error that says so: torch.OutOfMemoryError, MemoryError, or torch's "can't allocate memory".
-Why it matters   the run is over, and the error itself says neither what had filled the memory nor what to do.
+Why it matters   the run has ended, and the error names neither what had filled the memory nor a remedy.
 How it knows     from the error and its traceback (what was requested, in which module and line), the sizes of models and optimizers, and,
                  if the model can be run with fake tensors, the batch that would have fitted.
 Known problems   a process that the system kills (exit code 137) writes nothing: memory-growth may give the reason. The batch that would fit

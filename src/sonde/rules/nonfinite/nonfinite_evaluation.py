@@ -2,13 +2,13 @@
 
 What it finds    outputs of a model that are not finite in a forward without gradients, or in evaluation mode: a variance of one sample, a
                  division by an empty count, running statistics that were never filled, half precision that overflows.
-Why it matters   no loss goes bad, so training seems fine. Averages over the evaluation, early stopping and all predictions are wrong.
+Why it matters   the training loss stays finite. Averages over the evaluation, early stopping and all predictions are wrong.
 How it knows     outputs in evaluation are checked, as often as 2 % of the evaluation's time allows. The forward of a bad output is replayed
                  with every operation checked, and with parts of the batch to find the samples that trigger it.
 Known problems   -Inf in logits is meant; an Inf counts only after an overflow, a division by 0, or in a weight. Outputs that are bad in
                  training too without harm (padding) are not reported. If the training went bad before, this follows from it. Not every
                  forward of a fast model is checked, and none on a device.
-Fix              as the finding says: it knows the operation and its inputs.
+Fix              see the finding: it depends on the operation and its inputs.
 """
 
 from __future__ import annotations

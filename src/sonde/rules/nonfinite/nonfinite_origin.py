@@ -9,7 +9,7 @@ How it knows     before anything uses the bad loss or gradient, the step is repl
 Known problems   a step that cannot be replayed (it reads from a stream, it changes objects) is explained by the model alone or by the graph
                  of the loss; the notes say so. Masks of -Inf that do no harm are not counted. After a divergence, lr-divergence comes
                  first.
-Fix              as the finding says: it knows the operation and its inputs.
+Fix              see the finding: it depends on the operation and its inputs.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from sonde.rules._shared.step_profiles import too_often
 from sonde.rules.rule import NotEvaluated, Result, Rule
 from sonde.run_view import RunView
 
-FINE = 0.02  # share of the time that nobody minds: the proposal aims at it
+FINE = 0.02  # share of the time that is acceptable: the proposal aims at it
 
 
 def check(view: RunView) -> Result:

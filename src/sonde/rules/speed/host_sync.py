@@ -6,7 +6,7 @@ How it knows     in profiled steps every such call from your code is counted and
                  that line counts; otherwise the time of the calls alone.
 Known problems   one loss.item() per step is harmless on the CPU and not reported. On a device the time includes the computing that the call
                  waited for, so the gain is an upper bound. Calls inside of libraries do not count. Not with torch.compile.
-Fix              keep the numbers in tensors, sum them there, and read them once every some steps.
+Fix              keep the numbers in tensors, sum them there, and read them once in several steps.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def check(view: RunView) -> Result:
         fix=with_gain(
             "print every hundredth step, and a number instead of a tensor"
             if read["call"] == "print"
-            else "keep the numbers in tensors, add them up there, and read the result once every some steps",
+            else "keep the numbers in tensors, add them up there, and read the result once in several steps",
             gain,
         ),
         evidence={

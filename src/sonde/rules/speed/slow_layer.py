@@ -1,6 +1,6 @@
 """One layer takes many times as long as the work in it explains.
 
-What it finds    a layer of torch.nn that is far slower than the other layers of the same model are for the same amount of work.
+What it finds    a layer of torch.nn that is much slower than the other layers of the same model are for the same amount of work.
 Why it matters   it slows down the whole step, and the reason is mostly a setting: float16 on a CPU that computes in float32 (measured: 25
                  times slower), numbers so small that the processor handles them one by one (subnormal: 100 times slower).
 How it knows     in profiled steps every layer is timed (the shortest time counts). Its work is its multiplications and the elements that it

@@ -17,7 +17,7 @@ from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
 
 DOMINATES = 0.4  # share of the time: a validation per epoch on a fifth of the data takes less than a tenth
-FINE = 0.1  # share that nobody minds: the proposal aims at it
+FINE = 0.1  # share that is acceptable: the proposal aims at it
 USUAL = 0.5  # share of steps: what happens in more of them is part of the step …
 MANY = 4  # … unless so many forwards are made without gradients for each one with
 
