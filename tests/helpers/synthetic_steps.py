@@ -226,7 +226,8 @@ def ask(rule: Rule, steps: Sequence[Step]) -> Result:
     """The result of a rule. Its errors are raised."""
     with view_of(steps) as view:
         reason = rule.missing_need(view)
-        return NotEvaluated(reason) if reason else rule.check(view)
+        result = NotEvaluated(reason) if reason else rule.check(view)
+        return [result] if isinstance(result, Finding) else result
 
 
 def the_finding(rule: Rule, steps: Sequence[Step]) -> Finding:

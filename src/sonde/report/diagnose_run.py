@@ -20,6 +20,7 @@ from sonde.rules.engine import evaluate, order_findings
 from sonde.rules.registry import all_rules
 from sonde.rules.rule import NotEvaluated, Rule
 from sonde.run_view import RunView, newest_views
+from sonde.run_view.step_columns import power_of_two_stride
 from sonde.run_view.step_times import SETTLED
 from sonde.runlog.format import Gap
 from sonde.runlog.reader import Run
@@ -65,8 +66,9 @@ def diagnose(run: Run | Path | str, rules: Sequence[Rule] | None = None) -> Repo
 
 @dataclass(slots=True)
 class _Facts:
-    """Facts over all attempts. Steps, losses and rates are those of the lowest rank."""
+    """Facts over all attempts. Steps, losses and rates are those of the lowest rank that completed a step."""
 
+    rank: int | None = None
     num_steps: int = 0
     num_observed: int = 0
     num_models: int = 0
@@ -75,7 +77,7 @@ class _Facts:
     num_repeated_steps: int = 0
     step_ms: float = 0.0  # of all ranks
     sonde_ms: float = 0.0
-    training_ms: float = 0.0  # of the lowest rank
+    training_ms: float = 0.0  # of that rank
     startup_ms: float = nan
     per_step_ms: float = nan
     loss: tuple[Floats, Floats] = (np.empty(0), np.empty(0))  # steps, values
@@ -83,11 +85,11 @@ class _Facts:
 
 
 def _collect_facts(run: Run, newest: dict[int, RunView]) -> _Facts:
-    facts = _Facts()
-    lowest = next(iter(run.ranks), 0)
-    judged = {(view.rank, view.attempt): view for view in newest.values()}
+    trained = [process.rank for process in run.processes if process.last_step >= 0]
+    facts = _Facts(rank=min(trained or run.ranks, default=None))
+    judged = {id(view.process): view for view in newest.values()}  # damaged manifests may give two processes one rank and attempt
     for process in run.processes:
-        view = judged.get((process.rank, process.attempt)) or RunView(process)
+        view = judged.get(id(process)) or RunView(process)
         facts.num_models += len(view.events(ModelWatched))
         facts.num_backwards += view.calls["backwards"]
         facts.num_updates += view.calls.updates
@@ -97,7 +99,7 @@ def _collect_facts(run: Run, newest: dict[int, RunView]) -> _Facts:
             is_timed = np.isfinite(step_ms) & np.isfinite(sonde_ms) & (step_ms >= sonde_ms) & (sonde_ms >= 0)
         facts.step_ms += float(step_ms[is_timed].sum())
         facts.sonde_ms += float(sonde_ms[is_timed].sum())
-        if process.rank != lowest:
+        if process.rank != facts.rank:
             continue
         facts.num_steps += view.num_steps
         facts.num_observed += int(np.count_nonzero(view.steps["observed"] == 1))
@@ -122,9 +124,7 @@ def _joined(curve: tuple[Floats, Floats], steps: npt.NDArray[np.int64], values: 
 def _thinned(curve: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
     """At most MAX_POINTS points, at equal distances: each is the last of its group, or the first of it that is not finite."""
     steps, values = curve
-    width = 1
-    while -(-len(values) // width) > MAX_POINTS:
-        width *= 2
+    width = power_of_two_stride(len(values), MAX_POINTS)
     if width == 1:
         return curve
     starts = np.arange(0, len(values), width)
@@ -167,7 +167,7 @@ def _verdict(findings: Sequence[Finding], facts: _Facts, is_nothing_evaluated: b
 
 def _run_facts(run: Run, facts: _Facts, views: dict[int, RunView], findings: Sequence[Finding]) -> RunFacts:
     ended = run.ended
-    rank = next(iter(run.ranks), None)
+    rank = facts.rank
     view = views.get(rank) if rank is not None else None
     loss, rate = (tuple(zip(steps.astype(np.int64).tolist(), values.tolist())) for steps, values in (facts.loss, facts.rate))
     places = {finding.where for finding in findings}

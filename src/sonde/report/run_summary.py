@@ -42,7 +42,8 @@ def _learning_rate(view: RunView) -> str:
     rate = max(schedule.rates.values(), key=lambda each: (each.num_changes > 0, each.num), default=None)
     if rate is None or not rate.num_changes:
         return ""
-    who = listing([f"{one.name} at {one.source}" if one.source else one.name for one in schedule.stepped], 2) or "set by hand"
+    stepped = [(one.name, one.created.source) for one in schedule.stepped]
+    who = listing([f"{name} at {line}" if line else name for name, line in stepped], 2) or "set by hand"
     pace = ""
     if schedule.stepped and schedule.num_steps:
         every = round(schedule.num_updates / (schedule.steps_each + 1))  # the last time is often after the last update

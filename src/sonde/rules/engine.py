@@ -38,7 +38,8 @@ def _results(view: RunView, rules: Sequence[Rule]) -> list[Result]:
 
 def _result(rule: Rule, view: RunView) -> Result:
     try:
-        return rule.check(view)
+        result = rule.check(view)
+        return [result] if isinstance(result, Finding) else result
     except Exception as error:  # a rule may come from another package; one that fails must not silence the others
         return NotEvaluated(f"the rule failed ({type(error).__name__}: {error})")
 

@@ -15,15 +15,7 @@ from sonde.rules.calls import (
     unchanged_parameter,
 )
 from sonde.rules.crash import fatal_signal
-from sonde.rules.data import (
-    constant_input,
-    iterable_duplicated,
-    label_constant,
-    nan_input,
-    no_shuffle,
-    same_batch,
-    worker_rng_duplicate,
-)
+from sonde.rules.data import constant_input, iterable_duplicated, label_constant, nan_input, no_shuffle, same_batch, worker_rng_duplicate
 from sonde.rules.devices import silent_transfer, tensor_left_behind
 from sonde.rules.gradients import dead_relu, exploding_gradient, gradient_spike, vanishing_gradient
 from sonde.rules.loss import loss_plateau, loss_scale_collapse, loss_spike, lr_divergence

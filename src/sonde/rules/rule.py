@@ -1,15 +1,15 @@
 """What a rule is: a pure function of a run, with three possible results.
 
-`check(view)` returns findings, `Clear()` (the rule had what it needs and found nothing) or `NotEvaluated(reason)` (it could not tell).
+`check(view)` returns one or several findings, `Clear()` (the rule had what it needs and found nothing) or `NotEvaluated(reason)`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sonde.events import Finding, Kind, TypedEvent
+from sonde.events import Finding, Kind, Severity, TypedEvent
 from sonde.run_view import Reduction, RunView
 
 
@@ -20,12 +20,12 @@ class Clear:
 
 @dataclass(frozen=True, slots=True)
 class NotEvaluated:
-    """The rule could not tell."""
+    """The run does not hold enough to evaluate the rule."""
 
     reason: str  # reads well after "not evaluated: "
 
 
-Result = Sequence[Finding] | Clear | NotEvaluated
+Result = Finding | Sequence[Finding] | Clear | NotEvaluated
 
 _KINDS = {
     Kind.ACTIVATION: "outputs of layers",
@@ -45,8 +45,8 @@ class Rule:
         name: Names the defect; reads well after "found a …".
         check: The rule itself.
         page: Its documentation (`sonde explain`): the docstring of its module.
-        needs: Step scalars (`"stale_updates"`), kinds of layer statistics (`Kind.GRADIENT`) and event types without which the rule cannot
-            tell. If one of them is absent, the rule is not evaluated.
+        needs: Step scalars (`"stale_updates"`), kinds of layer statistics (`Kind.GRADIENT`) and event types. If one of them is
+            absent, the rule is not evaluated.
         explains: Rules whose findings are consequences when this one found something.
         reductions: The reductions that `check` reads with `view.reduced`: all rules share one pass over the layer statistics.
     """
@@ -57,6 +57,12 @@ class Rule:
     needs: tuple[str | type[TypedEvent], ...] = ()
     explains: tuple[str, ...] = ()
     reductions: tuple[Reduction[Any], ...] = ()
+
+    def finding(
+        self, severity: Severity, step: int, *, cause: str, fix: str, evidence: Mapping[str, float | str], where: str = ""
+    ) -> Finding:
+        """A finding of this rule; see `sonde.events.Finding`."""
+        return Finding(self.name, severity, where, step, cause, fix, evidence)
 
     def missing_need(self, view: RunView) -> str:
         """Why the rule cannot be evaluated on this run; empty if it can."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +30,10 @@ class TrainingLoader:
     the data."""
 
     site: CallSiteFound | None = None
+    num_batches: int = 0  # in one pass; 0 if that is not known
+    num_workers: int = 0
+    batch_size: int = 0
+    order: str = ""  # `random`, `sequential`, `stream` or `other`; empty if it is not known
 
     @classmethod
     def of(cls, view: RunView) -> TrainingLoader:
@@ -39,25 +44,9 @@ class TrainingLoader:
                 loader = site
             elif site.call == "forward":
                 has_trained = True
-        return cls(loader)
-
-    @property
-    def num_batches(self) -> int:
-        """In one pass; 0 if that is not known."""
-        return (self.site.num_batches if self.site else 0) or 0
-
-    @property
-    def num_workers(self) -> int:
-        return (self.site.num_workers if self.site else 0) or 0
-
-    @property
-    def batch_size(self) -> int:
-        return (self.site.batch_size if self.site else 0) or 0
-
-    @property
-    def order(self) -> str:
-        """`random`, `sequential`, `stream` or `other`; empty if it is not known."""
-        return (self.site.order if self.site else "") or ""
+        if loader is None:
+            return cls()
+        return cls(loader, loader.num_batches or 0, loader.num_workers or 0, loader.batch_size or 0, loader.order or "")
 
     @property
     def at(self) -> str:
@@ -81,27 +70,13 @@ class BatchLabels:
     is_learned: Bools  # the scores are made by weights in training, not by comparing samples
     counts: Sequence[Ints]  # of each batch an array (labels x 2): label, number of times
 
-    @classmethod
-    def from_rows(cls, rows: Sequence[tuple[int, ...]], counts: Sequence[Ints]) -> BatchLabels:
-        """`rows`: the values of the columns before `counts`, by batch."""
-        steps, num, num_classes, num_distinct, is_in_order, is_per_sample, is_learned = _columns(rows, 7)
-        return cls(steps, num, num_classes, num_distinct, is_in_order > 0, is_per_sample > 0, is_learned > 0, counts)
-
     def __len__(self) -> int:
         return len(self.rows)
 
     def where(self, condition: Bools) -> BatchLabels:
         """The batches for which a condition holds."""
-        return BatchLabels(
-            self.rows[condition],
-            self.num[condition],
-            self.num_classes[condition],
-            self.num_distinct[condition],
-            self.is_in_order[condition],
-            self.is_per_sample[condition],
-            self.is_learned[condition],
-            [counts for counts, is_chosen in zip(self.counts, condition.tolist()) if is_chosen],
-        )
+        columns = {each.name: getattr(self, each.name)[condition] for each in fields(self) if each.name != "counts"}
+        return BatchLabels(**columns, counts=list(compress(self.counts, condition.tolist())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +105,9 @@ class InspectedBatches:
                 label_rows.append((row, num, num_classes, num_distinct, is_in_order, num == event.size, is_learned))
                 counts.append(times)
         steps, num_fetched, num_inputs, num_alike, size, sample = _columns(rows, 6)
-        return cls(steps, num_fetched, num_inputs, num_alike, size, sample, BatchLabels.from_rows(label_rows, counts))
+        at, nums, classes, distinct, in_order, per_sample, learned = _columns(label_rows, 7)
+        found = BatchLabels(at, nums, classes, distinct, in_order > 0, per_sample > 0, learned > 0, counts)
+        return cls(steps, num_fetched, num_inputs, num_alike, size, sample, found)
 
 
 @dataclass(frozen=True, slots=True)

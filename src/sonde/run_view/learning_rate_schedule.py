@@ -32,29 +32,26 @@ _SHOWN = ("total_steps", "T_max", "T_0", "step_size", "milestones", "total_iters
 class Scheduler:
     """One learning rate scheduler."""
 
-    index: int
-    name: str  # class
-    optimizer: int
-    rates: Sequence[float]  # after it was created
-    initial: Sequence[float]  # to which its factors apply
-    plan: Mapping[str, Any]
-    parts: Sequence[int]
-    is_step_counted: bool
-    source: str
-    text: str
-    first_step: int = -1  # step of its first step; -1: it never stepped
-    is_before_optimizer: bool = False
-    has_argument: bool = False
-    last_epoch: float = nan  # after its first step
+    created: SchedulerCreated
+    started: SchedulerStarted | None  # its first step
+
+    @property
+    def name(self) -> str:
+        return self.created.class_name or "scheduler"
+
+    @property
+    def first_step(self) -> int:
+        """-1 if it was never stepped."""
+        return self.started.step if self.started else -1
 
     def __str__(self) -> str:
         """`StepLR(step_size=30, gamma=0.1)`."""
-        arguments = ", ".join(f"{name}={_shown(self.plan[name])}" for name in _SHOWN if name in self.plan)
+        arguments = ", ".join(f"{name}={_shown(self.created.plan[name])}" for name in _SHOWN if name in self.created.plan)
         return f"{self.name}({arguments})" if arguments else self.name
 
     def evidence(self) -> dict[str, float | str]:
         """The line that creates it."""
-        return source_evidence(self.source, self.text)
+        return source_evidence(self.created.source, self.created.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +143,13 @@ class LearningRateSchedule:
     @property
     def whole(self) -> list[Scheduler]:
         """Those that are no part of another."""
-        parts = {part for one in self.schedulers.values() for part in one.parts}
-        return [one for one in self.schedulers.values() if one.index not in parts]
+        parts = {part for one in self.schedulers.values() for part in one.created.parts}
+        return [one for one in self.schedulers.values() if one.created.scheduler not in parts]
 
     @property
     def active(self) -> list[Scheduler]:
         """Those whose optimizer is known to train: another may be for a later stage."""
-        return [one for one in self.whole if self.num_optimizers <= 1 or one.optimizer in self.stepping]
+        return [one for one in self.whole if self.num_optimizers <= 1 or one.created.optimizer in self.stepping]
 
     @property
     def stepped(self) -> list[Scheduler]:
@@ -179,10 +176,10 @@ class LearningRateSchedule:
     def total(self, one: Scheduler) -> float:
         """After how many steps its plan is over; 0 if it has no end, or none that is known."""
         for key in ("total_steps", "T_max", "total_iters"):
-            if (total := _float(one.plan.get(key))) > 0:
+            if (total := _float(one.created.plan.get(key))) > 0:
                 return total
-        parts = [self.schedulers[part] for part in one.parts if part in self.schedulers and part != one.index]
-        milestones = one.plan.get("milestones")
+        parts = [self.schedulers[part] for part in one.created.parts if part in self.schedulers and part != one.created.scheduler]
+        milestones = one.created.plan.get("milestones")
         if parts and isinstance(milestones, (list, tuple)) and milestones:
             last = self.total(parts[-1])
             return _float(milestones[-1]) + last if last else 0.0
@@ -203,26 +200,8 @@ def _is_update(view: RunView) -> npt.NDArray[np.bool_]:
 
 def _schedulers(view: RunView) -> dict[int, Scheduler]:
     started = {event.scheduler: event for event in view.events(SchedulerStarted)}
-    schedulers = {}
-    for event in view.events(SchedulerCreated)[:MAX_SCHEDULERS]:
-        start = started.get(event.scheduler)
-        schedulers[event.scheduler] = Scheduler(
-            index=event.scheduler,
-            name=event.class_name or "scheduler",
-            optimizer=event.optimizer,
-            rates=event.rates,
-            initial=event.initial,
-            plan=event.plan,
-            parts=event.parts,
-            is_step_counted=event.is_step_counted,
-            source=event.source,
-            text=event.text,
-            first_step=start.step if start else -1,
-            is_before_optimizer=bool(start and start.is_before_optimizer),
-            has_argument=bool(start and start.has_argument),
-            last_epoch=_float(start.last_epoch) if start else nan,
-        )
-    return schedulers
+    created = view.events(SchedulerCreated)[:MAX_SCHEDULERS]
+    return {event.scheduler: Scheduler(event, started.get(event.scheduler)) for event in created}
 
 
 def _float(value: object) -> float:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.events import CallSiteFound, ModelOutputShape, NonFinite
+from sonde.run_view.step_columns import power_of_two_stride
 from sonde.runlog.record_index import Ints
 
 if TYPE_CHECKING:
@@ -94,9 +95,7 @@ class BucketedHistory:
     """Any number of values in at most `BUCKETS` buckets of equal length, a power of two."""
 
     def __init__(self, values: Floats) -> None:
-        width = 1
-        while -(-len(values) // width) > BUCKETS:
-            width *= 2
+        width = power_of_two_stride(len(values), BUCKETS)
         num_whole = len(values) // width
         whole = values[: num_whole * width].reshape(num_whole, width)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -150,7 +149,7 @@ class LossTrend:
             skipped,
             has_several=any(site.call == "backward" and (site.series or "loss") != "loss" for site in view.events(CallSiteFound)),
             class_counts=_class_counts(view.events(ModelOutputShape)),
-            after_last=view.last_step + 1 if view.losses.nonfinite_after_last else -1,
+            after_last=view.step_number(view.num_steps) if view.losses.nonfinite_after_last else -1,
         )
 
     @classmethod
@@ -303,5 +302,3 @@ def _class_counts(outputs: Sequence[ModelOutputShape]) -> frozenset[int]:
         else:
             counts |= {max(size, 2) for size in (output.shape[-1], output.shape[1])}  # classes come last, or second before positions
     return frozenset(counts)
-
-

@@ -71,8 +71,10 @@ class RunView:
         return int(self.step_numbers[-1]) if self.num_steps else -1
 
     def step_number(self, row: int) -> int:
-        """The number of the step in this row of the columns; of events after the last complete step, the number after it."""
-        return int(self.step_numbers[row]) if row < self.num_steps else self.last_step + 1
+        """The number of the step in this row of the columns; of events after the last complete step, the last number in the log."""
+        if row < self.num_steps:
+            return int(self.step_numbers[row])
+        return max(self.last_step + 1, int(self._index.steps.max(initial=0)))
 
     def counts(self, name: str) -> Ints:
         """A scalar that counts calls, as integers; 0 where it was not recorded."""

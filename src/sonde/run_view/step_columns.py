@@ -22,6 +22,11 @@ MAX_PARTS = 1000  # different sets of scalars: a real run has a few, a malicious
 MAX_COUNT = 1 << 31  # calls in one step: what is larger is damage, and a sum of them must fit into 64 bits
 
 
+def power_of_two_stride(num: int, most: int) -> int:
+    """The distance at which at most `most` of `num` items are taken: a power of two, so that the choice changes little when a run grows."""
+    return 1 << (max(1, -(-num // most)) - 1).bit_length()
+
+
 class StepColumns:
     """The storage. `extend` decodes what was added to the log."""
 

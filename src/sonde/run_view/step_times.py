@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.events import StepProfile
+from sonde.run_view.step_columns import power_of_two_stride
 from sonde.runlog.record_index import Ints
 
 if TYPE_CHECKING:
@@ -108,18 +109,14 @@ class StepTimes:
 
 
 def phase_ms(view: RunView, phase: str) -> npt.NDArray[np.float64]:
-    """How long a phase took in each step of the view; 0 if the run does not know this phase."""
-    name = f"{phase}_ms"
-    return np.where(view.steps.is_present(name), view.steps[name], 0.0)
+    """How long a phase took in each step of the view; 0 if that was not measured."""
+    column = view.steps[f"{phase}_ms"]
+    return np.where(np.isfinite(column), column, 0.0)
 
 
 def sample_stride(num: int) -> int:
-    """The distance at which at most MAX_SAMPLED of so many steps are taken. A power of two, so that the sample changes
-    little when the run grows."""
-    stride = 1
-    while -(-num // stride) > MAX_SAMPLED:
-        stride *= 2
-    return stride
+    """The distance at which at most MAX_SAMPLED of so many steps are taken."""
+    return power_of_two_stride(num, MAX_SAMPLED)
 
 
 def core_share(machine: Mapping[str, Any]) -> float:

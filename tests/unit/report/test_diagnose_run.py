@@ -14,7 +14,7 @@ from sonde.report.report_types import MAX_POINTS
 from sonde.rules.registry import RULES
 from sonde.rules.rule import Clear, Rule
 from sonde.runlog.directory import write_run_json
-from sonde.runlog.format import Gap, gap_record
+from sonde.runlog.format import Gap, event_record, gap_record, header
 from sonde.runlog.reader import Run
 from sonde.runlog.writer import Writer
 from synthetic_steps import falling, healthy, stuck, training
@@ -190,3 +190,18 @@ def test_ranks_are_judged_each_by_itself(tmp_path):
     assert report.findings[0].rule == "lr-zero"
     assert report.findings[0].evidence["rank"] == 1
     assert report.run.num_ranks == 2
+
+
+def test_steps_are_those_of_the_lowest_rank_that_completed_one(tmp_path):
+    write(tmp_path, [], rank=0, world_size=2, end="")
+    write(tmp_path, healthy(60), rank=1, world_size=2)
+    report = diagnose(tmp_path)
+    assert (report.run.num_steps, len(report.run.models)) == (60, 1)
+    assert report.run.loss
+
+
+def test_a_process_whose_manifest_is_damaged_adds_no_steps_of_another_one(tmp_path):
+    write(tmp_path, healthy(60))
+    text = event_record("text", 0, 0, {"text": "hello"})
+    (tmp_path / "rank0-hand-001.sonde").write_bytes(header() + text)  # without a manifest it has rank 0 and attempt 0, too
+    assert diagnose(tmp_path).run.num_steps == 60

@@ -71,6 +71,14 @@ def test_a_rule_that_raises_is_not_evaluated_and_the_others_are():
     assert found["lr-zero"][0].rule == "lr-zero"
 
 
+def test_a_single_finding_is_a_list_of_one():
+    def check(view):
+        return rule.finding(Severity.INFO, 3, cause="cause", fix="fix", evidence={"num": 1}, where="net.0")
+
+    rule = Rule("single", check, page="")
+    assert results(HEALTHY, (rule,))["single"] == [Finding("single", Severity.INFO, "net.0", 3, "cause", "fix", {"num": 1})]
+
+
 def test_a_reduction_that_raises_fails_its_own_rule_only():
     def fail(block, state):
         raise ValueError("no such thing")

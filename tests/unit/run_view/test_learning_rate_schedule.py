@@ -114,18 +114,20 @@ def test_a_scheduler_is_named_with_its_plan():
 
 def test_the_first_step_of_a_scheduler_is_known():
     first, second = schedule_of(created(0), created(1), started(1, 7, before_optimizer=True, given=True)).schedulers.values()
-    assert (first.first_step, first.is_before_optimizer) == (-1, False)
-    assert (second.first_step, second.is_before_optimizer, second.has_argument, second.last_epoch) == (7, True, True, 1)
+    assert (first.first_step, first.started) == (-1, None)
+    start = second.started
+    assert (start.step, start.is_before_optimizer, start.has_argument, start.last_epoch) == (second.first_step, True, True, 1)
+    assert second.first_step == 7
 
 
 def test_parts_of_another_scheduler_are_stepped_by_it():
     schedule = schedule_of(created(0), created(1), created(2, "SequentialLR", parts=[0, 1]), started(0), started(2))
-    assert [one.index for one in schedule.whole] == [one.index for one in schedule.stepped] == [2]
+    assert [one.created.scheduler for one in schedule.whole] == [one.created.scheduler for one in schedule.stepped] == [2]
 
 
 def test_of_several_optimizers_only_the_schedulers_of_those_that_step_are_active():
-    assert [one.index for one in schedule_of(created(0), created(1, optimizer=1)).active] == [0, 1]
-    assert [one.index for one in schedule_of(optimizer(1), created(0), created(1, optimizer=1)).active] == [0]
+    assert [one.created.scheduler for one in schedule_of(created(0), created(1, optimizer=1)).active] == [0, 1]
+    assert [one.created.scheduler for one in schedule_of(optimizer(1), created(0), created(1, optimizer=1)).active] == [0]
 
 
 @pytest.mark.parametrize(("steps", "is_with_every"), [(50, True), (46, True), (40, False)])

@@ -372,3 +372,11 @@ def test_a_log_with_a_new_layout_in_every_frame_does_not_fill_the_memory(log, ki
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 5 * log.path.stat().st_size
+
+
+def test_an_event_after_lost_steps_has_the_last_number_in_the_log(log):
+    log.step(0)
+    log.event("nonfinite", 7, what="loss", where="loss")  # steps 1 to 6 could not be written, step 7 was not completed
+    view = log.view()
+    assert view.step_number(view.num_steps) == 7
+    assert view.loss_trend.first_nonfinite_step == 7

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from math import nan
+from math import inf, nan
 from statistics import median
 
 import numpy as np
@@ -162,3 +162,10 @@ def test_times_equal_those_of_a_loop_over_the_steps():
         for phase in PHASES:
             assert view.times.totals[phase] == pytest.approx(sum(drawn[phase][SETTLED:].tolist()))
             assert view.times.usual_ms(phase) == pytest.approx(median(drawn[phase][SETTLED::2].tolist()))
+
+
+@pytest.mark.parametrize("value", [nan, inf])
+def test_a_phase_without_a_finite_time_counts_as_zero(value):
+    with view_with(lambda step: {"checkpoint": value} if step == 20 else {}) as view:
+        assert view.times.totals["checkpoint"] == 0.0
+        assert view.times.total_ms == pytest.approx(9.9 * 92)

@@ -108,9 +108,7 @@ def _uneven_biases(block: Block) -> SignalGrowth | None:
         return None
     norms, nums = gradient["l2"][0].tolist(), gradient["num"][0].tolist()
     # The gradient of a bias does not depend on the scale of the layer's input, so it shows the signal alone.
-    biases = [
-        (site, norm) for site, norm, num in zip(gradient.sites, norms, nums) if site and is_bias(site) and num > 0 and norm > 0
-    ]
+    biases = [(site, norm) for site, norm, num in zip(gradient.sites, norms, nums) if site and is_bias(site) and num > 0 and norm > 0]
     if len(biases) < 2:
         return None
     (site, norm), (_, last) = max(biases, key=lambda row: row[1]), max(biases, key=lambda row: row[0].id)

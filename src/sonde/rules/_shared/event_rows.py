@@ -17,4 +17,3 @@ def text(row: Mapping[str, Any], name: str) -> str:
     """A text of a row; empty if it has none."""
     value = row.get(name)
     return value if isinstance(value, str) else ""
-

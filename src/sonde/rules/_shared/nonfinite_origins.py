@@ -82,17 +82,13 @@ class OriginEvents:
 
 
 def training_origin(view: RunView) -> OriginEvents:
-    """The origin of the first NaN or Inf of the training. Computed once per view."""
-    return view.remember(_training_origin)
+    """The origin of the first NaN or Inf of the training."""
+    return _search(view, is_evaluation=False)
 
 
 def evaluation_origin(view: RunView) -> OriginEvents:
     """The origin of the first NaN or Inf in an evaluation."""
     return _search(view, is_evaluation=True)
-
-
-def _training_origin(view: RunView) -> OriginEvents:
-    return _search(view, is_evaluation=False)
 
 
 def _search(view: RunView, *, is_evaluation: bool) -> OriginEvents:
@@ -125,10 +121,8 @@ def _histories(view: RunView, origin: OriginFound) -> list[MagnitudeHistory]:
 
 def _responsible_samples(origin: OriginFound) -> str:
     samples = origin.samples
-    if samples is None:
-        return ""
     if not samples:
-        return "; it takes the whole batch"
+        return "" if samples is None else "; it takes the whole batch"
     is_plural = len(samples) > 1
     of_dataset = f" (item{'s' if is_plural else ''} {_samples(origin.indices)} of the dataset)" if origin.indices else ""
     verb = "trigger" if is_plural else "triggers"

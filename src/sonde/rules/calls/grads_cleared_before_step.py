@@ -1,18 +1,16 @@
 """The gradients are cleared after backward wrote them and before the optimizer could use them.
 
 What it finds    zero_grad() is called between backward() and step().
-Why it matters   the optimizer finds nothing to do: no parameter changes, and nothing complains.
-How it knows     an optimizer step found every gradient None or zero, although a backward had left non-zero gradients
-                 in these parameters since the step before: exact, and repeated.
-Known problems   a loss whose true gradient is zero leaves no non-zero gradient behind, so it is not this. Experts and
-                 heads that are idle in a step are some parameters, not all of an optimizer's. A GAN that clears what
-                 the generator's backward left in the discriminator does so before the next backward of that optimizer.
+Why it matters   the optimizer finds nothing to do: no parameter changes, and there is no error message.
+How it knows     an optimizer step found every gradient None or zero, although a backward had written others since the last step.
+Known problems   a loss whose gradient is zero is not this. Experts and heads that are idle in a step are only some parameters of an
+                 optimizer. A GAN clears the discriminator's gradients before the discriminator's own backward.
 Fix              call zero_grad() before backward, not after it.
 """
 
 from __future__ import annotations
 
-from sonde.events import Finding, Severity
+from sonde.events import Severity
 from sonde.rules.columns import first_streak
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
@@ -26,23 +24,19 @@ def check(view: RunView) -> Result:
     streak = first_streak(is_cleared.astype(int), sum_at_least=PATIENCE, among=view.counts("optimizer_steps") > 0)
     if streak is None:
         return Clear() if updates >= PATIENCE else NotEvaluated(f"only {updates} optimizer steps were taken")
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=Severity.CRITICAL,
-            where="",
-            step=view.step_number(streak.start),
-            cause=f"{cleared} of {updates} optimizer steps found no gradient, because they were cleared{view.call_sites.at('zero_grad')} "
-            "after backward had written them",
-            fix="move zero_grad() in front of backward(), so that the order is zero_grad, backward, step",
-            evidence={
-                "cleared_updates": cleared,
-                "optimizer_steps": updates,
-                "backwards": view.calls["backwards"],
-                **view.call_sites.evidence("zero_grad"),
-            },
-        )
-    ]
+    return RULE.finding(
+        Severity.CRITICAL,
+        view.step_number(streak.start),
+        cause=f"{cleared} of {updates} optimizer steps found no gradient, because they were cleared{view.call_sites.at('zero_grad')} "
+        "after backward had written them",
+        fix="move zero_grad() in front of backward(), so that the order is zero_grad, backward, step",
+        evidence={
+            "cleared_updates": cleared,
+            "optimizer_steps": updates,
+            "backwards": view.calls["backwards"],
+            **view.call_sites.evidence("zero_grad"),
+        },
+    )
 
 
 RULE = Rule(

@@ -1,18 +1,15 @@
 """The optimizer steps, but no gradient was ever computed.
 
 What it finds    loss.backward() is never called.
-Why it matters   optimizer.step() silently skips parameters without gradients: nothing is learned and nothing
-                 complains.
-How it knows     there were optimizer steps, every one of them found each gradient None or zero, and no backward ran
-                 in the whole run.
-Known problems   gradients written by hand or by torch.autograd.grad (evolution strategies, pipeline schedules) are
-                 gradients: such steps are not empty.
+Why it matters   optimizer.step() silently skips parameters without gradients: nothing is learned, without an error message.
+How it knows     there were optimizer steps, every one of them found each gradient None or zero, and no backward ran in the whole run.
+Known problems   gradients written by hand or by torch.autograd.grad count as gradients.
 Fix              call loss.backward() before optimizer.step().
 """
 
 from __future__ import annotations
 
-from sonde.events import Finding, Severity
+from sonde.events import Severity
 from sonde.rules.columns import first_where
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
@@ -30,28 +27,14 @@ def check(view: RunView) -> Result:
         return NotEvaluated(f"only {updates} optimizer steps were taken")
     if empty < updates:
         return Clear()
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=Severity.CRITICAL,
-            where="",
-            step=view.step_number(first_where(view.counts("optimizer_steps") > 0) or 0),
-            cause=f"all {updates} optimizer steps{view.call_sites.at('optimizer_step')} found no gradient at any parameter, and backward "
-            "was never called",
-            fix="call loss.backward() before optimizer.step()",
-            evidence={
-                "optimizer_steps": updates,
-                "empty_updates": empty,
-                "backwards": 0,
-                **view.call_sites.evidence("optimizer_step"),
-            },
-        )
-    ]
+    return RULE.finding(
+        Severity.CRITICAL,
+        view.step_number(first_where(view.counts("optimizer_steps") > 0) or 0),
+        cause=f"all {updates} optimizer steps{view.call_sites.at('optimizer_step')} found no gradient at any parameter, and backward "
+        "was never called",
+        fix="call loss.backward() before optimizer.step()",
+        evidence={"optimizer_steps": updates, "empty_updates": empty, "backwards": 0, **view.call_sites.evidence("optimizer_step")},
+    )
 
 
-RULE = Rule(
-    "missing-backward",
-    check,
-    page=__doc__,
-    explains=("loss-plateau", "unchanged-parameter", "lr-zero", "train-in-eval-mode"),
-)
+RULE = Rule("missing-backward", check, page=__doc__, explains=("loss-plateau", "unchanged-parameter", "lr-zero", "train-in-eval-mode"))

@@ -2,17 +2,16 @@
 
 What it finds    an optimizer was built, backward runs, but optimizer.step() is never called.
 Why it matters   no parameter ever changes: nothing is learned.
-How it knows     in the whole run there were backward calls and an optimizer with parameters of the model, but not one
-                 optimizer step, not one step that a GradScaler skipped, and not one change of a parameter by hand.
-Known problems   a GradScaler that skips its first steps has skipped steps, not missing ones. Manual updates without
-                 an optimizer count as updates. Accumulation over more batches than the run has is, in effect, this
-                 defect.
+How it knows     backward ran and an optimizer holds parameters of the model, but there was no optimizer step, no skipped step and no update
+                 by hand.
+Known problems   a GradScaler that skips its first steps has skipped steps, not missing ones. Manual updates without an optimizer count as
+                 updates. Accumulation over more batches than the run has is, in effect, this defect.
 Fix              call optimizer.step() after backward.
 """
 
 from __future__ import annotations
 
-from sonde.events import Finding, OwnershipChanged, Severity
+from sonde.events import OwnershipChanged, Severity
 from sonde.rules._shared.event_rows import amount
 from sonde.rules.columns import first_where
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
@@ -32,22 +31,18 @@ def check(view: RunView) -> Result:
     ownership = view.events(OwnershipChanged)
     if ownership and not any(amount(optimizer, "num_owned") for optimizer in ownership[-1].optimizers):
         return NotEvaluated("no optimizer holds a parameter of the model that ran")
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=Severity.CRITICAL,
-            where="",
-            step=view.step_number(first_where(view.counts("backwards") > 0) or 0),
-            cause=f"backward ran {backwards} times{view.call_sites.at('backward')}, but optimizer.step() was never called",
-            fix="call optimizer.step() after loss.backward()",
-            evidence={
-                "backwards": backwards,
-                "optimizer_steps": 0,
-                "zero_grads": view.calls["zero_grads"],
-                **view.call_sites.evidence("backward"),
-            },
-        )
-    ]
+    return RULE.finding(
+        Severity.CRITICAL,
+        view.step_number(first_where(view.counts("backwards") > 0) or 0),
+        cause=f"backward ran {backwards} times{view.call_sites.at('backward')}, but optimizer.step() was never called",
+        fix="call optimizer.step() after loss.backward()",
+        evidence={
+            "backwards": backwards,
+            "optimizer_steps": 0,
+            "zero_grads": view.calls["zero_grads"],
+            **view.call_sites.evidence("backward"),
+        },
+    )
 
 
 RULE = Rule(

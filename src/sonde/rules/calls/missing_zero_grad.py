@@ -1,21 +1,16 @@
 """Gradients from the last update are still there when the next backward adds to them.
 
 What it finds    optimizer.zero_grad() (or an equivalent) is never called between updates.
-Why it matters   every update then follows the sum of all past gradients: with SGD the loss blows up, with Adam it
-                 merely learns worse.
-How it knows     a backward adds to gradients that an optimizer step has used already and that nobody cleared since:
-                 an exact relation, taken at the calls themselves.
-Known problems   accumulation on purpose also enters backward with gradients, but without an update in between: that
-                 tells them apart. Setting `p.grad = None` by hand clears as well as zero_grad() does. Gradients of a
-                 frozen or unused part stay None and tell nothing. Clearing only every few updates is reported too,
-                 since the updates in between use old gradients. Each optimizer is asked about its own gradients, so
-                 several of them do not confuse it.
+Why it matters   every update then follows the sum of all past gradients: with SGD the loss diverges, with Adam the model learns worse.
+How it knows     a backward adds to gradients that an optimizer step has used and that nothing cleared since, seen at the calls themselves.
+Known problems   accumulation on purpose has no update between its backwards and is not reported. `p.grad = None` clears like zero_grad().
+                 Clearing only every few updates is reported. Each optimizer is judged by its own gradients.
 Fix              call optimizer.zero_grad() before each backward that starts a new update.
 """
 
 from __future__ import annotations
 
-from sonde.events import CallSiteFound, Finding, Severity, StaleGradientsUsed
+from sonde.events import CallSiteFound, Severity, StaleGradientsUsed
 from sonde.formatting import number
 from sonde.rules._shared.nonfinite_origins import NONFINITE_RULES
 from sonde.rules.columns import first_number, first_streak, largest_number
@@ -38,25 +33,21 @@ def check(view: RunView) -> Result:
     called = f"zero_grad() was called {cleared} times, but not between these" if cleared else "zero_grad() was never called"
     first_norm, largest_norm = first_number(view.steps["grad_norm"]), largest_number(view.steps["grad_norm"])
     line, text = _line_of_stale_optimizer(view)
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=Severity.CRITICAL if view.loss_trend.failing else Severity.ERROR,
-            where="",
-            step=view.step_number(streak.start),
-            cause=f"{stale} of {updates} optimizer steps{f' at {line}' if line else ''} used gradients that still held those of the update "
-            f"before; {called}; the gradient norm went from {number(first_norm)} up to {number(largest_norm)}",
-            fix="call optimizer.zero_grad() before each backward that starts a new update",
-            evidence={
-                "stale_updates": stale,
-                "optimizer_steps": updates,
-                "zero_grads": cleared,
-                "first_grad_norm": first_norm,
-                "largest_grad_norm": largest_norm,
-                **source_evidence(line, text),
-            },
-        )
-    ]
+    return RULE.finding(
+        Severity.CRITICAL if view.loss_trend.failing else Severity.ERROR,
+        view.step_number(streak.start),
+        cause=f"{stale} of {updates} optimizer steps{f' at {line}' if line else ''} used gradients that still held those of the update "
+        f"before; {called}; the gradient norm went from {number(first_norm)} up to {number(largest_norm)}",
+        fix="call optimizer.zero_grad() before each backward that starts a new update",
+        evidence={
+            "stale_updates": stale,
+            "optimizer_steps": updates,
+            "zero_grads": cleared,
+            "first_grad_norm": first_norm,
+            "largest_grad_norm": largest_norm,
+            **source_evidence(line, text),
+        },
+    )
 
 
 def _line_of_stale_optimizer(view: RunView) -> tuple[str, str]:

@@ -1,17 +1,12 @@
 """A part of the model gets gradients, but no optimizer holds its parameters.
 
 What it finds    an optimizer that was built with only some of the parameters that should train.
-Why it matters   that part stays as it was initialized; the rest must learn around it. Its gradients are never cleared
-                 either: they only grow.
-How it knows     trainable parameters that are in no optimizer, that receive non-zero gradients again and again, and
-                 whose values never change.
-Known problems   a frozen backbone has requires_grad=False or gets no gradient. A part that another optimizer trained
-                 earlier in the run, or that the program changes by hand (target networks, averaged weights), has
-                 changed and is left out. A whole model that runs after the trained one may be meant to stay (a fixed
-                 critic whose parameters were not frozen): if the training does not fail, it is reported as info.
-                 If the optimizer holds an image or a prompt instead of the model (style transfer), nothing is
-                 reported. A head that was replaced after the optimizer was built is stale-optimizer-params. Tied
-                 weights are one parameter under two names; idle experts and heads are in the optimizer.
+Why it matters   that part stays as it was initialized, and its gradients are never cleared: they only grow.
+How it knows     trainable parameters are in no optimizer, get non-zero gradients again and again, and never change.
+Known problems   frozen parts (requires_grad=False) get no gradients, and parts that another optimizer or the program itself changes (target
+                 networks, averaged weights) have changed: neither is reported. A whole model that runs after the trained one (a fixed
+                 critic) is an info if the training does not fail. Nothing is reported if the optimizer holds an image or a prompt (style
+                 transfer). A replaced head is stale-optimizer-params.
 Fix              pass all of model.parameters() to the optimizer, or set requires_grad_(False) on what must not train.
 """
 
@@ -46,11 +41,9 @@ def _finding(view: RunView, model: str, untrained: list[str], step: int) -> Find
     where = ""
     if len(modules) == 1 or not is_whole_model:
         where = max(modules, key=lambda module: sum(path == module or path.startswith(module + ".") for path in untrained))
-    return Finding(
-        rule=RULE.name,
-        severity=severity,
-        where=where,
-        step=step,
+    return RULE.finding(
+        severity,
+        step,
         cause=f"{len(untrained)} of {len(trainable)} trainable parameters ({listing(modules)}) receive gradients, but no optimizer holds "
         f"them, and they never changed; the optimizer is built{view.call_sites.at('optimizer') or ' without them'}",
         fix="pass all of model.parameters() to the optimizer, or freeze what must not train with requires_grad_(False)",
@@ -61,6 +54,7 @@ def _finding(view: RunView, model: str, untrained: list[str], step: int) -> Find
             **({"model": model} if model else {}),
             **view.call_sites.evidence("optimizer"),
         },
+        where=where,
     )
 
 

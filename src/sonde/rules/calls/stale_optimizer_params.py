@@ -1,19 +1,17 @@
 """The optimizer holds parameters that the model no longer has; the model trains with others.
 
 What it finds    a head replaced, or a model copied, wrapped or re-created, after the optimizer was built.
-Why it matters   the optimizer updates tensors that nobody uses, and the new ones stay as they were initialized.
-                 Accuracy may hardly show it.
-How it knows     an optimizer holds parameters that belong to no model of the run and never get a gradient, while
-                 parameters of the model that no optimizer holds get gradients again and again and never change.
-Known problems   a separate parameter that is passed to the optimizer on purpose (a temperature, a prompt) gets
-                 gradients and is not stale. Stale parameters alone, with every parameter of the model in some
-                 optimizer, are harmless and not reported.
+Why it matters   the optimizer updates tensors that nothing uses, and the new ones stay as they were initialized.
+How it knows     an optimizer holds parameters that belong to no model of the run and never get a gradient, while parameters of the model
+                 that no optimizer holds get gradients again and again and never change.
+Known problems   a separate parameter in the optimizer (a temperature, a prompt) gets gradients and is not stale. Stale parameters are
+                 harmless if some optimizer holds every parameter of the model.
 Fix              build the optimizer after the model has its final form.
 """
 
 from __future__ import annotations
 
-from sonde.events import Finding, Severity
+from sonde.events import Severity
 from sonde.formatting import listing
 from sonde.rules._shared.module_names import modules_of
 from sonde.rules._shared.unowned_parameters import OBSERVED, UnownedParameters, trainable_paths
@@ -29,25 +27,22 @@ def check(view: RunView) -> Result:
     trainable = trainable_paths(view, model)
     untrained = [site.path for site in parameters.untrained if site.model == model]
     modules = modules_of(untrained, trainable)
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=Severity.CRITICAL if len(untrained) >= len(trainable) else Severity.ERROR,
-            where=modules[0] if len(modules) == 1 else "",
-            step=parameters.first_step,
-            cause=f"the optimizer built{view.call_sites.at('optimizer')} holds {parameters.num_abandoned} parameters that are in no model "
-            f"that ran, while {len(untrained)} of the model's {len(trainable)} trainable parameters ({listing(modules)}) get gradients "
-            "and are in no optimizer",
-            fix="build the optimizer after the last change to the model (new head, copy, wrapping), or add the new parameters to it",
-            evidence={
-                "num_abandoned": parameters.num_abandoned,
-                "num_unowned": len(untrained),
-                "num_trainable": len(trainable),
-                "modules": ", ".join(modules[:20]),
-                **view.call_sites.evidence("optimizer"),
-            },
-        )
-    ]
+    return RULE.finding(
+        Severity.CRITICAL if len(untrained) >= len(trainable) else Severity.ERROR,
+        parameters.first_step,
+        cause=f"the optimizer built{view.call_sites.at('optimizer')} holds {parameters.num_abandoned} parameters that are in no model "
+        f"that ran, while {len(untrained)} of the model's {len(trainable)} trainable parameters ({listing(modules)}) get gradients "
+        "and are in no optimizer",
+        fix="build the optimizer after the last change to the model (new head, copy, wrapping), or add the new parameters to it",
+        evidence={
+            "num_abandoned": parameters.num_abandoned,
+            "num_unowned": len(untrained),
+            "num_trainable": len(trainable),
+            "modules": ", ".join(modules[:20]),
+            **view.call_sites.evidence("optimizer"),
+        },
+        where=modules[0] if len(modules) == 1 else "",
+    )
 
 
 RULE = Rule(

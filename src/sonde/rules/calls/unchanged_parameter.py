@@ -1,18 +1,12 @@
 """A parameter gets gradients, an optimizer steps, and the parameter never changes.
 
-What it finds    parameters that seem to be trained and are not: restored after each step, a parameter group without
-                 effect, updates lost to the precision.
-Why it matters   that part of the model stays as it was, and nothing complains.
-How it knows     at every observed update the gradient was non-zero and finite and the learning rate above zero, and
-                 yet the change was exactly zero; or the parameter changed in each step and was back at the same
-                 values, to the last bit of all its statistics, at the next.
-Known problems   a frozen part has no gradients. Zero-initialized branches and adapters have zero gradients first and
-                 change later. Steps that a GradScaler skipped, micro-batches without an update and steps with a
-                 learning rate of 0 are not counted. A gradient so small that the step would round away is not counted
-                 either. Parameters of another optimizer that steps less often do change sometimes. Parameters that no
-                 optimizer holds are params-not-in-optimizer.
-Fix              find what writes the parameter back, or keeps it out of its optimizer's step; train in float32 if the
-                 updates round to nothing.
+What it finds    parameters that seem to be trained and are not: restored after each step, a group without effect, updates lost to rounding.
+Why it matters   that part of the model stays as it was, and there is no error message.
+How it knows     at every observed update the gradient was finite and non-zero and the learning rate above zero, but the change was exactly
+                 zero; or the parameter changed and had the same values again, to the last bit, at the next step.
+Known problems   not counted are steps without a gradient, steps that a GradScaler skipped, micro-batches without an update, a learning rate
+                 of 0, and gradients so small that the update rounds away. Parameters that no optimizer holds are params-not-in-optimizer.
+Fix              find what writes the old values back or keeps the parameter out of the step; train in float32 if updates round to nothing.
 """
 
 from __future__ import annotations
@@ -130,11 +124,9 @@ def _finding(view: RunView, group: list[tuple[Site, ObservedUpdates]], num_obser
         how = f"got non-zero gradients in {first.num_without_change} observed updates, and each time did not change at all"
         fix = "check the parameter group's learning rate and precision, and that its own optimizer is stepped"
     is_all = len(paths) >= len(trainable)
-    return Finding(
-        rule=RULE.name,
-        severity=Severity.CRITICAL if is_all else Severity.ERROR,
-        where=modules[0] if len(modules) == 1 or not is_all else "",
-        step=min(seen.first_step for _, seen in group),
+    return RULE.finding(
+        Severity.CRITICAL if is_all else Severity.ERROR,
+        min(seen.first_step for _, seen in group),
         cause=f"{len(paths)} of {len(trainable)} trainable parameters ({listing(modules)}) {how}{view.call_sites.at('optimizer_step')}",
         fix=fix,
         evidence={
@@ -145,6 +137,7 @@ def _finding(view: RunView, group: list[tuple[Site, ObservedUpdates]], num_obser
             "restored": "yes" if is_restored else "no",
             **view.call_sites.evidence("optimizer_step"),
         },
+        where=modules[0] if len(modules) == 1 or not is_all else "",
     )
 
 

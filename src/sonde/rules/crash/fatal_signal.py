@@ -2,13 +2,12 @@
 
 What it finds    SIGILL, SIGSEGV, SIGBUS, SIGFPE or SIGABRT: the process dies without an exception and without a Python traceback.
 Why it matters   the run is over, and the shell prints no more than "Illegal instruction" or "Segmentation fault".
-How it knows     under sonde run, Python's faulthandler writes the signal and the Python stack into the run's directory; sonde diagnose
-                 reads it there.
-Known problems   sonde.watch does not change signal handlers and records nothing; nor does sonde run if faulthandler is enabled already
-                 (PYTHONFAULTHANDLER, -X dev). SIGKILL, which the kernel sends when memory runs out, cannot be recorded: such a run is only
-                 "killed". That an illegal instruction inside of torch is AMX is likely, not certain: sonde doctor tries it.
-Fix              SIGILL in torch: set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 before torch is imported. Otherwise check the native code that
-                 the line calls: an extension built for another processor or another torch, a full /dev/shm, an index out of range.
+How it knows     under sonde run, Python's faulthandler writes the signal and the Python stack into the run's directory.
+Known problems   sonde.watch does not change signal handlers and records nothing, nor does sonde run if faulthandler is enabled already.
+                 SIGKILL (out of memory) cannot be recorded. That an illegal instruction in torch is AMX is likely, not certain: sonde
+                 doctor tries it.
+Fix              SIGILL in torch: set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 before torch is imported. Otherwise check the native code that the
+                 line calls: an extension built for another processor or another torch, a full /dev/shm, an index out of range.
 """
 
 from __future__ import annotations

@@ -2,12 +2,10 @@
 
 What it finds    inputs that are all zero, or one and the same row for every sample of every batch.
 Why it matters   the model can only learn how often each target occurs; zeros do not even give the first layer a gradient.
-How it knows     in every inspected step, all samples in every input of the model were equal, bit for bit, and the same as in all other
-                 steps.
-Known problems   a mask, a start token or a position may be the same for all samples beside inputs that are not: one input that varies
-                 is enough, such as a hidden state or the edges of a graph. Labels that the model receives to compute its loss do not
-                 count. Copies of one sample (several draws for each, parallel environments at their start) differ from step to step.
-                 Batches of one sample are not evaluated.
+How it knows     in all inspected steps, all samples of every input of the model were equal, bit for bit.
+Known problems   one input that varies is enough: a mask or a start token may be constant beside it. Labels that the model receives for its
+                 loss do not count. Copies of one sample (parallel environments) differ from step to step. Batches of one sample are not
+                 evaluated.
 Fix              print one batch right before model(...), and search for the line that multiplies, masks, casts or loads it wrongly.
 """
 
@@ -17,7 +15,7 @@ from math import isnan, nan
 
 import numpy as np
 
-from sonde.events import Finding, Kind, Severity
+from sonde.events import Kind, Severity
 from sonde.formatting import number
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
@@ -42,21 +40,17 @@ def check(view: RunView) -> Result:
     row = int(batches.rows[first])
     value = _constant_value(view, row)
     content = "all samples were one and the same" if isnan(value) else f"every number was {number(value)}"
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=Severity.CRITICAL,
-            where="",
-            step=view.step_number(row),
-            cause=f"the model received the same input for all samples of all {num} batches that were inspected: {content}"
-            f"{view.call_sites.at('forward')}",
-            fix="print x.float().std(dim=0) right before model(...), and go back to the line after which it is 0",
-            evidence={
-                "num_looked_at": num, "batch_size": int(batches.size[first]), **({} if isnan(value) else {"value": value}),
-                **view.call_sites.evidence("forward"),
-            },
-        )
-    ]  # fmt: skip
+    return RULE.finding(
+        Severity.CRITICAL,
+        view.step_number(row),
+        cause=f"the model received the same input for all samples of all {num} batches that were inspected: {content}"
+        f"{view.call_sites.at('forward')}",
+        fix="print x.float().std(dim=0) right before model(...), and go back to the line after which it is 0",
+        evidence={
+            "num_looked_at": num, "batch_size": int(batches.size[first]), **({} if isnan(value) else {"value": value}),
+            **view.call_sites.evidence("forward"),
+        },
+    )  # fmt: skip
 
 
 def _constant_value(view: RunView, row: int) -> float:

@@ -2,12 +2,9 @@
 
 What it finds    a classifier with several outputs whose labels are one and the same class in every batch.
 Why it matters   the loss falls to zero, and the model predicts that class for any input.
-How it knows     the labels from which the cross entropy (or binary cross entropy) was computed in the inspected steps, over at least
-                 one pass through the data.
-Known problems   a contrastive loss whose correct answer is always column 0, or a query whose correct document comes first, compares
-                 samples, not classes. A training against a frozen classifier (an adversarial patch, a generator) has one label on
-                 purpose. So labels count only if weights that are being trained make the scores, in the last layer of the model's own
-                 output. Sorted data show one class for a while: see no-shuffle.
+How it knows     the labels of the (binary) cross entropy in the inspected steps, over at least one pass through the data.
+Known problems   a contrastive loss whose answer is always column 0, or a training against a frozen classifier, has one label on purpose:
+                 labels count only if weights in training make the scores, in the last layer of the model. Sorted data are no-shuffle.
 Fix              follow the labels from their file to the loss: a tensor that is overwritten, a wrong column, a broadcast.
 """
 
@@ -15,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sonde.events import Finding, OwnershipChanged, Severity
+from sonde.events import OwnershipChanged, Severity
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
 
@@ -43,21 +40,17 @@ def check(view: RunView) -> Result:
     if last_step - first_step < (view.training_loader.num_batches or A_PASS):
         return NotEvaluated("the training has not been through its data once")
     label, num_classes = int(classes[0]), int(labels.num_classes.max())
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=Severity.CRITICAL,
-            where="",
-            step=first_step,
-            cause=f"all {num_labels} labels of the {num_batches} batches that were inspected are {label}, in a model with {num_classes} "
-            f"classes{view.call_sites.at('backward')}",
-            fix="print the labels right before the loss, and go back to the line after which they are all the same",
-            evidence={
-                "label": label, "num_labels": num_labels, "num_looked_at": num_batches, "num_classes": num_classes,
-                **view.call_sites.evidence("backward"),
-            },
-        )
-    ]  # fmt: skip
+    return RULE.finding(
+        Severity.CRITICAL,
+        first_step,
+        cause=f"all {num_labels} labels of the {num_batches} batches that were inspected are {label}, in a model with {num_classes} "
+        f"classes{view.call_sites.at('backward')}",
+        fix="print the labels right before the loss, and go back to the line after which they are all the same",
+        evidence={
+            "label": label, "num_labels": num_labels, "num_looked_at": num_batches, "num_classes": num_classes,
+            **view.call_sites.evidence("backward"),
+        },
+    )  # fmt: skip
 
 
 def _is_model_trained(view: RunView) -> bool:

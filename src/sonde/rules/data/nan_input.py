@@ -3,9 +3,8 @@
 What it finds    missing values or overflow in the data.
 Why it matters   one bad cell makes the loss and every gradient NaN; after the next update every weight is NaN.
 How it knows     the input of the model was not finite in the first step whose loss, output or gradients were not finite.
-Known problems   attention masks of -Infinity, and NaN that the model replaces on purpose, do no harm: an input counts only if
-                 something after it in the same step is not finite. Non-finite labels do not enter the model; nonfinite-loss reports
-                 them.
+Known problems   an input counts only if something after it in the same step is not finite: masks of -Infinity, and NaN that the model
+                 replaces, do no harm. Non-finite labels are nonfinite-loss.
 Fix              find the rows (torch.isfinite(x).all(dim=1)) and drop or fill them before training.
 """
 
@@ -13,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sonde.events import Finding, NonFinite, Severity
+from sonde.events import NonFinite, Severity
 from sonde.formatting import number
 from sonde.rules._shared.nonfinite_origins import NONFINITE_RULES
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
@@ -34,24 +33,21 @@ def check(view: RunView) -> Result:
     bad, step = inputs[row], view.step_number(row)
     num_nan, num_inf, num_elements = bad.num_nan or 0.0, bad.num_inf or 0.0, bad.num_elements or 0.0
     content = " and ".join(f"{number(num)} {name}" for num, name in ((num_nan, "NaN"), (num_inf, "Inf")) if num) or "non-finite numbers"
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=Severity.CRITICAL,
-            where=bad.where,
-            step=step,
-            cause=f"the input of step {step} had {content} among its {number(num_elements)} numbers, before anything else was non-finite"
-            f"{view.call_sites.at('forward')}",
-            fix="find the rows that are not finite (torch.isfinite) and drop or fill them before they reach the model",
-            evidence={
-                "num_nan": num_nan,
-                "num_inf": num_inf,
-                "num_elements": num_elements,
-                "steps_with_bad_input": len(inputs),
-                **view.call_sites.evidence("forward"),
-            },
-        )
-    ]
+    return RULE.finding(
+        Severity.CRITICAL,
+        step,
+        cause=f"the input of step {step} had {content} among its {number(num_elements)} numbers, before anything else was non-finite"
+        f"{view.call_sites.at('forward')}",
+        fix="find the rows that are not finite (torch.isfinite) and drop or fill them before they reach the model",
+        evidence={
+            "num_nan": num_nan,
+            "num_inf": num_inf,
+            "num_elements": num_elements,
+            "steps_with_bad_input": len(inputs),
+            **view.call_sites.evidence("forward"),
+        },
+        where=bad.where,
+    )
 
 
 RULE = Rule(

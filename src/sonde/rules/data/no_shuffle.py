@@ -1,14 +1,11 @@
 """The training data come in the order of their labels.
 
 What it finds    sorted data that are not shuffled: batches in a row hold one class, or two at the border between classes.
-Why it matters   each part of an epoch pulls the whole model towards one class and away from what it learned of the others: the loss
-                 rises and falls with the classes, batch norm gets one class at a time, and the result is worse than it could be.
-How it knows     the labels of the inspected batches: each batch is in order and has far fewer different labels than a batch of that
-                 size drawn at random from all labels; batches in a row continue with the same label or the next; and the same labels
-                 return in the next epoch, or the DataLoader does not shuffle.
-Known problems   a curriculum is sorted by something else than the label. Tasks that are learned one after another do not return and
-                 are shuffled within; samplers that put one or a few classes into each batch jump from one to another. Data that are
-                 sorted by time and have long-lasting labels look the same, and mostly are a defect too.
+Why it matters   each part of an epoch pulls the model towards one class and away from the others, and batch norm gets one class at a time.
+How it knows     each inspected batch is in order and has far fewer different labels than a random batch, batches in a row continue with the
+                 same label or the next, and the labels return in the next epoch or the DataLoader does not shuffle.
+Known problems   a curriculum is sorted by something else than the label; tasks in turn do not return; samplers that put a few classes into
+                 each batch jump between classes. Data sorted by time with long-lasting labels look the same, and mostly are a defect too.
 Fix              DataLoader(..., shuffle=True), or a permutation of the samples at the start of each epoch.
 """
 
@@ -18,7 +15,7 @@ from collections import Counter
 
 import numpy as np
 
-from sonde.events import Finding, Severity
+from sonde.events import Severity
 from sonde.formatting import number
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
@@ -56,22 +53,18 @@ def check(view: RunView) -> Result:
     if loader.order != "sequential" and not _labels_return(labels):
         return NotEvaluated("the labels come in order, but none of them has come back yet")
     action = "does not shuffle" if loader.order == "sequential" else "returns them"
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=Severity.WARNING,
-            where="",
-            step=view.step_number(int(labels.rows[0])),
-            cause=f"the labels come sorted: a batch of {size} has {number(distinct)} class{'es' * (distinct != 1)}, where chance gives "
-            f"{number(distinct_by_chance)}, and {num_in_order} of {num} batches are in order"
-            + (f"; the DataLoader{loader.at} {action}" if loader.site else view.call_sites.at("forward")),
-            fix="shuffle the training data: DataLoader(..., shuffle=True), or a new permutation in each epoch",
-            evidence={
-                "num_looked_at": num, "in_order": num_in_order, "distinct": distinct, "distinct_by_chance": distinct_by_chance,
-                "num_labels_seen": len(counts.totals), **(loader.evidence() or view.call_sites.evidence("forward")),
-            },
-        )
-    ]  # fmt: skip
+    return RULE.finding(
+        Severity.WARNING,
+        view.step_number(int(labels.rows[0])),
+        cause=f"the labels come sorted: a batch of {size} has {number(distinct)} class{'es' * (distinct != 1)}, where chance gives "
+        f"{number(distinct_by_chance)}, and {num_in_order} of {num} batches are in order"
+        + (f"; the DataLoader{loader.at} {action}" if loader.site else view.call_sites.at("forward")),
+        fix="shuffle the training data: DataLoader(..., shuffle=True), or a new permutation in each epoch",
+        evidence={
+            "num_looked_at": num, "in_order": num_in_order, "distinct": distinct, "distinct_by_chance": distinct_by_chance,
+            "num_labels_seen": len(counts.totals), **(loader.evidence() or view.call_sites.evidence("forward")),
+        },
+    )  # fmt: skip
 
 
 def _continue_in_order(view: RunView, labels: BatchLabels, *, has_two: bool) -> bool:

@@ -1,22 +1,16 @@
 """A training step moves tensors between the CPU and a device that need not be moved.
 
-What it finds    a tensor that is transferred again in every step, or several times within one, although nothing in it has
-                 changed; a tensor that goes from the device to the CPU and back within one step; and non_blocking=True on
-                 a tensor that is not in pinned memory.
+What it finds    a tensor that is transferred again in every step, or several times in one, although it has not changed; one that goes to
+                 the CPU and back within a step; non_blocking=True on memory that is not pinned.
 Why it matters   each such copy waits: Python for all that the device still computes, then the device for Python.
-How it knows     in pairs of steps, more than once in the run, every call of your code that moves a tensor (.to(), .cuda(),
-                 .cpu(), copy_()) is recorded. The same tensor is the same memory with the same version and the same
-                 contents (of more than 1 MiB a sample of them). A tensor that comes back from the CPU does so in the
-                 memory that it came to, or has the device in its graph. It is a warning if the calls take a tenth of the
-                 step; that includes what they waited for, so that less may be gained.
-Known problems   a batch is another tensor in each step, and weights change: these are not reported, nor are activations that
-                 are kept on the CPU until backward, and layers whose weights are on the CPU. Numbers that are computed anew
-                 on the CPU from what came there, without a graph, are not recognized as coming back. A tensor that a model
-                 holds is reported by tensor-left-behind. A constant that is too large for the device has to be transferred
-                 each time. What torch and libraries move by themselves is not recorded, nor are programs with
-                 torch.compile. Not tried with a real device.
-Fix              move it once, before the loop; compute on the device what is done to it on the CPU; DataLoader(...,
-                 pin_memory=True).
+How it knows     in pairs of steps, every call of your code that moves a tensor (.to(), .cuda(), .cpu(), copy_()) is recorded. The same
+                 tensor is the same memory with the same version and contents (above 1 MiB, a sample of them). It is a warning if the calls
+                 take a tenth of the step, including what they waited for.
+Known problems   batches and weights change and are not reported, nor are activations that stay on the CPU until backward and layers with
+                 weights there. Numbers that are computed anew on the CPU, without a graph, are not recognized. A constant that is too large
+                 for the device has to be moved. Transfers by torch and libraries, and programs with torch.compile, are not recorded. Not
+                 tried with a real device.
+Fix              move it once, before the loop; compute on the device what is done to it on the CPU; DataLoader(..., pin_memory=True).
 """
 
 from __future__ import annotations
@@ -91,11 +85,9 @@ def _finding(defect: Defect, transfers: Sequence[RepeatedTransfer], num_recorded
     shares = [total_ms / each.step_ms for each in usual[line] if each.step_ms > 0]
     share = median(shares) if shares else 0.0
     num_others = len(usual) - 1
-    return Finding(
-        rule=RULE.name,
-        severity=defect.at_most if share >= LONG else Severity.INFO,
-        where="",
-        step=usual[line][0].step,
+    return RULE.finding(
+        defect.at_most if share >= LONG else Severity.INFO,
+        usual[line][0].step,
         cause=f"{line} {defect.describe(row)}"
         + (f", and {num_others} other line{'s do' if num_others > 1 else ' does'} so too" if num_others else "")
         + (f"; that takes {number(total_ms)} ms, {100 * share:.2g} % of the step" if shares else ""),
@@ -147,12 +139,7 @@ def _tensor(row: Row) -> str:
 
 
 DEFECTS = (
-    Defect(
-        "same",
-        lambda row: amount(row, "num_same") > 0,
-        _describe_same,
-        "move it once, before the loop, and use the copy",
-    ),
+    Defect("same", lambda row: amount(row, "num_same") > 0, _describe_same, "move it once, before the loop, and use the copy"),
     Defect(
         "again",
         lambda row: amount(row, "num_again") > 0 and not amount(row, "num_same"),

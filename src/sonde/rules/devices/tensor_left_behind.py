@@ -1,12 +1,12 @@
 """A tensor that a model uses stays on the CPU when the model is moved to a device.
 
-What it finds    a tensor that is a plain attribute of a module (self.mask = torch.ones(…)), which model.to(device) does not
-                 move, and that is transferred again whenever it is used.
+What it finds    a tensor that is a plain attribute of a module (self.mask = torch.ones(…)), which model.to(device) does not move, and that
+                 is transferred again whenever it is used.
 Why it matters   each time, the training waits for a copy that is not needed; such tensors are also missing from checkpoints.
-How it knows     most parameters of the model are on a device, the attribute is on the CPU, and a line of the training moves
-                 it: one that did so in two steps in a row, or whose text contains its name.
-Known problems   an attribute that no line moves may never be used: that, and parameters or buffers that are kept on the CPU
-                 (offloading), are only an info. Tensors with a single number are passed with the call and do not count.
+How it knows     most parameters of the model are on a device, the attribute is on the CPU, and a line of the training moves it: in two
+                 steps in a row, or with its name in the line.
+Known problems   an attribute that no line moves, and parameters or buffers on the CPU (offloading), are an info. Tensors with a single
+                 number do not count.
 Fix              self.register_buffer("mask", torch.ones(…)), with persistent=False if it does not belong into a checkpoint.
 """
 
@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from sonde.events import Finding, OwnershipChanged, Severity, TransfersMeasured
+from sonde.events import OwnershipChanged, Severity, TransfersMeasured
 from sonde.formatting import listing, number
 from sonde.rules._shared.event_rows import amount, text
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
@@ -41,22 +41,19 @@ def check(view: RunView) -> Result:
     names = listing([text(tensor, "path") for tensor in named])
     num_elements = sum(amount(tensor, "num_elements") for tensor in named)
     state = f"is transferred again whenever it is used, at {line}" if moved else "is on the CPU"
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=Severity.WARNING if moved else Severity.INFO,
-            where=text(named[0], "path"),
-            step=view.step_number(first_row),
-            cause=f"the model is on {text(named[0], 'model_on') or 'a device'}, and {names} ({number(num_elements)} numbers) {state}",
-            fix="register it, so that model.to(device) moves it: self.register_buffer(name, tensor, persistent=False)",
-            evidence={
-                "num_tensors": len(named),
-                "num_elements": num_elements,
-                "kind": text(named[0], "kind"),
-                **source_evidence(line, source_text),
-            },
-        )
-    ]
+    return RULE.finding(
+        Severity.WARNING if moved else Severity.INFO,
+        view.step_number(first_row),
+        cause=f"the model is on {text(named[0], 'model_on') or 'a device'}, and {names} ({number(num_elements)} numbers) {state}",
+        fix="register it, so that model.to(device) moves it: self.register_buffer(name, tensor, persistent=False)",
+        evidence={
+            "num_tensors": len(named),
+            "num_elements": num_elements,
+            "kind": text(named[0], "kind"),
+            **source_evidence(line, source_text),
+        },
+        where=text(named[0], "path"),
+    )
 
 
 def _line_that_moves(tensor: Mapping[str, Any], view: RunView) -> tuple[str, str]:

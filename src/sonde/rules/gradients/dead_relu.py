@@ -1,17 +1,12 @@
 """A whole ReLU layer outputs zero for every sample, so nothing before it can learn.
 
-What it finds    ReLU layers (modules or torch.relu) whose outputs are all zero: biases far below zero, weights that
-                 one step too large has moved too far.
-Why it matters   a unit that always outputs zero gets no gradient and never recovers; a whole layer of them cuts the
-                 model in two.
-How it knows     at least 99 % of the layer's outputs are zero, or its inputs are at or below zero with at least 99 %
-                 of the gradient zero, in several observed steps in a row up to the last, while the loss does not
-                 move. If every gradient before the layer is exactly zero, nothing of the input can be learned: then
-                 the loss may even fall, since the last bias still fits the average.
-Known problems   sparse activations (up to 100 % zeros at the start) belong to models that learn: then nothing is
-                 reported. Healthy ReLU layers have 30–80 % zeros. Layers before a dead one have no gradient either:
-                 the one named is the last that is dead. A step too large that killed the layer is lr-divergence and
-                 comes first. Zeros made by dropout or in the gradient of an embedding do not count.
+What it finds    ReLU layers (modules or torch.relu) whose outputs are all zero: biases far below zero, or weights after one step too large.
+Why it matters   a unit that always outputs zero gets no gradient and never recovers; a whole layer of them cuts the model in two.
+How it knows     at least 99 % of the layer's outputs are zero, or its inputs are at or below zero with 99 % of the gradient zero, in
+                 several observed steps in a row up to the last, while the loss does not move. If every gradient before the layer is exactly
+                 zero, the loss may even fall: the last bias still fits the average.
+Known problems   models that learn are not reported, however sparse (healthy ReLU layers have 30–80 % zeros). Of several dead layers the
+                 last is named. If one large step made the layer dead, lr-divergence comes first. Zeros of dropout do not count.
 Fix              lower the learning rate, start biases at zero, or use a leaky activation or normalization before it.
 """
 
@@ -22,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sonde.events import Finding, Kind, Severity
+from sonde.events import Kind, Severity
 from sonde.formatting import listing, number
 from sonde.rules.columns import Bools, last_streak
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
@@ -124,24 +119,21 @@ def check(view: RunView) -> Result:
     names = list(dict.fromkeys(view.sites[each].path for each in dead))
     path, is_module = view.sites[site].path, view.sites[site].type in RELU
     others = f" (dead: {listing(names)})" if len(names) > 1 else ""
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=Severity.CRITICAL,
-            where=path,
-            step=first.since,
-            cause=f"the ReLU {path if is_module else f'after {path}'} outputs {number(100 * first.share)} % zeros "
-            f"since step {first.since}, in {first.num_steps} observed steps in a row{others}, and {failing}",
-            fix="lower the learning rate and start biases at zero; a leaky activation or normalization before it keeps units alive",
-            evidence={
-                "zero_share": first.share,
-                "observed_steps": first.num_steps,
-                "dead_layers": ", ".join(names[:20]),
-                "first_loss": trend.first_level,
-                "recent_loss": trend.recent_level,
-            },
-        )
-    ]
+    return RULE.finding(
+        Severity.CRITICAL,
+        first.since,
+        cause=f"the ReLU {path if is_module else f'after {path}'} outputs {number(100 * first.share)} % zeros "
+        f"since step {first.since}, in {first.num_steps} observed steps in a row{others}, and {failing}",
+        fix="lower the learning rate and start biases at zero; a leaky activation or normalization before it keeps units alive",
+        evidence={
+            "zero_share": first.share,
+            "observed_steps": first.num_steps,
+            "dead_layers": ", ".join(names[:20]),
+            "first_loss": trend.first_level,
+            "recent_loss": trend.recent_level,
+        },
+        where=path,
+    )
 
 
 def _cut_off(view: RunView, state: DeadLayers) -> str:
@@ -156,9 +148,5 @@ def _cut_off(view: RunView, state: DeadLayers) -> str:
 
 
 RULE = Rule(
-    "dead-relu",
-    check,
-    page=__doc__,
-    explains=("loss-plateau", "vanishing-gradient", "unchanged-parameter"),
-    reductions=(DEAD_LAYERS,),
+    "dead-relu", check, page=__doc__, explains=("loss-plateau", "vanishing-gradient", "unchanged-parameter"), reductions=(DEAD_LAYERS,)
 )

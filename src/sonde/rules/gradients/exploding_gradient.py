@@ -1,18 +1,14 @@
 """The gradient grows by orders of magnitude on its way through the model, and the training fails by it.
 
-What it finds    deep or recurrent models whose signal is multiplied at every layer or time step: a gain too large,
-                 recurrent weights too large, no normalization, no clipping.
+What it finds    deep or recurrent models whose signal is multiplied at every layer or time step: a gain too large, recurrent weights too
+                 large, no normalization, no clipping.
 Why it matters   updates become far too large; the loss jumps, diverges or becomes NaN.
-How it knows     already at the first observed step, before any update could be the cause, outputs or gradients grow by
-                 orders of magnitude along the depth; or the gradient norm jumps to a hundred times its usual size
-                 again and again; and the training fails. If both outputs and gradients grow by a thousand, it is
-                 reported even if the loss still falls.
-Known problems   large but even gradients come from a large loss, not from the model: only growth along the depth
-                 counts. Clipped training, skipped steps and everything that learns are left alone. A learning rate
-                 too high makes large gradients after its first updates: that is lr-divergence. Raw pixels are an
-                 input, not an output of a layer, and batch norm after them evens the signal.
-Fix              clip gradients (torch.nn.utils.clip_grad_norm_), scale the initialization to the fan-in, add
-                 normalization.
+How it knows     outputs or gradients grow by orders of magnitude along the depth already before the first update, or the gradient norm
+                 jumps to a hundred times its usual size again and again; and the training fails. Growth of both by a thousand is always
+                 reported.
+Known problems   large but even gradients come from a large loss: only growth along the depth counts. Clipped training, skipped steps and
+                 trainings that learn are not reported. Large gradients after the first updates are lr-divergence.
+Fix              clip gradients (torch.nn.utils.clip_grad_norm_), scale the initialization to the fan-in, add normalization.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ from math import nan
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from sonde.events import Finding, Severity
+from sonde.events import Severity
 from sonde.formatting import number
 from sonde.rules._shared.divergence_cause import DIVERGENCE_CAUSE
 from sonde.rules._shared.nonfinite_origins import NONFINITE_RULES
@@ -50,23 +46,20 @@ def check(view: RunView) -> Result:
         severity, outcome = Severity.WARNING, f"the loss began at {number(trend.first_level)} and is at {number(trend.recent_level)}"
     else:
         return Clear()
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=severity,
-            where=where,
-            step=step,
-            cause=f"{sentence}, and {outcome}",
-            fix="clip the gradients with torch.nn.utils.clip_grad_norm_, scale the initialization to the fan-in, or add normalization",
-            evidence={
-                "largest_grad_norm": jumps.largest,
-                "num_leaps": jumps.num,
-                "clips": "yes" if view.call_sites.line("clip") else "no",
-                **cause.evidence(),
-                **view.call_sites.evidence("backward"),
-            },
-        )
-    ]
+    return RULE.finding(
+        severity,
+        step,
+        cause=f"{sentence}, and {outcome}",
+        fix="clip the gradients with torch.nn.utils.clip_grad_norm_, scale the initialization to the fan-in, or add normalization",
+        evidence={
+            "largest_grad_norm": jumps.largest,
+            "num_leaps": jumps.num,
+            "clips": "yes" if view.call_sites.line("clip") else "no",
+            **cause.evidence(),
+            **view.call_sites.evidence("backward"),
+        },
+        where=where,
+    )
 
 
 @dataclass(frozen=True, slots=True)

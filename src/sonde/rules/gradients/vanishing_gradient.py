@@ -1,18 +1,13 @@
 """The gradient vanishes on its way to the first layers, and the training makes no progress.
 
-What it finds    a deep model whose first layers get next to no gradient: many saturating activations, weights
-                 initialized too small, no normalization.
+What it finds    a deep model whose first layers get next to no gradient: saturating activations, weights initialized too small, no
+                 normalization.
 Why it matters   the first layers stay random, and the layers above them cannot learn from noise.
-How it knows     the gradient at the first layers is many orders of magnitude below that at the last ones, layer by
-                 layer and not at one place, in several observed steps in a row up to the last, while the loss does
-                 not move.
-Known problems   gradients that are small everywhere have no slope. A model that learns is never judged, however steep
-                 the slope. A sudden drop at one place is something else: dead units, a detached or rounded value.
-                 Exact zeros in the first step (zero-initialized branches, adapters) go away. Norms are compared, not
-                 shares of zeros: a large embedding is no vanishing gradient. Saturated gates occur in models that
-                 learn.
-Fix              use ReLU-like activations, normalization or residual connections, and an initialization that fits the
-                 activation.
+How it knows     the gradient at the first layers is orders of magnitude below that at the last ones, falling layer by layer, in several
+                 observed steps in a row up to the last, while the loss does not move.
+Known problems   a model that learns is never reported. Gradients that are small everywhere have no slope. A sudden drop at one place is
+                 something else: dead units, a detached value. Zeros in the first step (zero-initialized branches) do not last.
+Fix              use ReLU-like activations, normalization or residual connections, and an initialization that fits the activation.
 """
 
 from __future__ import annotations
@@ -21,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sonde.events import Finding, Severity
+from sonde.events import Severity
 from sonde.formatting import number
 from sonde.rules._shared.depth_profile import KINDS, DepthProfiles
 from sonde.rules.columns import Bools, last_streak
@@ -76,31 +71,24 @@ def check(view: RunView) -> Result:
     streak, last = last_streak(np.concatenate(profiled.has_faded)), profiled.last
     if streak is None or streak.length < PATIENCE or last is None or not trend.stuck:
         return Clear()
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=Severity.CRITICAL,
-            where=last.first_layer,
-            step=int(numbers[streak.start]),
-            cause=f"the gradient at {last.first_layer} is {number(last.first_over_last)} times that at {last.last_layer}, "
-            f"{last.num_layers} layers on, in {streak.length} observed steps in a row, and {trend.stuck}",
-            fix="use ReLU-like activations, normalization or residual connections, and an initialization that fits the activation",
-            evidence={
-                "first_over_last": last.first_over_last,
-                "num_layers": last.num_layers,
-                "last_layer": last.last_layer,
-                "observed_steps": streak.length,
-                "first_loss": trend.first_level,
-                "recent_loss": trend.recent_level,
-            },
-        )
-    ]
+    return RULE.finding(
+        Severity.CRITICAL,
+        int(numbers[streak.start]),
+        cause=f"the gradient at {last.first_layer} is {number(last.first_over_last)} times that at {last.last_layer}, "
+        f"{last.num_layers} layers on, in {streak.length} observed steps in a row, and {trend.stuck}",
+        fix="use ReLU-like activations, normalization or residual connections, and an initialization that fits the activation",
+        evidence={
+            "first_over_last": last.first_over_last,
+            "num_layers": last.num_layers,
+            "last_layer": last.last_layer,
+            "observed_steps": streak.length,
+            "first_loss": trend.first_level,
+            "recent_loss": trend.recent_level,
+        },
+        where=last.first_layer,
+    )
 
 
 RULE = Rule(
-    "vanishing-gradient",
-    check,
-    page=__doc__,
-    explains=("loss-plateau", "unchanged-parameter", "dead-relu"),
-    reductions=(PROFILED_STEPS,),
+    "vanishing-gradient", check, page=__doc__, explains=("loss-plateau", "unchanged-parameter", "dead-relu"), reductions=(PROFILED_STEPS,)
 )

@@ -2,16 +2,12 @@
 
 What it finds    a training that demonstrably learns nothing, if no other rule knows why.
 Why it matters   every further step is wasted.
-How it knows     over many updates the loss never fell, by a margin or beyond its noise, and it lies at ln K, the cost
-                 of guessing among the K classes that the output has; or it is the same number to the last bit
-                 although parameters are updated; or most parameters never got a gradient other than zero.
-Known problems   a flat loss need not be stuck: fine-tuning at a low loss, resuming at convergence, a noise floor and
-                 label smoothing lie away from ln K. Losses of adversaries and of policies do not fall when all is
-                 well: with several losses, or with one that is not positive, the rule is not evaluated. A loss of
-                 exactly 0 may be a solved task. Adapters, branches and experts without gradients are in models whose
-                 loss falls. In-batch labels, a single batch and a second log_softmax fall like any other loss.
-Fix              check that the labels belong to the inputs and that the output depends on the input; then try a
-                 larger learning rate, and one batch alone.
+How it knows     over many updates the loss never fell beyond its noise, and it is ln K (guessing among the K classes of the output), or the
+                 same number to the last bit although parameters are updated, or most parameters never got a non-zero gradient.
+Known problems   a flat loss away from ln K (fine-tuning, resuming at convergence, a noise floor, label smoothing) is not reported. With
+                 several losses (adversaries, policies) or one that is not positive the rule is not evaluated. A loss of 0 may be a solved
+                 task.
+Fix              check that labels belong to inputs and that the output depends on the input; then try a larger learning rate.
 """
 
 from __future__ import annotations
@@ -22,7 +18,7 @@ from statistics import median
 
 import numpy as np
 
-from sonde.events import Finding, Kind, Severity
+from sonde.events import Kind, Severity
 from sonde.formatting import number
 from sonde.rules._shared.divergence_cause import update_ratios
 from sonde.rules._shared.module_names import modules_of
@@ -86,30 +82,26 @@ def check(view: RunView) -> Result:
     ratio = median(observed.ratios) if observed.ratios else nan
     is_slow = ratio < TINY
     parameters = [site.path for site in view.sites.values() if site.kind == "parameter"]
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=Severity.CRITICAL,
-            where=modules_of(unreached, parameters)[0] if unreached else "",
-            step=max(trend.first_step, 0),
-            cause=f"after {updates} updates the loss is still {number(trend.recent_level)}, {level}{view.call_sites.at('backward')}"
-            + (f"; an update changes the weights by only {number(ratio)} of their size" if is_slow else "")
-            + (f"; no gradient reaches {len(unreached)} of {len(observed.is_reached)} parameters" if unreached else ""),
-            fix="raise the learning rate: the updates are too small to matter"
-            if is_slow
-            else "check that labels belong to their inputs and that the output depends on the input; "
-            "then try to fit a single batch",
-            evidence={
-                "first_level": trend.first_level,
-                "recent_level": trend.recent_level,
-                "updates": updates,
-                "update_per_weight": ratio,
-                **({"classes": classes} if classes else {}),
-                **({"parameters_without_gradient": len(unreached)} if unreached else {}),
-                **view.call_sites.evidence("backward"),
-            },
-        )
-    ]
+    return RULE.finding(
+        Severity.CRITICAL,
+        max(trend.first_step, 0),
+        cause=f"after {updates} updates the loss is still {number(trend.recent_level)}, {level}{view.call_sites.at('backward')}"
+        + (f"; an update changes the weights by only {number(ratio)} of their size" if is_slow else "")
+        + (f"; no gradient reaches {len(unreached)} of {len(observed.is_reached)} parameters" if unreached else ""),
+        fix="raise the learning rate: the updates are too small to matter"
+        if is_slow
+        else "check that labels belong to their inputs and that the output depends on the input; then try to fit a single batch",
+        evidence={
+            "first_level": trend.first_level,
+            "recent_level": trend.recent_level,
+            "updates": updates,
+            "update_per_weight": ratio,
+            **({"classes": classes} if classes else {}),
+            **({"parameters_without_gradient": len(unreached)} if unreached else {}),
+            **view.call_sites.evidence("backward"),
+        },
+        where=modules_of(unreached, parameters)[0] if unreached else "",
+    )
 
 
 def _unreached(view: RunView, observed: ObservedParameters) -> list[str]:

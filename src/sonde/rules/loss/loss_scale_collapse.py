@@ -3,13 +3,11 @@
 What it finds    gradients that are not finite whatever the scale: an operation that overflows in half precision by itself, a NaN that the
                  scaler hides by skipping, a training that diverges.
 Why it matters   a skipped step trains nothing, and no message says so. Below a scale of 1 small gradients are lost to rounding.
-How it knows     steps are skipped with a scale below 1; or many in a row while the gradients are not finite without any scale too; or the
-                 scale has lost three decimal places since it had settled. The step is replayed: which operation made the Inf, and is the
-                 gradient finite without the scale?
-Known problems   the first skips, while the scaler searches for its level, and single ones later, when it tries a larger scale, are how it
-                 works. A scale on a device is read with the next observed step.
-Fix              run the operation that is named in float32 (autocast(enabled=False)) or use bfloat16; if the scale is not the cause,
-                 correct the operation.
+How it knows     steps are skipped with a scale below 1; or many in a row while the gradients are not finite without a scale too; or the
+                 scale fell to a thousandth of its settled value. The step is replayed: which operation made the Inf, and is the gradient
+                 finite without the scale?
+Known problems   the first skips and single later ones are how a scaler works. A scale on a device is read at the next observed step.
+Fix              run the operation that is named in float32 (autocast(enabled=False)) or use bfloat16; or correct the operation.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from sonde.events import Finding, Severity, UpdateSkipped
+from sonde.events import Severity, UpdateSkipped
 from sonde.formatting import number
 from sonde.rules._shared.event_rows import text
 from sonde.rules.columns import Bools, first_where
@@ -49,34 +47,31 @@ def check(view: RunView) -> Result:
     if collapse is None:
         return Clear()
     events = view.events(UpdateSkipped)
-    told = next((event for event in reversed(events) if event.by), events[-1] if events else None)
-    by, origin, where = (told.by or "", told.origin or {}, told.where) if told else ("", {}, "")
+    answered = next((event for event in reversed(events) if event.by), events[-1] if events else None)
+    by, origin, where = (answered.by or "", answered.origin or {}, answered.where) if answered else ("", {}, "")
     num_skipped, lowest = int(is_skipped.sum()), float(scale[is_skipped].min())
     fell = f"the scale fell from {number(max(settled[-1], scale[0]))} to {number(lowest)}"
     first = f"; the gradient of {where} is the first that is not finite" if where else ""
     hopeless = ", with or without a scale, so no scale can help" if by == "number" else ""
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=Severity.CRITICAL if in_a_row[-1] >= STUCK else Severity.ERROR,
-            where=text(origin, "module") or where,
-            step=view.step_number(int(rows[collapse])),
-            cause=f"a GradScaler skipped {num_skipped} of {len(rows)} steps and {fell}{_origin_text(origin) or first}{hopeless}",
-            fix=_fix(by, origin),
-            evidence={
-                **source_evidence(text(origin, "source"), text(origin, "text")),
-                "num_skipped": num_skipped,
-                "num_scaled": len(rows),
-                "skipped_in_a_row": int(in_a_row.max()),
-                "first_scale": float(scale[0]),
-                "lowest_scale": lowest,
-                **({"operation": text(origin, "operation"), "key": text(origin, "key")} if origin else {}),
-                **({"made_by": "the scale" if by == "scale" else "the numbers themselves"} if by else {}),
-                **({"first_gradient": where} if where else {}),
-                **({"note 1": told.reason} if told and told.reason else {}),
-            },
-        )
-    ]
+    return RULE.finding(
+        Severity.CRITICAL if in_a_row[-1] >= STUCK else Severity.ERROR,
+        view.step_number(int(rows[collapse])),
+        cause=f"a GradScaler skipped {num_skipped} of {len(rows)} steps and {fell}{_origin_text(origin) or first}{hopeless}",
+        fix=_fix(by, origin),
+        evidence={
+            **source_evidence(text(origin, "source"), text(origin, "text")),
+            "num_skipped": num_skipped,
+            "num_scaled": len(rows),
+            "skipped_in_a_row": int(in_a_row.max()),
+            "first_scale": float(scale[0]),
+            "lowest_scale": lowest,
+            **({"operation": text(origin, "operation"), "key": text(origin, "key")} if origin else {}),
+            **({"made_by": "the scale" if by == "scale" else "the numbers themselves"} if by else {}),
+            **({"first_gradient": where} if where else {}),
+            **({"note 1": answered.reason} if answered and answered.reason else {}),
+        },
+        where=text(origin, "module") or where,
+    )
 
 
 def _num_in_a_row(condition: Bools) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -1,18 +1,13 @@
-"""The updates are larger than the training can bear: the loss leaves its starting level and does not come back.
+"""The updates are too large: the loss leaves its starting level and does not come back.
 
 What it finds    a learning rate far too high for this model and optimizer.
-Why it matters   each step overshoots further than the last; the loss explodes, becomes NaN, or the weights end where
-                 nothing can be learned.
-How it knows     inputs and first gradients were in order, then updates as large as the weights themselves, or a loss
-                 and gradient that climb together step by step; and the loss ends far above its start, not finite, or
-                 never below it.
-Known problems   high rates that learn are never judged. A loss that only rises because of adversaries does not
-                 count, nor does the error of a value estimate that grows with the values (DQN). A NaN without the
-                 climb before it is nonfinite-loss. Signals that were out of bounds before the first update are
-                 exploding-gradient; a forgotten zero_grad and bad inputs are reported by their own rules, as the
-                 cause of this one.
-Fix              divide the learning rate by ten until the loss falls; add warm-up or clipping if only the start is
-                 rough.
+Why it matters   each step overshoots further than the last: the loss explodes or becomes NaN, or the weights can learn nothing more.
+How it knows     inputs and first gradients were in order, then updates were as large as the weights, or loss and gradient climbed together;
+                 and the loss ends far above its start, not finite, or never below it.
+Known problems   high rates that learn are not reported, nor are losses of adversaries and the error of a growing value estimate (DQN). A
+                 NaN without the climb is nonfinite-loss, and growth before the first update exploding-gradient. A forgotten zero_grad and
+                 bad inputs are named as the cause.
+Fix              divide the learning rate by ten until the loss falls; add warm-up or clipping if only the start is rough.
 """
 
 from __future__ import annotations
@@ -21,7 +16,7 @@ from math import isfinite
 
 import numpy as np
 
-from sonde.events import Finding, Severity
+from sonde.events import Severity
 from sonde.formatting import number
 from sonde.rules._shared.divergence_cause import DIVERGENCE_CAUSE
 from sonde.rules._shared.nonfinite_origins import NONFINITE_RULES
@@ -60,27 +55,23 @@ def check(view: RunView) -> Result:
         else f"the loss climbed above {CLIMB:g} times its start, the gradient norm from {number(first_norm)} to {number(largest_norm)}"
     )
     rate = _first_rate(view)
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=Severity.CRITICAL,
-            where="",
-            step=min(steps),
-            cause=f"with a learning rate of {number(rate)}{view.call_sites.at('optimizer')} {how}, and {trend.failing}",
-            fix=f"lower the learning rate (try {number(rate / 10)} and below), or warm it up"
-            if isfinite(rate)
-            else "lower the learning rate by a factor of ten until the loss falls",
-            evidence={
-                "lr": rate,
-                "first_loss": trend.first_level,
-                "worst_loss": trend.worst,
-                "first_grad_norm": first_norm,
-                "largest_grad_norm": largest_norm,
-                **cause.evidence(),
-                **view.call_sites.evidence("optimizer"),
-            },
-        )
-    ]
+    return RULE.finding(
+        Severity.CRITICAL,
+        min(steps),
+        cause=f"with a learning rate of {number(rate)}{view.call_sites.at('optimizer')} {how}, and {trend.failing}",
+        fix=f"lower the learning rate (try {number(rate / 10)} and below), or warm it up"
+        if isfinite(rate)
+        else "lower the learning rate by a factor of ten until the loss falls",
+        evidence={
+            "lr": rate,
+            "first_loss": trend.first_level,
+            "worst_loss": trend.worst,
+            "first_grad_norm": first_norm,
+            "largest_grad_norm": largest_norm,
+            **cause.evidence(),
+            **view.call_sites.evidence("optimizer"),
+        },
+    )
 
 
 def _is_high(view: RunView) -> Bools:

@@ -1,16 +1,12 @@
 """The output of one layer is so large that it decides how much memory the whole training needs.
 
-What it finds    attention that stores the scores of all pairs of positions, logits over a large vocabulary for every position, a
-                 convolution with many channels at full resolution: few layers hold most of what is stored for backward, and that is much
-                 of the memory that there is.
-Why it matters   backward needs the gradient of that tensor, and often that of its input, as large again and at the same time. A batch that
-                 is a little larger, or one longer sequence, ends the training.
-How it knows     from the sizes of the outputs of all layers, which are exact, and the memory that this process may use. Layers that follow
-                 each other with outputs of equal size (convolution, norm, ReLU) count as one. A tenth of the memory, and half of the
-                 outputs of all layers, is a finding.
-Known problems   outputs of functions between the layers are not measured, and operations in place are counted as if they had made a tensor
-                 of their own. Layers whose output needs no gradient are left out. On a device the memory of the machine is used as the
-                 limit, which is mostly larger: nothing is found there too early.
+What it finds    attention scores of all pairs of positions, logits over a large vocabulary, a convolution with many channels at full
+                 resolution: few layers hold most of what is stored for backward, and much of the memory.
+Why it matters   backward needs gradients as large again at the same time. A slightly larger batch or sequence ends the training.
+How it knows     from the exact sizes of the outputs of all layers and the memory that this process may use. Layers in a row with outputs of
+                 equal size count as one. A tenth of the memory, and half of all outputs, is a finding.
+Known problems   outputs of functions between layers are not measured, operations in place count as a tensor of their own, and layers whose
+                 output needs no gradient are left out. On a device the memory of the machine is the limit.
 Fix              make the tensor smaller (checkpointing would compute it again): in pieces of the batch or the sequence,
                  scaled_dot_product_attention, a stride or fewer channels earlier, bfloat16.
 """
@@ -23,7 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sonde.events import Finding, Kind, MemoryLimitFound, Severity, Site
+from sonde.events import Kind, MemoryLimitFound, Severity, Site
 from sonde.formatting import size
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import Block, Reduction, RunView
@@ -81,25 +77,22 @@ def check(view: RunView) -> Result:
         return Clear()
     first, others = place[0][0], [site.name for site, _ in place[1:]]
     with_others = f", with {' and '.join(others)} behind it," if others else ""
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=Severity.WARNING,
-            where=first.name,
-            step=outputs.first_step,
-            cause=f"its output{with_others} takes {size(heavy)}: {100 * heavy / limit.num_bytes:.0f} % of the {size(limit.num_bytes)} of "
-            f"{limit.by}, and {100 * heavy / total:.0f} % of what all layers keep for backward, which needs gradients of that size as well",
-            fix="make that tensor smaller: compute it in pieces of the batch or the sequence, attention by "
-            "scaled_dot_product_attention, a stride or fewer channels before it, or bfloat16",
-            evidence={
-                "output_bytes": heavy,
-                "share_of_memory": heavy / limit.num_bytes,
-                "share_of_activations": heavy / total,
-                "type": first.type,
-                "shape": str(list(first.shape)),
-            },
-        )
-    ]
+    return RULE.finding(
+        Severity.WARNING,
+        outputs.first_step,
+        cause=f"its output{with_others} takes {size(heavy)}: {100 * heavy / limit.num_bytes:.0f} % of the {size(limit.num_bytes)} of "
+        f"{limit.by}, and {100 * heavy / total:.0f} % of what all layers keep for backward, which needs gradients of that size as well",
+        fix="make that tensor smaller: compute it in pieces of the batch or the sequence, attention by "
+        "scaled_dot_product_attention, a stride or fewer channels before it, or bfloat16",
+        evidence={
+            "output_bytes": heavy,
+            "share_of_memory": heavy / limit.num_bytes,
+            "share_of_activations": heavy / total,
+            "type": first.type,
+            "shape": str(list(first.shape)),
+        },
+        where=first.name,
+    )
 
 
 def _largest_place(layers: Sequence[tuple[Site, float]]) -> Sequence[tuple[Site, float]]:
@@ -118,10 +111,5 @@ def _width(dtype: str) -> float:
 
 
 RULE = Rule(
-    "activation-heavy-layer",
-    check,
-    page=__doc__,
-    needs=(Kind.ACTIVATION,),
-    explains=("out-of-memory",),
-    reductions=(OUTPUT_SIZES,),
+    "activation-heavy-layer", check, page=__doc__, needs=(Kind.ACTIVATION,), explains=("out-of-memory",), reductions=(OUTPUT_SIZES,)
 )

@@ -1,14 +1,10 @@
 """The autograd graphs of earlier steps stay alive: a loss or an output is stored together with the graph that made it.
 
-What it finds    `total += loss`, a list of losses or outputs, a hook or an attribute that keeps a tensor of every step with its autograd
-                 graph.
-Why it matters   each stored tensor keeps its whole graph, and what backward has not freed with it: memory grows with every step until there
-                 is none left, and a chain of sums becomes slower to free with every link.
-How it knows     the graphs of many observed steps are still alive; then, for a few steps, the tensors that stay alive are counted, and the
-                 variable, list, attribute or closure that holds them is searched.
-Known problems   a container that removes its oldest entry by itself (deque(maxlen=…)) is no leak. Truncated backpropagation keeps one
-                 graph, not many. A list that is emptied at the end of every epoch is only found if an epoch has more than some forty
-                 steps: its graphs are of no use either.
+What it finds    `total += loss`, a list of losses or outputs, a hook or an attribute that keeps a tensor with its graph in every step.
+Why it matters   each stored tensor keeps the graph of its step: memory grows with every step until there is none left.
+How it knows     the graphs of many observed steps are still alive; then the tensors that stay are counted, and what holds them is searched.
+Known problems   deque(maxlen=…) is no leak, and truncated backpropagation keeps one graph. A list that is emptied after every epoch is
+                 found only if an epoch has more than some forty steps.
 Fix              store numbers: loss.item(), output.detach().
 """
 
@@ -16,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sonde.events import Finding, Severity
+from sonde.events import Severity
 from sonde.formatting import size
 from sonde.rules._shared.leak_events import found_leaks
 from sonde.rules.columns import largest_number
@@ -32,22 +28,18 @@ def check(view: RunView) -> Result:
     if leak is None:
         is_known = np.count_nonzero(~np.isnan(graphs_alive)) >= ENOUGH
         return Clear() if is_known else NotEvaluated(f"live autograd graphs were counted in fewer than {ENOUGH} steps")
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=Severity.WARNING,
-            where="",
-            step=leak.step,
-            cause=leak.cause,
-            fix=leak.fix,
-            evidence={
-                "holder": leak.holder,
-                "graph_nodes": leak.num_nodes,
-                "kept": size(leak.num_bytes),
-                "graphs_alive": float(np.fmax(largest_number(graphs_alive), 0.0)),
-            },
-        )
-    ]
+    return RULE.finding(
+        Severity.WARNING,
+        leak.step,
+        cause=leak.cause,
+        fix=leak.fix,
+        evidence={
+            "holder": leak.holder,
+            "graph_nodes": leak.num_nodes,
+            "kept": size(leak.num_bytes),
+            "graphs_alive": float(np.fmax(largest_number(graphs_alive), 0.0)),
+        },
+    )
 
 
 RULE = Rule("graph-leak", check, page=__doc__, explains=("memory-growth", "out-of-memory"))

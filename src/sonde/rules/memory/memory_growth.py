@@ -2,12 +2,11 @@
 
 What it finds    outputs, features or batches that are stored and never removed; a cache without bounds; a list that a hook fills.
 Why it matters   the training swaps, and is killed at some point when no memory is left.
-How it knows     after the first third of the steps, each quarter of the rest has more physical memory in use at its lowest than the one
-                 before, at a rate that does not fall; and tensors of all ages accumulate in one place, which is named. Without such a place
-                 (arrays of numpy, Python objects) the growth is reported as info.
-Known problems   the growth by optimizer state, caches that fill once and batches of different lengths is over in the first third.
-                 deque(maxlen=…) and lru_cache(maxsize=…) are bounded and not counted. A buffer that is bounded by hand cannot be told from
-                 a leak until it is full. A growth below 24 MiB in all, as in short runs, is not reported.
+How it knows     after the first third of the steps, each quarter of the rest uses more memory at its lowest than the one before, at a rate
+                 that does not fall; and tensors of all ages accumulate in one place, which is named. Without such a place (numpy, Python
+                 objects) it is an info.
+Known problems   optimizer state and caches that fill once grow in the first third only. deque(maxlen=…) and lru_cache(maxsize=…) are
+                 bounded. A buffer that is bounded by hand looks like a leak until it is full. Growth below 24 MiB is not reported.
 Fix              empty it after use, bound it, or store numbers instead of tensors.
 """
 

@@ -1,11 +1,11 @@
 """The training ended because there was no memory left.
 
 What it finds    an error that says so: torch.OutOfMemoryError, MemoryError, or torch's "can't allocate memory".
-Why it matters   the run is over, and the error itself says neither what had filled the memory nor what to do.
-How it knows     from the error and its traceback: what was requested, in which module and on which line; from the models and optimizers:
-                 how much they took; and, if the model can be run with fake tensors, which batch would have had room.
-Known problems   a process that the system kills (exit code 137) cannot write what happened: memory-growth may give the reason. The batch
-                 that would fit is an estimate without the loss, whose memory is not known.
+Why it matters   the run has ended, and the error names neither what had filled the memory nor a remedy.
+How it knows     from the error and its traceback (what was requested, in which module and line), the sizes of models and optimizers, and,
+                 if the model can be run with fake tensors, the batch that would have fitted.
+Known problems   a process that the system kills (exit code 137) writes nothing: memory-growth may give the reason. The batch that would fit
+                 is an estimate.
 Fix              a smaller batch with accumulated gradients, activation checkpointing, or an optimizer with less state.
 """
 

@@ -1,19 +1,13 @@
 """The model is evaluated while it is in training mode.
 
-What it finds    validation (forwards without gradients) with model.training == True: model.eval() is not called, or
-                 undone too early.
-Why it matters   dropout switches off units of the very model that is measured, and batch norm normalizes by the current
-                 batch and learns its statistics from the validation data: the metrics are of another model, usually a
-                 worse one, and change from call to call.
-How it knows     between updates, a model that is being trained was run without gradients while it and dropout or batch norm
-                 in it were in training mode: on several batches, or on the same data each time, and in most of such
-                 pauses of the run.
-Known problems   one input again and again is a sample of a random network (Monte-Carlo dropout) and is not reported; nor
-                 are batch norms that average over all batches (momentum=None: their statistics are computed anew, as
-                 torch.optim.swa_utils.update_bn does), teachers that are never trained (mean teacher, BYOL), and what is
-                 run without gradients in every step on new data each time (a GAN's generator, pseudo-labels, rollouts). A
-                 single forward, such as drawing a few samples, is reported as info only, and so is batch norm alone in one
-                 of several models that are trained. Validation with gradients enabled cannot be told from training.
+What it finds    validation (forwards without gradients) with model.training == True: model.eval() is not called, or undone too early.
+Why it matters   dropout switches off units of the model that is measured, and batch norm uses and learns the statistics of the validation
+                 data: the metrics are those of another model and change from call to call.
+How it knows     between updates, a model in training was run without gradients while dropout or batch norm in it were in training mode: on
+                 several batches, or on the same data each time, and in most of such pauses.
+Known problems   not reported: one input again and again (Monte-Carlo dropout), batch norm with momentum=None (update_bn), teachers that are
+                 never trained, and forwards without gradients on new data in every step (GAN generators, pseudo-labels, rollouts). A single
+                 forward, and batch norm alone in one of several models, are an info. Validation with gradients looks like training.
 Fix              call model.eval() before validation and model.train() after it.
 """
 
@@ -101,11 +95,9 @@ def _finding(view: RunView, name: str, pauses: ModelPauses, num_pauses: int, num
     # With two models that train each other, images are drawn from a generator in training mode without measuring it.
     is_certain = pauses.num_validations > 0 and (num_models == 1 or first.num_dropout > 0)
     times = f"{pauses.num} times" if pauses.num > 1 else "once"
-    return Finding(
-        rule=RULE.name,
-        severity=Severity.WARNING if is_certain else Severity.INFO,
-        where=name,
-        step=first.at_step,
+    return RULE.finding(
+        Severity.WARNING if is_certain else Severity.INFO,
+        first.at_step,
         cause=f"the model was run without gradients in training mode, {times}, with {active} active{f' at {line}' if line else ''}",
         fix="call model.eval() before validation, and model.train() before the training goes on",
         evidence={
@@ -116,6 +108,7 @@ def _finding(view: RunView, name: str, pauses: ModelPauses, num_pauses: int, num
             "batch_norm": first.num_batch_norm,
             **(source_evidence(line, first.text) if first.line else view.call_sites.evidence("eval_forward")),
         },
+        where=name,
     )
 
 

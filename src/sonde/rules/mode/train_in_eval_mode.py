@@ -1,22 +1,17 @@
 """The model trains while it is in evaluation mode.
 
-What it finds    updates from forwards with model.training == False: model.train() is not called, or not again after
-                 validation.
-Why it matters   dropout does nothing and batch norm neither normalizes by the batch nor learns its statistics:
-                 another model is trained than was meant.
-How it knows     every forward with gradients of a step had its root model in eval mode and so all of its dropout and
-                 batch norm modules, an optimizer step followed, and that was so in many steps in a row.
-Known problems   batch norm frozen by bn.eval() inside train() leaves the root in training mode. A model without
-                 dropout and batch norm does not depend on the mode. A teacher in eval mode beside a student in
-                 training mode is one of two roots, not all. Fine-tuning a whole model in eval mode on purpose cannot
-                 be told apart; hence a warning. Dropout kept on for evaluation happens without gradients and without
-                 updates.
+What it finds    updates from forwards with model.training == False: model.train() is not called, or not again after validation.
+Why it matters   dropout does nothing, and batch norm neither normalizes by the batch nor learns its statistics.
+How it knows     in many steps in a row, every forward with gradients had its root model and all dropout and batch norm modules in eval
+                 mode, and an optimizer step followed.
+Known problems   batch norm frozen by bn.eval() inside train() leaves the root in training mode. A model without dropout and batch norm does
+                 not depend on the mode. A teacher in eval mode is one of two roots. Fine-tuning in eval mode looks the same.
 Fix              call model.train() at the start of each epoch, after validation.
 """
 
 from __future__ import annotations
 
-from sonde.events import Finding, Severity
+from sonde.events import Severity
 from sonde.rules.columns import first_streak
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
@@ -37,24 +32,20 @@ def check(view: RunView) -> Result:
     if streak is None or not num_modules:
         return Clear()
     after = " since the validation before it" if eval_forwards and num_in_eval < num_updates else ""
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=Severity.WARNING,
-            where="",
-            step=view.step_number(streak.start),
-            cause=f"{num_in_eval} of {num_updates} updates came from forwards in eval mode{after}, with {num_modules} dropout or batch "
-            f"norm modules switched off{view.call_sites.at('forward')}",
-            fix="call model.train() before the training loop, and again after each validation",
-            evidence={
-                "updates_in_eval": num_in_eval,
-                "updates": num_updates,
-                "mode_modules": num_modules,
-                "eval_forwards": eval_forwards,
-                **view.call_sites.evidence("forward"),
-            },
-        )
-    ]
+    return RULE.finding(
+        Severity.WARNING,
+        view.step_number(streak.start),
+        cause=f"{num_in_eval} of {num_updates} updates came from forwards in eval mode{after}, with {num_modules} dropout or batch "
+        f"norm modules switched off{view.call_sites.at('forward')}",
+        fix="call model.train() before the training loop, and again after each validation",
+        evidence={
+            "updates_in_eval": num_in_eval,
+            "updates": num_updates,
+            "mode_modules": num_modules,
+            "eval_forwards": eval_forwards,
+            **view.call_sites.evidence("forward"),
+        },
+    )
 
 
 RULE = Rule("train-in-eval-mode", check, page=__doc__, needs=("forwards", "backwards", "optimizer_steps"))

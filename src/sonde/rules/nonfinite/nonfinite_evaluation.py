@@ -2,20 +2,18 @@
 
 What it finds    outputs of a model that are not finite in a forward without gradients, or in evaluation mode: a variance of one sample, a
                  division by an empty count, running statistics that were never filled, half precision that overflows.
-Why it matters   no loss goes bad, so training seems fine. Averages over the evaluation, early stopping and all predictions are wrong.
-How it knows     the outputs of the model in evaluation are checked, as often as 2 % of the evaluation's own time allows. The forward of a
-                 bad output is replayed with every operation checked, on the same inputs and with the same random numbers; parts of the
-                 batch are run to find the samples that trigger it.
-Known problems   -Inf in logits or log-probabilities is meant, and not reported; an Inf counts only if a number outgrew its type (overflow)
-                 or was divided by 0, or if a weight is Inf. An output that is bad in training too is not reported, if nothing comes of it
-                 there: rows of padding that nobody uses. If the training went bad before, the evaluation follows from that. Not every
-                 forward of a fast model is checked, and outputs that are on a device are not checked.
-Fix              as the finding says: it knows the operation and its inputs.
+Why it matters   the training loss stays finite. Averages over the evaluation, early stopping and all predictions are wrong.
+How it knows     outputs in evaluation are checked, as often as 2 % of the evaluation's time allows. The forward of a bad output is replayed
+                 with every operation checked, and with parts of the batch to find the samples that trigger it.
+Known problems   -Inf in logits is meant; an Inf counts only after an overflow, a division by 0, or in a weight. Outputs that are bad in
+                 training too without harm (padding) are not reported. If the training went bad before, this follows from it. Not every
+                 forward of a fast model is checked, and none on a device.
+Fix              see the finding: it depends on the operation and its inputs.
 """
 
 from __future__ import annotations
 
-from sonde.events import Finding, NonFinite, Severity
+from sonde.events import NonFinite, Severity
 from sonde.formatting import number
 from sonde.rules._shared.nonfinite_origins import EVALUATION, evaluation_origin
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
@@ -33,17 +31,14 @@ def check(view: RunView) -> Result:
     num_nan, num_inf, num_elements = (float(num or 0) for num in (bad.num_nan, bad.num_inf, bad.num_elements))
     what = " and ".join(f"{number(num)} {name}" for num, name in ((num_nan, "NaN"), (num_inf, "Inf")) if num) or "non-finite numbers"
     why = f"; where they were made could not be found: {search.reason_unknown}" if search.reason_unknown else ""
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=Severity.ERROR,
-            where=bad.where,
-            step=bad.step,
-            cause=f"in evaluation, at step {bad.step}, the model returned {what} among {number(num_elements)} numbers{why}",
-            fix="run that batch inside of sonde.find_origin(model), which names the operation that makes them",
-            evidence={"num_nan": num_nan, "num_inf": num_inf, "num_elements": num_elements},
-        )
-    ]
+    return RULE.finding(
+        Severity.ERROR,
+        bad.step,
+        cause=f"in evaluation, at step {bad.step}, the model returned {what} among {number(num_elements)} numbers{why}",
+        fix="run that batch inside of sonde.find_origin(model), which names the operation that makes them",
+        evidence={"num_nan": num_nan, "num_inf": num_inf, "num_elements": num_elements},
+        where=bad.where,
+    )
 
 
 RULE = Rule("nonfinite-evaluation", check, page=__doc__)

@@ -1,23 +1,19 @@
 """The loss is NaN or Inf, and none of the known ways to get there explains it.
 
-What it finds    a loss that becomes NaN or Inf by itself: a logarithm of zero, a division by an empty count, a root
-                 at zero, a batch whose every label is ignored, bad labels.
-Why it matters   with backward and an update the weights become NaN and stay so; without them, averages and early
-                 stopping go wrong.
-How it knows     the loss of a step with a backward was not finite. The finding says what else was not finite by
-                 then: the output of a layer (the forward made it), a gradient before the loss (the backward made
-                 it), or neither (what is computed from the outputs made it, or the targets).
-Known problems   a GradScaler that skips a step has dealt with it. Divergence and bad inputs have rules of their own
-                 and come first.
-Fix              examine the place named as the first that was not finite; clamp, add an epsilon, or skip empty
-                 batches there.
+What it finds    a loss that becomes NaN or Inf by itself: a logarithm of zero, a division by an empty count, a root at zero, a batch whose
+                 every label is ignored, bad labels.
+Why it matters   with backward and an update the weights become NaN and stay so; without them, averages and early stopping go wrong.
+How it knows     the loss of a step with a backward was not finite. The finding says what else was not finite by then: an output of a layer
+                 (the forward made it), an earlier gradient (the backward made it), or neither (the loss itself, or the targets).
+Known problems   a GradScaler that skips a step has dealt with it. Divergence and bad inputs have rules of their own and come first.
+Fix              examine the place named as the first that was not finite; clamp, add an epsilon, or skip empty batches there.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from sonde.events import Finding, Kind, NonFinite, Severity
+from sonde.events import Kind, NonFinite, Severity
 from sonde.formatting import number
 from sonde.rules.columns import last_number
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
@@ -36,23 +32,20 @@ def check(view: RunView) -> Result:
     has_recovered = trend.nonfinite_in_a_row == 0 and trend.num_nonfinite <= len(trend.recent)
     went_on = f"; {trend.num_nonfinite} of {trend.num_losses} losses are not finite" if trend.num_losses > 1 else ""
     is_finite = view.losses.has_loss & ~view.losses.is_nonfinite
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=Severity.WARNING if has_recovered else Severity.CRITICAL,
-            where=where,
-            step=step,
-            cause=f"the loss is not finite at step {bad_step}{view.call_sites.at('backward')}: {what}{went_on}",
-            fix="check the arithmetic named here for log(0), a division by zero, a root at zero or an empty batch, and guard it",
-            evidence={
-                "first_nonfinite_step": bad_step,
-                "num_nonfinite": trend.num_nonfinite,
-                "num_losses": trend.num_losses,
-                "last_finite_loss": last_number(view.losses.value[:bad_row][is_finite[:bad_row]]),
-                **view.call_sites.evidence("backward"),
-            },
-        )
-    ]
+    return RULE.finding(
+        Severity.WARNING if has_recovered else Severity.CRITICAL,
+        step,
+        cause=f"the loss is not finite at step {bad_step}{view.call_sites.at('backward')}: {what}{went_on}",
+        fix="check the arithmetic named here for log(0), a division by zero, a root at zero or an empty batch, and guard it",
+        evidence={
+            "first_nonfinite_step": bad_step,
+            "num_nonfinite": trend.num_nonfinite,
+            "num_losses": trend.num_losses,
+            "last_finite_loss": last_number(view.losses.value[:bad_row][is_finite[:bad_row]]),
+            **view.call_sites.evidence("backward"),
+        },
+        where=where,
+    )
 
 
 def _first_place(view: RunView, bad_row: int, bad_step: int) -> tuple[int, str, str]:

@@ -57,7 +57,7 @@ Fix              run that part in float32 (autocast(enabled=False)) or in bfloat
 
 
 def check(view: RunView, *, rule: str) -> Result:
-    search = training_origin(view)
+    search = view.remember(training_origin)
     if search.origin is None:
         return Clear() if view.calls["backwards"] else NotEvaluated("no backward was seen")
     return [search.finding(rule, Severity.CRITICAL)] if search.origin.key in OPERATION_DEFECTS[rule] else Clear()

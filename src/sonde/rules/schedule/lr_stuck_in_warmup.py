@@ -1,13 +1,11 @@
 """The warm-up of the learning rate never ends.
 
-What it finds    a scheduler that starts at a small part of the learning rate and is never stepped, or so rarely that the rate hardly
-                 rises.
+What it finds    a scheduler that starts at a small part of the learning rate and is never stepped, or so rarely that the rate hardly rises.
 Why it matters   the whole run trains with a rate that is meant for its first steps: it learns next to nothing.
-How it knows     the rate is at a tenth or less of the optimizer's initial rate, from the first update to the last, and: no scheduler
-                 was ever stepped, although epochs have passed or the run has ended; or at the present pace the warm-up would need a
-                 hundred steps of the scheduler or more, while many updates pass between two of them.
-Known problems   a warm-up that advances with every update is not reported, however long it is. Neither are runs that end within their
-                 first epoch.
+How it knows     the rate stays at a tenth or less of the initial rate from the first update to the last, and no scheduler was stepped
+                 although epochs have passed or the run has ended, or the warm-up would need a hundred more scheduler steps, each many
+                 updates apart.
+Known problems   a warm-up that advances with every update is not reported, nor are runs that end within their first epoch.
 Fix              call scheduler.step() after every optimizer.step(), inside of the loop over the batches.
 """
 
@@ -36,13 +34,13 @@ def check(view: RunView) -> Result:
         return Clear()
     if schedule.num_updates < ENOUGH:
         return NotEvaluated(f"only {schedule.num_updates} updates were made")
-    target = max((rate for scheduler in schedule.active for rate in scheduler.initial if isfinite(rate)), default=initial)
+    target = max((rate for scheduler in schedule.active for rate in scheduler.created.initial if isfinite(rate)), default=initial)
     rate = max(schedule.rates.values(), key=lambda each: each.peak, default=None)
     if rate is None or not target or rate.peak > SMALL * target or rate.last < rate.first:
         return Clear()
     if schedule.stepped or schedule.num_steps:
         return [_finding(view, rate, target)] if _hardly_rises(view, rate, target) else Clear()
-    if not all(scheduler.is_step_counted for scheduler in schedule.schedulers.values()):
+    if not all(scheduler.created.is_step_counted for scheduler in schedule.schedulers.values()):
         return NOT_COUNTED
     return [_finding(view, rate, target)] if is_overdue(view) else NOT_OVERDUE
 
@@ -65,11 +63,9 @@ def _finding(view: RunView, rate: LearningRate, target: float) -> Finding:
     scheduler = next(iter(schedule.active), None)
     steps = f"was stepped {number(schedule.steps_each)} times in {schedule.num_updates} updates"
     change = f"stays at {number(rate.last)}" if rate.last == rate.first else f"went from {number(rate.first)} to {number(rate.last)}"
-    return Finding(
-        rule=RULE.name,
-        severity=Severity.CRITICAL if stuck else Severity.ERROR,
-        where="",
-        step=0,
+    return RULE.finding(
+        Severity.CRITICAL if stuck else Severity.ERROR,
+        0,
         cause=f"{scheduler or 'a scheduler'} begins with a warm-up and {steps if schedule.num_steps else 'was never stepped'}: the "
         f"learning rate {change}, and was to become {number(target)}" + (f"; {stuck}" if stuck else ""),
         fix="call scheduler.step() after every optimizer.step(), inside of the loop over the batches",

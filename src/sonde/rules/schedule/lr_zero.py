@@ -3,9 +3,8 @@
 What it finds    an optimizer, or one of its parameter groups, that steps with a learning rate of 0.
 Why it matters   no parameter changes, however long the training runs.
 How it knows     the learning rate of the optimizer is 0 at every step, or at half of the steps or more without a break.
-Known problems   a warm-up may start at 0 and a schedule may end at 0: both are a few steps of a run. A rate of 0 may freeze one
-                 parameter group on purpose: if other groups have a rate, the finding is a warning. Optimizers without a learning
-                 rate are not evaluated.
+Known problems   a warm-up may start and a schedule may end at 0, for a few steps. If other parameter groups have a rate, one group may be
+                 frozen on purpose: a warning. Optimizers without a learning rate are not evaluated.
 Fix              set a learning rate above 0; if a scheduler sets it, print scheduler.get_last_lr().
 """
 
@@ -13,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sonde.events import Finding, OptimizerCreated, Severity
+from sonde.events import OptimizerCreated, Severity
 from sonde.rules.columns import Array, streaks
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
@@ -59,23 +58,19 @@ def check(view: RunView) -> Result:
     subject = "the learning rate" if are_all_zero else f"the learning rate of parameter group {name.partition(':')[2] or '1'}"
     num_scheduler_steps = view.calls["scheduler_steps"]
     call = "scheduler_step" if num_scheduler_steps and _is_created_with_rate(view) else "optimizer"
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=Severity.CRITICAL if are_all_zero else Severity.WARNING,
-            where="",
-            step=group.longest_start,
-            cause=f"{subject} is exactly 0 in {group.num_zero} of {group.num_steps} optimizer steps{view.call_sites.at(call)}",
-            fix="set a learning rate above 0; if a scheduler sets it, print scheduler.get_last_lr() and search for a factor that is 0",
-            evidence={
-                "num_zero": group.num_zero,
-                "num_steps": group.num_steps,
-                "groups": ", ".join(zero),
-                "scheduler_steps": num_scheduler_steps,
-                **view.call_sites.evidence(call),
-            },
-        )
-    ]
+    return RULE.finding(
+        Severity.CRITICAL if are_all_zero else Severity.WARNING,
+        group.longest_start,
+        cause=f"{subject} is exactly 0 in {group.num_zero} of {group.num_steps} optimizer steps{view.call_sites.at(call)}",
+        fix="set a learning rate above 0; if a scheduler sets it, print scheduler.get_last_lr() and search for a factor that is 0",
+        evidence={
+            "num_zero": group.num_zero,
+            "num_steps": group.num_steps,
+            "groups": ", ".join(zero),
+            "scheduler_steps": num_scheduler_steps,
+            **view.call_sites.evidence(call),
+        },
+    )
 
 
 def _groups(view: RunView) -> dict[str, GroupRate]:

@@ -3,17 +3,15 @@
 What it finds    scheduler.step() at the beginning of an epoch or of an iteration, as it was correct before PyTorch 1.1.
 Why it matters   the first value of the schedule is never used, and every later value comes one epoch (or one update) too early.
 How it knows     the first step of the scheduler came before any optimizer had stepped, and the same line makes its later steps.
-Known problems   under a GradScaler the first optimizer steps are skipped, and PyTorch itself warns of a wrong order: skipped steps
-                 count as steps here, and nothing is reported. A scheduler that another line or a loaded state advances before the
-                 training continues, and one that is passed its position (step(epoch + i / n)), skip nothing. ReduceLROnPlateau has no
-                 first value. If the first value is 0, it may be skipped on purpose: the severity is info. A scheduler that counts
-                 batches while several batches make an update is not reported.
+Known problems   steps that a GradScaler skips count as steps. A scheduler that another line or a loaded state advances, and one that is
+                 passed its position (step(epoch + i / n)), skip nothing. ReduceLROnPlateau has no first value. A first value of 0 may be
+                 skipped on purpose: an info. A scheduler that counts batches under accumulation is not reported.
 Fix              call scheduler.step() after optimizer.step(): at the end of the iteration or of the epoch.
 """
 
 from __future__ import annotations
 
-from sonde.events import Finding, Severity
+from sonde.events import Severity
 from sonde.formatting import number
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
@@ -33,30 +31,26 @@ def check(view: RunView) -> Result:
         return Clear()
     if schedule.num_steps < FEWEST * len(schedule.stepped):
         return NotEvaluated("a scheduler was stepped only once")
-    skipped = scheduler.rates[0] if scheduler.rates else float("nan")
+    skipped = scheduler.created.rates[0] if scheduler.created.rates else float("nan")
     first = next((rate.first for rate in schedule.rates.values()), float("nan"))
-    initial = max(scheduler.initial, default=skipped)
+    initial = max(scheduler.created.initial, default=skipped)
     unit = "update" if schedule.is_stepped_with_every_update else "epoch"
     values = f" ({number(skipped)}; the first {unit} has {number(first)})" if skipped != first else ""
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=Severity.INFO if skipped <= NOTHING * initial else Severity.WARNING,
-            where="",
-            step=scheduler.first_step,
-            cause=f"{scheduler} was stepped{schedule.at()} before the optimizer had stepped: the first value of the schedule{values} is "
-            f"never used, and every later value comes one {unit} too early",
-            fix="call scheduler.step() after optimizer.step(), at the end of the iteration or of the epoch",
-            evidence={**schedule.evidence(), "skipped_rate": skipped, "first_rate": first, "scheduler_steps": schedule.num_steps},
-        )
-    ]
+    return RULE.finding(
+        Severity.INFO if skipped <= NOTHING * initial else Severity.WARNING,
+        scheduler.first_step,
+        cause=f"{scheduler} was stepped{schedule.at()} before the optimizer had stepped: the first value of the schedule{values} is "
+        f"never used, and every later value comes one {unit} too early",
+        fix="call scheduler.step() after optimizer.step(), at the end of the iteration or of the epoch",
+        evidence={**schedule.evidence(), "skipped_rate": skipped, "first_rate": first, "scheduler_steps": schedule.num_steps},
+    )
 
 
 def _skips_first_value(view: RunView, scheduler: Scheduler) -> bool:
-    if not scheduler.is_before_optimizer or scheduler.has_argument or scheduler.name == "ReduceLROnPlateau":
+    schedule, start = view.schedule, scheduler.started
+    if start is None or not start.is_before_optimizer or start.has_argument or scheduler.name == "ReduceLROnPlateau":
         return False
-    schedule = view.schedule
-    is_new = scheduler.last_epoch == 1  # else its state was loaded
+    is_new = start.last_epoch == 1  # else its state was loaded
     counts_batches = schedule.steps_each > BATCHES * schedule.num_updates
     return is_new and not counts_batches and len(schedule.lines) <= len(schedule.stepped)
 

@@ -1,15 +1,13 @@
 """A schedule that counts epochs is stepped with every batch.
 
-What it finds    scheduler.step() inside of the loop over the batches, with a schedule that counts epochs: StepLR(30),
-                 MultiStepLR([30, 60]), ExponentialLR(0.95), CosineAnnealingLR(epochs), ReduceLROnPlateau.
-Why it matters   the learning rate is close to 0 after the first epoch or two, and the rest of the run learns nothing; a cosine goes up
-                 and down many times instead of once.
-How it knows     the scheduler steps with every update, and: the rate falls to a thousandth of its peak and stays there for half of the
-                 run, in the first two epochs or while the loss does not fall; or all milestones of a decay lie in the first of many
-                 epochs; or T_max is the number of epochs.
-Known problems   schedules for every update that end near 0 or restart are not reported: their rate is small for a few updates only.
-                 If an epoch is one update (the whole dataset as one batch), every batch is an epoch. A schedule that reduces the rate
-                 only a little does little harm and is not found.
+What it finds    scheduler.step() inside of the loop over the batches, with a schedule that counts epochs: StepLR(30), MultiStepLR([30,
+                 60]), ExponentialLR(0.95), CosineAnnealingLR(epochs), ReduceLROnPlateau.
+Why it matters   the learning rate is close to 0 after an epoch or two, and the rest of the run learns nothing; a cosine goes up again.
+How it knows     the scheduler steps with every update, and: the rate falls to a thousandth of its peak and stays there for half of the run,
+                 in the first two epochs or while the loss does not fall; or all milestones lie in the first of many epochs; or T_max counts
+                 epochs.
+Known problems   schedules for every update that end near 0 or restart are not reported. If an epoch is one update, every batch is an epoch.
+                 A schedule that reduces the rate only a little is not found.
 Fix              step it once per epoch, after the loop over the batches; or count updates in its arguments: epochs * len(loader).
 """
 
@@ -64,15 +62,15 @@ def _has_collapsed(view: RunView, rate: LearningRate) -> bool:
 
 
 def _are_milestones_in_first_epoch(view: RunView, scheduler: Scheduler) -> bool:
-    milestones = scheduler.plan.get("milestones")
-    if not isinstance(milestones, list) or scheduler.parts or not milestones:
+    milestones = scheduler.created.plan.get("milestones")
+    if not isinstance(milestones, list) or scheduler.created.parts or not milestones:
         return False
-    is_decay = 0 < float(scheduler.plan.get("gamma", 1.0)) < 1
+    is_decay = 0 < float(scheduler.created.plan.get("gamma", 1.0)) < 1
     return is_decay and view.epochs.num >= MANY and max(milestones) <= view.epochs.length
 
 
 def _swings(view: RunView, scheduler: Scheduler) -> bool:
-    half_period = float(scheduler.plan.get("T_max") or 0)
+    half_period = float(scheduler.created.plan.get("T_max") or 0)
     if not 1 < half_period < view.epochs.length or view.schedule.steps_each < SWINGS * half_period:
         return False
     return half_period in (view.epochs.num_planned, view.epochs.num)
@@ -92,13 +90,13 @@ def _collapsed_rate(view: RunView, rate: LearningRate) -> Finding:
 
 
 def _early_milestones(view: RunView, scheduler: Scheduler) -> Finding:
-    last = max(scheduler.plan["milestones"])
+    last = max(scheduler.created.plan["milestones"])
     cause = f"all its milestones are in the first of {view.epochs.num} epochs, which has {number(view.epochs.length)} updates"
     return _finding(view, scheduler, Severity.ERROR, int(last), cause, last_milestone=float(last))
 
 
 def _swinging_cosine(view: RunView, scheduler: Scheduler) -> Finding:
-    swings = view.schedule.steps_each / float(scheduler.plan["T_max"])
+    swings = view.schedule.steps_each / float(scheduler.created.plan["T_max"])
     cause = f"T_max is the number of epochs, so the learning rate went up or down {int(swings)} times instead of once"
     return _finding(view, scheduler, Severity.WARNING, scheduler.first_step, cause, half_periods=swings)
 
@@ -106,11 +104,9 @@ def _swinging_cosine(view: RunView, scheduler: Scheduler) -> Finding:
 def _finding(view: RunView, scheduler: Scheduler, severity: Severity, step: int, effect: str, **evidence: float) -> Finding:
     schedule, length = view.schedule, view.epochs.length
     updates = f" ({number(length)} updates)" if length else ""
-    return Finding(
-        rule=RULE.name,
-        severity=severity,
-        where="",
-        step=step,
+    return RULE.finding(
+        severity,
+        step,
         cause=f"{scheduler} is stepped with every update{schedule.at()}: {effect}",
         fix=f"call scheduler.step() once per epoch{updates}, after the loop over the batches, or count updates in the arguments of the "
         "scheduler: epochs * len(loader)",

@@ -1,14 +1,13 @@
 """A schedule that counts updates is stepped once per epoch.
 
-What it finds    OneCycleLR(total_steps=epochs * len(loader)), a warm-up or a cosine over all updates, whose scheduler.step() is outside
-                 of the loop over the batches.
-Why it matters   the learning rate hardly leaves its first value: a one-cycle schedule starts at a twenty-fifth of its peak and stays
-                 there.
-How it knows     the total of the schedule is the number of updates in the planned epochs of the loop (or, if no loop is known, in the
-                 finished run), updates pass without a step of the scheduler, and it made a quarter of its steps or fewer. Or: gradients
-                 are accumulated, the total is the number of batches, and the scheduler was stepped with every update.
-Known problems   a schedule in a run that stops early has steps left too: one in epochs has a total that is no number of updates, and
-                 one in updates steps with every update. Schedules without an end (StepLR, LambdaLR) are not found.
+What it finds    OneCycleLR(total_steps=epochs * len(loader)), a warm-up or a cosine over all updates, stepped outside of the loop over the
+                 batches.
+Why it matters   the learning rate hardly leaves its first value: a one-cycle schedule starts at a twenty-fifth of its peak and stays there.
+How it knows     the total of the schedule is the number of updates in the planned epochs (or in the finished run), and it made a quarter of
+                 its steps or fewer while updates passed without one. Or gradients are accumulated, the total counts batches, and the
+                 scheduler steps with every update.
+Known problems   a schedule in a run that stops early has steps left too: in epochs, its total is no number of updates; in updates, it steps
+                 with every update. Schedules without an end (StepLR, LambdaLR) are not found.
 Fix              step it after every optimizer.step(), inside of the loop over the batches; or pass the number of epochs to it.
 """
 
@@ -67,11 +66,9 @@ def _finding(view: RunView, scheduler: Scheduler, total: float, unit: str) -> Fi
     schedule, stuck = view.schedule, view.loss_trend.stuck
     rate = max(schedule.rates.values(), key=lambda each: each.num, default=None)
     change = f": the learning rate went from {number(rate.first)} to {number(rate.last)}" if rate else ""
-    return Finding(
-        rule=RULE.name,
-        severity=Severity.CRITICAL if stuck else Severity.ERROR,
-        where="",
-        step=scheduler.first_step,
+    return RULE.finding(
+        Severity.CRITICAL if stuck else Severity.ERROR,
+        scheduler.first_step,
         cause=f"{scheduler} has a plan of {number(total)} steps, which is one per {unit}, but was stepped {number(schedule.steps_each)} "
         f"times in {schedule.num_updates} updates{schedule.at()}{change}" + (f"; {stuck}" if stuck else ""),
         fix="call scheduler.step() after every optimizer.step(), inside of the loop over the batches, or pass the number of epochs to the "

@@ -1,15 +1,12 @@
 """Python reads numbers out of tensors in every step: .item(), .tolist(), .cpu(), print.
 
 What it finds    lines of your code that read numbers out of tensors in every training step, and take a large part of it.
-Why it matters   on a device each such call waits until everything before it is computed, and the device then waits for
-                 Python. On the CPU there is nothing to wait for, but a call per element is slow, and so is printing a
-                 tensor.
-How it knows     in profiled steps every such call from your code is counted and timed. If one line makes 16 or more of
-                 them in a step, the time of that line counts; otherwise the time of the calls alone.
-Known problems   one loss.item() per step is harmless on the CPU, and is not reported. On a device the time includes the
-                 computing that the call waited for, so the gain is an upper bound there. Calls that torch makes itself,
-                 and those inside of libraries, do not count. Not measured with torch.compile.
-Fix              keep the numbers in tensors, sum them there, and read them once every some steps.
+Why it matters   on a device each call waits until everything before it is computed. On the CPU a call per element is slow, as is printing.
+How it knows     in profiled steps every such call from your code is counted and timed. If one line makes 16 or more in a step, the time of
+                 that line counts; otherwise the time of the calls alone.
+Known problems   one loss.item() per step is harmless on the CPU and not reported. On a device the time includes the computing that the call
+                 waited for, so the gain is an upper bound. Calls inside of libraries do not count. Not with torch.compile.
+Fix              keep the numbers in tensors, sum them there, and read them once in several steps.
 """
 
 from __future__ import annotations
@@ -17,16 +14,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sonde.events import Finding, StepProfile
+from sonde.events import StepProfile
 from sonde.formatting import number
 from sonde.rules._shared.event_rows import amount, text
 from sonde.rules._shared.step_profiles import (
-    FEWEST_PROFILES,
     is_small,
     median_shares,
-    regular_profiles,
+    reason_without_profiles,
     severity_of,
     step_ms,
+    step_profiles,
     with_gain,
 )
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
@@ -37,11 +34,9 @@ SAVED = 0.8  # of the time is promised: the numbers are still read sometimes
 
 
 def check(view: RunView) -> Result:
-    times, profiles = view.times, regular_profiles(view)
-    if reason := times.reason_not_evaluated:
+    times, profiles = view.times, step_profiles(view)
+    if reason := reason_without_profiles(view, profiles):
         return NotEvaluated(reason)
-    if len(profiles) < FEWEST_PROFILES:
-        return NotEvaluated(f"fewer than {FEWEST_PROFILES} steps were profiled")
     reads_by_step = [_reads_by_line(profile) for profile in profiles]
     shares = median_shares([{line: read["share"] for line, read in reads.items()} for reads in reads_by_step])
     share = sum(shares.values())
@@ -51,31 +46,27 @@ def check(view: RunView) -> Result:
     line = max(shares, key=lambda each: shares[each])
     read = next(reads[line] for reads in reversed(reads_by_step) if line in reads)
     num_others = sum(other > 0 for other in shares.values()) - 1
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=severity_of(gain),
-            where="",
-            step=profiles[0].step,
-            cause=f"{line} reads numbers out of tensors with {read['call']}, {number(read['num'])} times in every step"
-            + (f", and {num_others} other line{'s do' if num_others > 1 else ' does'} so too" if num_others else "")
-            + f"; that is {100 * share:.0f} % of the step",
-            fix=with_gain(
-                "print every hundredth step, and a number instead of a tensor"
-                if read["call"] == "print"
-                else "keep the numbers in tensors, add them up there, and read the result once every some steps",
-                gain,
-            ),
-            evidence={
-                "gain": gain,
-                "share": share,
-                "calls_per_step": read["num"],
-                "call": read["call"],
-                "source": line,
-                "source_text": read["text"],
-            },
-        )
-    ]
+    return RULE.finding(
+        severity_of(gain),
+        profiles[0].step,
+        cause=f"{line} reads numbers out of tensors with {read['call']}, {number(read['num'])} times in every step"
+        + (f", and {num_others} other line{'s do' if num_others > 1 else ' does'} so too" if num_others else "")
+        + f"; that is {100 * share:.0f} % of the step",
+        fix=with_gain(
+            "print every hundredth step, and a number instead of a tensor"
+            if read["call"] == "print"
+            else "keep the numbers in tensors, add them up there, and read the result once in several steps",
+            gain,
+        ),
+        evidence={
+            "gain": gain,
+            "share": share,
+            "calls_per_step": read["num"],
+            "call": read["call"],
+            "source": line,
+            "source_text": read["text"],
+        },
+    )
 
 
 def _reads_by_line(profile: StepProfile) -> dict[str, dict[str, Any]]:

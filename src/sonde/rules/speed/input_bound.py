@@ -2,16 +2,12 @@
 
 What it finds    a DataLoader that delivers batches more slowly than the model could use them.
 Why it matters   while the loop waits, nothing is computed: the same training could be done in a part of the time.
-How it knows     the time between asking a DataLoader for a batch and getting it, median over settled steps, compared
-                 with the rest of the step. A profiled step shows whether the loading computes or waits (for a disk,
-                 a network). The gain is what remains when loading and computing overlap: with n workers a step takes
-                 the longer of the computing and an n-th of the loading. Workers that compute need cores of their own,
-                 so no more are counted than there are cores left.
-Known problems   data that is made in the loop without a DataLoader does not count as data; python-bound may report it.
-                 Workers that are started anew in every epoch (no persistent_workers) cost time at its start, which is
-                 counted here too. pin_memory matters on a device only.
-Fix              give the DataLoader workers (num_workers), keep them (persistent_workers=True), or do per-sample work
-                 once before the training.
+How it knows     the median time from asking a DataLoader for a batch to getting it, compared with the rest of the step; a profiled step
+                 shows whether loading computes or waits. With n workers a step takes the longer of the computing and an n-th of the
+                 loading; workers that compute need free cores.
+Known problems   data that is made in the loop without a DataLoader may be python-bound. Workers that start anew in every epoch (no
+                 persistent_workers) are counted here too. pin_memory matters on a device only.
+Fix              give the DataLoader workers (num_workers), keep them (persistent_workers=True), or do per-sample work before the training.
 """
 
 from __future__ import annotations
@@ -20,10 +16,10 @@ from collections.abc import Sequence
 from math import ceil
 from statistics import median
 
-from sonde.events import Finding, StepProfile
+from sonde.events import StepProfile
 from sonde.formatting import number
 from sonde.rules._shared.event_rows import amount
-from sonde.rules._shared.step_profiles import last_machine, regular_profiles, severity_of, with_gain
+from sonde.rules._shared.step_profiles import last_machine, severity_of, step_profiles, with_gain
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
 
@@ -34,7 +30,7 @@ RESTARTS = 0.5  # share of the data time that comes in single long waits: then s
 
 
 def check(view: RunView) -> Result:
-    times, profiles, loader = view.times, regular_profiles(view), view.training_loader
+    times, profiles, loader = view.times, step_profiles(view), view.training_loader
     if reason := times.reason_not_evaluated:
         return NotEvaluated(reason)
     share, data_ms = times.share("data"), times.usual_ms("data")
@@ -55,27 +51,23 @@ def check(view: RunView) -> Result:
         return Clear()
     of_loader = f" of the DataLoader{loader.at}" if loader.at else ""
     workers = f"{loader.num_workers} workers" if loader.num_workers else "no workers: it loads in the process that trains (num_workers=0)"
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=severity_of(gain),
-            where="",
-            step=times.first_step,
-            cause=f"the training waits {100 * share:.0f} % of the time for data{of_loader}: {number(data_ms)} ms of a usual step, "
-            f"compared with {number(rest_ms)} ms for everything else; the DataLoader has {workers}",
-            fix=with_gain(advice, gain),
-            evidence={
-                "gain": gain,
-                "data_share": share,
-                "data_ms": data_ms,
-                "rest_ms": rest_ms,
-                "num_workers": loader.num_workers,
-                "wanted_workers": wanted,
-                **({"loading_computes_share": computing_share} if profiles else {}),
-                **loader.evidence(),
-            },
-        )
-    ]
+    return RULE.finding(
+        severity_of(gain),
+        times.first_step,
+        cause=f"the training waits {100 * share:.0f} % of the time for data{of_loader}: {number(data_ms)} ms of a usual step, "
+        f"compared with {number(rest_ms)} ms for everything else; the DataLoader has {workers}",
+        fix=with_gain(advice, gain),
+        evidence={
+            "gain": gain,
+            "data_share": share,
+            "data_ms": data_ms,
+            "rest_ms": rest_ms,
+            "num_workers": loader.num_workers,
+            "wanted_workers": wanted,
+            **({"loading_computes_share": computing_share} if profiles else {}),
+            **loader.evidence(),
+        },
+    )
 
 
 def _computing_share(profiles: Sequence[StepProfile]) -> float:

@@ -1,18 +1,13 @@
 """A Python loop does in many small steps what torch could do in one.
 
-What it finds    lines of your own code that run many times in every training step, with little work each time: a loop over
-                 samples, time steps, elements or characters.
-Why it matters   every torch call costs some microseconds before it computes anything, and Python itself is slower still:
-                 the loop takes its time however fast the machine is.
-How it knows     in profiled steps each line of your code is timed and counted. A line counts if it runs at least 32 times
-                 in the step and takes less than 0.1 ms each time; what all such lines of one function take, divided by
-                 the whole step, is its share. The gain is a part of that, since the work itself remains.
-Known problems   a loop over layers or micro-batches runs a few times and has real work in it: it is not meant. A small model
-                 spends most of its time in Python too, but in torch's, not in a loop of yours; and steps of a few
-                 milliseconds are only reported in long runs. What a recurrence computes may have no other form than a
-                 loop: then use a built-in (nn.GRU, torch.cumsum) or torch.compile. Not measured with torch.compile or
-                 while a debugger traces the program. A loop that mostly reads numbers out of tensors is reported by
-                 host-sync.
+What it finds    lines of your own code that run many times in every training step, with little work each time: a loop over samples or
+                 elements.
+Why it matters   every torch call costs some microseconds before it computes anything, and Python itself is slower still.
+How it knows     in profiled steps each line is timed and counted. A line counts if it runs 32 times or more in the step with less than 0.1
+                 ms each; the share of a function is the time of all such lines. The gain is a part of it, since the work itself remains.
+Known problems   loops over layers or micro-batches are short and not meant. Small models spend their time in torch's own Python code; steps
+                 of a few milliseconds are reported in long runs only. A recurrence may need a built-in (nn.GRU, torch.cumsum) or
+                 torch.compile. Not measured with torch.compile or under a debugger. A loop that mostly reads numbers is host-sync.
 Fix              write it as one operation on the whole tensor, or do it once before the training.
 """
 
@@ -21,16 +16,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sonde.events import Finding, StepProfile
+from sonde.events import StepProfile
 from sonde.formatting import number
 from sonde.rules._shared.event_rows import amount, text
 from sonde.rules._shared.step_profiles import (
-    FEWEST_PROFILES,
     is_small,
     median_shares,
-    regular_profiles,
+    reason_without_profiles,
     severity_of,
     step_ms,
+    step_profiles,
     with_gain,
 )
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
@@ -42,11 +37,9 @@ READS = 0.5  # share of a loop from which on it is about reading numbers, which 
 
 
 def check(view: RunView) -> Result:
-    times, profiles = view.times, regular_profiles(view)
-    if reason := times.reason_not_evaluated:
+    times, profiles = view.times, step_profiles(view)
+    if reason := reason_without_profiles(view, profiles):
         return NotEvaluated(reason)
-    if len(profiles) < FEWEST_PROFILES:
-        return NotEvaluated(f"fewer than {FEWEST_PROFILES} steps were profiled")
     shares = median_shares([_shares_of_loops(profile) for profile in profiles])
     function = max(shares, key=lambda each: shares[each], default="")
     share = shares.get(function, 0.0)
@@ -55,30 +48,26 @@ def check(view: RunView) -> Result:
         return Clear()
     line = _longest_line(function, profiles)
     source, num, us_each = text(line, "line"), amount(line, "num"), 1e3 * amount(line, "ms") / amount(line, "num")
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=severity_of(gain),
-            where="",
-            step=profiles[0].step,
-            cause=f"a loop in {text(line, 'function')} takes {100 * share:.0f} % of a step: {source} runs {number(num)} times in every "
-            f"step, {number(us_each)} µs each time",
-            fix=with_gain(
-                "write the loop as one operation on the whole tensor (or a built-in such as nn.GRU), or do before the training what "
-                "does not change from step to step",
-                gain,
-            ),
-            evidence={
-                "gain": gain,
-                "loop_share": share,
-                "times_per_step": num,
-                "us_each": us_each,
-                "function": text(line, "function"),
-                "source": source,
-                "source_text": text(line, "text"),
-            },
-        )
-    ]
+    return RULE.finding(
+        severity_of(gain),
+        profiles[0].step,
+        cause=f"a loop in {text(line, 'function')} takes {100 * share:.0f} % of a step: {source} runs {number(num)} times in every "
+        f"step, {number(us_each)} µs each time",
+        fix=with_gain(
+            "write the loop as one operation on the whole tensor (or a built-in such as nn.GRU), or do before the training what "
+            "does not change from step to step",
+            gain,
+        ),
+        evidence={
+            "gain": gain,
+            "loop_share": share,
+            "times_per_step": num,
+            "us_each": us_each,
+            "function": text(line, "function"),
+            "source": source,
+            "source_text": text(line, "text"),
+        },
+    )
 
 
 def _shares_of_loops(profile: StepProfile) -> dict[str, float]:

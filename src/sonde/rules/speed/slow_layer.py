@@ -1,21 +1,14 @@
 """One layer takes many times as long as the work in it explains.
 
-What it finds    a layer of torch.nn that is far slower than the other layers of the same model are for the same amount of
-                 work.
-Why it matters   it slows down the whole step, and the reason is mostly a setting: float16 on a CPU that computes in float32
-                 (measured: 25 times slower), numbers so small that the processor handles them one by one (subnormal: 100
-                 times slower).
-How it knows     in profiled steps every layer is timed. Its work is the multiplications of its matrix product or
-                 convolution, and the elements that it reads and writes. What the other layers take per multiplication,
-                 and 30 ns per element (what dropout, the slowest of the common ones, takes on one core), give the time
-                 that its forward should take, and three times that its backward; five times as long and a quarter of the
-                 step is a finding. The shortest time of all profiled steps counts, so that a busy machine makes no
-                 finding. The gain is what remains at the speed of the others.
-Known problems   a depthwise convolution computes little and moves much: its elements are counted. Layers of your own,
-                 recurrent layers and attention are not judged, since what they compute is not known. Needs two other
-                 layers with real work to compare with.
-Fix              depends on the reason: float32 instead of float16; torch.set_flush_denormal(True); another layout or
-                 another layer.
+What it finds    a layer of torch.nn that is much slower than the other layers of the same model are for the same amount of work.
+Why it matters   it slows down the whole step, and the reason is mostly a setting: float16 on a CPU that computes in float32 (measured: 25
+                 times slower), numbers so small that the processor handles them one by one (subnormal: 100 times slower).
+How it knows     in profiled steps every layer is timed (the shortest time counts). Its work is its multiplications and the elements that it
+                 reads and writes. The time of the other layers per multiplication, 30 ns per element, and three times that for backward,
+                 give the time that it should take; five times as long and a quarter of the step is a finding.
+Known problems   a depthwise convolution moves much: its elements are counted. Layers of your own, recurrent layers and attention are not
+                 judged. Two other layers with real work are needed to compare with.
+Fix              depends on the reason: float32 instead of float16; torch.set_flush_denormal(True); another layout or another layer.
 """
 
 from __future__ import annotations
@@ -29,15 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from sonde.events import Finding, Kind, StepProfile
+from sonde.events import Kind, StepProfile
 from sonde.formatting import number
 from sonde.rules._shared.event_rows import amount, text
 from sonde.rules._shared.step_profiles import (
-    FEWEST_PROFILES,
     last_machine,
-    regular_profiles,
+    reason_without_profiles,
     severity_of,
     step_ms,
+    step_profiles,
     too_many_threads,
     with_gain,
 )
@@ -90,11 +83,9 @@ class LayerShare:
 
 
 def check(view: RunView) -> Result:
-    times, profiles = view.times, regular_profiles(view)
-    if reason := times.reason_not_evaluated:
+    times, profiles = view.times, step_profiles(view)
+    if reason := reason_without_profiles(view, profiles):
         return NotEvaluated(reason)
-    if len(profiles) < FEWEST_PROFILES:
-        return NotEvaluated(f"fewer than {FEWEST_PROFILES} steps were profiled")
     machine = last_machine(profiles)
     if too_many_threads(machine):  # they wait for each other, sometimes in one layer and sometimes in another
         threads, cores = amount(machine, "threads"), amount(machine, "cores")
@@ -114,27 +105,24 @@ def check(view: RunView) -> Result:
     if ratio < RATIO or layer.share < SHARE or not times.is_worth(gain):
         return Clear()
     why, fix = _reason(path, layers, view)
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=severity_of(gain),
-            where=path,
-            step=profiles[0].step,
-            cause=f"its forward {'and backward take' if knows_backward else 'takes'} {number(took_ms)} ms, {number(ratio)} times what the "
-            f"other layers would take for the same work; that is {100 * layer.share:.0f} % of the step{why}",
-            fix=with_gain(fix, gain),
-            evidence={
-                "gain": gain,
-                "share": layer.share,
-                "times_slower": ratio,
-                "forward_ms": layer.forward_ms,
-                "backward_ms": layer.backward_ms if knows_backward else math.nan,
-                "expected_ms": expected_ms,
-                "type": layer.type,
-                "dtype": layer.dtype,
-            },
-        )
-    ]
+    return RULE.finding(
+        severity_of(gain),
+        profiles[0].step,
+        cause=f"its forward {'and backward take' if knows_backward else 'takes'} {number(took_ms)} ms, {number(ratio)} times what the "
+        f"other layers would take for the same work; that is {100 * layer.share:.0f} % of the step{why}",
+        fix=with_gain(fix, gain),
+        evidence={
+            "gain": gain,
+            "share": layer.share,
+            "times_slower": ratio,
+            "forward_ms": layer.forward_ms,
+            "backward_ms": layer.backward_ms if knows_backward else math.nan,
+            "expected_ms": expected_ms,
+            "type": layer.type,
+            "dtype": layer.dtype,
+        },
+        where=path,
+    )
 
 
 def _layers(profiles: Sequence[StepProfile]) -> dict[str, LayerShare]:

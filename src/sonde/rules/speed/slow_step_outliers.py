@@ -2,13 +2,11 @@
 
 What it finds    slow steps that come at equal distances: something is done every n-th step, and costs as much as many steps.
 Why it matters   the average step is what counts, and a progress bar does not show it.
-How it knows     a step is slow if it takes 2.5 times the median of the run so far. Slow steps count only if they come
-                 regularly, so that a machine that is busy at times makes no finding: of the steps at equal distances, four
-                 in five must be slow, of the others hardly any, and there must be six of them. What they take beyond a
-                 usual step, divided by the whole run, is the share. The phase that grew most, and a profile of one such
-                 step line by line, show where the time goes.
-Known problems   validations and checkpoints are slow on purpose and have rules of their own; their time is left out here. A
-                 first step of an epoch that waits for new workers is reported by input-bound.
+How it knows     a step is slow if it takes 2.5 times the median so far. Slow steps count if they come regularly: of the steps at equal
+                 distances, six or more, four in five are slow, and of the others hardly any. The phase that grew most and a profile of one
+                 such step show where the time goes.
+Known problems   validations and checkpoints have rules of their own and are left out. A wait for new workers at an epoch's start is
+                 input-bound.
 Fix              do it less often, or make it cheaper.
 """
 
@@ -22,10 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sonde.events import Finding
 from sonde.formatting import number
 from sonde.rules._shared.event_rows import amount, text
-from sonde.rules._shared.step_profiles import regular_profiles, severity_of, slow_profiles, with_gain
+from sonde.rules._shared.step_profiles import severity_of, step_profiles, with_gain
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
 from sonde.run_view.step_times import TRAINING, phase_ms, sample_stride
@@ -65,27 +62,23 @@ def check(view: RunView) -> Result:
     line = _line_that_grew(view, set(steps))
     source, usual_ms = text(line, "line"), times.usual_ms()
     part = {"other": "outside of forward, backward and update", "data": "waiting for data"}.get(phase, f"in the {phase}")
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=severity_of(gain),
-            where="",
-            step=steps[0],
-            cause=f"every {period} steps one takes {number(each_ms + usual_ms)} ms instead of {number(usual_ms)} ms, {part}"
-            + (f": {source} took {number(amount(line, 'ms'))} ms of it" if source else ""),
-            fix=with_gain(f"do what happens every {period} steps less often, or make it cheaper", gain),
-            evidence={
-                "gain": gain,
-                "share": share,
-                "steps_between": period,
-                "num_slow": len(steps),
-                "slow_ms": each_ms + usual_ms,
-                "usual_ms": usual_ms,
-                "phase": phase,
-                **({"source": source, "source_text": text(line, "text")} if source else {}),
-            },
-        )
-    ]
+    return RULE.finding(
+        severity_of(gain),
+        steps[0],
+        cause=f"every {period} steps one takes {number(each_ms + usual_ms)} ms instead of {number(usual_ms)} ms, {part}"
+        + (f": {source} took {number(amount(line, 'ms'))} ms of it" if source else ""),
+        fix=with_gain(f"do what happens every {period} steps less often, or make it cheaper", gain),
+        evidence={
+            "gain": gain,
+            "share": share,
+            "steps_between": period,
+            "num_slow": len(steps),
+            "slow_ms": each_ms + usual_ms,
+            "usual_ms": usual_ms,
+            "phase": phase,
+            **({"source": source, "source_text": text(line, "text")} if source else {}),
+        },
+    )
 
 
 def _slow_steps(phases_ms: Floats) -> tuple[Ints, Floats]:
@@ -118,7 +111,7 @@ def _period(steps: Ints, last: int) -> tuple[int, npt.NDArray[np.bool_]]:
 
 def _line_that_grew(view: RunView, slow_steps: Collection[int]) -> Mapping[str, Any]:
     """Of the profiled slow steps, the line that took the most beyond what it takes in other steps; empty if none was profiled."""
-    profiles = [*slow_profiles(view), *regular_profiles(view)]
+    profiles = [*step_profiles(view, slow=True), *step_profiles(view)]
     others = [{text(line, "line"): amount(line, "ms") for line in each.lines} for each in profiles if each.step not in slow_steps]
     excess_ms: dict[str, float] = {}
     lines: dict[str, Mapping[str, Any]] = {}

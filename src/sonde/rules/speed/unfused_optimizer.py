@@ -1,20 +1,17 @@
 """The optimizer updates parameter by parameter in Python, although torch has one call for all of them.
 
 What it finds    Adam, AdamW, Adagrad or SGD with momentum in its plain form on the CPU, taking a large share of the step.
-Why it matters   the plain form passes over every parameter up to ten times and calls torch as often; the fused one passes
-                 once.
-How it knows     the optimizer's share of the run, its class and its settings. What fused=True saves of it was measured on
-                 torch 2.13, on few large and on many small parameters, and the least of that is promised. (foreach=True,
-                 the default on devices, was measured too: on the CPU it gains little and is slower on large parameters.)
-Known problems   the fused form rounds differently in the last bit, so a run is not bit-identical to one without. It needs
-                 plain floating-point parameters, and a torch that has it for the class. An optimizer on a device is not
-                 reported: there the default is not the plain form.
+Why it matters   the plain form passes over every parameter up to ten times and calls torch as often; the fused one passes once.
+How it knows     the optimizer's share of the run, its class and its settings. What fused=True saves was measured on torch 2.13 with few
+                 large and many small parameters; the least of that is promised. foreach=True gains little on the CPU.
+Known problems   the fused form rounds differently in the last bit, and needs floating-point parameters and a torch that has it for the
+                 class. An optimizer on a device is not reported: its default is not the plain form.
 Fix              pass fused=True to the optimizer.
 """
 
 from __future__ import annotations
 
-from sonde.events import Finding, OptimizerCreated, Severity
+from sonde.events import OptimizerCreated, Severity
 from sonde.rules._shared.event_rows import amount
 from sonde.rules._shared.step_profiles import with_gain
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
@@ -37,25 +34,21 @@ def check(view: RunView) -> Result:
         return Clear()
     first = optimizers[0]
     num = sum(int(amount(group, "num_parameters")) for group in first.groups)
-    return [
-        Finding(
-            rule=RULE.name,
-            severity=Severity.INFO,  # the plain form is torch's own default: no mistake, and no reason to call a training broken
-            where="",
-            step=times.first_step,
-            cause=f"{100 * share:.0f} % of the time is {first.class_name}.step()"
-            + (f", created at {first.source}" if first.source else "")
-            + f", which updates {num} parameters one after the other",
-            fix=with_gain(f"pass fused=True: torch.optim.{first.class_name}(..., fused=True)", gain),
-            evidence={
-                "gain": gain,
-                "optimizer_share": share,
-                "optimizer_ms": times.usual_ms("optimizer"),
-                "num_parameters": num,
-                **source_evidence(first.source, first.text),
-            },
-        )
-    ]
+    return RULE.finding(
+        Severity.INFO,
+        times.first_step,
+        cause=f"{100 * share:.0f} % of the time is {first.class_name}.step()"
+        + (f", created at {first.source}" if first.source else "")
+        + f", which updates {num} parameters one after the other",
+        fix=with_gain(f"pass fused=True: torch.optim.{first.class_name}(..., fused=True)", gain),
+        evidence={
+            "gain": gain,
+            "optimizer_share": share,
+            "optimizer_ms": times.usual_ms("optimizer"),
+            "num_parameters": num,
+            **source_evidence(first.source, first.text),
+        },
+    )
 
 
 def _is_plain(optimizer: OptimizerCreated) -> bool:

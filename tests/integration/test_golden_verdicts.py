@@ -1,0 +1,90 @@
+"""The rules give the verdicts that they gave before they became functions of columns.
+
+`golden/verdicts.tar.xz` holds 380 logs, `golden/verdicts.json` what the former rules said about them: see `golden/README.md`.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from sonde.report import Report, diagnose
+from sonde.rules.registry import RULES
+
+GOLDEN = Path(__file__).parent / "golden"
+EXPECTED: dict[str, dict[str, Any]] = json.loads((GOLDEN / "verdicts.json").read_text(encoding="utf-8"))
+
+
+class Different(NamedTuple):
+    reason: str
+    findings: list[list[object]]  # those of today: rule, severity, place, step
+    damage: str = ""
+
+
+EARLIER_ATTEMPT = "the former code gave the newest attempt those events of an earlier one that have step numbers above its last step"
+AFTER_LAST_STEP = "the former code ignored events after the last complete step that belong to an earlier step"
+REPEATED = "repeated step numbers are damage and the first record counts; the former code took them for the start of another attempt"
+
+
+def _repeated(*findings: list[object]) -> Different:
+    return Different(REPEATED, list(findings), damage="repeat the number of an earlier step")
+
+
+DIFFERENT = {
+    "attempts__healthy_then_dead_relu": Different(EARLIER_ATTEMPT, [["lr-divergence", "critical", "", 0]]),
+    "attempts__healthy_then_label_constant": Different(EARLIER_ATTEMPT, [["label-constant", "critical", "", 0]]),
+    "attempts__healthy_then_memory_growth": Different(EARLIER_ATTEMPT, [["memory-growth", "warning", "", 128]]),
+    "attempts__healthy_then_nonfinite_loss": Different(
+        EARLIER_ATTEMPT, [["all-targets-ignored", "critical", "", 16], ["nonfinite-loss", "warning", "", 16]]
+    ),
+    "end_exit__eval_in_train_mode": Different(AFTER_LAST_STEP, [["eval-in-train-mode", "warning", "", 16]]),
+    "end_interrupt__eval_in_train_mode": Different(AFTER_LAST_STEP, [["eval-in-train-mode", "warning", "", 16]]),
+    "end_raise__eval_in_train_mode": Different(AFTER_LAST_STEP, [["eval-in-train-mode", "warning", "", 16]]),
+    "damaged__repeat_records__broken__scheduler_before_optimizer__cnn": _repeated(["scheduler-before-optimizer", "warning", "", 0]),
+    "damaged__repeat_records__healthy__k52_lbfgs": _repeated(),
+    "damaged__repeat_records__healthy__k70_scaler_skips_scheduled": _repeated(),
+    "damaged__repeat_records__healthy__k76_steps_in_first_epoch": _repeated(),
+    "damaged__shuffle_some__broken__eval_in_train_mode__mlp": _repeated(["eval-in-train-mode", "warning", "", 28]),
+    "damaged__shuffle_some__broken__grads_cleared_before_step__cnn": _repeated(
+        ["grads-cleared-before-step", "critical", "", 0], ["loss-plateau", "critical", "stem", 0]
+    ),
+    "damaged__shuffle_some__healthy__dying_helper_processes": _repeated(),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("golden")
+    with tarfile.open(GOLDEN / "verdicts.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder / "verdicts"
+
+
+def findings(report: Report) -> list[list[object]]:
+    return [[finding.rule, str(finding.severity), finding.where, finding.step] for finding in report.findings]
+
+
+@pytest.mark.parametrize("name", [name for name in EXPECTED if name not in DIFFERENT])
+def test_a_log_gets_the_findings_of_the_former_rules_in_the_same_order(name: str, runs: Path) -> None:
+    report, expected = diagnose(runs / name, rules=RULES), EXPECTED[name]
+    assert findings(report) == expected["findings"]
+    assert sorted(rule.rule for rule in report.not_evaluated) == expected["not_evaluated"]
+    assert report.verdict == expected["verdict"]
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_a_verdict_that_differs_is_the_one_that_was_explained(name: str, runs: Path) -> None:
+    report, different = diagnose(runs / name, rules=RULES), DIFFERENT[name]
+    assert findings(report) == different.findings
+    assert different.damage in " ".join(report.damage)
+    before = EXPECTED[name]
+    assert (findings(report), sorted(rule.rule for rule in report.not_evaluated)) != (before["findings"], before["not_evaluated"])
+
+
+def test_every_rule_and_every_log_is_part_of_the_comparison(runs: Path) -> None:
+    assert {rule for expected in EXPECTED.values() for rule, *_ in expected["findings"]} == {rule.name for rule in RULES}
+    assert {path.name for path in runs.iterdir()} == set(EXPECTED)
