@@ -1,33 +1,24 @@
 """What every rendering of a comparison shows: tables of text on two runs, side by side, and notes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from sonde.comparison.compare import RunComparison
+from sonde.comparison.curves import Level, LossComparison
+from sonde.comparison.findings import FindingComparison
+from sonde.comparison.pace import Change, Spread
 from sonde.comparison.words import apart, times
+from sonde.events import Finding
 from sonde.formatting import DASH, counted, layer_name, listing, milliseconds, number, rate, si_number
 from sonde.render.report_content import ending
-
-if TYPE_CHECKING:
-    from sonde.comparison.compare import RunComparison
-    from sonde.comparison.curves import Level, LossComparison
-    from sonde.comparison.findings import FindingComparison
-    from sonde.comparison.pace import Change, Spread
-    from sonde.events import Finding
 
 ComparisonRow = tuple[str, str, str, str]
 
 TOO_FEW = "too few steps to tell"
 SIDES = {
-    "higher": "B is higher",
-    "lower": "B is lower",
-    "same": "within A's band",
-    "not finite": "B is not finite",
-    "finite": "A is not finite",
-    "unknown": TOO_FEW,
-}
+    "higher": "B is higher", "lower": "B is lower", "same": "within A's band", "not finite": "B is not finite",
+    "finite": "A is not finite", "unknown": TOO_FEW,
+}  # fmt: skip
 UNCHANGED = {"same": "unchanged", "slight": "too little to matter", "unclear": "within the spread", "unknown": TOO_FEW}
 MAX_LISTED = 6  # layers that only one run has: more are counted
 
@@ -75,7 +66,7 @@ def _runs(comparison: RunComparison) -> Iterator[ComparisonRow]:
 
 
 def common_steps(comparison: RunComparison) -> str:
-    """How many steps are in both runs; each observes those that its budget allows. Empty where the steps were not compared."""
+    """How many steps are in both runs; empty where the steps were not compared."""
     if comparison.parting is None:
         return ""
     num, num_observed = comparison.parting.num_common, comparison.parting.num_both_observed
@@ -162,9 +153,7 @@ def _sites(comparison: RunComparison) -> Iterator[ComparisonRow]:
     sites = comparison.sites
     if sites is None or not (sites.num_only_a or sites.num_only_b or sites.other_shapes):
         return
-    only_a, only_b = (
-        _listed(names, num) for names, num in ((sites.only_a, sites.num_only_a), (sites.only_b, sites.num_only_b))
-    )
+    only_a, only_b = _listed(sites.only_a, sites.num_only_a), _listed(sites.only_b, sites.num_only_b)
     yield "in one alone", only_a, only_b, f"{counted(sites.num_shared, 'place')} in both"
     for name, shape_a, shape_b in sites.other_shapes[:MAX_LISTED]:
         yield f"shape of {name}", str(shape_a), str(shape_b), ""

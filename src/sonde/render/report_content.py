@@ -1,17 +1,12 @@
 """What every rendering of a report shows: one sentence on the run, its curves, its notes, and the findings grouped by root cause."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from sonde.events import Finding
 from sonde.formatting import counted, layer_name, listing, percent
-
-if TYPE_CHECKING:
-    from sonde.report import Report
-    from sonde.runlog.reader import Run
+from sonde.report import Report
+from sonde.runlog.reader import Run
 
 SHORT_MS = 1000.0  # below it the time is shown, not only its share
 CONSEQUENCE = "consequence_of"
@@ -29,8 +24,7 @@ ENDINGS = {
 
 def run_sentence(report: Report) -> str:
     """Number of steps, models and optimizers, and how the run ended, in one line."""
-    run = report.run
-    models = _models_and_optimizers(report)
+    run, models = report.run, _models_and_optimizers(report)
     of = f" of {models}" if models else ""
     ranks = f" on {run.num_ranks} ranks" if run.num_ranks > 1 else ""
     sentence = f"{counted(run.num_steps, 'step')}{of}{ranks}, {ending(report)}"
@@ -50,7 +44,7 @@ def ending(report: Report) -> str:
 
 
 def loss_series(report: Report) -> tuple[list[int], list[float]]:
-    """Steps and losses, as thinned by the report."""
+    """Steps and losses."""
     return [step for step, _ in report.run.loss], [loss for _, loss in report.run.loss]
 
 
@@ -104,11 +98,8 @@ def source_line(finding: Finding) -> tuple[str, str] | None:
 
 def evidence(finding: Finding) -> dict[str, float | str]:
     """The evidence for a table: `num_nan` reads `num nan`. A name with blanks is worded already, and may hold a path."""
-    return {
-        name if " " in name else name.replace("_", " "): given
-        for name, given in finding.evidence.items()
-        if name not in SHOWN_ELSEWHERE
-    }
+    shown = {name: given for name, given in finding.evidence.items() if name not in SHOWN_ELSEWHERE}
+    return {name if " " in name else name.replace("_", " "): given for name, given in shown.items()}
 
 
 def _models_and_optimizers(report: Report) -> str:

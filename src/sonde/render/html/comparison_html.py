@@ -1,25 +1,19 @@
 """A comparison of two runs as one self-contained HTML page: the verdict, both losses in one chart, and the tables."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from sonde.comparison.compare import RunComparison
+from sonde.comparison.curves import LossComparison, Window
 from sonde.render.comparison_content import ComparisonTable, comparison_notes, comparison_tables
 from sonde.render.html.html_page import bullet_list, cell, html_page, html_text, table
 from sonde.render.html.svg_chart import ChartLine, line_chart
-
-if TYPE_CHECKING:
-    from sonde.comparison.compare import RunComparison
-    from sonde.comparison.curves import LossComparison, Window
 
 HEADLINES = {"identical": "Identical", "alike": "Alike", "different": "Different", "unknown": "Nothing could be told"}
 
 
 def comparison_html(comparison: RunComparison) -> str:
     """One page on two runs."""
-    title = f"{comparison.a.run.name} · {comparison.b.run.name}"
-    return html_page(title, "".join(_parts(comparison)))
+    return html_page(f"{comparison.a.run.name} · {comparison.b.run.name}", "".join(_parts(comparison)))
 
 
 def _parts(comparison: RunComparison) -> Iterator[str]:

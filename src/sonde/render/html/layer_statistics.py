@@ -1,43 +1,32 @@
 """The newest statistics of a run as tables: one row per layer, from input to output."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from sonde.events import Kind, Site
 from sonde.formatting import number
-
-if TYPE_CHECKING:
-    from sonde.runlog.reader import Run
+from sonde.runlog.reader import Run
 
 COLUMNS = ("mean", "std", "min", "max", "l2", "zeros", "nan", "inf")
 TITLES = {
-    Kind.ACTIVATION: "Outputs of layers",
-    Kind.ACTIVATION_GRADIENT: "Gradients of outputs",
-    Kind.PARAMETER: "Parameters",
-    Kind.GRADIENT: "Gradients of parameters",
-    Kind.UPDATE: "Updates of parameters",
-}
+    Kind.ACTIVATION: "Outputs of layers", Kind.ACTIVATION_GRADIENT: "Gradients of outputs", Kind.PARAMETER: "Parameters",
+    Kind.GRADIENT: "Gradients of parameters", Kind.UPDATE: "Updates of parameters",
+}  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class StatisticsCell:
+class StatisticsCell(NamedTuple):
     text: str
     bad: bool = False  # not finite, or nothing but zeros
 
 
-@dataclass(frozen=True, slots=True)
-class StatisticsRow:
+class StatisticsRow(NamedTuple):
     path: str
     type: str
     cells: tuple[StatisticsCell, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LayerStatistics:
+class LayerStatistics(NamedTuple):
     """One kind of tensor at the last step at which it was measured."""
 
     title: str
@@ -53,17 +42,9 @@ def last_statistics(run: Run) -> Iterator[LayerStatistics]:
     """One table for each kind of statistics in the run."""
     for kind, title in TITLES.items():
         for frame in deque(run.frames(kind), maxlen=1):
-            sites = run.sites
-            rows = frame.values.T.tolist()
-            yield LayerStatistics(
-                title,
-                frame.step,
-                tuple(
-                    _row(sites[site], dict(zip(frame.fields, row)))
-                    for site, row in zip(frame.sites.tolist(), rows)
-                    if site in sites
-                ),
-            )
+            rows = zip(frame.sites.tolist(), frame.values.T.tolist())
+            known = [_row(run.sites[site], dict(zip(frame.fields, row))) for site, row in rows if site in run.sites]
+            yield LayerStatistics(title, frame.step, tuple(known))
 
 
 def _row(site: Site, values: dict[str, float]) -> StatisticsRow:
