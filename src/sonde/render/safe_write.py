@@ -1,7 +1,5 @@
 """Writes files: completely or not at all, not over existing files, not through symbolic links."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """A canvas of dots in text: two by four dots in each character, or one where the terminal knows no braille."""
 
-from __future__ import annotations
-
 # Which bit of U+2800 is which dot, by row and column of the character.
 BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 WIDE, HIGH = 2, 4

@@ -1,7 +1,5 @@
 """A curve in one line of text. Non-finite values have marks of their own."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import pairwise
