@@ -30,6 +30,10 @@ class LayerChange(NamedTuple):
         return self.after.median_ms / self.before.median_ms if self.before.median_ms > 0 else math.nan
 
     @property
+    def is_change(self) -> bool:
+        return self.verdict not in ("unchanged", "could not tell")
+
+    @property
     def change_ms(self) -> float:
         return self.after.median_ms - self.before.median_ms
 
@@ -48,7 +52,7 @@ class ProfileComparison:
 
     @property
     def changed(self) -> tuple[LayerChange, ...]:
-        return tuple(one for one in self.layers if one.verdict not in ("unchanged", "could not tell"))
+        return tuple(one for one in self.layers if one.is_change)
 
     @property
     def grouped(self) -> tuple[LayerChange, ...]:

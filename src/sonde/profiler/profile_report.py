@@ -9,7 +9,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin, get_type_hints
@@ -85,14 +85,6 @@ class LayerCost:
     flops_backward: int = 0
     flops_self: int = 0  # forward and backward
     source: str = ""  # `model.py:12`: the line of its forward, for classes of the user
-
-    @property
-    def forward_self_ms(self) -> float:
-        return self.forward_self.median_ms
-
-    @property
-    def backward_self_ms(self) -> float:
-        return self.backward_self.median_ms
 
     @property
     def total_ms(self) -> float:
@@ -221,11 +213,8 @@ class ProfileReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Strict JSON. Rates are included for readers without Sonde, although they follow from the rest."""
-        data = _fields(self)
-        data["layers"] = [_fields(layer) for layer in self.layers]
-        data["sections"] = [_fields(section) for section in self.sections]
         rates = {"samples_per_s": self.samples_per_s, "tokens_per_s": self.tokens_per_s, "flops_per_s": self.flops_per_s, "mfu": self.mfu}
-        document: dict[str, Any] = strict({"format": FORMAT, "schema": SCHEMA, **data, "derived": rates})
+        document: dict[str, Any] = strict({"format": FORMAT, "schema": SCHEMA, **asdict(self), "derived": rates})
         return document
 
     def save(self, path: str | Path, *, replace: bool = False, comparison: ProfileComparison | None = None) -> Path:
@@ -292,10 +281,6 @@ def _content(report: ProfileReport, target: Path, comparison: ProfileComparison 
 
         return profile_html(report, comparison)
     return json.dumps(report.to_dict(), indent=1, allow_nan=False, ensure_ascii=True) + "\n"
-
-
-def _fields(value: ProfileReport | LayerCost | Section) -> dict[str, Any]:
-    return {each.name: getattr(value, each.name) for each in fields(value)}
 
 
 def _decode(kind: Any, value: Any) -> Any:

@@ -18,13 +18,9 @@ INDENT = 12
 BUSY = 0.5  # of a core's time for every core: then what is measured is also what others do
 TRIALS_PER_CHANGE = 3  # measured on several scripts
 MARKS = {
-    "recommended": ("✓", "+", "bold green"),
-    "departs": ("!", "!", "bold yellow"),
-    "other": ("≠", "#", "bold yellow"),
-    "noise": ("·", ".", "dim"),
-    "slower": ("↓", "-", "dim"),
-    "failed": ("✗", "x", "dim"),
-}
+    "recommended": ("✓", "+", "bold green"), "departs": ("!", "!", "bold yellow"), "other": ("≠", "#", "bold yellow"),
+    "noise": ("·", ".", "dim"), "slower": ("↓", "-", "dim"), "failed": ("✗", "x", "dim"),
+}  # fmt: skip
 
 
 class TerminalTuning:
@@ -35,9 +31,7 @@ class TerminalTuning:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from _head(self.tuning, options)
-        for measured in self.tuning.results:
-            yield from _row(measured, options)
-        for measured in self.tuning.together:
+        for measured in (*self.tuning.results, *self.tuning.together):
             yield from _row(measured, options)
         if self.tuning.results:
             yield line()
@@ -56,8 +50,8 @@ class TuningPlan:
         for name, what in self.families.items():
             yield from paragraph(what, options.max_width, label=(f"  {name}", "bold"), indent=18)
         text = (
-            "The script is started once as it is, to see what it is made of and which of these apply; then once per change, several times "
-            f"for what looks good, and as it is in between, for {self.limit_s:.0f} s at most. Each time it is stopped after a few steps."
+            "The script is started once unchanged, to find which of these apply; then once per change, several times for changes that "
+            f"help, and unchanged in between, for {self.limit_s:.0f} s at most. Each time it is stopped after a few steps."
         )
         yield from paragraph(text, options.max_width, style="dim")
 
@@ -79,12 +73,9 @@ def _row(measured: MeasuredChange, options: ConsoleOptions) -> Iterator[Text]:
     gain = "failed" if measured.gain is None else f"{measured.gain.factor:.2f}x"
     label: Part = (f"{plain if options.ascii_only else mark} {gain}", style)
     quiet = "" if measured.standing in ("recommended", "departs", "other") else "dim"
-    yield from paragraph(_changes(measured), options.max_width, label=label, indent=INDENT, style=quiet)
+    changes = " + ".join(proposal.change for proposal in measured.proposals)
+    yield from paragraph(changes, options.max_width, label=label, indent=INDENT, style=quiet)
     yield from paragraph(_facts(measured), options.max_width, indent=INDENT, style="dim")
-
-
-def _changes(measured: MeasuredChange) -> str:
-    return " + ".join(proposal.change for proposal in measured.proposals)
 
 
 def _facts(measured: MeasuredChange) -> str:
@@ -145,7 +136,7 @@ def _nothing(tuning: Tuning) -> str:
 
 
 def _longer(tuning: Tuning) -> str:
-    """How much time all of it would take, in minutes: a trial for each change, repeats of the good ones, the script as it is in between."""
+    """The time limit that all changes would need, with repeats and baselines."""
     trial_s = tuning.elapsed_s / max(tuning.num_trials, 1)
     minutes = -(-trial_s * TRIALS_PER_CHANGE * (len(tuning.results) + len(tuning.untried)) // 60)
     return f"a run takes {trial_s:.0f} s here; for everything try --time-limit {60 * max(minutes, 1):.0f}"
