@@ -2,7 +2,7 @@
 
 import platform
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,9 +16,9 @@ from sonde.profiler.record_steps import StepRecordings
 from sonde.profiler.samples_per_step import samples_per_step
 from sonde.profiler.timed_modules import TimedModule, TimedModules
 from sonde.profiler.timer_overhead import without_timer_cost
+from sonde.render.profile_tree import enclosing_paths
 
 _NO_COST = ModuleCost()
-_NO_PARENT = "\0"  # no path of a layer
 
 
 def build_report(
@@ -63,26 +63,20 @@ def environment(dtype: torch.dtype, device: torch.device, autocast: torch.dtype 
     }  # fmt: skip
 
 
-def _parents_first(called: Iterable[int], layers: Sequence[TimedModule]) -> list[int]:
+def _parents_first(called: Collection[int], layers: Sequence[TimedModule]) -> list[int]:
     """Layers in the order of their first calls, but each after its parent by path, so that a tree can be drawn row by row."""
-    called = list(called)
-    children: dict[str, list[int]] = {}
+    children: dict[str | None, list[int]] = {}
     paths = {layers[layer].path for layer in called}
     for layer in called:
-        path = layers[layer].path
-        parent = path
-        while parent:
-            parent = parent.rpartition(".")[0]
-            if parent in paths and parent != path:
-                break
-        children.setdefault(parent if parent != path and parent in paths else _NO_PARENT, []).append(layer)
+        parent = next((path for path in enclosing_paths(layers[layer].path) if path in paths), None)
+        children.setdefault(parent, []).append(layer)
 
-    def walk(parent: str) -> Iterator[int]:
+    def walk(parent: str | None) -> Iterator[int]:
         for layer in children.get(parent, ()):
             yield layer
             yield from walk(layers[layer].path)
 
-    return list(walk(_NO_PARENT))
+    return list(walk(None))
 
 
 def _layer_cost(module: TimedModule, layer: int, recordings: StepRecordings, has_backward: bool) -> LayerCost:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from sonde.formatting import listing
 from sonde.profiler.profile_report import UNKNOWN, LayerCost, ProfileReport, TimeSpread
 from sonde.profiler.recommendations import template
+from sonde.render.profile_tree import enclosing_paths
 
 CHANGED = 1.2  # ratio: on a machine with other load, medians of two runs of one program differ by a few percent
 SMALLEST = 0.005  # share of the slower step: a smaller change is not reported, whatever its ratio
@@ -150,7 +151,7 @@ def _sentence(layers: Sequence[LayerChange], phases: Sequence[LayerChange], step
         parts = [parts[0].replace("the model", "everything", 1)]
     for verdict in ("new", "gone"):
         paths = [one.path for one in layers if one.verdict == verdict]
-        outermost = [path for path in paths if not any(parent in paths for parent in _parents(path))]
+        outermost = [path for path in paths if not any(parent in paths for parent in enclosing_paths(path))]
         if outermost:
             parts.append(f"{listing(outermost)} {verdict}")
     is_uncertain = any(one.verdict == "could not tell" and one.before.is_known and one.after.is_known for one in (*layers, *phases))
@@ -164,7 +165,7 @@ def _sentence(layers: Sequence[LayerChange], phases: Sequence[LayerChange], step
 def _named(layers: Sequence[LayerChange], step_ms: float) -> Iterator[tuple[tuple[LayerChange, ...], str]]:
     """The layers that explain the change: first equal layers of a stack together, then the remaining ones, one by one."""
     compared = [one for one in layers if one.before.is_known and one.after.is_known]
-    containers = {parent for one in compared for parent in _parents(one.path)}
+    containers = {parent for one in compared for parent in enclosing_paths(one.path)}
     stacks: dict[str, list[LayerChange]] = {}
     for one in compared:
         stacks.setdefault(_stack(one.path, containers), []).append(one)
@@ -180,7 +181,7 @@ def _named(layers: Sequence[LayerChange], step_ms: float) -> Iterator[tuple[tupl
             named.update(each.path for each in group)
             yield group, name
     for one in _responsible(compared):
-        if not any(path == one.path or path in _parents(one.path) or one.path in _parents(path) for path in named):
+        if not any(path == one.path or path in enclosing_paths(one.path) or one.path in enclosing_paths(path) for path in named):
             yield (one,), one.path
 
 
@@ -197,7 +198,7 @@ def _responsible(layers: Sequence[LayerChange]) -> Iterator[LayerChange]:
     roots: list[LayerChange] = []
     children: dict[str, list[LayerChange]] = {}
     for one in layers:
-        parent = next((path for path in _parents(one.path) if path in paths), None)
+        parent = next((path for path in enclosing_paths(one.path) if path in paths), None)
         (roots if parent is None else children.setdefault(parent, [])).append(one)
 
     def explain(one: LayerChange) -> Iterator[LayerChange]:
@@ -215,12 +216,6 @@ def _responsible(layers: Sequence[LayerChange]) -> Iterator[LayerChange]:
 
     for root in roots:
         yield from explain(root)
-
-
-def _parents(path: str) -> Iterator[str]:
-    while path:
-        path = path.rpartition(".")[0]
-        yield path
 
 
 def _phrase(group: Sequence[LayerChange], name: str) -> str:

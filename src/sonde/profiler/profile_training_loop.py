@@ -53,9 +53,7 @@ def _isolated(method: Callable[Concatenate[StepWatcher, P], None]) -> Callable[C
 
     @functools.wraps(method)
     def callback(self: StepWatcher, *args: P.args, **kwargs: P.kwargs) -> None:
-        if torch.compiler.is_compiling():
-            return
-        if self.done or self.failure or (self._thread and self._thread != get_ident()):
+        if torch.compiler.is_compiling() or self.done or self.failure or (self._thread and self._thread != get_ident()):
             return
         try:
             method(self, *args, **kwargs)
@@ -137,27 +135,24 @@ class StepWatcher(TrainingCallbacks):
             on_done()
 
     def _end_step(self) -> None:
-        recorder = self._recorder
-        if recorder is not None:
-            recorder.end_step()
+        if self._recorder is not None:
+            self._recorder.end_step()
         self._boundaries.end_step()
         self.num_finished += 1
-        if recorder is None and self.num_finished >= max(1, self._warmup):
-            recorder = self._prepare()
-        if recorder is not None:
+        if self._recorder is None and self.num_finished >= max(1, self._warmup):
+            self._recorder = self._make_recorder()
+        if self._recorder is not None:
             index = self.num_finished - self._first_step
             if index < len(self._plan):
-                recorder.start_step(self._plan[index])
+                self._recorder.start_step(self._plan[index])
             else:
                 self.done = True
                 self.close()
 
-    def _prepare(self) -> ProfileRecorder | None:
+    def _make_recorder(self) -> ProfileRecorder | None:
         models = self._models_by_prefix()
-        if not models:
-            if self._models is None and not self._compiles:
-                return None  # the search goes on
-            models = {}
+        if not models and self._models is None and not self._compiles:
+            return None  # the search goes on
         self._finder.stop()
         self._first_step = self.num_finished
         if self._compiles:
@@ -166,8 +161,7 @@ class StepWatcher(TrainingCallbacks):
         self._timed = TimedModules.of({} if self._compiles_functions else models, eager=False)
         tensors = [tensor for model in models.values() for tensor in (*model.parameters(), *model.buffers())]
         self._dtype, self._device = dtype_and_device(tensors)
-        self._recorder = ProfileRecorder(self._timed, excluded=tensors, read=clock(self._device), follows_training=True)
-        return self._recorder
+        return ProfileRecorder(self._timed, excluded=tensors, read=clock(self._device), follows_training=True)
 
     def _models_by_prefix(self) -> dict[str, nn.Module]:
         if self._models is None:
@@ -246,13 +240,9 @@ class StepWatcher(TrainingCallbacks):
 
     @_isolated
     def on_scaler_step_end(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
-        if self._has_scaler_stepped:
-            return
-        self._register(optimizer)  # the scaler skipped the update: it still counts as a step
-        if self._boundaries.on_optimizer_step_start(id(optimizer)):
-            self._end_step()
-        if self._boundaries.on_optimizer_step_end(id(optimizer)):
-            self._end_step()
+        if not self._has_scaler_stepped:  # the scaler skipped the update: it still counts as a step, without an optimizer phase
+            self.on_optimizer_step_start(optimizer, has_closure=True)
+            self.on_optimizer_step_end(optimizer)
 
     @_isolated
     def on_compile(self, target: Any) -> None:

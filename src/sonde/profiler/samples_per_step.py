@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from sonde.formatting import listing
 from sonde.statistics.find_tensors import find_tensors
 
 
@@ -38,8 +39,7 @@ def input_batch(args: Any, kwargs: Any) -> InputBatch | None:
     shapes = [f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}" for tensor in tensors]
     first = tensors[0]
     is_tokens = first.dim() == 2 and not first.is_floating_point() and not first.is_complex() and first.dtype != torch.bool
-    more = f" and {len(shapes) - 3} more" if len(shapes) > 3 else ""
-    return InputBatch(first.shape[0], first.numel() if is_tokens else None, ", ".join(shapes[:3]) + more)
+    return InputBatch(first.shape[0], first.numel() if is_tokens else None, listing(shapes))
 
 
 def samples_per_step(modules: Iterable[list[InputBatch]], num_fetched: int = 0) -> StepSamples:

@@ -49,12 +49,19 @@ class LayerNode:
         return max(len(self.layers), 1)
 
 
+def enclosing_paths(path: str) -> Iterator[str]:
+    """The paths of the modules around a module, the nearest first; "" is the model itself."""
+    while path:
+        path = path.rpartition(".")[0]
+        yield path
+
+
 def forest(layers: Sequence[LayerCost]) -> list[LayerNode]:
     """The layers by their paths: one node each, under the nearest module around it that was measured. Usually one tree, the model's."""
     nodes: dict[str, LayerNode] = {}
     roots: list[LayerNode] = []
     for layer in layers:
-        above = next((nodes[path] for path in _around(layer.path) if path in nodes), None)
+        above = next((nodes[path] for path in enclosing_paths(layer.path) if path in nodes), None)
         prefix = f"{above.layers[0].path}." if above is not None and above.layers[0].path else ""
         node = _node(layer.path.removeprefix(prefix) or layer.kind, (layer,))
         nodes.setdefault(layer.path, node)
@@ -67,14 +74,11 @@ def merged(nodes: Sequence[LayerNode], whole_ms: float) -> list[LayerNode]:
     result: list[LayerNode] = []
     for _, group in groupby(nodes, key=_likeness):
         alike = list(group)
-        if len(alike) == 1 or not alike[0].name.rpartition(".")[2].isdecimal():
-            result += [_with_merged_children(node, whole_ms) for node in alike]
-            continue
         usual = median(node.total_ms for node in alike)
         expensive = [node for node in alike if node.total_ms > max(EXPENSIVE * usual, usual + NOTABLE * whole_ms)]
-        usual_ones = [node for node in alike if node not in expensive]
-        result.append(_with_merged_children(_joined(usual_ones), whole_ms))
-        result += [_with_merged_children(node, whole_ms) for node in expensive]
+        result += [_joined([node for node in alike if node not in expensive]), *expensive]
+    for node in result:
+        node.children = merged(node.children, whole_ms)
     return result
 
 
@@ -84,9 +88,8 @@ def folded(nodes: Sequence[LayerNode], whole_ms: float, smallest: float = SMALLE
     hidden = [node for node in nodes if node.total_ms < smallest * whole_ms]
     for node in shown:
         node.children = folded(node.children, whole_ms, smallest)
-    if len(hidden) <= 1:
-        return [*shown, *hidden] if not hidden or not hidden[0].children else [*shown, _folded(hidden)]
-    return [*shown, _folded(hidden)]
+    is_worth_it = len(hidden) > 1 or any(node.children for node in hidden)
+    return [*shown, _folded(hidden)] if is_worth_it else [*shown, *hidden]
 
 
 def rows(report: ProfileReport, limit: int) -> list[tuple[LayerNode, tuple[bool, ...]]]:
@@ -105,12 +108,6 @@ def _walk(node: LayerNode, lasts: tuple[bool, ...]) -> Iterator[tuple[LayerNode,
     yield node, lasts
     for number, child in enumerate(node.children):
         yield from _walk(child, (*lasts, number == len(node.children) - 1))
-
-
-def _around(path: str) -> Iterator[str]:
-    while path:
-        path = path.rpartition(".")[0]
-        yield path
 
 
 def _node(name: str, layers: tuple[LayerCost, ...]) -> LayerNode:
@@ -161,11 +158,6 @@ def _span(names: Sequence[str]) -> str:
     numbers = [int(name.rpartition(".")[2]) for name in names]
     gap = "–" if numbers == list(range(numbers[0], numbers[-1] + 1)) else " … "
     return f"{head}.{first}{gap}{numbers[-1]}" if head else f"{first}{gap}{numbers[-1]}"
-
-
-def _with_merged_children(node: LayerNode, whole_ms: float) -> LayerNode:
-    node.children = merged(node.children, whole_ms)
-    return node
 
 
 def _folded(hidden: Sequence[LayerNode]) -> LayerNode:
