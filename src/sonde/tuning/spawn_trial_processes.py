@@ -57,8 +57,7 @@ class TrialProcesses:
             while running.poll() is None:  # its exit code must not be read as that of the next trial
                 sleep(POLL_S)
             raise
-        trial = self._outcome(request, code, limit_s, late=late)
-        return replace(trial, wall_s=monotonic() - began, log=request.log)
+        return replace(self._outcome(request, code, limit_s, late=late), wall_s=monotonic() - began, log=request.log)
 
     def _start(self, request: TrialRequest) -> ForkedTrial | SpawnedTrial:
         if not self._forks:
@@ -114,8 +113,7 @@ class ForkServer:
             if not chunk:
                 raise SondeError(f"the process that starts the trials died.\n{last_line(self._log)}\nIts output: {self._log}")
             self._buffer += chunk
-        line, _, rest = self._buffer.partition(b"\n")
-        self._buffer = rest
+        line, _, self._buffer = self._buffer.partition(b"\n")
         message: dict[str, Any] = json.loads(line)
         return message
 

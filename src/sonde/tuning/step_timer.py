@@ -84,8 +84,7 @@ class StepTimer(TrainingCallbacks):
             self.on_optimizer_step_end(optimizer)
 
     def _note_start(self) -> None:
-        if not self._started_s:
-            self._started_s = perf_counter()
+        self._started_s = self._started_s or perf_counter()
 
     def _end_step_if(self, ended: bool) -> None:
         if not ended:
@@ -94,15 +93,13 @@ class StepTimer(TrainingCallbacks):
         self._by_step.append(self._losses)
         self._losses = []
         self.total_steps += 1
-        is_warm, enough = self.total_steps == self._warmup, False
+        is_warm = self.total_steps == self._warmup
         if is_warm or self.total_steps == self._warmup + self._target:
             self._wait_for_device()
-        now = perf_counter()
         if is_warm:
-            self._began_s = now
-        elif self.num_steps:
-            self._ended_s = now
-            enough = self._has_enough()
+            self._began_s = perf_counter()
+        self._ended_s = perf_counter()
+        enough = self.num_steps > 0 and self._has_enough()
         self.on_step()
         if is_warm:
             self.on_warmup_end()
