@@ -129,8 +129,8 @@ class DataLoaderPatcher:
             usage.has_fed_step = False
 
     def totals(self) -> tuple[int, float, float]:
-        """Samples, waiting seconds and prefetched share since `start_measuring`, of the loaders that feed the training. Batches that
-        workers prefetched while the script started are faster than the loader is in the long run: `Trial` subtracts their share from the speed."""
+        """Samples, waiting seconds and prefetched share since `start_measuring`, of the loaders that feed the training. Batches that were
+        prefetched while the script started are faster than the loader is in the long run: `Trial` subtracts their share."""
         feeding = [usage for usage in self._usages.values() if 2 * usage.num_fed_steps >= self._num_steps]
         used = [(max(usage.num_prefetched - num_prefetched(usage.iterator), 0), usage.num_batches) for usage in feeding]
         shares = [num / num_batches for num, num_batches in used if num_batches]

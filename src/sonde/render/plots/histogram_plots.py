@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,13 +42,9 @@ class Histogram(NamedTuple):
     def data(self) -> dict[str, Any]:
         """What is drawn, for JSON."""
         return {
-            "num_values": self.num,
-            "non_finite": self.bad,
-            "scale": self.axis.scale,
-            "edges": self.edges.tolist(),
-            "counts": self.counts.astype(int).tolist(),
-            "quantiles": dict(zip(map(str, QUANTILES), self.quantiles)),
-        }
+            "num_values": self.num, "non_finite": self.bad, "scale": self.axis.scale, "edges": self.edges.tolist(),
+            "counts": self.counts.astype(int).tolist(), "quantiles": dict(zip(map(str, QUANTILES), self.quantiles)),
+        }  # fmt: skip
 
 
 def binned(values: Any, bins: int, axis: Axis | None = None, what: str = "values") -> Histogram:
@@ -96,21 +93,17 @@ def _distribution(figure: Figure, name: str, histogram: Histogram, unit: str) ->
     if not histogram.note and not columns:
         style.show_message(figure.add_subplot(), "no values")
         return
-    if columns:
-        axes, beside = figure.subplots(1, 2, width_ratios=[16, 1.3 * columns])
-    else:
-        axes, beside = figure.add_subplot(), None
+    parts = figure.subplots(1, 2 if columns else 1, width_ratios=[16, 1.3 * columns] if columns else None, squeeze=False)[0]
     heights = np.concatenate([histogram.counts, np.array(list(histogram.bad.values()), np.float64)])
     steep = is_steep(heights)
     if histogram.note:
-        _bars(axes, histogram, unit, steep)
+        _bars(parts[0], histogram, unit, steep)
+        _count_axis(parts[0], heights.max(), steep)
     else:
-        style.show_message(axes, "no finite value")
-    for each in (axes, beside):
-        if each is not None and (each is beside or histogram.note):
-            _count_axis(each, heights.max(), steep)
-    if beside is not None:
-        _bad_bars(beside, histogram.bad, labelled=not histogram.note)
+        style.show_message(parts[0], "no finite value")
+    if columns:
+        _count_axis(parts[1], heights.max(), steep)
+        _bad_bars(parts[1], histogram.bad, labelled=not histogram.note)
 
 
 def _bars(axes: Axes, histogram: Histogram, unit: str, steep: bool) -> None:
@@ -138,19 +131,16 @@ def bars(axes: Axes, heights: Floats, color: str, *, apart: bool = False) -> Non
 
 def _bad_bars(axes: Axes, bad: dict[str, int], *, labelled: bool) -> None:
     axes.bar(range(len(bad)), list(bad.values()), 0.7, facecolor=style.BACKGROUND, edgecolor=style.BAD, hatch="////", linewidth=0.8)
-    axes.set_xticks(range(len(bad)), labels=[_short_name(name) for name in bad], color=style.BAD)
+    labels = [name.replace("Infinity", "Inf").replace("-", "−") for name in bad]
+    axes.set_xticks(range(len(bad)), labels=labels, color=style.BAD)
     axes.set_xlim(-0.6, len(bad) - 0.4)
+    options: Any = {"textcoords": "offset points", "ha": "center", "fontsize": style.TINY, "color": style.BAD}
     for place, count in enumerate(bad.values()):
-        text = f"{count:,}"
-        axes.annotate(text, (place, count), (0, 2), textcoords="offset points", ha="center", fontsize=style.TINY, color=style.BAD)
+        axes.annotate(f"{count:,}", (place, count), (0, 2), **options)
     if labelled:
         axes.set_ylabel("number of values")
     else:
         axes.tick_params(axis="y", labelleft=False)
-
-
-def _short_name(name: str) -> str:
-    return name.replace("Infinity", "Inf").replace("-", "−")
 
 
 def _count_axis(axes: Axes, highest: float, steep: bool) -> None:
@@ -161,9 +151,6 @@ def _count_axis(axes: Axes, highest: float, steep: bool) -> None:
     else:
         axes.set_ylim(0, highest * 1.08)
         axes.yaxis.set_major_locator(style.whole_number_ticks(5))
-
-
-# -- many side by side
 
 
 def histograms(values_by_name: Mapping[str, Any], *, name: str, bins: int = 64) -> Plot:
@@ -179,11 +166,9 @@ def histograms(values_by_name: Mapping[str, Any], *, name: str, bins: int = 64) 
 
 
 def _grid_heading(figure: Figure, name: str, each: Mapping[str, Histogram], how: str) -> None:
-    bad = {layer: histogram.bad for layer, histogram in each.items() if histogram.bad}
-    total: dict[str, int] = {}
-    for counts in bad.values():
-        total = {kind: total.get(kind, 0) + counts.get(kind, 0) for kind in {**total, **counts}}
-    warning = f"{bad_text(total)} {place_text(list(bad))}" if bad else ""
+    bad = [layer for layer, histogram in each.items() if histogram.bad]
+    total = sum((Counter(histogram.bad) for histogram in each.values()), Counter())
+    warning = f"{bad_text(total)} {place_text(bad)}" if bad else ""
     style.heading(figure, name, f"{counted(len(each), 'layer')}; {how}", warning)
 
 
@@ -192,9 +177,7 @@ def _grid(figure: Figure, name: str, each: Mapping[str, Histogram]) -> None:
     if not each:
         style.show_message(figure.add_subplot(), "no layers")
         return
-    rows = -(-len(each) // COLUMNS)
-    columns = min(COLUMNS, len(each))
-    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    grid = figure.subplots(-(-len(each) // COLUMNS), min(COLUMNS, len(each)), squeeze=False).ravel()
     for axes, (layer, histogram) in zip(grid, each.items()):
         _small_histogram(axes, layer, histogram)
     for axes in grid[len(each) :]:
@@ -213,8 +196,8 @@ def _small_histogram(axes: Axes, layer: str, histogram: Histogram) -> None:
     style.draw_axis(axes, "x", histogram.axis, "", limit=5, whole=histogram.whole)
     axes.tick_params(labelsize=style.TINY)
     if histogram.bad:
-        text = bad_text(histogram.bad)
-        axes.text(0.99, 0.97, text, transform=axes.transAxes, ha="right", va="top", fontsize=style.TINY, color=style.BAD)
+        options: Any = {"ha": "right", "va": "top", "fontsize": style.TINY, "color": style.BAD}
+        axes.text(0.99, 0.97, bad_text(histogram.bad), transform=axes.transAxes, **options)
 
 
 def _quantile_rows(figure: Figure, name: str, each: Mapping[str, Histogram], high: float) -> None:

@@ -1,7 +1,5 @@
 """Arrays, lists and tensors of any kind as NumPy arrays for plots, without importing torch; counts and ranges of their values."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,8 +26,9 @@ def plain_array(values: Any, what: str = "values") -> NDArray[Any]:
     if array.dtype.kind == "f":
         return array.astype(np.float64, copy=False)
     if array.dtype.kind not in "bui":
-        kind = type(values).__name__
-        raise SondeError(f"{what} cannot be drawn: {kind} does not hold numbers. Give a tensor, an array or a list of numbers.")
+        raise SondeError(
+            f"{what} cannot be drawn: {type(values).__name__} does not hold numbers. Give a tensor, an array or a list of numbers."
+        )
     return array
 
 
@@ -96,6 +95,12 @@ def non_finite(values: Floats) -> dict[str, int]:
     bad = values[~np.isfinite(values)]
     counts = (int(np.isnan(bad).sum()), int((bad == np.inf).sum()), int((bad == -np.inf).sum()))
     return {name: count for name, count in zip(NON_FINITE, counts) if count}
+
+
+def stretches(flags: Any) -> list[tuple[int, int]]:
+    """First and last index of each row of true flags."""
+    edges = np.flatnonzero(np.diff(np.r_[False, flags, False].astype(int))).tolist()
+    return [(start, end - 1) for start, end in zip(edges[::2], edges[1::2])]
 
 
 def bad_text(counts: Mapping[str, int]) -> str:

@@ -31,11 +31,7 @@ def magnitudes(rows: Mapping[str, Mapping[int, int]], ranges: Mapping[str, tuple
     shown = {label: span for label, span in ranges.items() if span[0] > low - 40 or span[2] < high + 40}
     for smallest, _, largest in shown.values():  # the edges that matter are those near the numbers
         low, high = (smallest - 1 if low - 24 < smallest < low else low), (largest + 1 if high < largest < high + 24 else high)
-    data = {
-        "kind": "magnitudes",
-        "exponents": {label: {str(exponent): count for exponent, count in counts.items()} for label, counts in rows.items()},
-        "ranges": {label: list(span) for label, span in ranges.items()},
-    }
+    data = {"kind": "magnitudes", "exponents": rows, "ranges": {label: list(span) for label, span in ranges.items()}}
     height = min(max(1.9 + 0.2 * len(shown) + 0.16 * len(names), 2.6), 9.0)
 
     def draw(figure: Figure) -> None:
