@@ -6,7 +6,6 @@ A run stores how long each phase of a step took, not when it began: inside a ste
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -82,7 +81,8 @@ def _add_process(trace: Trace, view: RunView, track: Track, event_track: Track) 
             break
         if isinstance(event, Event) and (event.kind == "end" or event.step >= first):
             at_us = times_us[-1] if event.kind == "end" else begins.get(event.step, times_us[-1])
-            trace.instant(event_track, _headline(event), at_us, _bounded({"step": event.step, **event.data}), category=event.kind)
+            data = {name: str(each)[:MAX_ARGUMENT] + "…" if len(str(each)) > MAX_ARGUMENT else each for name, each in event.data.items()}
+            trace.instant(event_track, _headline(event), at_us, {"step": event.step, **data}, category=event.kind)
 
 
 def _add_phases(trace: Trace, track: Track, step: Times, phases: Mapping[str, float]) -> None:
@@ -107,7 +107,3 @@ def _headline(event: Event) -> str:
         if isinstance(fact, (str, int, float)) and fact != "":
             return f"{event.kind}: {fact if isinstance(fact, str) else number(fact)}"
     return event.kind
-
-
-def _bounded(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value if len(str(value)) <= MAX_ARGUMENT else str(value)[:MAX_ARGUMENT] + "…" for name, value in data.items()}

@@ -5,13 +5,11 @@ backward of grouped convolutions is wrong. Fused attention computes its scores a
 forward. The trace (`LayerCallTrace`) attributes the FLOPs to modules.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import cache
 from time import perf_counter
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -30,7 +28,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def read(self) -> int:
         return self.total
 
-    def context(self, args: Any, kwargs: Any) -> FlopCounter:
+    def context(self, args: Any, kwargs: Any) -> Self:
         """The arguments of the model are not used."""
         return self
 

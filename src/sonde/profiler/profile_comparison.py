@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sonde.formatting import listing
-from sonde.profiler.profile_report import UNKNOWN, LayerCost, ProfileReport, TimeSpread
+from sonde.formatting import listing, strict
+from sonde.profiler.profile_report import UNKNOWN, ProfileReport, TimeSpread
 from sonde.profiler.recommendations import template
 from sonde.render.profile_tree import enclosing_paths
 
@@ -69,18 +69,14 @@ class ProfileComparison:
 
         return comparison_text(self, width=width)
 
-    def __str__(self) -> str:
-        return self.summary()
+    __str__ = summary
 
     def to_dict(self) -> dict[str, object]:
         """Strict JSON for programs."""
-        from sonde.formatting import strict
-
-        rows = [
-            {"path": one.path, "kind": one.kind, "before_ms": one.before.median_ms, "after_ms": one.after.median_ms, "ratio": one.ratio,
-             "verdict": one.verdict}
-            for one in (self.step, *self.phases, *self.layers)
-        ]  # fmt: skip
+        rows = []
+        for one in (self.step, *self.phases, *self.layers):
+            times = {"before_ms": one.before.median_ms, "after_ms": one.after.median_ms, "ratio": one.ratio}
+            rows.append({"path": one.path, "kind": one.kind, **times, "verdict": one.verdict})
         document: dict[str, object] = strict({"sentence": self.sentence, "rows": rows, "notes": self.notes})
         return document
 
@@ -89,19 +85,14 @@ def compare(*, before: ProfileReport, after: ProfileReport) -> ProfileComparison
     """The comparison of two profiles of the same model or script."""
     step = _change("(step)", "", before.step, after.step, math.nan)
     step_ms = max((s.median_ms for s in (before.step, after.step) if s.is_known), default=math.nan)
-    old = {layer.path: layer for layer in before.layers}
-    new = {layer.path: layer for layer in after.layers}
-    kinds = {path: layer.kind for path, layer in (*new.items(), *((path, layer) for path, layer in old.items() if path not in new))}
-    layers = [_change(path, kind, _total(old.get(path)), _total(new.get(path)), step_ms) for path, kind in kinds.items()]
+    kinds = {layer.path: layer.kind for layer in after.layers}
+    kinds |= {layer.path: layer.kind for layer in before.layers if layer.path not in kinds}
+    old, new = ({layer.path: _sum((layer.forward, layer.backward)) for layer in report.layers} for report in (before, after))
+    layers = [_change(path, kind, old.get(path, UNKNOWN), new.get(path, UNKNOWN), step_ms) for path, kind in kinds.items()]
     names = [phase for phase in after.phases if phase in before.phases]
     phases = [_change(f"({name})", "phase", before.phases[name], after.phases[name], step_ms) for name in names]
     sentence = _sentence(layers, phases, step_ms)
     return ProfileComparison(before, after, step, tuple(layers), tuple(phases), sentence, tuple(_notes(before, after)))
-
-
-def _total(layer: LayerCost | None) -> TimeSpread:
-    """Forward and backward together."""
-    return _sum((layer.forward, layer.backward)) if layer is not None else UNKNOWN
 
 
 def _sum(spreads: Iterable[TimeSpread]) -> TimeSpread:

@@ -9,13 +9,14 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, record_function
+from torch.profiler import record_function
 
 from sonde.capture.restore_model_state import state_restored
 from sonde.errors import SondeError
@@ -55,7 +56,7 @@ def profile_operations(
         stack.enter_context(_quiet_kineto())
         profiler = stack.enter_context(
             torch.profiler.profile(
-                activities=_activities(), schedule=torch.profiler.schedule(wait=WAIT, warmup=WARMUP, active=num_batches, repeat=1),
+                schedule=torch.profiler.schedule(wait=WAIT, warmup=WARMUP, active=num_batches, repeat=1),
                 record_shapes=True, profile_memory=True, with_stack=True, with_flops=True, acc_events=True,
             )
         )  # fmt: skip
@@ -91,8 +92,7 @@ class _BatchRunner:
         self._model, self._loss_fn, self._optimizer = model, loss_fn, optimizer
         self._parameters = [p for p in model.parameters() if not nn.parameter.is_lazy(p)]
         self._device = self._parameters[0].device if self._parameters else torch.device("cpu")
-        self.notes: dict[str, None] = {}
-        self.notes[f"the model was in {'train' if model.training else 'eval'} mode"] = None
+        self.notes: dict[str, None] = {f"the model was in {'train' if model.training else 'eval'} mode": None}  # a set in order
 
     def __call__(self, batch: Any) -> None:
         batch = _to_device(batch, self._device)
@@ -163,20 +163,13 @@ def _to_device(value: Any, device: torch.device) -> Any:
 
 def _batches(loader: Iterable[Any], num: int) -> Iterator[Any]:
     """That many batches; a loader that ends earlier is iterated again, unless it is an iterator."""
-    left = num
-    while left > 0:
-        before = left
-        for batch in loader:
+    while num > 0:
+        before = num
+        for batch in islice(loader, num):
             yield batch
-            left -= 1
-            if left == 0:
-                return
-        if left == before or iter(loader) is loader:
+            num -= 1
+        if num == before or iter(loader) is loader:
             return
-
-
-def _activities() -> list[ProfilerActivity]:
-    return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
 
 
 @contextmanager

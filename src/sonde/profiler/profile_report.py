@@ -46,9 +46,8 @@ class TimeSpread(NamedTuple):
     def of(cls, values_ms: Sequence[float]) -> TimeSpread:
         if not values_ms:
             return cls()
-        if len(values_ms) == 1:
-            return cls(values_ms[0], values_ms[0], values_ms[0], 1)
-        low, median, high = statistics.quantiles(values_ms, n=4, method="inclusive")
+        several = values_ms if len(values_ms) > 1 else [*values_ms, *values_ms]
+        low, median, high = statistics.quantiles(several, n=4, method="inclusive")
         return cls(median, low, high, len(values_ms))
 
 
@@ -165,10 +164,7 @@ class ProfileReport:
 
     def layer(self, path: str) -> LayerCost:
         """The layer with this path. Raises KeyError if there is none."""
-        for layer in self.layers:
-            if layer.path == path:
-                return layer
-        raise KeyError(path)
+        return {layer.path: layer for layer in reversed(self.layers)}[path]
 
     def share(self, ms: float) -> float:
         """`ms` as a share of the step; of the sum of its parts if other programs disturbed the step, or if the step is not known."""
@@ -208,8 +204,7 @@ class ProfileReport:
 
         return profile_text(self, width=width)
 
-    def __str__(self) -> str:
-        return self.summary()
+    __str__ = summary
 
     def to_dict(self) -> dict[str, Any]:
         """Strict JSON. Rates are included for readers without Sonde, although they follow from the rest."""
@@ -270,13 +265,12 @@ def check_suffix(path: Path) -> None:
 
 def _content(report: ProfileReport, target: Path, comparison: ProfileComparison | None) -> str | bytes:
     check_suffix(target)
-    name = target.name.lower()
-    if name.endswith(TRACE_SUFFIXES):
+    if target.name.lower().endswith(TRACE_SUFFIXES):
         from sonde.export.profile_trace import trace_of_profile
         from sonde.export.trace import compressed
 
         return compressed(trace_of_profile(report), target)
-    if name.endswith(".html"):
+    if target.name.lower().endswith(".html"):
         from sonde.render.html.profile_html import profile_html
 
         return profile_html(report, comparison)
@@ -293,7 +287,7 @@ def _decode(kind: Any, value: Any) -> Any:
         return tuple(_decode(arguments[0], item) for item in value)
     if get_origin(kind) is Mapping:
         return {str(key): _decode(arguments[1], item) for key, item in value.items()}
-    if issubclass(kind, tuple) if isinstance(kind, type) else False:
+    if isinstance(kind, type) and issubclass(kind, tuple):
         return kind(*(_decode(each, item) for each, item in zip(get_type_hints(kind).values(), value, strict=True)))
     if arguments == (int, NoneType):
         return None if value is None else int(value)

@@ -1,7 +1,7 @@
 """Number of samples and tokens of a step, from the inputs of its outermost modules and from the batches of its data loaders.
 
-A module may receive the same samples several times in a step: the cell of a recurrent net, the discriminator of a GAN, both halves of a
-pair. Several batches count as several only if each has its own backward and one update follows all of them: gradient accumulation.
+A module may receive the same samples several times in a step (the cell of a recurrent net, the discriminator of a GAN). Several batches
+count as several only if each has its own backward and one update follows all of them: gradient accumulation.
 """
 
 from collections.abc import Iterable

@@ -1,9 +1,8 @@
 """Lists the modules that a profile times, with their timers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import nn
@@ -33,7 +32,7 @@ class TimedModules:
     timers: ModuleTimers
 
     @classmethod
-    def of(cls, models: Mapping[str, nn.Module], *, eager: bool) -> TimedModules:
+    def of(cls, models: Mapping[str, nn.Module], *, eager: bool) -> Self:
         """`models` are keyed by the prefix of their paths. With `eager`, compiled modules run uncompiled and their submodules are timed."""
         opaque_paths: list[str] = []
         visited: set[int] = set()

@@ -79,27 +79,20 @@ def comparison_notes(comparison: RunComparison) -> list[str]:
 
 
 def _loss(one: LossComparison) -> ComparisonTable:
+    side = SIDES[one.side] + (f" for good from step {one.left_step:,}" if one.left_step >= 0 else "")
     rows = [
         ("at the end", _level(one.final_a), _level(one.final_b), ""),
         ("best", _level(one.best_a), _level(one.best_b), ""),
-        (f"at step {one.equal_step_a.step:,}", *apart(one.equal_step_a.value, one.equal_step_b.value), _side(one)),
+        (f"at step {one.equal_step_a.step:,}", *apart(one.equal_step_a.value, one.equal_step_b.value), side),
         (f"after {number(one.equal_time_s)} s", _level(one.equal_time_a), _level(one.equal_time_b), ""),
     ]
     if one.equal_step_a.step < 0:
         rows.pop(2)
     if max(one.first_bad_a, one.first_bad_b) >= 0:
-        rows.append(("first not finite", _first(one.first_bad_a), _first(one.first_bad_b), ""))
+        first_a, first_b = (f"at step {step:,}" if step >= 0 else "never" for step in (one.first_bad_a, one.first_bad_b))
+        rows.append(("first not finite", first_a, first_b, ""))
     title = "Loss" if one.series == "loss" else f"Loss {one.series.partition(':')[2]}"
     return _with_notable(title, rows, ("higher", "lower", "finite"))
-
-
-def _side(one: LossComparison) -> str:
-    side = SIDES[one.side]
-    return f"{side} for good from step {one.left_step:,}" if one.left_step >= 0 else side
-
-
-def _first(step: int) -> str:
-    return f"at step {step:,}" if step >= 0 else "never"
 
 
 def _level(level: Level) -> str:

@@ -1,8 +1,4 @@
-"""The layers of a profile as a tree of rows: equal blocks are merged into one row, cheap layers are folded.
-
-A stack of equal blocks (`layers.0` … `layers.11`) is one row with their number; a block that costs much more than the others keeps its
-own row. Layers that take less than a share of the step are folded into one last row of their parent.
-"""
+"""The layers of a profile as a tree of rows: equal blocks (`layers.0` … `layers.11`) are one row, cheap layers are one last row."""
 
 from __future__ import annotations
 

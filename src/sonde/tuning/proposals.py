@@ -3,8 +3,6 @@
 A proposal names the change as code and the line that it belongs to. Its patch makes the same change in a trial, without modifying the file.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +27,7 @@ class Patch:
     models: tuple[str, ...] = ()  # of "channels_last", "autocast", "compile"
     threads: int = 0  # 0: unchanged
 
-    def __or__(self, other: Patch) -> Patch:
+    def __or__(self, other: "Patch") -> "Patch":
         loaders, optimizers = _merged(self.loaders, other.loaders), _merged(self.optimizers, other.optimizers)
         return Patch(loaders, optimizers, tuple(dict.fromkeys((*self.models, *other.models))), other.threads or self.threads)
 

@@ -51,7 +51,9 @@ def run_trial(request: TrialRequest) -> NoReturn:
             os._exit(0)  # a child that the script forked has reached the end of the script
         parts = loaders.describe(), optimizers.describe(), models.describe()
         compiler = any(shutil.which(name) for name in (os.environ.get("CXX") or "c++", "g++", "clang++", "cl"))
-        survey = Survey(*parts, torch.get_num_threads(), threads.site, max(1, int(num_cores())), compiler, _world_size())
+        is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        world_size = torch.distributed.get_world_size() if is_distributed else 1
+        survey = Survey(*parts, torch.get_num_threads(), threads.site, max(1, int(num_cores())), compiler, world_size)
         times = timer.num_steps, timer.seconds, *loaders.totals(), timer.warmup_s
         trial = Trial(outcome, error, *times, timer.total_steps, timer.losses(), survey)
         unfinished = Path(request.result + ".part")
@@ -111,11 +113,6 @@ def _redirect_streams(log: str) -> None:
         os.dup2(source, stream)
     os.close(empty)
     os.close(file)
-
-
-def _world_size() -> int:
-    distributed = torch.distributed
-    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def serve_forks() -> None:

@@ -1,7 +1,5 @@
 """Starts the processes of the trials from the parent, one at a time, and kills those that exceed their limit. Does not import torch."""
 
-from __future__ import annotations
-
 import json
 import os
 import select
@@ -13,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, Self
 
 from sonde.errors import SondeError
 from sonde.tuning.trial_messages import Trial, TrialRequest, read_trial
@@ -30,7 +28,7 @@ class TrialProcesses:
         self._fork_server: ForkServer | None = None
         self._num = 0
 
-    def __enter__(self) -> TrialProcesses:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -59,7 +57,7 @@ class TrialProcesses:
             raise
         return replace(self._outcome(request, code, limit_s, late=late), wall_s=monotonic() - began, log=request.log)
 
-    def _start(self, request: TrialRequest) -> ForkedTrial | SpawnedTrial:
+    def _start(self, request: TrialRequest) -> "ForkedTrial | SpawnedTrial":
         if not self._forks:
             return SpawnedTrial(request)
         if self._fork_server is None:
@@ -98,7 +96,7 @@ class ForkServer:
             self.close()
             raise
 
-    def start(self, request: TrialRequest) -> ForkedTrial:
+    def start(self, request: TrialRequest) -> "ForkedTrial":
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(asdict(request)).encode() + b"\n")
         return ForkedTrial(self, int(self._wait_for("pid")))

@@ -94,8 +94,10 @@ class StepTimer(TrainingCallbacks):
         self._losses = []
         self.total_steps += 1
         is_warm = self.total_steps == self._warmup
-        if is_warm or self.total_steps == self._warmup + self._target:
-            self._wait_for_device()
+        parameters = (p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"])
+        is_edge = is_warm or self.total_steps == self._warmup + self._target  # of the measured steps: work may still be queued
+        if is_edge and any(p.device.type != "cpu" for p in parameters):
+            torch.accelerator.synchronize()
         if is_warm:
             self._began_s = perf_counter()
         self._ended_s = perf_counter()
@@ -111,8 +113,3 @@ class StepTimer(TrainingCallbacks):
             return self.num_steps >= self._target
         least = MIN_STEPS if self.seconds > PATIENCE * self._target_s else 2 * MIN_STEPS
         return self.num_steps >= least and self.seconds >= self._target_s
-
-    def _wait_for_device(self) -> None:
-        """Queued work is not done yet."""
-        if any(p.device.type != "cpu" for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]):
-            torch.accelerator.synchronize()

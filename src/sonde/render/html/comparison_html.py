@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from sonde.comparison.compare import RunComparison
-from sonde.comparison.curves import LossComparison, Window
+from sonde.comparison.curves import LossComparison
 from sonde.render.comparison_content import ComparisonTable, comparison_notes, comparison_tables
 from sonde.render.html.html_page import bullet_list, cell, html_page, html_text, table
 from sonde.render.html.svg_chart import ChartLine, line_chart
@@ -33,16 +33,14 @@ def _key(letter: str) -> str:
 
 
 def _losses(one: LossComparison) -> str:
-    lines = [_line(windows, letter) for letter, windows in (("A", one.curve_a), ("B", one.curve_b))]
+    lines = []
+    for letter, windows in (("A", one.curve_a), ("B", one.curve_b)):
+        middles, medians = [(window.first + window.last) // 2 for window in windows], [window.median for window in windows]
+        bands = [window.low for window in windows], [window.high for window in windows]
+        lines.append(ChartLine(middles, medians, letter.lower(), letter, *bands))
     drawing = line_chart(lines, name=one.series)
     caption = f"{html_text(one.series)} by step: medians of windows of steps, and what four in five steps lie in. {_key('A')} {_key('B')}"
     return f"<figure><figcaption>{caption}</figcaption>{drawing}</figure>" if drawing else ""
-
-
-def _line(windows: tuple[Window, ...], letter: str) -> ChartLine:
-    middles = [(window.first + window.last) // 2 for window in windows]
-    bands = [window.low for window in windows], [window.high for window in windows]
-    return ChartLine(middles, [window.median for window in windows], letter.lower(), letter, *bands)
 
 
 def _table(shown: ComparisonTable) -> str:

@@ -41,12 +41,9 @@ def _columns(values: Sequence[float], width: int) -> list[float]:
     if len(values) <= width:
         return list(values)
     edges = [round(i * len(values) / width) for i in range(width + 1)]
-    return [_most_important(values[start:end]) for start, end in pairwise(edges)]
-
-
-def _most_important(group: Sequence[float]) -> float:
-    """A non-finite value where there is one, else the maximum: a spike must not disappear."""
-    return next((value for value in group if not math.isfinite(value)), max(group))
+    groups = [values[start:end] for start, end in pairwise(edges)]
+    # A non-finite value where there is one, else the maximum: a spike must not disappear.
+    return [next((value for value in group if not math.isfinite(value)), max(group)) for group in groups]
 
 
 def _block(height: float, low: float, high: float, blocks: str) -> str:

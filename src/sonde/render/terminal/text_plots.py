@@ -107,7 +107,9 @@ def line_plot(x: Any, y: Any, title: str, area: PlotArea) -> str:
     left = min(max(map(len, ticks.values()), default=0), 9)
     canvas = BrailleCanvas(area.width - left - 1, num_rows, unicode=area.unicode)
     _curve(canvas, across.place(places), up.place(values))
-    _signs(canvas, across.place(places), values, area)
+    bad = np.flatnonzero(~np.isfinite(values))[::-1]  # backwards: where two share a place, the first of them is shown
+    for column, value in zip(np.rint(across.place(places[bad]) * (canvas.width - 1)).astype(int).tolist(), values[bad].tolist()):
+        canvas.mark(column, canvas.height - 1 if value == -math.inf else 0, area.red(area.mark(value)))
     lines = []
     for row, drawn in enumerate(canvas.rows()):
         tick = row in ticks
@@ -203,12 +205,6 @@ def _ends(first: str, last: str, width: int) -> str:
     if first == last or len(first) + len(last) >= width:
         return first if len(first) <= width else ""
     return first + last.rjust(width - len(first))
-
-
-def _signs(canvas: BrailleCanvas, x: Floats, values: Floats, area: PlotArea) -> None:
-    bad = np.flatnonzero(~np.isfinite(values))[::-1]  # backwards: where two share a place, the first of them is shown
-    for column, value in zip(np.rint(x[bad] * (canvas.width - 1)).astype(int).tolist(), values[bad].tolist()):
-        canvas.mark(column, canvas.height - 1 if value == -math.inf else 0, area.red(area.mark(value)))
 
 
 def _labels(names: Sequence[str], num_rows: int, area: PlotArea) -> list[str]:
