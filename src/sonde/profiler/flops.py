@@ -29,7 +29,6 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.total
 
     def context(self, args: Any, kwargs: Any) -> Self:
-        """The arguments of the model are not used."""
         return self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -77,7 +77,6 @@ class OperationsReport:
         return sorted(((line, text, ms) for line, (text, ms) in sums.items()), key=lambda row: -row[2])
 
     def to_dict(self) -> dict[str, object]:
-        """Strict JSON."""
         document: dict[str, object] = strict({**asdict(self), "flops": self.flops})
         return document
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin, get_typ
 
 from sonde.errors import SondeError
 from sonde.formatting import strict
+from sonde.profiler import recommendations
 from sonde.render.safe_write import write_new
 
 if TYPE_CHECKING:
     from sonde.profiler.profile_comparison import ProfileComparison
-    from sonde.profiler.recommendations import Bottleneck
 
 PHASES = ("data", "forward", "backward", "optimizer", "other")
 DISTURBED = 1.15  # ratio of the step to the sum of its parts: on an idle machine they agree within a few percent
@@ -180,17 +180,13 @@ class ProfileReport:
         total_ms = math.fsum(spread.median_ms for spread in self.phases.values() if spread.is_known)
         return self.phases[phase].median_ms / total_ms if total_ms > 0 else math.nan
 
-    def bottlenecks(self) -> tuple[Bottleneck, ...]:
+    def bottlenecks(self) -> tuple[recommendations.Bottleneck, ...]:
         """The layers and phases that take the largest shares of the step, the largest first."""
-        from sonde.profiler.recommendations import bottlenecks
-
-        return bottlenecks(self)
+        return recommendations.bottlenecks(self)
 
     def recommendations(self) -> tuple[str, ...]:
         """Changes that could make the step faster, with the measured reasons."""
-        from sonde.profiler.recommendations import recommendations
-
-        return tuple(recommendations(self))
+        return tuple(recommendations.recommendations(self))
 
     def compare(self, other: ProfileReport) -> ProfileComparison:
         """Compares this profile with an earlier one, layer by layer: `new.compare(old)`."""

@@ -34,7 +34,6 @@ class TimerCost(NamedTuple):
 
 @cache
 def timer_cost(read: ReadCounter) -> TimerCost:
-    """The cost of each timer with this clock."""
     module, value = nn.Identity(), torch.empty(0, device="cpu")
     timers = ModuleTimers([module])
     inside: list[int] = []

@@ -104,7 +104,6 @@ def _sequence(fields: Any, parent: OperationCall | None, in_backward: bool) -> i
 
 
 def _inside_call(position: CallPosition, fields: Any, layers: Mapping[int, str]) -> CallPosition:
-    """The position inside a Python call."""
     caller, callee = fields.caller, getattr(fields, "callsite", None)
     if callee is not None and callee.file_name.endswith(RUNNER_FILE):
         # The line that called profile_operations is not the line of an operation.

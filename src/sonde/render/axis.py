@@ -47,7 +47,6 @@ class Axis:
         return np.asarray((heights / 2 - self.low / 2) / (self.high / 2 - self.low / 2))  # halved: a distance may overflow
 
     def values(self, shares: ArrayLike) -> Floats:
-        """The numbers at these shares."""
         shares = np.asarray(shares, np.float64)
         heights = self.low * (1 - shares) + self.high * shares
         with np.errstate(over="ignore", under="ignore"):

@@ -32,7 +32,6 @@ def run_sentence(report: Report) -> str:
 
 
 def ending(report: Report) -> str:
-    """How the run ended."""
     run = report.run
     if run.ended == "exception":
         return f"ended by {run.exception}" if run.exception else "ended by an exception"
@@ -44,7 +43,6 @@ def ending(report: Report) -> str:
 
 
 def loss_series(report: Report) -> tuple[list[int], list[float]]:
-    """Steps and losses."""
     return [step for step, _ in report.run.loss], [loss for _, loss in report.run.loss]
 
 

@@ -117,7 +117,6 @@ class DataLoaderPatcher:
         return __next__
 
     def start_measuring(self) -> None:
-        """Reset the counters at the end of the warm-up."""
         for usage in self._usages.values():
             usage.num_batches, usage.num_samples, usage.waited_s = 0, 0, 0.0
             usage.num_prefetched = num_prefetched(usage.iterator)

@@ -63,7 +63,6 @@ class TrialRunner:
             self._add(BASELINE, trial)
 
     def run_baseline(self) -> None:
-        """Run the unchanged script again."""
         trial = self._run_in_time(BASELINE, Patch())
         if not trial.is_usable:
             raise SondeError(
@@ -162,7 +161,6 @@ def _failure(trial: Trial) -> str:
 
 
 def _error_message(target: str, trial: Trial) -> str:
-    """Why this script cannot be tuned."""
     last = last_line(Path(trial.log))
     output = f"\nIts last line: {last}\nIts output: {trial.log}" if last else ""
     if trial.outcome == "failed":

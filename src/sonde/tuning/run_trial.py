@@ -148,7 +148,6 @@ def _write_message(message: dict[str, Any]) -> None:
 
 
 def run_request(text: str) -> NoReturn:
-    """Run the trial of a request, given as JSON, in this process."""
     request = TrialRequest(**json.loads(text))
     die_with_parent()
     _redirect_streams(request.log)

@@ -12,7 +12,6 @@ HEADLINES = {"identical": "Identical", "alike": "Alike", "different": "Different
 
 
 def comparison_html(comparison: RunComparison) -> str:
-    """One page on two runs."""
     return html_page(f"{comparison.a.run.name} · {comparison.b.run.name}", "".join(_parts(comparison)))
 
 

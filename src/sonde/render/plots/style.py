@@ -86,7 +86,6 @@ def safe_text(text: object, limit: int = 120) -> str:
 
 @functools.cache
 def _known(families: tuple[str, ...]) -> frozenset[int]:
-    """The characters that these fonts can draw."""
     from matplotlib.font_manager import FontProperties, fontManager, get_font
 
     fonts = [get_font(fontManager.findfont(FontProperties(family=[name]))) for name in families]

@@ -19,7 +19,6 @@ class BrailleCanvas:
         self._marks: dict[tuple[int, int], str] = {}
 
     def dot(self, x: int, y: int) -> None:
-        """One dot."""
         if 0 <= x < self.num_x and 0 <= y < self.num_y:
             self._bits[y // HIGH][x // WIDE] |= BITS[y % HIGH][x % WIDE]
 

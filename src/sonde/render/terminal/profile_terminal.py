@@ -79,12 +79,10 @@ class TerminalProfileComparison:
 
 
 def profile_text(report: ProfileReport, *, width: int = 80) -> str:
-    """A profile as plain text."""
     return plain_text(TerminalProfile(report), width)
 
 
 def comparison_text(comparison: ProfileComparison, *, width: int = 80) -> str:
-    """A comparison as plain text."""
     return plain_text(TerminalProfileComparison(comparison), width)
 
 
