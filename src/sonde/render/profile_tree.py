@@ -10,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sonde.profiler import LayerCost, ProfileReport, TimeSpread
+    from sonde.profiler import LayerCost, ProfileReport
 
 SMALLEST = 0.005  # share of the step: a layer below it is not what makes a step slow
 EXPENSIVE = 1.5  # times the median of equal blocks: such a block keeps its own row
@@ -107,25 +107,20 @@ def _walk(node: LayerNode, lasts: tuple[bool, ...]) -> Iterator[tuple[LayerNode,
 
 
 def _node(name: str, layers: tuple[LayerCost, ...]) -> LayerNode:
-    node = LayerNode(name, layers[0].kind, layers)
-    node.forward_ms = math.fsum(_ms(layer.forward) for layer in layers)
-    node.backward_ms = math.fsum(_ms(layer.backward) for layer in layers)
-    node.self_ms = math.fsum(_ms(layer.forward_self) + _ms(layer.backward_self) for layer in layers)
-    node.spread_ms = math.fsum(_half_width(layer.forward) + _half_width(layer.backward) for layer in layers)
-    node.flops = sum(layer.flops_forward + layer.flops_backward for layer in layers)
-    node.memory_bytes = sum(layer.memory_bytes for layer in layers)
-    node.calls = math.fsum(layer.calls for layer in layers)
-    node.source = layers[0].source
-    return node
+    spreads = [spread for layer in layers for spread in (layer.forward, layer.backward)]
+    return LayerNode(
+        name, layers[0].kind, layers, source=layers[0].source,
+        forward_ms=math.fsum(finite(layer.forward.median_ms) for layer in layers),
+        backward_ms=math.fsum(finite(layer.backward.median_ms) for layer in layers),
+        self_ms=math.fsum(finite(layer.forward_self.median_ms) + finite(layer.backward_self.median_ms) for layer in layers),
+        spread_ms=math.fsum(finite((spread.high_ms - spread.low_ms) / 2) for spread in spreads),
+        flops=sum(layer.flops_forward + layer.flops_backward for layer in layers),
+        memory_bytes=sum(layer.memory_bytes for layer in layers), calls=math.fsum(layer.calls for layer in layers),
+    )  # fmt: skip
 
 
-def _ms(spread: TimeSpread) -> float:
-    return spread.median_ms if spread.is_known and math.isfinite(spread.median_ms) else 0.0
-
-
-def _half_width(spread: TimeSpread) -> float:
-    width = (spread.high_ms - spread.low_ms) / 2
-    return width if math.isfinite(width) else 0.0
+def finite(ms: float) -> float:
+    return ms if math.isfinite(ms) else 0.0
 
 
 def _likeness(node: LayerNode) -> tuple[object, ...]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sonde.formatting import DASH, factor, milliseconds, printable, si_number, whole_percent
 from sonde.render.html.html_page import bullet_list, cell, definition_list, html_lines, html_page, html_text, json_script, resource, table
 from sonde.render.profile_content import advice, headline, outside_layers, phases, profile_facts, sections
-from sonde.render.profile_tree import LayerNode, forest
+from sonde.render.profile_tree import LayerNode, finite, forest
 from sonde.render.terminal.profile_terminal import profile_text, shown_changes
 
 if TYPE_CHECKING:
@@ -26,21 +26,18 @@ Pair = tuple[float, float]  # forward, backward
 
 def profile_html(report: ProfileReport, comparison: ProfileComparison | None = None) -> str:
     """The whole page. Without a script running, the tree in characters is there instead of the flames."""
-    body = "".join(
-        (
-            f"<style>{resource('flame.css')}</style>",
-            f"<h1>{html_text(report.title or 'Profile')}</h1>",
-            f'<p class="story">{html_text(headline(report))}</p>',
-            _comparison(comparison) if comparison is not None else "",
-            definition_list("notes", profile_facts(report)[1:]),
-            _phases(report),
-            _flames(report),
-            _advice(report),
-            _layers(report),
-            _sections(report),
-        )
-    )
-    return html_page(f"Profile of {report.title or 'a model'}", body, script=resource("flame.js"))
+    advice_titles = ("What takes the time", "What to try", "Notes")
+    parts = [
+        f"<style>{resource('flame.css')}</style><h1>{html_text(report.title or 'Profile')}</h1>",
+        f'<p class="story">{html_text(headline(report))}</p>', _comparison(comparison) if comparison is not None else "",
+        definition_list("notes", profile_facts(report)[1:]), _phases(report), _flames(report),
+        *(f"<h2>{title}</h2>{bullet_list(texts)}" for title, texts in zip(advice_titles, advice(report)) if texts),
+        _layers(report),
+    ]  # fmt: skip
+    if report.sections:
+        rows = [[cell(text) for text in row] for row in sections(report)]
+        parts.append(f"<h2>Sections</h2>{table(('section', 'calls', 'total ms', 'one call ms'), rows)}")
+    return html_page(f"Profile of {report.title or 'a model'}", "".join(parts), script=resource("flame.js"))
 
 
 def flame_boxes(report: ProfileReport) -> list[dict[str, Any]]:
@@ -77,7 +74,7 @@ def _tones(report: ProfileReport) -> dict[str, int]:
     """Numbers of colors by class of layer, the class with the most time of its own first."""
     own: dict[str, float] = {}
     for layer in report.layers:
-        own[layer.kind] = own.get(layer.kind, 0.0) + (layer.self_ms if math.isfinite(layer.self_ms) else 0.0)
+        own[layer.kind] = own.get(layer.kind, 0.0) + finite(layer.self_ms)
     return {kind: tone for tone, kind in enumerate(sorted(own, key=lambda kind: -own[kind])[:NUM_TONES])}
 
 
@@ -138,13 +135,8 @@ def _phases(report: ProfileReport) -> str:
     return f'<h2>Phases of a step</h2><div class="phases">{parts}</div><div class="legend">{words}</div>'
 
 
-def _advice(report: ProfileReport) -> str:
-    titled = zip(("What takes the time", "What to try", "Notes"), advice(report))
-    return "".join(f"<h2>{title}</h2>{bullet_list(texts)}" for title, texts in titled if texts)
-
-
 def _layers(report: ProfileReport) -> str:
-    layers = sorted(report.layers, key=lambda layer: -(layer.self_ms if math.isfinite(layer.self_ms) else 0.0))
+    layers = sorted(report.layers, key=lambda layer: -finite(layer.self_ms))
     rows = []
     for layer in layers[:MAX_ROWS]:
         speed = layer.flops_per_s
@@ -160,11 +152,6 @@ def _layers(report: ProfileReport) -> str:
     more = f'<p class="pass">and {len(layers) - MAX_ROWS:,} more</p>' if len(layers) > MAX_ROWS else ""
     summary = "<summary><h2>Layers by the time that they take themselves, in ms</h2></summary>"
     return f"<details>{summary}{table(head, rows)}{more}</details>" if rows else ""
-
-
-def _sections(report: ProfileReport) -> str:
-    rows = [[cell(text) for text in row] for row in sections(report)]
-    return f"<h2>Sections</h2>{table(('section', 'calls', 'total ms', 'one call ms'), rows)}" if rows else ""
 
 
 def _layer_cell(path: str, kind: str) -> str:

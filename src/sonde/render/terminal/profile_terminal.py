@@ -12,7 +12,7 @@ from rich.text import Text
 
 from sonde.formatting import DASH, counted, factor, milliseconds, printable, si_number, whole_percent
 from sonde.render.profile_content import advice, outside_layers, phases, profile_facts, sections
-from sonde.render.profile_tree import LayerNode, rows
+from sonde.render.profile_tree import LayerNode, finite, rows
 from sonde.render.terminal.console import Part, line, paragraph, plain_text
 from sonde.render.terminal.sparkline import bar
 
@@ -89,7 +89,7 @@ def comparison_text(comparison: ProfileComparison, *, width: int = 80) -> str:
 def shown_changes(comparison: ProfileComparison, limit: int) -> tuple[list[LayerChange], str]:
     """The layers to show: those that changed, and, where few did, the most expensive of the others; and what is left out, in words."""
     every = comparison.grouped
-    by_cost = sorted(every, key=lambda one: (not one.is_change, -_known(one.after)))
+    by_cost = sorted(every, key=lambda one: (not one.is_change, -finite(one.after.median_ms)))
     num_changed = sum(one.is_change for one in every)
     shown = {id(one) for one in by_cost[: min(max(num_changed, limit // 2), limit)]}
     hidden = [one for one in every if id(one) not in shown]
@@ -241,7 +241,3 @@ def _fitted_end(text: str, width: int) -> str:
     """The end of a path is kept: it distinguishes layers."""
     text = printable(text)
     return set_cell_size(text, width) if cell_len(text) <= width else "…" + text[-(width - 1) :]
-
-
-def _known(spread: TimeSpread) -> float:
-    return spread.median_ms if math.isfinite(spread.median_ms) else 0.0
