@@ -4,7 +4,7 @@ import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sonde.formatting import DASH, counted, milliseconds, si_number, strict, whole_percent
+from sonde.formatting import DASH, milliseconds, si_number, strict, whole_percent
 from sonde.render.summaries.tables import html_table, text_table
 
 TOP = 15  # printed operations; the report contains all
@@ -96,10 +96,8 @@ class OperationsReport:
     def _headline(self) -> str:
         bare = f" ({milliseconds(self.bare_ms)} ms without the profiler)" if math.isfinite(self.bare_ms) else ""
         inside = whole_percent(self.operations_ms / self.step_ms) if self.step_ms > 0 else DASH
-        return (
-            f"operations of {self.title}: {counted(self.num_batches, 'batch').replace('batchs', 'batches')}, "
-            f"{milliseconds(self.step_ms)} ms each{bare}, {inside} of it in operations"
-        )
+        batches = f"{self.num_batches:,} batch{'' if self.num_batches == 1 else 'es'}"
+        return f"operations of {self.title}: {batches}, {milliseconds(self.step_ms)} ms each{bare}, {inside} of it in operations"
 
     def _rows(self) -> list[tuple[object, ...]]:
         return [

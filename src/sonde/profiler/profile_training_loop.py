@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from threading import get_ident
-from typing import Any, Concatenate, ParamSpec, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -29,7 +29,7 @@ from sonde.profiler.profile_model import clock
 from sonde.profiler.record_steps import ProfileRecorder, plan_steps
 from sonde.profiler.timed_modules import TimedModules
 
-P = ParamSpec("P")
+Callback = TypeVar("Callback", bound=Callable[..., None])
 _log = logging.getLogger("sonde")
 
 
@@ -48,11 +48,11 @@ def watch_steps(
         watcher.close()
 
 
-def _isolated(method: Callable[Concatenate[StepWatcher, P], None]) -> Callable[Concatenate[StepWatcher, P], None]:
+def _isolated(method: Callback) -> Callback:
     """Runs a callback only in the training thread; an error of the profiler ends the profile, not the training."""
 
     @functools.wraps(method)
-    def callback(self: StepWatcher, *args: P.args, **kwargs: P.kwargs) -> None:
+    def callback(self: StepWatcher, *args: Any, **kwargs: Any) -> None:
         if torch.compiler.is_compiling() or self.done or self.failure or (self._thread and self._thread != get_ident()):
             return
         try:
@@ -63,7 +63,7 @@ def _isolated(method: Callable[Concatenate[StepWatcher, P], None]) -> Callable[C
             self.close()
         self._call_on_done()
 
-    return cast("Callable[Concatenate[StepWatcher, P], None]", callback)
+    return cast(Callback, callback)
 
 
 class StepWatcher(TrainingCallbacks):
@@ -79,7 +79,7 @@ class StepWatcher(TrainingCallbacks):
         self._warmup, self._num_steps, self._on_done = warmup, num_steps, on_done
         self._plan = plan_steps(1, num_steps)
         self._boundaries = StepBoundaries()
-        self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
+        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._finder = TrainedModelFinder()
         self._timed: TimedModules | None = None
         self._recorder: ProfileRecorder | None = None
@@ -260,8 +260,5 @@ class StepWatcher(TrainingCallbacks):
             self._recorder.end_phase(phase)
 
     def _register(self, optimizer: torch.optim.Optimizer) -> None:
-        known = self._optimizers.get(id(optimizer))
-        if known is None or known() is not optimizer:
-            self._optimizers[id(optimizer)] = weakref.ref(optimizer)
-            self._optimizers = {key: ref for key, ref in self._optimizers.items() if ref() is not None}
-            self._boundaries.num_optimizers = len(self._optimizers)
+        self._optimizers.add(optimizer)
+        self._boundaries.num_optimizers = len(self._optimizers)

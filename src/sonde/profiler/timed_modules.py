@@ -1,8 +1,7 @@
 """Lists the modules that a profile times, with their timers."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import nn
@@ -12,8 +11,7 @@ from sonde.capture.layer_timing.module_timers import ModuleTimers
 from sonde.statistics.private_torch_api import is_compiled, unwrap_compiled
 
 
-@dataclass(frozen=True, slots=True)
-class TimedModule:
+class TimedModule(NamedTuple):
     """Name, class and size of a module, as the report shows them."""
 
     path: str
@@ -23,8 +21,7 @@ class TimedModule:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class TimedModules:
+class TimedModules(NamedTuple):
     """All modules of some models, in the order of their timers."""
 
     layers: list[TimedModule]

@@ -1,7 +1,7 @@
 """What every rendering of a comparison shows: tables of text on two runs, side by side, and notes."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sonde.comparison.compare import RunComparison
 from sonde.comparison.curves import Level, LossComparison
@@ -23,8 +23,7 @@ UNCHANGED = {"same": "unchanged", "slight": "too little to matter", "unclear": "
 MAX_LISTED = 6  # layers that only one run has: more are counted
 
 
-@dataclass(frozen=True, slots=True)
-class ComparisonTable:
+class ComparisonTable(NamedTuple):
     """Rows of four texts: the quantity, its value in A and in B, and the difference in words."""
 
     title: str

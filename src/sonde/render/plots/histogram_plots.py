@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from sonde.errors import SondeError
 from sonde.formatting import counted, number
 from sonde.render.axis import LARGEST, Axis, linear_axis, spread_axis
 from sonde.render.plots import style
 from sonde.render.plots.heatmap_plot import row_ticks
-from sonde.render.plots.input_arrays import Floats, bad_text, checked_bins, non_finite, place_text, plain_array, range_text
+from sonde.render.plots.input_arrays import Floats, bad_text, non_finite, place_text, plain_array, range_text
 from sonde.render.plots.plot import Plot
 
 if TYPE_CHECKING:
@@ -49,11 +50,11 @@ class Histogram(NamedTuple):
 
 def binned(values: Any, bins: int, axis: Axis | None = None, what: str = "values") -> Histogram:
     """The histogram of any values; on `axis` where several are to be compared."""
-    bins = checked_bins(bins)
+    if isinstance(bins, bool) or not isinstance(bins, (int, np.integer)) or not 1 <= bins <= 100_000:
+        raise SondeError(f"bins={bins!r}: a histogram needs a whole number of bins from 1 to 100,000, for example bins=64.")
     given = plain_array(values, what).reshape(-1)
     numbers = given.astype(np.float64, copy=False)
-    finite, whole = numbers[np.isfinite(numbers)], False
-    bad = non_finite(numbers)
+    finite, whole, bad = numbers[np.isfinite(numbers)], False, non_finite(numbers)
     if not finite.size:
         return Histogram(axis or Axis("linear", 0.0, 1.0), np.zeros(0), np.zeros(0), bad, numbers.size, "", ())
     if axis is None and given.dtype.kind in "bui" and finite.max() - finite.min() < bins:
@@ -65,8 +66,7 @@ def binned(values: Any, bins: int, axis: Axis | None = None, what: str = "values
         half = (around.high / 2 - around.low / 2) / bins if bins % 2 == 0 else 0.0
         axis = Axis("linear", around.low + half, min(around.high + half, LARGEST))  # so that the one bar has its value in the middle
     axis = axis or spread_axis(finite)
-    shares = np.clip(axis.place(finite), 0.0, 1.0)
-    counts, edges = np.histogram(shares, bins=bins, range=(0.0, 1.0))
+    counts, edges = np.histogram(np.clip(axis.place(finite), 0.0, 1.0), bins=bins, range=(0.0, 1.0))
     quantiles = tuple(np.quantile(finite, QUANTILES, method="lower").tolist())
     return Histogram(axis, axis.values(edges), counts.astype(np.float64), bad, numbers.size, range_text(finite), quantiles, whole)
 
@@ -108,11 +108,10 @@ def _distribution(figure: Figure, name: str, histogram: Histogram, unit: str) ->
 
 def _bars(axes: Axes, histogram: Histogram, unit: str, steep: bool) -> None:
     edges = np.linspace(0.0, 1.0, len(histogram.counts) + 1)
-    low, high = histogram.axis.place(np.array([histogram.quantiles[0], histogram.quantiles[-1]])).tolist()
+    low, _, median, _, high = histogram.axis.place(histogram.quantiles).tolist()
     middle = (edges[1:] > low - 1e-12) & (edges[:-1] < high + 1e-12)
     for chosen, color in ((middle, style.BLUE), (~middle, style.SKY)):
         bars(axes, np.where(chosen, histogram.counts, 0.0), color, apart=histogram.whole)
-    median = float(histogram.axis.place(np.array([histogram.quantiles[2]]))[0])
     axes.axvline(median, color=style.TEXT, linewidth=0.9, linestyle=(0, (4, 2)))
     label = "value" + (f" [{unit}]" if unit else "") + histogram.axis.scale_note
     style.draw_axis(axes, "x", histogram.axis, label, limit=8, whole=histogram.whole)
@@ -210,8 +209,7 @@ def _quantile_rows(figure: Figure, name: str, each: Mapping[str, Histogram], hig
     axis = spread_axis(table.ravel())
     places = axis.place(table)
     style.grid(axes, "x")
-    for low, high_quantile, color in ((0, 4, style.SKY), (1, 3, style.BLUE)):
-        left, right = places[:, low], places[:, high_quantile]
+    for left, right, color in ((places[:, 0], places[:, 4], style.SKY), (places[:, 1], places[:, 3], style.BLUE)):
         if len(each) <= BARS_UP_TO:
             axes.barh(rows, right - left, 0.8, left, color=color, linewidth=0)
         else:

@@ -60,13 +60,6 @@ def plain_steps(steps: Floats) -> list[float]:
     return [int(step) if step.is_integer() else step for step in steps.tolist()]
 
 
-def checked_bins(bins: int) -> int:
-    """A number of bins that can be meant."""
-    if isinstance(bins, bool) or not isinstance(bins, (int, np.integer)) or not 1 <= bins <= 100_000:
-        raise SondeError(f"bins={bins!r}: a histogram needs a whole number of bins from 1 to 100,000, for example bins=64.")
-    return int(bins)
-
-
 def two_dimensional(matrix: Any, name: str) -> Floats:
     """A matrix; a row of numbers is a matrix of one row."""
     values = floats(matrix, name)
@@ -118,15 +111,12 @@ def range_text(finite: Floats) -> str:
 
 
 def _loaded(values: Any) -> NDArray[Any]:
-    if hasattr(values, "detach") and hasattr(values, "numpy"):
-        return _of_tensor(values.detach())
     if isinstance(values, Sequence) and not isinstance(values, (str, bytes)):
         # A list of losses is often a list of tensors, on any device, each with its graph.
         return np.asarray([_loaded(value) if hasattr(value, "detach") or isinstance(value, (list, tuple)) else value for value in values])
-    return np.asarray(values)
-
-
-def _of_tensor(tensor: Any) -> NDArray[Any]:
+    if not hasattr(values, "detach") or not hasattr(values, "numpy"):
+        return np.asarray(values)
+    tensor = values.detach()
     if getattr(tensor, "is_meta", False):
         raise SondeError("A meta tensor cannot be drawn: it has a shape but no values.")
     if getattr(tensor, "is_quantized", False):
