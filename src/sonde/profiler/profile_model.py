@@ -115,20 +115,17 @@ class _StepRunner:
 
     def _loss_of(self, output: Any) -> Tensor | None:
         """The user's loss, or the output's own `.loss`, or the sum of the outputs, whose gradient costs the same."""
-        if self._loss is not None:
-            value: Any = self._loss(output)
-            if not isinstance(value, Tensor) or value.numel() != 1:
+        value: Any = self._loss(output) if self._loss is not None else getattr(output, "loss", None)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            if self._loss is not None:
                 raise SondeError(
                     "The loss function must return one number that depends on the parameters, "
                     "for instance loss=lambda output: cross_entropy(output, targets)."
                 )
-        else:
-            value = getattr(output, "loss", None)
-            if not isinstance(value, Tensor) or value.numel() != 1:
-                parts = [tensor for _, tensor in find_tensors(output) if tensor.requires_grad]
-                value = sum(part.abs().sum() if part.is_complex() else part.sum() for part in parts) if parts else None
-                if parts:
-                    self.notes["no loss was given: the backward started at the sum of the outputs"] = None
+            parts = [tensor for _, tensor in find_tensors(output) if tensor.requires_grad]
+            value = sum(part.abs().sum() if part.is_complex() else part.sum() for part in parts) if parts else None
+            if parts:
+                self.notes["no loss was given: the backward started at the sum of the outputs"] = None
         if value is None or not value.requires_grad:
             self.notes["no output of the model requires a gradient: there is no backward to time"] = None
             return None

@@ -77,7 +77,14 @@ def profile_operations(
     notes = list(step.notes)
     if num_profiled < num_batches:
         notes.append(f"the loader ended after {num_profiled} of {num_batches} batches")
-    trace = _write_trace(profiler, directory, title) if directory is not None else None
+    trace = None
+    if directory is not None:
+        trace = directory / file_name(f"{title.lower()}_{os.getpid()}.{time.time_ns()}", "pt.trace.json.gz")
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            profiler.export_chrome_trace(str(trace))
+        except (OSError, RuntimeError) as error:
+            raise SondeError(f"the trace cannot be written to {directory}: {error}.") from error
     return OperationsReport(
         title=title, num_batches=num_profiled, operations=tuple(operation_costs(events, num_profiled)),
         step_ms=median(events.steps_ns) / 1e6 if events.steps_ns else float("nan"), bare_ms=bare_ms[-1] if bare_ms else float("nan"),
@@ -176,21 +183,10 @@ def _batches(loader: Iterable[Any], num: int) -> Iterator[Any]:
 def _quiet_kineto() -> Iterator[None]:
     """Kineto logs to stderr when it starts and stops, unless the log level is set before its first use."""
     name = "KINETO_LOG_LEVEL"
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = "99"
+    is_set = name in os.environ
+    os.environ.setdefault(name, "99")
     try:
         yield
     finally:
-        os.environ.pop(name, None)
-
-
-def _write_trace(profiler: torch.profiler.profile, directory: Path, title: str) -> Path:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        target = directory / file_name(f"{title.lower()}_{os.getpid()}.{time.time_ns()}", "pt.trace.json.gz")
-        profiler.export_chrome_trace(str(target))
-    except (OSError, RuntimeError) as error:
-        raise SondeError(f"the trace cannot be written to {directory}: {error}.") from error
-    return target
+        if not is_set:
+            os.environ.pop(name, None)

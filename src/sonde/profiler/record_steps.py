@@ -92,13 +92,12 @@ class ProfileRecorder:
         self._open_phases: dict[str, int] = {}
         self._start = self._preemptions = 0
         self._zero: int | None = None  # start of the first timed step
-        self._counter: FlopCounter | None = None
+        self._counter = FlopCounter()
         self._batches: list[tuple[int, InputBatch]] = []  # with the index of the call in the trace
         self._num_fetched = self._num_backwards = self._num_updates = 0  # in the current step
 
     def start_step(self, kind: StepKind) -> None:
-        self._kind = kind
-        self._phases, self._open_phases = {}, {}
+        self._kind, self._phases, self._open_phases = kind, {}, {}
         self._num_fetched = self._num_backwards = self._num_updates = 0
         self._trace = trace = self._trace_for(kind)
         self._timers.install(trace, only_roots=kind == "bare", watch_roots=self._follows_training)
@@ -137,9 +136,9 @@ class ProfileRecorder:
         output = None
         try:
             output = model(*args, **kwargs)
-            return output
         finally:
             self._timers.on_forward_end(model, output)
+        return output
 
     def start_phase(self, phase: str) -> None:
         self._open_phases[phase] = self._read()
@@ -210,7 +209,7 @@ class ProfileRecorder:
             recordings.timed_preemptions.append(preemptions)
         elif self._kind == "flops":
             recordings.flops = evaluate(trace)
-            recordings.uncounted = self._counter.uncounted if self._counter is not None else set()
+            recordings.uncounted = self._counter.uncounted
         elif self._kind == "memory":
             recordings.saved_bytes = evaluate(trace)
         elif trace.calls:  # warm-up: it shows which modules are outermost, and their inputs
@@ -253,8 +252,7 @@ def _autocast_dtype() -> torch.dtype | None:
 
 
 def _least_preempted(preemptions: Sequence[int]) -> list[int]:
-    num = min(len(preemptions), ENOUGH)
-    limit = sorted(preemptions)[num - 1] if num else 0
+    limit = max(sorted(preemptions)[:ENOUGH], default=0)
     return [index for index, count in enumerate(preemptions) if count <= limit]
 
 

@@ -22,7 +22,6 @@ SPREAD = 1000.0  # a distribution asks for decades later than a curve: a normal 
 LARGEST = sys.float_info.max
 SAME = 1e-12  # of the largest value: closer than that, ticks between two values would have the same label
 SHARES = (0.01, 0.5, 0.99)
-MOST_LABELS = 48  # what fits beside a plot in type that can still be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +223,8 @@ class RowLabel(NamedTuple):
         return (self.first + self.last) / 2
 
 
-def row_labels(names: Sequence[str], limit: int = MOST_LABELS) -> list[RowLabel]:
-    """At most `limit` labels for rows in their order: names, or modules, or every so many-th name."""
+def row_labels(names: Sequence[str], limit: int) -> list[RowLabel]:
+    """At most `limit` labels for rows in their order: names, or modules, or every n-th name."""
     if len(names) <= limit:
         return [RowLabel(name, row, row) for row, name in enumerate(names)]
     parts = [name.split(".") for name in names]
@@ -240,9 +239,5 @@ def row_labels(names: Sequence[str], limit: int = MOST_LABELS) -> list[RowLabel]
 
 
 def _groups(parts: Sequence[Sequence[str]], depth: int) -> list[RowLabel]:
-    found, row = [], 0
-    for prefix, members in groupby(parts, key=lambda path: tuple(path[:depth])):
-        num = len(list(members))
-        found.append(RowLabel(".".join(prefix), row, row + num - 1))
-        row += num
-    return found
+    groups = groupby(range(len(parts)), key=lambda row: parts[row][:depth])
+    return [RowLabel(".".join(prefix), (rows := list(members))[0], rows[-1]) for prefix, members in groups]

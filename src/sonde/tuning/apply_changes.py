@@ -263,27 +263,24 @@ class ModelPatcher:
         def inner(*args: Any, **kwargs: Any) -> Any:
             return plain(*args, **kwargs)  # torch.compile skips functions in torch's own files, such as `plain` of a Sequential
 
+        def as_channels_last(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+
         def call(*args: Any, **kwargs: Any) -> Any:
             nonlocal compiled
             if images:
-                args, kwargs = tree_map_only(torch.Tensor, _as_channels_last, (args, kwargs))
+                args, kwargs = tree_map_only(torch.Tensor, as_channels_last, (args, kwargs))
             # Compiles only after the search: the patched Module.__call__ must not be compiled.
             if compiles and compiled is None and self._undo is None:
                 compiled = torch.compile(inner)
             with torch.autocast(device, torch.bfloat16) if half else nullcontext():
                 output = (compiled or plain)(*args, **kwargs)
-            return tree_map_only(torch.Tensor, _as_float32, output) if half else output
+            # The loss is computed outside of autocast, from float32, as losses inside of autocast are.
+            if not half:
+                return output
+            return tree_map_only(torch.Tensor, lambda each: each.float() if each.dtype == torch.bfloat16 else each, output)
 
         return call
-
-
-def _as_channels_last(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
-
-
-def _as_float32(tensor: torch.Tensor) -> torch.Tensor:
-    """The loss is computed outside of autocast, from float32, as losses inside of autocast are."""
-    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
 def _device(module: nn.Module) -> str:

@@ -36,17 +36,11 @@ class BrailleCanvas:
 
     def rows(self) -> list[str]:
         """The canvas as lines of text, each exactly `width` characters long."""
-        draw = self._braille if self.unicode else self._ascii
-        return [
-            "".join(self._marks.get((row, column)) or draw(bits) for column, bits in enumerate(line))
-            for row, line in enumerate(self._bits)
-        ]
+        rows = enumerate(self._bits)
+        return ["".join(self._marks.get((row, column)) or self._draw(bits) for column, bits in enumerate(line)) for row, line in rows]
 
-    @staticmethod
-    def _braille(bits: int) -> str:
-        return chr(BLANK + bits) if bits else " "
-
-    @staticmethod
-    def _ascii(bits: int) -> str:
+    def _draw(self, bits: int) -> str:
+        if self.unicode:
+            return chr(BLANK + bits) if bits else " "
         filled = {THIRDS[row] for row, pair in enumerate(BITS) if bits & (pair[0] | pair[1])}
         return ASCII[tuple(sorted(filled))]

@@ -207,9 +207,12 @@ def _cut(label: Sequence[Part], width: int) -> list[Part]:
     return [*parts, (" " * -excess, "")]
 
 
-def _fitted(text: str, width: int) -> str:
+def _fitted(text: str, width: int, *, at_end: bool = True) -> str:
+    """Text in `width` cells, cut at its end or at its start: the end of a path distinguishes layers."""
     text = printable(text)
-    return set_cell_size(text, width) if cell_len(text) <= width else set_cell_size(text, max(width - 1, 0)) + "…"
+    if cell_len(text) <= width:
+        return set_cell_size(text, width)
+    return set_cell_size(text, max(width - 1, 0)) + "…" if at_end else "…" + text[-(width - 1) :]
 
 
 def _table(head: Sequence[str], body: Sequence[Sequence[str]], options: ConsoleOptions) -> Iterator[Text]:
@@ -231,13 +234,9 @@ def _changes(changes: Sequence[LayerChange], options: ConsoleOptions, what: str)
     width = max(min(widest, options.max_width - (fixed - 32 if compact else fixed)), 8)
     yield line((f"{_fitted(what, width)}{'before':>8}{'' if compact else ' ' * 16}{'after':>8}", "dim"))
     for name, one in zip(names, changes):
-        cells: list[Part] = [(_fitted_end(name, width), "bold" if one.verdict in ("slower", "faster") else "")]
+        cells: list[Part] = [(_fitted(name, width, at_end=False), "bold" if one.verdict in ("slower", "faster") else "")]
         for side in (one.before, one.after):
             cells += [(f"{milliseconds(side.median_ms):>8}", ""), ("" if compact else f" {_range(side):<15}", "dim")]
         yield line(*cells, f"{factor(one.ratio):>7}", ("  " + one.verdict, VERDICTS.get(one.verdict, "dim")))
 
 
-def _fitted_end(text: str, width: int) -> str:
-    """The end of a path is kept: it distinguishes layers."""
-    text = printable(text)
-    return set_cell_size(text, width) if cell_len(text) <= width else "…" + text[-(width - 1) :]
