@@ -12,7 +12,7 @@ from sonde.export.trace import Times, Trace, Track, in_lanes
 if TYPE_CHECKING:
     from sonde.profiler import LayerCost, ProfileReport, Span
 
-KEPT = "activations kept for backward (bytes)"
+SAVED = "activations saved for backward (bytes)"
 
 
 def trace_of_profile(report: ProfileReport) -> Trace:
@@ -32,7 +32,7 @@ def trace_of_profile(report: ProfileReport) -> Trace:
         name = "layers" if thread == 0 else f"layers, thread {thread}"
         _add(trace, pid, name, ((_times(span), (span, _facts(span, layers.get(span.name)))) for span in of_thread))
     _add(trace, pid, "sections", ((_times(span), (span, {"step": span.step})) for span in spans if span.kind == "section"))
-    _add_kept(trace, Track(pid, 0), spans, layers)
+    _add_saved(trace, Track(pid, 0), spans, layers)
     return trace
 
 
@@ -65,7 +65,7 @@ def _facts(span: Span, layer: LayerCost | None) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value not in ("", 0) or name == "step"}
 
 
-def _add_kept(trace: Trace, track: Track, spans: list[Span], layers: dict[str, LayerCost]) -> None:
+def _add_saved(trace: Trace, track: Track, spans: list[Span], layers: dict[str, LayerCost]) -> None:
     """A layer's activations are saved from the end of its forward to the end of its backward."""
     ends: dict[tuple[int, str, str], float] = {}  # of each layer's last span of a kind in a step
     for span in spans:
@@ -76,10 +76,10 @@ def _add_kept(trace: Trace, track: Track, spans: list[Span], layers: dict[str, L
         if kind == "forward" and name in layers and (step, "backward", name) in ends and layers[name].memory_self_bytes:
             saved = layers[name].memory_self_bytes
             changes += [(end, saved), (ends[step, "backward", name], -saved)]
-    kept = 0
+    total = 0
     for at_us, change in sorted(changes):
-        kept += change
-        trace.counter(track, KEPT, at_us, max(kept, 0))
+        total += change
+        trace.counter(track, SAVED, at_us, max(total, 0))
 
 
 def _times(span: Span) -> Times:

@@ -59,12 +59,12 @@ class Axis:
         """Positions and labels, not more than about `limit`."""
         values = np.array(list(dict.fromkeys(self._tick_values(max(limit, 2)))), np.float64)
         places = self.place(values)
-        kept = (places >= -1e-9) & (places <= 1 + 1e-9)
+        visible = (places >= -1e-9) & (places <= 1 + 1e-9)
         if self.scale != "linear":  # zero is nearer to its neighbors than they are to theirs
-            kept &= (values == 0) | (np.abs(places - float(self.place(0.0))) > 0.5 / max(limit, 5))
-        numbers = values[kept].tolist()
+            visible &= (values == 0) | (np.abs(places - float(self.place(0.0))) > 0.5 / max(limit, 5))
+        numbers = values[visible].tolist()
         labels = even_labels(numbers) if self.scale == "linear" else _powered(numbers)
-        return list(zip(places[kept].tolist(), labels))
+        return list(zip(places[visible].tolist(), labels))
 
     def _heights(self, given: Floats) -> Floats:
         if self.scale == "linear":

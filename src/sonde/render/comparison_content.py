@@ -14,7 +14,7 @@ from sonde.render.report_content import ending
 
 ComparisonRow = tuple[str, str, str, str]
 
-TOO_FEW = "too few steps to tell"
+TOO_FEW = "too few steps to compare"
 SIDES = {
     "higher": "B is higher", "lower": "B is lower", "same": "within A's band", "not finite": "B is not finite",
     "finite": "A is not finite", "unknown": TOO_FEW,
@@ -34,34 +34,27 @@ class ComparisonTable(NamedTuple):
 def comparison_tables(comparison: RunComparison) -> list[ComparisonTable]:
     """All tables that have rows."""
     memory = [_change(change, "more", "less") for change in comparison.pace.memory] if comparison.pace else []
+    a, b, settings = comparison.a, comparison.b, comparison.settings
+    runs = (
+        ("run", a.run.name, b.run.name, ""), ("steps", f"{a.run.num_steps:,}", f"{b.run.num_steps:,}", ""),
+        ("ended", ending(a), ending(b), ""), ("verdict", a.verdict, b.verdict, ""),
+    )  # fmt: skip
     found = [
-        ComparisonTable("Runs", tuple(_runs(comparison))),
+        ComparisonTable("Runs", runs),
         *(_loss(one) for one in comparison.losses),
         _with_notable("Time", list(_times(comparison)), ("slower", "faster", "only in")),
         _with_notable("Memory", memory, ("more", "less", "only in")),
         _with_notable("Findings", list(_findings(comparison.findings)), ("new", "gone")),
         ComparisonTable("Logged", tuple((one.name, _level(one.a), _level(one.b), "") for one in comparison.logged)),
         ComparisonTable("Layers and parameters", tuple(_sites(comparison))),
-        ComparisonTable("Given differently", _settings(comparison, of_environment=False)),
-        ComparisonTable("Environment", _settings(comparison, of_environment=True)),
+        ComparisonTable("Settings that differ", tuple((one.name, one.a, one.b, "") for one in settings if one.topic != "environment")),
+        ComparisonTable("Environment", tuple((one.name, one.a, one.b, "") for one in settings if one.topic == "environment")),
     ]
     return [table for table in found if table.rows]
 
 
-def _settings(comparison: RunComparison, *, of_environment: bool) -> tuple[ComparisonRow, ...]:
-    return tuple((one.name, one.a, one.b, "") for one in comparison.settings if (one.topic == "environment") == of_environment)
-
-
 def _with_notable(title: str, rows: list[ComparisonRow], words: tuple[str, ...]) -> ComparisonTable:
     return ComparisonTable(title, tuple(rows), frozenset(i for i, row in enumerate(rows) if any(word in row[3] for word in words)))
-
-
-def _runs(comparison: RunComparison) -> Iterator[ComparisonRow]:
-    a, b = comparison.a, comparison.b
-    yield "run", a.run.name, b.run.name, ""
-    yield "steps", f"{a.run.num_steps:,}", f"{b.run.num_steps:,}", ""
-    yield "ended", ending(a), ending(b), ""
-    yield "verdict", a.verdict, b.verdict, ""
 
 
 def common_steps(comparison: RunComparison) -> str:

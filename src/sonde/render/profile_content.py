@@ -104,7 +104,7 @@ def _utilization(report: ProfileReport) -> list[str]:
     if (threads := left.pop("num_threads", None)) is not None:
         words.append(f"{_rounded(threads)} thread{'' if threads == 1 else 's'}")
     if (others := left.pop("others_busy_cores", None)) is not None and not (isinstance(others, float) and others < IDLE):
-        words.append(f"other programs kept {_rounded(others)} busy, so times vary")
+        words.append(f"other programs used {_rounded(others)}, so times vary")
     for name, value in left.items():
         share = isinstance(value, float) and name.endswith("_share")
         words.append(f"{name.removesuffix('_share').replace('_', ' ')} {whole_percent(float(value)) if share else _rounded(value)}")

@@ -121,7 +121,7 @@ class TrialRunner:
     def _run(self, name: str, patch: Patch, *, limit_s: float) -> Trial:
         workers = max(patch.num_workers, *(loader.num_workers for loader in self.survey.feeding), 0)
         request = replace(self.request, patch=asdict(patch), warmup=max(self.request.warmup, _warmup(workers)))
-        what = name or "the script as it is"
+        what = name or "the unchanged script"
         self.num_trials += 1
         self.num_planned = max(self.num_planned, self.num_trials)
         number, num_steps = self.num_trials, request.num_steps and request.warmup + request.num_steps

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+MIN_STEPS = 5  # measured steps: with fewer, one slow step decides the result
+
 
 @dataclass(frozen=True, slots=True)
 class CallSite:
@@ -123,9 +125,6 @@ class TrialRequest:
     result: str
     progress: str
     log: str
-
-
-MIN_STEPS = 5  # measured steps: with fewer, one slow step decides the result
 
 
 def read_trial(document: Mapping[str, Any]) -> Trial:

@@ -8,7 +8,7 @@ from sonde.render.comparison_content import ComparisonTable, comparison_notes, c
 from sonde.render.html.html_page import bullet_list, cell, html_page, html_text, table
 from sonde.render.html.svg_chart import ChartLine, line_chart
 
-HEADLINES = {"identical": "Identical", "alike": "Alike", "different": "Different", "unknown": "Nothing could be told"}
+HEADLINES = {"identical": "Identical", "alike": "Alike", "different": "Different", "unknown": "No verdict"}
 
 
 def comparison_html(comparison: RunComparison) -> str:

@@ -92,7 +92,7 @@ def _box_facts(report: ProfileReport, node: LayerNode) -> list[str]:
         if report.peak_flops_per_s > 0 and node.total_ms > 0:
             facts.append(f"{whole_percent(node.flops / node.total_ms * 1e3 / report.peak_flops_per_s)} of peak")
     if node.memory_bytes:
-        facts.append(f"keeps {si_number(node.memory_bytes, 'B')}")
+        facts.append(f"saved {si_number(node.memory_bytes, 'B')}")
     if node.calls != 1:
         facts.append(f"{node.calls:g} calls")
     return [*facts, printable(node.source)] if node.source else facts
@@ -148,7 +148,7 @@ def _layers(report: ProfileReport) -> str:
             si_number(layer.memory_self_bytes, "B") if layer.memory_self_bytes else DASH, layer.source,
         )  # fmt: skip
         rows.append([_layer_cell(layer.path, layer.kind), *map(cell, numbers)])
-    head = ("layer", "forward itself", "backward itself", "with all inside", "share itself", "calls", "FLOP", "of peak", "keeps", "source")
+    head = ("layer", "forward itself", "backward itself", "with all inside", "share itself", "calls", "FLOP", "of peak", "saved", "source")
     more = f'<p class="pass">and {len(layers) - MAX_ROWS:,} more</p>' if len(layers) > MAX_ROWS else ""
     summary = "<summary><h2>Layers by the time that they take themselves, in ms</h2></summary>"
     return f"<details>{summary}{table(head, rows)}{more}</details>" if rows else ""

@@ -13,7 +13,7 @@ from sonde.render.terminal.sparkline import is_log
 from sonde.report import Report
 from sonde.runlog.reader import Run
 
-HEADLINES = {"healthy": "Healthy", "problems": "Problems", "unknown": "Nothing could be told"}
+HEADLINES = {"healthy": "Healthy", "problems": "Problems", "unknown": "No verdict"}
 COLUMNS = ("mean", "std", "min", "max", "l2", "zeros", "nan", "inf")
 TITLES = {
     Kind.ACTIVATION: "Outputs of layers", Kind.ACTIVATION_GRADIENT: "Gradients of outputs", Kind.PARAMETER: "Parameters",

@@ -61,7 +61,7 @@ def _head(tuning: Tuning, options: ConsoleOptions) -> Iterator[Text]:
     parts = [f"{milliseconds(base.step_ms)} ms per step"]
     if base.samples_per_s:
         parts += [f"{rate(base.samples_per_s)} samples/s", f"{percent(base.waiting_share)} of the time waiting for data"]
-    yield from paragraph(", ".join(parts), options.max_width, label=("as it is", "bold"), indent=INDENT)
+    yield from paragraph(", ".join(parts), options.max_width, label=("unchanged", "bold"), indent=INDENT)
     again = f"; from one to the next they differ by {percent(base.noise_share)}" if base.num_runs > 1 else ""
     text = f"{counted(base.num_runs, 'run')} of {counted(base.num_steps, 'step')}{' each' if base.num_runs > 1 else ''}{again}"
     yield from paragraph(text, options.max_width, indent=INDENT, style="dim")
@@ -131,15 +131,8 @@ def _nothing(tuning: Tuning) -> str:
     if tuning.results:
         return f"Nothing that was tried{' so far' if tuning.stopped else ''} makes this training faster beyond the noise."
     if tuning.stopped == "time":
-        return "There was time to run the script as it is, and for no change."
+        return "There was time to run the unchanged script, and for no change."
     return "You stopped it before any change was measured." if tuning.stopped else "There is nothing to try here."
-
-
-def _longer(tuning: Tuning) -> str:
-    """The time limit that all changes would need, with repeats and baselines."""
-    trial_s = tuning.elapsed_s / max(tuning.num_trials, 1)
-    minutes = -(-trial_s * TRIALS_PER_CHANGE * (len(tuning.results) + len(tuning.untried)) // 60)
-    return f"a run takes {trial_s:.0f} s here; for everything try --time-limit {60 * max(minutes, 1):.0f}"
 
 
 def _foot(tuning: Tuning, options: ConsoleOptions) -> Iterator[Text]:
@@ -148,14 +141,17 @@ def _foot(tuning: Tuning, options: ConsoleOptions) -> Iterator[Text]:
     if tuning.untried:
         notes.append(("untried", ", ".join(tuning.untried)))
     if tuning.stopped == "time":
-        notes.append(("cut short", f"the limit was reached before everything was measured as often as it should be; {_longer(tuning)}"))
+        trial_s = tuning.elapsed_s / max(tuning.num_trials, 1)
+        minutes = -(-trial_s * TRIALS_PER_CHANGE * (len(tuning.results) + len(tuning.untried)) // 60)
+        hint = f"a run takes {trial_s:.0f} s here; for everything try --time-limit {60 * max(minutes, 1):.0f}"
+        notes.append(("cut short", f"the limit was reached before everything was measured as often as it should be; {hint}"))
     elif tuning.stopped:
-        notes.append(("cut short", "by you; above is what had been measured until then, some of it less often than it should be"))
+        notes.append(("cut short", "by you; the table has what was measured until then, some of it less often than it should be"))
     if tuning.baseline.loss_noise_share:
         share = percent(tuning.baseline.loss_noise_share)
         notes.append(("losses", f"the script's own losses differ by {share} from run to run, although every run starts from the same seed"))
     if tuning.load_per_core > BUSY:
-        notes.append(("busy", "other programs kept this machine busy; on a quiet one the numbers are sharper"))
+        notes.append(("busy", "other programs used this machine; on an idle one the numbers are more precise"))
     notes.append(("trials", f"{tuning.num_trials} in {tuning.elapsed_s:.0f} s; what the script printed is in {tuning.folder}"))
     for name, text in notes:
         yield from paragraph(text, options.max_width, label=(name, "dim"), indent=INDENT, style="dim")
