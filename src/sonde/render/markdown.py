@@ -91,6 +91,6 @@ def _cell(given: str) -> str:
 def _code(given: str) -> str:
     """A code span for any text: its fence is longer than any row of backticks inside."""
     shown = printable(given)
-    fence = "`" * (max((len(row) for row in re.findall(r"`+", shown)), default=0) + 1)
+    fence = max(re.findall(r"`+", shown), key=len, default="") + "`"
     pad = " " if shown.startswith("`") or shown.endswith("`") else ""
     return f"{fence}{pad}{shown}{pad}{fence}"

@@ -53,7 +53,9 @@ def rate_series(report: Report) -> tuple[list[int], list[float]]:
 
 def notes(report: Report) -> list[tuple[str, str]]:
     """Name and text of each note: what was not evaluated, not observed or not readable, and the overhead."""
-    rows = [*report.run.summary, ("rules", _rules(report))]
+    names = listing([row.rule for row in report.not_evaluated])
+    not_evaluated = f", {len(report.not_evaluated)} not evaluated: {names}" if names else ""
+    rows = [*report.run.summary, ("rules", f"{len(report.clear)} clear{not_evaluated}")]
     for name, unobserved in (("unobserved", report.unobserved), ("retired", report.retired)):
         if unobserved:
             reasons = listing(list(dict.fromkeys(row.reason for row in unobserved)), 2)
@@ -113,13 +115,6 @@ def _parameter_count(num_parameters: object) -> str:
         return counted(num_parameters, "parameter")
     scale, unit = next((s, u) for s, u in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if num_parameters >= s)
     return f"{num_parameters / scale:.3g}{unit} parameters"
-
-
-def _rules(report: Report) -> str:
-    if not report.not_evaluated:
-        return f"{len(report.clear)} clear"
-    names = listing([row.rule for row in report.not_evaluated])
-    return f"{len(report.clear)} clear, {len(report.not_evaluated)} not evaluated: {names}"
 
 
 def _overhead(report: Report) -> str:

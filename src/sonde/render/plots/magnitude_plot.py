@@ -70,12 +70,10 @@ def _draw_rows(axes: Axes, names: Sequence[str], rows: Mapping[str, Mapping[int,
     for row, label in enumerate(names):
         exponents = sorted(rows[label])
         counts = np.array([rows[label][exponent] for exponent in exponents], dtype=float)
-        if not counts.size:
-            continue
-        thin = np.cumsum(counts) <= TAIL * counts.sum()
-        shade = 0.15 + 0.85 * counts / counts.max()
-        colors = 1 - (1 - blue) * shade[:, None]
-        axes.barh(np.full(counts.size, row), 1.0, left=exponents, height=np.where(thin, 0.2, 0.8), color=colors, linewidth=0)
+        if counts.size:
+            thin = np.cumsum(counts) <= TAIL * counts.sum()
+            colors = 1 - (1 - blue) * (0.15 + 0.85 * counts / counts.max())[:, None]
+            axes.barh(np.full(counts.size, row), 1.0, left=exponents, height=np.where(thin, 0.2, 0.8), color=colors, linewidth=0)
     for row, (smallest, _, largest) in enumerate(shown.values()):
         for edge in (smallest, largest):
             axes.axvline(edge, color=style.LINE_COLORS[row % len(style.LINE_COLORS)], linewidth=0.7, linestyle=(0, (4, 3)), zorder=0)

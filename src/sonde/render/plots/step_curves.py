@@ -136,7 +136,6 @@ def mark_nonfinite(axes: Axes, x: Floats, matrix: Floats) -> None:
     if bad_steps.any():
         axes.set_ylim(-0.08 if np.isneginf(matrix).any() else -0.01, 1.13)
     for marker, found, height, label in kinds:
-        columns = found.any(axis=0)
-        if columns.any():
-            y = np.full(int(columns.sum()), height)
-            axes.plot(x[columns], y, linestyle="none", marker=marker, markersize=4, color=style.BAD, label=label)
+        marked = x[found.any(axis=0)]
+        if marked.size:
+            axes.plot(marked, np.full(marked.size, height), marker, markersize=4, color=style.BAD, label=label)

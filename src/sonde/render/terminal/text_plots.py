@@ -75,10 +75,9 @@ def histogram(values: Any, bins: int, area: PlotArea) -> str:
     if area.width - left - 2 - right < SHORTEST_BAR:
         counts, right = [""] * len(counts), 0
     room = area.width - left - 2 - right
-    longest = _length(max(heights), steep)
+    lengths = np.log10(1 + np.array(heights)) if steep else np.array(heights)
     lines = []
-    for label, height, count in zip([*labels, *found.bad], heights, counts):
-        share = _length(height, steep) / longest
+    for label, share, count in zip([*labels, *found.bad], (lengths / lengths.max()).tolist(), counts):
         drawn = bar(share, room, ascii_only=not area.unicode)
         if label in found.bad:
             drawn = area.red(area.mark(label) * max(round(share * room), 1))
@@ -181,10 +180,6 @@ def _bin_labels(found: Histogram) -> list[str]:
     if found.whole:
         return [number(edge + 0.5) for edge in edges]
     return even_labels(edges, extra=1) if found.axis.scale == "linear" else [number(edge) for edge in edges]
-
-
-def _length(height: float, steep: bool) -> float:
-    return math.log10(1 + height) if steep else height
 
 
 def _curve(canvas: BrailleCanvas, x: Floats, y: Floats) -> None:
