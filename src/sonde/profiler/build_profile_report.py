@@ -50,10 +50,10 @@ def _disturbance_notes(report: ProfileReport) -> Iterator[str]:
     """Any interruption makes a step longer, but only the interrupted layer: on a busy machine the sum of medians differs from the step."""
     share = report.accounted_ms / report.step.median_ms if report.step.median_ms > 0 else 1.0
     if not 1 / DISTURBED < share < DISTURBED:
-        busy = report.utilisation.get("busy_cores", float("nan"))
+        cores = number(float(report.utilisation.get("busy_cores", float("nan"))))
         yield (
-            f"layers and remainder add up to {100 * share:.0f} % of the step: other programs disturbed it (this one used "
-            f"{number(float(busy))} cores). Profile again when the machine is less busy, or with more repeats"
+            f"layers and remainder add up to {100 * share:.0f} % of the step: other programs disturbed it (this one used {cores} cores). "
+            "Profile again when the machine is less busy, or with more repeats"
         )
 
 

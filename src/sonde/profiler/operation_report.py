@@ -68,13 +68,10 @@ class OperationsReport:
 
     def lines(self) -> list[tuple[str, str, float]]:
         """Lines of the user's code by the time of their operations, including the backward: line, its source, milliseconds per batch."""
-        sums: dict[str, tuple[str, float]] = {}
-        for one in self.operations:
-            for place in one.places:
-                if place.line:
-                    text, ms = sums.get(place.line, (place.text, 0.0))
-                    sums[place.line] = (text, ms + place.self_ms)
-        return sorted(((line, text, ms) for line, (text, ms) in sums.items()), key=lambda row: -row[2])
+        sums: dict[tuple[str, str], float] = {}
+        for place in (place for one in self.operations for place in one.places if place.line):
+            sums[place.line, place.text] = sums.get((place.line, place.text), 0.0) + place.self_ms
+        return sorted(((line, text, ms) for (line, text), ms in sums.items()), key=lambda row: -row[2])
 
     def to_dict(self) -> dict[str, object]:
         document: dict[str, object] = strict({**asdict(self), "flops": self.flops})

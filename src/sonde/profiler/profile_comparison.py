@@ -160,10 +160,8 @@ def _named(layers: Sequence[LayerChange], step_ms: float) -> Iterator[tuple[tupl
     stacks: dict[str, list[LayerChange]] = {}
     for one in compared:
         stacks.setdefault(_stack(one.path, containers), []).append(one)
-    together = [
-        _change(name, "", _sum(one.before for one in members), _sum(one.after for one in members), step_ms)
-        for name, members in stacks.items()
-    ]
+    sums = {name: (_sum(one.before for one in members), _sum(one.after for one in members)) for name, members in stacks.items()}
+    together = [_change(name, "", before, after, step_ms) for name, (before, after) in sums.items()]
     named: set[str] = set()
     for one in _responsible(together):
         members = tuple(each for each in stacks[one.path] if each.verdict == one.verdict)
@@ -210,8 +208,7 @@ def _responsible(layers: Sequence[LayerChange]) -> Iterator[LayerChange]:
 
 
 def _phrase(group: Sequence[LayerChange], name: str) -> str:
-    before, after = (_sum(spreads).median_ms for spreads in zip(*((one.before, one.after) for one in group)))
-    slow, fast = max(before, after), min(before, after)
+    fast, slow = sorted((_sum(one.before for one in group).median_ms, _sum(one.after for one in group).median_ms))
     ratio = f"{slow / fast:.1f}x" if fast > 0 else "much"
     return f"{name or 'the model'} {ratio} {group[0].verdict}"
 

@@ -57,13 +57,8 @@ def gain_of(ratio: Sequence[float], noise: float) -> Gain:
     """The verdict is "faster" only if every comparison was faster and the median exceeds the noise: one of many looks good by chance."""
     factor, low, high = median(ratio), min(ratio), max(ratio)
     margin = max(MIN_GAIN, NOISE_FACTOR * noise / math.sqrt(len(ratio)))
-    if low > 1 and factor > 1 + margin:
-        verdict = "faster"
-    elif high < 1 and factor < 1 / (1 + margin):
-        verdict = "slower"
-    else:
-        verdict = "noise"
-    return Gain(factor, low, high, len(ratio), verdict)
+    is_faster, is_slower = low > 1 and factor > 1 + margin, high < 1 and factor < 1 / (1 + margin)
+    return Gain(factor, low, high, len(ratio), "faster" if is_faster else "slower" if is_slower else "noise")
 
 
 def compare_losses(baseline: Sequence[float], losses: Sequence[float], own_difference: float = 0.0) -> LossCheck:

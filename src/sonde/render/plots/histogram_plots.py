@@ -210,10 +210,7 @@ def _quantile_rows(figure: Figure, name: str, each: Mapping[str, Histogram], hig
     places = axis.place(table)
     style.grid(axes, "x")
     for left, right, color in ((places[:, 0], places[:, 4], style.SKY), (places[:, 1], places[:, 3], style.BLUE)):
-        if len(each) <= BARS_UP_TO:
-            axes.barh(rows, right - left, 0.8, left, color=color, linewidth=0)
-        else:
-            _bars_as_area(axes, rows, left, right, color)
+        _bars_as_area(axes, rows, left, right, color, height=0.8 if len(each) <= BARS_UP_TO else 1.0)
     axes.vlines(places[:, 2], rows - 0.5, rows + 0.5, colors=style.TEXT, linewidth=0.9)
     bad = [row for row, histogram in enumerate(each.values()) if histogram.bad]
     if bad:  # even an empty line takes room
@@ -223,10 +220,10 @@ def _quantile_rows(figure: Figure, name: str, each: Mapping[str, Histogram], hig
     row_ticks(axes, list(each), high)
 
 
-def _bars_as_area(axes: Axes, rows: Any, left: Floats, right: Floats, color: str) -> None:
-    """All bars as one area; rows that are not there leave a gap."""
-    heights = np.repeat(rows, 2) + np.tile([-0.5, 0.5], len(rows))
-    breaks = np.flatnonzero(np.diff(rows) > 1) * 2 + 2
+def _bars_as_area(axes: Axes, rows: Any, left: Floats, right: Floats, color: str, height: float) -> None:
+    """Bars that touch each other as one area; rows that are missing leave a gap."""
+    heights = np.repeat(rows, 2) + np.tile([-height / 2, height / 2], len(rows))
+    breaks = np.flatnonzero(np.diff(rows) > height) * 2 + 2
     pieces = [np.split(each, breaks) for each in (heights, np.repeat(left, 2), np.repeat(right, 2))]
-    for height, low, high in zip(*pieces):
-        axes.fill_betweenx(height, low, high, color=color, linewidth=0)
+    for y, low, high in zip(*pieces):
+        axes.fill_betweenx(y, low, high, color=color, linewidth=0)
