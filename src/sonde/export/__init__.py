@@ -1,8 +1,3 @@
-"""Runs in the formats of other tools. Each exporter is a module here with one function, `export(run, output, replace) -> paths`.
-
-This tuple lists them.
-"""
-
-from __future__ import annotations
+"""Runs in the formats of other tools. Each exporter is a module here with one function, `export(run, output, replace) -> paths`."""
 
 EXPORTERS = ("parquet", "perfetto")

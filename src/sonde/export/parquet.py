@@ -1,7 +1,5 @@
 """A closed run as Parquet files beside its log: what `sonde compact` does, under the name that other formats have."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from sonde.errors import SondeError

@@ -1,37 +1,36 @@
-"""A run as a trace for Perfetto, or any viewer of Chrome traces: its steps with their phases, what happened, and its curves.
+"""A run as a trace for Perfetto, or any viewer of Chrome traces: its steps with their phases, its events and its curves.
 
-A run holds how long each phase of a step took, not when it began: inside a step the phases are drawn in the order in which loops have them.
+A run stores how long each phase of a step took, not when it began: inside a step the phases are drawn in the usual order of a loop.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from sonde.errors import SondeError
-from sonde.events import Event, Frame, Kind, Step
+from sonde.events import Event, Frame, Kind
 from sonde.export.trace import Times, Trace, Track, compressed
 from sonde.formatting import number
 from sonde.render.safe_write import write_new
+from sonde.run_view import RunView
 from sonde.runlog import format as f
-from sonde.runlog.reader import Run, RunProcess
+from sonde.runlog.reader import Run
 
-# A validation is counted to the step that follows it. Then the order of the loop, then what this version does not know, then the rest.
-ORDER = ("validation", "checkpoint", "data", "transfer", "forward", "backward", "optimizer")
-LAST = ("other", "sonde")
-CURVES = ("loss", "grad_norm", "lr", "loss_scale")  # and what starts with one of them and a colon, and whatever measures memory
-MEMORY = ("_bytes", "_mb", "_gb", "memory", "rss")
-MAX_STEPS = 50_000  # of one process, the last ones: a viewer takes a million events, and each step has about ten
+# A validation is counted to the step that follows it. Phases that this version does not know come before the last two.
+ORDER = ("validation", "checkpoint", "data", "transfer", "forward", "backward", "optimizer", "", "other", "sonde")
+CURVES = ("loss", "grad_norm", "lr", "loss_scale")  # also names that start with one of these and a colon
+MEMORY = ("_bytes", "_mb", "_gb", "memory", "rss")  # ends of the names of curves of memory
+MAX_STEPS = 50_000  # of one process, the last ones: a viewer opens about a million events, and each step has about ten
 MAX_EVENTS = 20_000
-MAX_ARGUMENT = 2_000  # characters of one piece of an event
+MAX_ARGUMENT = 2_000  # characters of one field of an event
 
 
 def export(run: Run, output: Path | None, *, replace: bool) -> list[Path]:
     """Write the trace of a run. Without a name it is `perfetto.json.gz` in the run's directory."""
-    beside = run.path if run.path.is_dir() else run.path.parent
-    target = output or beside / "perfetto.json.gz"
+    directory = run.path if run.path.is_dir() else run.path.parent
+    target = output or directory / "perfetto.json.gz"
     write_new(target, compressed(trace_of_run(run), target), replace=replace)
     return [target]
 
@@ -43,90 +42,68 @@ def trace_of_run(run: Run) -> Trace:
     for process in run.processes:
         attempt = f", attempt {process.attempt + 1}" if several else ""
         pid = trace.process(f"rank {process.rank}{attempt}", labels=run.name)
-        _add_process(trace, process, trace.track(pid, "steps"), trace.track(pid, "events"))
+        _add_process(trace, RunView(process), trace.track(pid, "steps"), trace.track(pid, "events"))
     if not any(process.last_step >= 0 for process in run.processes):
         raise SondeError(f"{run.path} has no complete step, so there is nothing to draw over time.")
     return trace
 
 
-def _add_process(trace: Trace, process: RunProcess, steps: Track, events: Track) -> None:
-    first = process.last_step - MAX_STEPS + 1
-    begins: dict[int, float] = {}  # step: when it began
-    now_us = 0.0
-    for step in process.steps():
-        length_us = _length_us(step.scalars)
-        if step.number >= first:
-            begins[step.number] = now_us
-            _add_step(trace, step, steps, Times(now_us, length_us))
-        now_us += length_us
+def _add_process(trace: Trace, view: RunView, track: Track, event_track: Track) -> None:
+    steps, first = view.steps, view.last_step - MAX_STEPS + 1
+    names = sorted((name for name in steps if name.endswith("_ms") and name != "step_ms"), key=_phase_order)
+    phases = {name.removesuffix("_ms"): np.where((steps[name] > 0) & np.isfinite(steps[name]), steps[name], 0.0) for name in names}
+    step_ms = steps["step_ms"]
+    durations_ms = np.where((step_ms > 0) & np.isfinite(step_ms), step_ms, sum(phases.values()))
+    times_us = np.concatenate([[0.0], 1e3 * np.cumsum(durations_ms)]).tolist()  # where each step begins, and the end of the last
+    curves = {name: steps[name].tolist() for name in steps if name.partition(":")[0] in CURVES or name.endswith(MEMORY)}
+    has_loss = steps.is_present("loss")
+    begins: dict[int, float] = {}  # by step number
+    for row in np.flatnonzero(view.step_numbers >= first).tolist():
+        begins[view.step_number(row)] = times_us[row]
+        # A loss that is NaN is non-finite; another scalar that is NaN was not measured.
+        values = {name: curve[row] for name, curve in curves.items() if not math.isnan(curve[row]) or (name == "loss" and has_loss[row])}
+        facts = {"step": view.step_number(row), **values, "observed": bool(steps["observed"][row] > 0)}
+        times = Times(times_us[row], times_us[row + 1] - times_us[row])
+        trace.span(track, f"step {view.step_number(row)}", times, facts, category="step")
+        _add_phases(trace, track, times, {phase: float(durations[row]) for phase, durations in phases.items()})
+        for name, value in values.items():
+            trace.counter(track, name, times.start_us, value)
     if begins and min(begins) > 0 and first > 0:
-        trace.instant(events, f"the {first:,} steps before this one are left out", begins[min(begins)])
-    for frame in process.contents(f.FRAME, Kind.LOG):
-        assert isinstance(frame, Frame)
-        if frame.step in begins and frame.fields:
+        trace.instant(event_track, f"the {first:,} steps before this one are left out", begins[min(begins)])
+    for frame in view.process.contents(f.FRAME, Kind.LOG):
+        if isinstance(frame, Frame) and frame.step in begins and frame.fields:
             for site, value in zip(frame.sites.tolist(), frame.values[0].tolist()):
-                if site in process.sites:
-                    trace.counter(steps, process.sites[site].path, begins[frame.step], value)
-    for num, event in enumerate(process.contents(f.EVENT, None)):
-        assert isinstance(event, Event)
+                if site in view.sites:
+                    trace.counter(track, view.sites[site].path, begins[frame.step], value)
+    for num, event in enumerate(view.process.contents(f.EVENT, None)):
         if num >= MAX_EVENTS:
-            trace.instant(events, f"only the first {MAX_EVENTS:,} events are drawn", now_us)
+            trace.instant(event_track, f"only the first {MAX_EVENTS:,} events are drawn", times_us[-1])
             break
-        if event.kind != "end" and event.step < first:
-            continue
-        at_us = now_us if event.kind == "end" else begins.get(event.step, now_us)
-        trace.instant(events, _headline(event), at_us, _bounded({"step": event.step, **event.data}), category=event.kind)
+        if isinstance(event, Event) and (event.kind == "end" or event.step >= first):
+            at_us = times_us[-1] if event.kind == "end" else begins.get(event.step, times_us[-1])
+            data = {name: str(each)[:MAX_ARGUMENT] + "…" if len(str(each)) > MAX_ARGUMENT else each for name, each in event.data.items()}
+            trace.instant(event_track, _headline(event), at_us, {"step": event.step, **data}, category=event.kind)
 
 
-def _add_step(trace: Trace, step: Step, track: Track, times: Times) -> None:
-    # Of the loss, NaN says that it is bad; of the others, that there was none.
-    curves = {name: value for name, value in _curves(step.scalars) if name == "loss" or not math.isnan(value)}
-    facts = {"step": step.number, **curves, "observed": bool(step.scalar("observed", 0.0))}
-    trace.span(track, f"step {step.number}", times, facts, category="step")
-    now_us = times.start_us
-    for phase, length_ms in _phases(step.scalars):
-        # Phases may lie inside each other (an optimizer that calls a closure): what does not fit is cut, its length is in the facts.
-        length_us = min(length_ms * 1e3, times.end_us - now_us)
-        if length_us > 0:
-            trace.span(track, phase.replace("_", " "), Times(now_us, length_us), {"ms": length_ms}, category="phase")
-            now_us += length_us
-    for name, value in curves.items():
-        trace.counter(track, name, times.start_us, value)
+def _add_phases(trace: Trace, track: Track, step: Times, phases: Mapping[str, float]) -> None:
+    """Phases may be nested (an optimizer that calls a closure): what exceeds the step is cut, the duration is in the arguments."""
+    now_us = step.start_us
+    for phase, duration_ms in phases.items():
+        duration_us = min(duration_ms * 1e3, step.end_us - now_us)
+        if duration_us > 0:
+            trace.span(track, phase.replace("_", " "), Times(now_us, duration_us), {"ms": duration_ms}, category="phase")
+            now_us += duration_us
 
 
-def _length_us(scalars: Mapping[str, float]) -> float:
-    length_ms = scalars.get("step_ms", math.nan)
-    if not math.isfinite(length_ms) or length_ms <= 0:
-        length_ms = sum(ms for _, ms in _phases(scalars))
-    return length_ms * 1e3
-
-
-def _phases(scalars: Mapping[str, float]) -> list[tuple[str, float]]:
-    """The phases of a step, as loops have them, those that took time."""
-    lengths = {name.removesuffix("_ms"): value for name, value in scalars.items() if name.endswith("_ms") and name != "step_ms"}
-
-    def place(phase: str) -> tuple[int, str]:
-        if phase in ORDER:
-            return ORDER.index(phase), ""
-        return (100 + LAST.index(phase), "") if phase in LAST else (50, phase)
-
-    return [(phase, lengths[phase]) for phase in sorted(lengths, key=place) if 0 < lengths[phase] < math.inf]
-
-
-def _curves(scalars: Mapping[str, float]) -> Iterator[tuple[str, float]]:
-    for name, value in scalars.items():
-        if name.partition(":")[0] in CURVES or any(name.endswith(end) for end in MEMORY):
-            yield name, value
+def _phase_order(name: str) -> tuple[int, str]:
+    phase = name.removesuffix("_ms")
+    return (ORDER.index(phase), "") if phase in ORDER else (ORDER.index(""), phase)
 
 
 def _headline(event: Event) -> str:
-    """The kind of an event, with the one fact that tells it from its like."""
+    """The kind of an event, with the field that distinguishes it from others of its kind."""
     for key in ("where", "line", "class", "module", "name", "how", "what"):
         fact = event.data.get(key)
         if isinstance(fact, (str, int, float)) and fact != "":
             return f"{event.kind}: {fact if isinstance(fact, str) else number(fact)}"
     return event.kind
-
-
-def _bounded(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value if len(str(value)) <= MAX_ARGUMENT else str(value)[:MAX_ARGUMENT] + "…" for name, value in data.items()}

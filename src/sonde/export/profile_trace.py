@@ -1,9 +1,9 @@
-"""The measured steps of a profile as a trace: phases, every call of every layer forward and backward, sections, and what is kept."""
+"""The measured steps of a profile as a trace: phases, calls of layers forward and backward, sections, and saved activations."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from sonde.errors import SondeError
@@ -12,7 +12,7 @@ from sonde.export.trace import Times, Trace, Track, in_lanes
 if TYPE_CHECKING:
     from sonde.profiler import LayerCost, ProfileReport, Span
 
-KEPT = "activations kept for backward (bytes)"
+SAVED = "activations saved for backward (bytes)"
 
 
 def trace_of_profile(report: ProfileReport) -> Trace:
@@ -23,8 +23,7 @@ def trace_of_profile(report: ProfileReport) -> Trace:
             "this profile holds no spans, only sums, so no trace can be made of it.\n"
             "Profile again: sonde profile -o trace.json.gz script.py, or Profiler().profile(model, inputs)"
         )
-    about = {"profile": report.title, "batch": report.batch, "made by": "sonde profile", **report.environment}
-    trace = Trace(about)
+    trace = Trace({"profile": report.title, "batch": report.batch, "made by": "sonde profile", **report.environment})
     pid = trace.process(f"profile of {report.title or 'a model'}", labels=report.batch)
     layers = {layer.path: layer for layer in report.layers}
     _add_steps(trace, pid, spans)
@@ -33,7 +32,7 @@ def trace_of_profile(report: ProfileReport) -> Trace:
         name = "layers" if thread == 0 else f"layers, thread {thread}"
         _add(trace, pid, name, ((_times(span), (span, _facts(span, layers.get(span.name)))) for span in of_thread))
     _add(trace, pid, "sections", ((_times(span), (span, {"step": span.step})) for span in spans if span.kind == "section"))
-    _add_kept(trace, Track(pid, 0), spans, layers)
+    _add_saved(trace, Track(pid, 0), spans, layers)
     return trace
 
 
@@ -41,12 +40,11 @@ def _add_steps(trace: Trace, pid: int, spans: list[Span]) -> None:
     track = trace.track(pid, "steps")
     for step in sorted({span.step for span in spans}):
         of_step = [span for span in spans if span.step == step]
-        phases = [span for span in of_step if span.kind == "phase" and span.name != "step"]
-        begin = min(span.start_ms for span in of_step)
-        end = max(span.start_ms + span.duration_ms for span in of_step)
-        trace.span(track, f"step {step}", Times(begin * 1e3, (end - begin) * 1e3), {"step": step}, category="step")
-        for lane, times, span in in_lanes((_times(span), span) for span in phases):
-            if lane == 0:  # phases follow each other; one that crosses another is told by the step alone
+        begin, end = min(_times(span).start_us for span in of_step), max(_times(span).end_us for span in of_step)
+        trace.span(track, f"step {step}", Times(begin, end - begin), {"step": step}, category="step")
+        phases = ((_times(span), span) for span in of_step if span.kind == "phase" and span.name != "step")
+        for lane, times, span in in_lanes(phases):
+            if lane == 0:  # phases follow each other; one that overlaps another is not drawn
                 trace.span(track, span.name, times, {"step": step}, category="phase")
 
 
@@ -55,12 +53,8 @@ def _add(trace: Trace, pid: int, name: str, spans: Iterable[tuple[Times, tuple[S
     for lane, times, (span, facts) in in_lanes(spans):
         if lane == len(tracks):
             tracks.append(trace.track(pid, name if not lane else f"{name} ({lane + 1})"))
-        trace.span(tracks[lane], _name(span), times, facts, category=span.kind)
-
-
-def _name(span: Span) -> str:
-    layer = span.name or "(the model)"
-    return f"{layer} ↩" if span.kind == "backward" else layer
+        layer = span.name or "(the model)"
+        trace.span(tracks[lane], f"{layer} ↩" if span.kind == "backward" else layer, times, facts, category=span.kind)
 
 
 def _facts(span: Span, layer: LayerCost | None) -> dict[str, Any]:
@@ -71,27 +65,21 @@ def _facts(span: Span, layer: LayerCost | None) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value not in ("", 0) or name == "step"}
 
 
-def _add_kept(trace: Trace, track: Track, spans: list[Span], layers: dict[str, LayerCost]) -> None:
-    """What a layer keeps is there from the end of its forward to the end of its backward."""
-    if not any(span.kind == "backward" for span in spans):
-        return
-    changes = sorted(_changes(spans, layers))
-    kept = 0.0
-    for at_us, change in changes:
-        kept += change
-        trace.counter(track, KEPT, at_us, max(round(kept), 0))
-
-
-def _changes(spans: list[Span], layers: dict[str, LayerCost]) -> Iterator[tuple[float, float]]:
-    last: dict[tuple[int, str, str], float] = {}  # where each layer's last span of a kind ends in a step
+def _add_saved(trace: Trace, track: Track, spans: list[Span], layers: dict[str, LayerCost]) -> None:
+    """A layer's activations are saved from the end of its forward to the end of its backward."""
+    ends: dict[tuple[int, str, str], float] = {}  # of each layer's last span of a kind in a step
     for span in spans:
-        if span.kind in ("forward", "backward"):
-            key = (span.step, span.kind, span.name)
-            last[key] = max(last.get(key, 0.0), span.start_ms + span.duration_ms)
-    for (step, kind, name), end in last.items():
-        layer = layers.get(name)
-        if layer is not None and layer.memory_self_bytes and (step, "backward", name) in last and (step, "forward", name) in last:
-            yield end * 1e3, float(layer.memory_self_bytes if kind == "forward" else -layer.memory_self_bytes)
+        key = (span.step, span.kind, span.name)
+        ends[key] = max(ends.get(key, 0.0), _times(span).end_us)
+    changes: list[tuple[float, int]] = []
+    for (step, kind, name), end in ends.items():
+        if kind == "forward" and name in layers and (step, "backward", name) in ends and layers[name].memory_self_bytes:
+            saved = layers[name].memory_self_bytes
+            changes += [(end, saved), (ends[step, "backward", name], -saved)]
+    total = 0
+    for at_us, change in sorted(changes):
+        total += change
+        trace.counter(track, SAVED, at_us, max(total, 0))
 
 
 def _times(span: Span) -> Times:

@@ -3,8 +3,6 @@
 Times are microseconds from the beginning of the trace. Spans of one track must lie inside or after each other, or viewers drop them.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import math
@@ -37,19 +35,13 @@ class Times(NamedTuple):
         return self.start_us + self.duration_us
 
 
-
-
 class Trace:
-    """Gathers events; `encoded()` is the file."""
+    """Collects events; `encoded()` is the file."""
 
     def __init__(self, about: Mapping[str, Any] | None = None) -> None:
         self._about = dict(about or {})
         self._events: list[dict[str, Any]] = []
         self._num_pids = self._num_tids = 0  # numbers from 1 on: viewers take 0 for the system's own
-
-    @property
-    def num_events(self) -> int:
-        return len(self._events)
 
     def process(self, name: str, *, labels: str = "") -> int:
         self._num_pids += 1
@@ -76,7 +68,7 @@ class Trace:
         self._add("i", track, name, round(at_us, 3), args, cat=category, s="t")
 
     def counter(self, track: Track, name: str, at_us: float, value: float) -> None:
-        """A point of a curve. One that is not finite has no height: it becomes an instant on the track, which says so."""
+        """A point of a curve; a non-finite value becomes an instant on the track."""
         if math.isfinite(value):
             self._add("C", Track(track.pid, 0), name, round(at_us, 3), {"value": value})
         else:
@@ -112,8 +104,7 @@ def in_lanes(spans: Iterable[tuple[Times, S]]) -> Iterator[tuple[int, Times, S]]
         for open_ends in lanes:
             while open_ends and open_ends[-1] <= start:
                 open_ends.pop()
-        fitting = (number for number, open_ends in enumerate(lanes) if not open_ends or end <= open_ends[-1])
-        lane = next(fitting, len(lanes))
+        lane = next((number for number, open_ends in enumerate(lanes) if not open_ends or end <= open_ends[-1]), len(lanes))
         if lane == len(lanes):
             lanes.append([])
         lanes[lane].append(end)

@@ -2,7 +2,7 @@
 
 import platform
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,9 +16,9 @@ from sonde.profiler.record_steps import StepRecordings
 from sonde.profiler.samples_per_step import samples_per_step
 from sonde.profiler.timed_modules import TimedModule, TimedModules
 from sonde.profiler.timer_overhead import without_timer_cost
+from sonde.render.profile_tree import enclosing_paths
 
 _NO_COST = ModuleCost()
-_NO_PARENT = "\0"  # no path of a layer
 
 
 def build_report(
@@ -31,14 +31,16 @@ def build_report(
     samples = samples_per_step(recordings.batches.values(), recordings.num_fetched)
     called = _parents_first(dict.fromkeys(layer for step in timed for layer in step.layers), modules.layers)
     has_backward = any(step.backward for step in timed)
+    step, timed_step = (TimeSpread.of([step["step"] for step in steps]) for steps in (recordings.bare, recordings.timed_ms))
+    own_cost = timed_step.median_ms / step.median_ms if step.median_ms > 0 else float("nan")
     report = ProfileReport(
         title=title, layers=tuple(_layer_cost(modules.layers[layer], layer, recordings, has_backward) for layer in called),
-        step=TimeSpread.of([step["step"] for step in recordings.bare]), phases=_phases(recordings.bare), remainder=_remainder(recordings),
+        step=step, phases=_phases(recordings.bare), remainder=_remainder(recordings),
         num_samples=samples.num_samples, num_tokens=samples.num_tokens,
         flops_per_step=sum(cost.forward_self + cost.backward_self for cost in flops.layers.values()) + flops.loss_backward,
         peak_flops_per_s=peak_flops_per_s(recordings.autocast or dtype, device), utilisation=recordings.utilization.result(),
         batch=samples.text, environment=environment(dtype, device, recordings.autocast),
-        notes=(*notes, *_notes(recordings, modules, device)), own_cost=_own_cost(recordings),
+        notes=(*notes, *_notes(recordings, modules, device)), own_cost=own_cost,
         spans=tuple(sorted(recordings.spans, key=lambda span: (span.step, span.start_ms, -span.duration_ms))),
     )  # fmt: skip
     return replace(report, notes=(*report.notes, *_disturbance_notes(report)))
@@ -48,10 +50,10 @@ def _disturbance_notes(report: ProfileReport) -> Iterator[str]:
     """Any interruption makes a step longer, but only the interrupted layer: on a busy machine the sum of medians differs from the step."""
     share = report.accounted_ms / report.step.median_ms if report.step.median_ms > 0 else 1.0
     if not 1 / DISTURBED < share < DISTURBED:
-        busy = report.utilisation.get("busy_cores", float("nan"))
+        cores = number(float(report.utilisation.get("busy_cores", float("nan"))))
         yield (
-            f"layers and remainder add up to {100 * share:.0f} % of the step: other programs disturbed it (this one used "
-            f"{number(float(busy))} cores). Profile again when the machine is less busy, or with more repeats"
+            f"layers and remainder add up to {100 * share:.0f} % of the step: other programs disturbed it (this one used {cores} cores). "
+            "Profile again when the machine is less busy, or with more repeats"
         )
 
 
@@ -63,26 +65,20 @@ def environment(dtype: torch.dtype, device: torch.device, autocast: torch.dtype 
     }  # fmt: skip
 
 
-def _parents_first(called: Iterable[int], layers: Sequence[TimedModule]) -> list[int]:
+def _parents_first(called: Collection[int], layers: Sequence[TimedModule]) -> list[int]:
     """Layers in the order of their first calls, but each after its parent by path, so that a tree can be drawn row by row."""
-    called = list(called)
-    children: dict[str, list[int]] = {}
+    children: dict[str | None, list[int]] = {}
     paths = {layers[layer].path for layer in called}
     for layer in called:
-        path = layers[layer].path
-        parent = path
-        while parent:
-            parent = parent.rpartition(".")[0]
-            if parent in paths and parent != path:
-                break
-        children.setdefault(parent if parent != path and parent in paths else _NO_PARENT, []).append(layer)
+        parent = next((path for path in enclosing_paths(layers[layer].path) if path in paths), None)
+        children.setdefault(parent, []).append(layer)
 
-    def walk(parent: str) -> Iterator[int]:
+    def walk(parent: str | None) -> Iterator[int]:
         for layer in children.get(parent, ()):
             yield layer
             yield from walk(layers[layer].path)
 
-    return list(walk(_NO_PARENT))
+    return list(walk(None))
 
 
 def _layer_cost(module: TimedModule, layer: int, recordings: StepRecordings, has_backward: bool) -> LayerCost:
@@ -110,22 +106,13 @@ def _phases(bare: Sequence[dict[str, float]]) -> dict[str, TimeSpread]:
 def _remainder(recordings: StepRecordings) -> dict[str, float]:
     """Milliseconds that belong to no layer: data, optimizer, the loss and other code of the loop, and autograd's start."""
     phases = _phases(recordings.bare)
-    remainder: dict[str, float] = {name: phases[name].median_ms for name in ("data", "optimizer") if name in phases}
-    if "other" in phases:
-        remainder["loss and other code of the loop"] = phases["other"].median_ms
-    for name, values in (
-        ("loss, backward", [step.loss_backward for step in recordings.timed]),
-        ("autograd, before the first node", [step.engine for step in recordings.timed]),
-    ):
-        ms = statistics.median(values) / 1e6 if values else 0.0
-        if ms:
-            remainder[name] = ms
-    return remainder
-
-
-def _own_cost(recordings: StepRecordings) -> float:
-    bare, timed = (statistics.median([step["step"] for step in steps] or [0.0]) for steps in (recordings.bare, recordings.timed_ms))
-    return timed / bare if bare > 0 else float("nan")
+    names = {"data": "data", "optimizer": "optimizer", "other": "loss and other code of the loop"}
+    remainder: dict[str, float] = {text: phases[name].median_ms for name, text in names.items() if name in phases}
+    engine = {
+        "loss, backward": statistics.median([step.loss_backward for step in recordings.timed] or [0]) / 1e6,
+        "autograd, before the first node": statistics.median([step.engine for step in recordings.timed] or [0]) / 1e6,
+    }
+    return remainder | {name: ms for name, ms in engine.items() if ms}
 
 
 def _notes(recordings: StepRecordings, modules: TimedModules, device: torch.device) -> Iterator[str]:

@@ -40,7 +40,8 @@ class TrainedModelFinder:
     def models(self) -> dict[str, nn.Module]:
         """The outermost models, keyed by the prefix of their paths; a single model has an empty prefix."""
         candidates = self._candidates()
-        outermost = [(name, module) for name, module in candidates if not any(_contains(other, module) for _, other in candidates)]
+        inner = {id(part) for _, module in candidates for part in module.modules() if part is not module}
+        outermost = [(name, module) for name, module in candidates if id(module) not in inner]
         if len(outermost) == 1:
             return {"": outermost[0][1]}
         named: dict[str, nn.Module] = {}
@@ -70,7 +71,3 @@ class TrainedModelFinder:
     def _on_module_end(self, module: nn.Module, args: Any, output: Any) -> None:
         if not torch.compiler.is_compiling() and self._depth > 0:
             self._depth -= 1
-
-
-def _contains(module: nn.Module, other: nn.Module) -> bool:
-    return module is not other and any(each is other for each in module.modules())

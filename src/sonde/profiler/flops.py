@@ -1,46 +1,35 @@
 """Counts FLOPs (multiplications and additions of matrix products, convolutions, attention and LSTMs, from shapes) and measures the peak.
 
 torch's own counter lacks formulas for attention and LSTMs on the CPU and for the fused layers of inference, and its formula for the
-backward of grouped convolutions is wrong: the formulas here replace them. torch's counter also attributes FLOPs to modules with hooks; this
-one only counts, and the trace (`LayerCallTrace`) attributes. Fused attention computes its scores again in the backward: five products
-there, two in the forward.
+backward of grouped convolutions is wrong. Fused attention computes its scores again in the backward: five products there, two in the
+forward. The trace (`LayerCallTrace`) attributes the FLOPs to modules.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from time import perf_counter
-from typing import Any
+from typing import Any, Self
 
 import torch
 
 from sonde.statistics.private_torch_api import TorchDispatchMode, op_packet
 
 
-class FlopCounter:
-    """Counter of FLOPs, active inside `context`."""
+class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the FLOPs of every operation that is dispatched inside `context`."""
 
     def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0
         self.uncounted: set[str] = set()  # fused operations without a formula
+        self._formulas = formulas()
 
     def read(self) -> int:
         return self.total
 
-    @contextmanager
-    def context(self, args: Any, kwargs: Any) -> Iterator[None]:
-        """Counts inside. The arguments of the model are not used."""
-        with _CountingMode(self):
-            yield
-
-
-class _CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds the FLOPs of every dispatched operation to a counter."""
-
-    def __init__(self, counter: FlopCounter) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._counter, self._formulas = counter, formulas()
+    def context(self, args: Any, kwargs: Any) -> Self:
+        return self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -54,9 +43,9 @@ class _CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return result
         output = func(*args, **kwargs)
         if formula is not None:
-            self._counter.total += int(formula(*args, **kwargs, out_val=output))
+            self.total += int(formula(*args, **kwargs, out_val=output))
         elif packet is not None and "rnn" in packet.__name__:
-            self._counter.uncounted.add(packet.__name__)
+            self.uncounted.add(packet.__name__)
         return output
 
 
@@ -65,12 +54,8 @@ def formulas() -> dict[Any, Callable[..., int]]:
     """FLOP formulas by operation: torch's, with those below added."""
     from torch.utils import flop_counter
 
-    registry = dict(flop_counter.flop_registry)
-    for name, formula in _FORMULAS.items():
-        packet = getattr(torch.ops.aten, name, None)
-        if packet is not None:
-            registry[packet] = formula
-    return registry
+    aten = torch.ops.aten
+    return flop_counter.flop_registry | {getattr(aten, name): formula for name, formula in _FORMULAS.items() if hasattr(aten, name)}
 
 
 def _attention(query: Any, key: Any, value: Any, *rest: Any, out_val: Any = None, **more: Any) -> int:
@@ -87,10 +72,8 @@ def _attention_backward(grad: Any, query: Any, key: Any, value: Any, *rest: Any,
 
 def _fast_attention(query: Any, key: Any, value: Any, width: int, *rest: Any, out_val: Any = None, **more: Any) -> int:
     """Attention with its four projections: called by nn.MultiheadAttention in eval mode without gradients."""
-    num, length = query.shape[0], query.shape[1]
-    sources = key.shape[1]
-    projections = 2 * num * width * width * (2 * length + 2 * sources)
-    return int(projections + 4 * num * length * sources * width)
+    num, length, sources = query.shape[0], query.shape[1], key.shape[1]
+    return int(4 * num * width * width * (length + sources) + 4 * num * length * sources * width)
 
 
 def _fast_layer(source: Any, width: int, heads: int, *rest: Any, out_val: Any = None, **more: Any) -> int:
@@ -98,8 +81,7 @@ def _fast_layer(source: Any, width: int, heads: int, *rest: Any, out_val: Any = 
     # The matrices among `rest`, in order: query/key/value, output projection, first and second of the feed-forward.
     matrices = [each for each in rest if isinstance(each, torch.Tensor) and each.dim() == 2]
     hidden = int(matrices[2].shape[0]) if len(matrices) > 2 else 0
-    num, length = source.shape[0], source.shape[1]
-    return int(_fast_attention(source, source, source, width) + 4 * num * length * width * hidden)
+    return int(_fast_attention(source, source, source, width) + 4 * math.prod(source.shape[:2]) * width * hidden)
 
 
 def _convolution_backward(grad: Any, source: Any, weight: Any, *rest: Any, out_val: Any = None, **more: Any) -> int:
@@ -114,19 +96,16 @@ def _lstm(source: Any, weights: Any, recurrent: Any, *rest: Any, out_val: Any = 
     return int(2 * math.prod(source.shape[:2]) * (weights.numel() + recurrent.numel()))
 
 
-def _lstm_backward(source: Any, weights: Any, recurrent: Any, *rest: Any, out_val: Any = None, **more: Any) -> int:
-    return 2 * _lstm(source, weights, recurrent)
-
-
 _FORMULAS: dict[str, Callable[..., int]] = {
     "convolution_backward": _convolution_backward, "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward, "_native_multi_head_attention": _fast_attention,
-    "_transformer_encoder_layer_fwd": _fast_layer, "mkldnn_rnn_layer": _lstm, "mkldnn_rnn_layer_backward": _lstm_backward,
+    "_transformer_encoder_layer_fwd": _fast_layer, "mkldnn_rnn_layer": _lstm,
+    "mkldnn_rnn_layer_backward": lambda *args, **more: 2 * _lstm(*args),
 }  # fmt: skip
 
 
 SIZES = (256, 512, 1024, 2048)  # of the matrix products that measure the peak
-MAX_PRODUCT_S = 0.15  # a larger product is not tried if it would take longer: on such a machine the smaller ones are accurate enough
+MAX_PRODUCT_S = 0.15  # a larger product is not tried if it would take longer
 REPEATS = 4
 
 
@@ -143,9 +122,8 @@ def _peak(dtype: torch.dtype, device: str, num_threads: int) -> float:
         for size in SIZES:
             factor = torch.full((size, size), 0.5, dtype=dtype, device=device)
             result = torch.empty_like(factor)
-            flops = 2.0 * size**3
             durations = [_duration_s(factor, result) for _ in range(REPEATS)]
-            best = max(best, flops / min(durations[1:]))
+            best = max(best, 2.0 * size**3 / min(durations[1:]))
             if min(durations) * 8 > MAX_PRODUCT_S:
                 break
     return best

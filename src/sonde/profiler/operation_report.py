@@ -1,11 +1,10 @@
 """The report of `profile_operations`: the time of torch operations, and the lines of the user's code that call them."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sonde.formatting import DASH, counted, milliseconds, si_number, strict, whole_percent
+from sonde.formatting import DASH, milliseconds, si_number, strict, whole_percent
 from sonde.render.summaries.tables import html_table, text_table
 
 TOP = 15  # printed operations; the report contains all
@@ -53,7 +52,7 @@ class OperationsReport:
     bare_ms: float  # of a batch before the profiler started; NaN if there was none
     peak_bytes: int  # highest allocation since profiling started
     trace: Path | None = None  # file for Perfetto and TensorBoard
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @property
     def operations_ms(self) -> float:
@@ -69,34 +68,17 @@ class OperationsReport:
 
     def lines(self) -> list[tuple[str, str, float]]:
         """Lines of the user's code by the time of their operations, including the backward: line, its source, milliseconds per batch."""
-        sums: dict[str, tuple[str, float]] = {}
-        for one in self.operations:
-            for place in one.places:
-                if place.line:
-                    text, ms = sums.get(place.line, (place.text, 0.0))
-                    sums[place.line] = (text, ms + place.self_ms)
-        return sorted(((line, text, ms) for line, (text, ms) in sums.items()), key=lambda row: -row[2])
+        sums: dict[tuple[str, str], float] = {}
+        for place in (place for one in self.operations for place in one.places if place.line):
+            sums[place.line, place.text] = sums.get((place.line, place.text), 0.0) + place.self_ms
+        return sorted(((line, text, ms) for (line, text), ms in sums.items()), key=lambda row: -row[2])
 
     def to_dict(self) -> dict[str, object]:
-        """Strict JSON."""
-        document: dict[str, object] = strict(
-            {
-                "title": self.title, "num_batches": self.num_batches, "step_ms": self.step_ms, "bare_ms": self.bare_ms,
-                "peak_bytes": self.peak_bytes, "flops": self.flops, "trace": str(self.trace) if self.trace else None, "notes": self.notes,
-                "operations": [
-                    {
-                        "name": one.name, "calls": one.calls, "self_ms": one.self_ms, "total_ms": one.total_ms, "share": one.share,
-                        "memory_bytes": one.memory_bytes, "flops": one.flops,
-                        "places": [{name: getattr(place, name) for name in OperationSite.__slots__} for place in one.places],
-                    }
-                    for one in self.operations
-                ],
-            }
-        )  # fmt: skip
+        document: dict[str, object] = strict({**asdict(self), "flops": self.flops})
         return document
 
     def summary(self) -> str:
-        parts = [self._headline(), "", text_table(_HEAD, self._rows(self.top()))]
+        parts = [self._headline(), "", text_table(_HEAD, self._rows())]
         lines = self.lines()[:TOP]
         if lines:
             rows = [(line, milliseconds(ms), whole_percent(ms / self.operations_ms), text) for line, text, ms in lines]
@@ -106,24 +88,22 @@ class OperationsReport:
     __str__ = summary
 
     def _repr_html_(self) -> str:
-        return html_table(_HEAD, self._rows(self.top()), title=self._headline(), notes=self._facts())
+        return html_table(_HEAD, self._rows(), title=self._headline(), notes=self._facts())
 
     def _headline(self) -> str:
         bare = f" ({milliseconds(self.bare_ms)} ms without the profiler)" if math.isfinite(self.bare_ms) else ""
         inside = whole_percent(self.operations_ms / self.step_ms) if self.step_ms > 0 else DASH
-        return (
-            f"operations of {self.title}: {counted(self.num_batches, 'batch').replace('batchs', 'batches')}, "
-            f"{milliseconds(self.step_ms)} ms each{bare}, {inside} of it in operations"
-        )
+        batches = f"{self.num_batches:,} batch{'' if self.num_batches == 1 else 'es'}"
+        return f"operations of {self.title}: {batches}, {milliseconds(self.step_ms)} ms each{bare}, {inside} of it in operations"
 
-    def _rows(self, operations: Sequence[OperationCost]) -> list[tuple[object, ...]]:
+    def _rows(self) -> list[tuple[object, ...]]:
         return [
             (
                 one.name, milliseconds(one.self_ms), whole_percent(one.share), f"{one.calls:,.4g}",
                 si_number(one.memory_bytes, "B") if one.memory_bytes else DASH, si_number(one.flops) if one.flops else DASH,
                 str(one.places[0]) if one.places else "",
             )
-            for one in operations
+            for one in self.top()
         ]  # fmt: skip
 
     def _facts(self) -> list[str]:

@@ -5,9 +5,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sonde.formatting import listing
-from sonde.profiler.profile_report import UNKNOWN, LayerCost, ProfileReport, TimeSpread
+from sonde.formatting import listing, strict
+from sonde.profiler.profile_report import UNKNOWN, ProfileReport, TimeSpread
 from sonde.profiler.recommendations import template
+from sonde.render.profile_tree import enclosing_paths
 
 CHANGED = 1.2  # ratio: on a machine with other load, medians of two runs of one program differ by a few percent
 SMALLEST = 0.005  # share of the slower step: a smaller change is not reported, whatever its ratio
@@ -30,6 +31,10 @@ class LayerChange(NamedTuple):
         return self.after.median_ms / self.before.median_ms if self.before.median_ms > 0 else math.nan
 
     @property
+    def is_change(self) -> bool:
+        return self.verdict not in ("unchanged", "could not tell")
+
+    @property
     def change_ms(self) -> float:
         return self.after.median_ms - self.before.median_ms
 
@@ -48,7 +53,7 @@ class ProfileComparison:
 
     @property
     def changed(self) -> tuple[LayerChange, ...]:
-        return tuple(one for one in self.layers if one.verdict not in ("unchanged", "could not tell"))
+        return tuple(one for one in self.layers if one.is_change)
 
     @property
     def grouped(self) -> tuple[LayerChange, ...]:
@@ -64,18 +69,14 @@ class ProfileComparison:
 
         return comparison_text(self, width=width)
 
-    def __str__(self) -> str:
-        return self.summary()
+    __str__ = summary
 
     def to_dict(self) -> dict[str, object]:
         """Strict JSON for programs."""
-        from sonde.formatting import strict
-
-        rows = [
-            {"path": one.path, "kind": one.kind, "before_ms": one.before.median_ms, "after_ms": one.after.median_ms, "ratio": one.ratio,
-             "verdict": one.verdict}
-            for one in (self.step, *self.phases, *self.layers)
-        ]  # fmt: skip
+        rows = []
+        for one in (self.step, *self.phases, *self.layers):
+            times = {"before_ms": one.before.median_ms, "after_ms": one.after.median_ms, "ratio": one.ratio}
+            rows.append({"path": one.path, "kind": one.kind, **times, "verdict": one.verdict})
         document: dict[str, object] = strict({"sentence": self.sentence, "rows": rows, "notes": self.notes})
         return document
 
@@ -84,19 +85,14 @@ def compare(*, before: ProfileReport, after: ProfileReport) -> ProfileComparison
     """The comparison of two profiles of the same model or script."""
     step = _change("(step)", "", before.step, after.step, math.nan)
     step_ms = max((s.median_ms for s in (before.step, after.step) if s.is_known), default=math.nan)
-    old = {layer.path: layer for layer in before.layers}
-    new = {layer.path: layer for layer in after.layers}
-    kinds = {path: layer.kind for path, layer in (*new.items(), *((path, layer) for path, layer in old.items() if path not in new))}
-    layers = [_change(path, kind, _total(old.get(path)), _total(new.get(path)), step_ms) for path, kind in kinds.items()]
+    kinds = {layer.path: layer.kind for layer in after.layers}
+    kinds |= {layer.path: layer.kind for layer in before.layers if layer.path not in kinds}
+    old, new = ({layer.path: _sum((layer.forward, layer.backward)) for layer in report.layers} for report in (before, after))
+    layers = [_change(path, kind, old.get(path, UNKNOWN), new.get(path, UNKNOWN), step_ms) for path, kind in kinds.items()]
     names = [phase for phase in after.phases if phase in before.phases]
     phases = [_change(f"({name})", "phase", before.phases[name], after.phases[name], step_ms) for name in names]
     sentence = _sentence(layers, phases, step_ms)
     return ProfileComparison(before, after, step, tuple(layers), tuple(phases), sentence, tuple(_notes(before, after)))
-
-
-def _total(layer: LayerCost | None) -> TimeSpread:
-    """Forward and backward together."""
-    return _sum((layer.forward, layer.backward)) if layer is not None else UNKNOWN
 
 
 def _sum(spreads: Iterable[TimeSpread]) -> TimeSpread:
@@ -146,7 +142,7 @@ def _sentence(layers: Sequence[LayerChange], phases: Sequence[LayerChange], step
         parts = [parts[0].replace("the model", "everything", 1)]
     for verdict in ("new", "gone"):
         paths = [one.path for one in layers if one.verdict == verdict]
-        outermost = [path for path in paths if not any(parent in paths for parent in _parents(path))]
+        outermost = [path for path in paths if not any(parent in paths for parent in enclosing_paths(path))]
         if outermost:
             parts.append(f"{listing(outermost)} {verdict}")
     is_uncertain = any(one.verdict == "could not tell" and one.before.is_known and one.after.is_known for one in (*layers, *phases))
@@ -160,14 +156,12 @@ def _sentence(layers: Sequence[LayerChange], phases: Sequence[LayerChange], step
 def _named(layers: Sequence[LayerChange], step_ms: float) -> Iterator[tuple[tuple[LayerChange, ...], str]]:
     """The layers that explain the change: first equal layers of a stack together, then the remaining ones, one by one."""
     compared = [one for one in layers if one.before.is_known and one.after.is_known]
-    containers = {parent for one in compared for parent in _parents(one.path)}
+    containers = {parent for one in compared for parent in enclosing_paths(one.path)}
     stacks: dict[str, list[LayerChange]] = {}
     for one in compared:
         stacks.setdefault(_stack(one.path, containers), []).append(one)
-    together = [
-        _change(name, "", _sum(one.before for one in members), _sum(one.after for one in members), step_ms)
-        for name, members in stacks.items()
-    ]
+    sums = {name: (_sum(one.before for one in members), _sum(one.after for one in members)) for name, members in stacks.items()}
+    together = [_change(name, "", before, after, step_ms) for name, (before, after) in sums.items()]
     named: set[str] = set()
     for one in _responsible(together):
         members = tuple(each for each in stacks[one.path] if each.verdict == one.verdict)
@@ -176,7 +170,7 @@ def _named(layers: Sequence[LayerChange], step_ms: float) -> Iterator[tuple[tupl
             named.update(each.path for each in group)
             yield group, name
     for one in _responsible(compared):
-        if not any(path == one.path or path in _parents(one.path) or one.path in _parents(path) for path in named):
+        if not any(path == one.path or path in enclosing_paths(one.path) or one.path in enclosing_paths(path) for path in named):
             yield (one,), one.path
 
 
@@ -193,7 +187,7 @@ def _responsible(layers: Sequence[LayerChange]) -> Iterator[LayerChange]:
     roots: list[LayerChange] = []
     children: dict[str, list[LayerChange]] = {}
     for one in layers:
-        parent = next((path for path in _parents(one.path) if path in paths), None)
+        parent = next((path for path in enclosing_paths(one.path) if path in paths), None)
         (roots if parent is None else children.setdefault(parent, [])).append(one)
 
     def explain(one: LayerChange) -> Iterator[LayerChange]:
@@ -213,15 +207,8 @@ def _responsible(layers: Sequence[LayerChange]) -> Iterator[LayerChange]:
         yield from explain(root)
 
 
-def _parents(path: str) -> Iterator[str]:
-    while path:
-        path = path.rpartition(".")[0]
-        yield path
-
-
 def _phrase(group: Sequence[LayerChange], name: str) -> str:
-    before, after = (_sum(spreads).median_ms for spreads in zip(*((one.before, one.after) for one in group)))
-    slow, fast = max(before, after), min(before, after)
+    fast, slow = sorted((_sum(one.before for one in group).median_ms, _sum(one.after for one in group).median_ms))
     ratio = f"{slow / fast:.1f}x" if fast > 0 else "much"
     return f"{name or 'the model'} {ratio} {group[0].verdict}"
 

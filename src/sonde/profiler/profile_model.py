@@ -50,11 +50,12 @@ def profile_model(
         while recorder.recordings.num_undisturbed < repeats and perf_counter() < until:
             step.run("bare")
             step.run("timed")
+        notes = [*step.notes]
         if not backward:
-            step.notes.append("only the forward was timed, without gradients")
+            notes.append("only the forward was timed, without gradients")
         if compiled:
-            step.notes.append("compiled parts were run uncompiled: the layers inside compiled code cannot be timed")
-        report = build_report(recorder.recordings, modules, title=type(body).__name__, dtype=dtype, device=device, notes=step.notes)
+            notes.append("compiled parts were run uncompiled: the layers inside compiled code cannot be timed")
+        report = build_report(recorder.recordings, modules, title=type(body).__name__, dtype=dtype, device=device, notes=notes)
         return report, recorder.recordings
 
 
@@ -80,7 +81,7 @@ class _StepRunner:
         self._model, self._args, self._kwargs, self._loss = model, args, kwargs, loss
         self._optimizer, self._recorder, self._backward = optimizer, recorder, backward
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self.notes: list[str] = []
+        self.notes: dict[str, None] = {}  # a set in order
 
     def run(self, kind: StepKind) -> None:
         self._recorder.start_step(kind)
@@ -114,29 +115,22 @@ class _StepRunner:
 
     def _loss_of(self, output: Any) -> Tensor | None:
         """The user's loss, or the output's own `.loss`, or the sum of the outputs, whose gradient costs the same."""
-        if self._loss is not None:
-            value: Any = self._loss(output)
-            if not isinstance(value, Tensor) or value.numel() != 1:
+        value: Any = self._loss(output) if self._loss is not None else getattr(output, "loss", None)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            if self._loss is not None:
                 raise SondeError(
                     "The loss function must return one number that depends on the parameters, "
                     "for instance loss=lambda output: cross_entropy(output, targets)."
                 )
-        else:
-            value = getattr(output, "loss", None)
-            if not isinstance(value, Tensor) or value.numel() != 1:
-                parts = [tensor for _, tensor in find_tensors(output) if tensor.requires_grad]
-                value = sum(part.abs().sum() if part.is_complex() else part.sum() for part in parts) if parts else None
-                if parts:
-                    self._note("no loss was given: the backward started at the sum of the outputs")
+            parts = [tensor for _, tensor in find_tensors(output) if tensor.requires_grad]
+            value = sum(part.abs().sum() if part.is_complex() else part.sum() for part in parts) if parts else None
+            if parts:
+                self.notes["no loss was given: the backward started at the sum of the outputs"] = None
         if value is None or not value.requires_grad:
-            self._note("no output of the model requires a gradient: there is no backward to time")
+            self.notes["no output of the model requires a gradient: there is no backward to time"] = None
             return None
         scalar: Tensor = value.reshape(())
         return scalar
-
-    def _note(self, note: str) -> None:
-        if note not in self.notes:
-            self.notes.append(note)
 
 
 @contextmanager
@@ -150,7 +144,7 @@ def _restored(model: nn.Module, optimizer: torch.optim.Optimizer | None, inputs:
             written = tuple(p for p in leaves.values() if not nn.parameter.is_lazy(p))
             undo.enter_context(preserve_versions(written))
             for leaf in written:
-                undo.callback(_write, leaf, leaf.detach().clone())
+                undo.callback(leaf.detach().copy_, leaf.detach().clone())
             state, groups = optimizer.state, optimizer.param_groups
             undo.callback(_restore_optimizer, optimizer, state, groups, [dict(group) for group in groups])
             copied = type(state)(state.default_factory)
@@ -163,11 +157,6 @@ def _restored(model: nn.Module, optimizer: torch.optim.Optimizer | None, inputs:
         for leaf in leaves.values():
             leaf.grad = None
         yield
-
-
-def _write(leaf: Tensor, content: Tensor) -> None:
-    with torch.no_grad():
-        leaf.detach().copy_(content)
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, state: Any, groups: list[dict[str, Any]], contents: list[dict[str, Any]]) -> None:

@@ -9,13 +9,14 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, record_function
+from torch.profiler import record_function
 
 from sonde.capture.restore_model_state import state_restored
 from sonde.errors import SondeError
@@ -55,7 +56,7 @@ def profile_operations(
         stack.enter_context(_quiet_kineto())
         profiler = stack.enter_context(
             torch.profiler.profile(
-                activities=_activities(), schedule=torch.profiler.schedule(wait=WAIT, warmup=WARMUP, active=num_batches, repeat=1),
+                schedule=torch.profiler.schedule(wait=WAIT, warmup=WARMUP, active=num_batches, repeat=1),
                 record_shapes=True, profile_memory=True, with_stack=True, with_flops=True, acc_events=True,
             )
         )  # fmt: skip
@@ -76,7 +77,14 @@ def profile_operations(
     notes = list(step.notes)
     if num_profiled < num_batches:
         notes.append(f"the loader ended after {num_profiled} of {num_batches} batches")
-    trace = _write_trace(profiler, directory, title) if directory is not None else None
+    trace = None
+    if directory is not None:
+        trace = directory / file_name(f"{title.lower()}_{os.getpid()}.{time.time_ns()}", "pt.trace.json.gz")
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            profiler.export_chrome_trace(str(trace))
+        except (OSError, RuntimeError) as error:
+            raise SondeError(f"the trace cannot be written to {directory}: {error}.") from error
     return OperationsReport(
         title=title, num_batches=num_profiled, operations=tuple(operation_costs(events, num_profiled)),
         step_ms=median(events.steps_ns) / 1e6 if events.steps_ns else float("nan"), bare_ms=bare_ms[-1] if bare_ms else float("nan"),
@@ -91,8 +99,7 @@ class _BatchRunner:
         self._model, self._loss_fn, self._optimizer = model, loss_fn, optimizer
         self._parameters = [p for p in model.parameters() if not nn.parameter.is_lazy(p)]
         self._device = self._parameters[0].device if self._parameters else torch.device("cpu")
-        self.notes: dict[str, None] = {}
-        self.notes[f"the model was in {'train' if model.training else 'eval'} mode"] = None
+        self.notes: dict[str, None] = {f"the model was in {'train' if model.training else 'eval'} mode": None}  # a set in order
 
     def __call__(self, batch: Any) -> None:
         batch = _to_device(batch, self._device)
@@ -163,41 +170,23 @@ def _to_device(value: Any, device: torch.device) -> Any:
 
 def _batches(loader: Iterable[Any], num: int) -> Iterator[Any]:
     """That many batches; a loader that ends earlier is iterated again, unless it is an iterator."""
-    left = num
-    while left > 0:
-        before = left
-        for batch in loader:
+    while num > 0:
+        before = num
+        for batch in islice(loader, num):
             yield batch
-            left -= 1
-            if left == 0:
-                return
-        if left == before or iter(loader) is loader:
+            num -= 1
+        if num == before or iter(loader) is loader:
             return
-
-
-def _activities() -> list[ProfilerActivity]:
-    return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
 
 
 @contextmanager
 def _quiet_kineto() -> Iterator[None]:
     """Kineto logs to stderr when it starts and stops, unless the log level is set before its first use."""
     name = "KINETO_LOG_LEVEL"
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = "99"
+    is_set = name in os.environ
+    os.environ.setdefault(name, "99")
     try:
         yield
     finally:
-        os.environ.pop(name, None)
-
-
-def _write_trace(profiler: torch.profiler.profile, directory: Path, title: str) -> Path:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        target = directory / file_name(f"{title.lower()}_{os.getpid()}.{time.time_ns()}", "pt.trace.json.gz")
-        profiler.export_chrome_trace(str(target))
-    except (OSError, RuntimeError) as error:
-        raise SondeError(f"the trace cannot be written to {directory}: {error}.") from error
-    return target
+        if not is_set:
+            os.environ.pop(name, None)

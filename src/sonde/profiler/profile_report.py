@@ -9,18 +9,18 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from sonde.errors import SondeError
 from sonde.formatting import strict
+from sonde.profiler import recommendations
 from sonde.render.safe_write import write_new
 
 if TYPE_CHECKING:
     from sonde.profiler.profile_comparison import ProfileComparison
-    from sonde.profiler.recommendations import Bottleneck
 
 PHASES = ("data", "forward", "backward", "optimizer", "other")
 DISTURBED = 1.15  # ratio of the step to the sum of its parts: on an idle machine they agree within a few percent
@@ -46,9 +46,8 @@ class TimeSpread(NamedTuple):
     def of(cls, values_ms: Sequence[float]) -> TimeSpread:
         if not values_ms:
             return cls()
-        if len(values_ms) == 1:
-            return cls(values_ms[0], values_ms[0], values_ms[0], 1)
-        low, median, high = statistics.quantiles(values_ms, n=4, method="inclusive")
+        several = values_ms if len(values_ms) > 1 else [*values_ms, *values_ms]
+        low, median, high = statistics.quantiles(several, n=4, method="inclusive")
         return cls(median, low, high, len(values_ms))
 
 
@@ -85,14 +84,6 @@ class LayerCost:
     flops_backward: int = 0
     flops_self: int = 0  # forward and backward
     source: str = ""  # `model.py:12`: the line of its forward, for classes of the user
-
-    @property
-    def forward_self_ms(self) -> float:
-        return self.forward_self.median_ms
-
-    @property
-    def backward_self_ms(self) -> float:
-        return self.backward_self.median_ms
 
     @property
     def total_ms(self) -> float:
@@ -173,10 +164,7 @@ class ProfileReport:
 
     def layer(self, path: str) -> LayerCost:
         """The layer with this path. Raises KeyError if there is none."""
-        for layer in self.layers:
-            if layer.path == path:
-                return layer
-        raise KeyError(path)
+        return {layer.path: layer for layer in reversed(self.layers)}[path]
 
     def share(self, ms: float) -> float:
         """`ms` as a share of the step; of the sum of its parts if other programs disturbed the step, or if the step is not known."""
@@ -192,17 +180,13 @@ class ProfileReport:
         total_ms = math.fsum(spread.median_ms for spread in self.phases.values() if spread.is_known)
         return self.phases[phase].median_ms / total_ms if total_ms > 0 else math.nan
 
-    def bottlenecks(self) -> tuple[Bottleneck, ...]:
+    def bottlenecks(self) -> tuple[recommendations.Bottleneck, ...]:
         """The layers and phases that take the largest shares of the step, the largest first."""
-        from sonde.profiler.recommendations import bottlenecks
-
-        return bottlenecks(self)
+        return recommendations.bottlenecks(self)
 
     def recommendations(self) -> tuple[str, ...]:
         """Changes that could make the step faster, with the measured reasons."""
-        from sonde.profiler.recommendations import recommendations
-
-        return tuple(recommendations(self))
+        return tuple(recommendations.recommendations(self))
 
     def compare(self, other: ProfileReport) -> ProfileComparison:
         """Compares this profile with an earlier one, layer by layer: `new.compare(old)`."""
@@ -216,16 +200,12 @@ class ProfileReport:
 
         return profile_text(self, width=width)
 
-    def __str__(self) -> str:
-        return self.summary()
+    __str__ = summary
 
     def to_dict(self) -> dict[str, Any]:
         """Strict JSON. Rates are included for readers without Sonde, although they follow from the rest."""
-        data = _fields(self)
-        data["layers"] = [_fields(layer) for layer in self.layers]
-        data["sections"] = [_fields(section) for section in self.sections]
         rates = {"samples_per_s": self.samples_per_s, "tokens_per_s": self.tokens_per_s, "flops_per_s": self.flops_per_s, "mfu": self.mfu}
-        document: dict[str, Any] = strict({"format": FORMAT, "schema": SCHEMA, **data, "derived": rates})
+        document: dict[str, Any] = strict({"format": FORMAT, "schema": SCHEMA, **asdict(self), "derived": rates})
         return document
 
     def save(self, path: str | Path, *, replace: bool = False, comparison: ProfileComparison | None = None) -> Path:
@@ -281,21 +261,16 @@ def check_suffix(path: Path) -> None:
 
 def _content(report: ProfileReport, target: Path, comparison: ProfileComparison | None) -> str | bytes:
     check_suffix(target)
-    name = target.name.lower()
-    if name.endswith(TRACE_SUFFIXES):
+    if target.name.lower().endswith(TRACE_SUFFIXES):
         from sonde.export.profile_trace import trace_of_profile
         from sonde.export.trace import compressed
 
         return compressed(trace_of_profile(report), target)
-    if name.endswith(".html"):
+    if target.name.lower().endswith(".html"):
         from sonde.render.html.profile_html import profile_html
 
         return profile_html(report, comparison)
     return json.dumps(report.to_dict(), indent=1, allow_nan=False, ensure_ascii=True) + "\n"
-
-
-def _fields(value: ProfileReport | LayerCost | Section) -> dict[str, Any]:
-    return {each.name: getattr(value, each.name) for each in fields(value)}
 
 
 def _decode(kind: Any, value: Any) -> Any:
@@ -308,7 +283,7 @@ def _decode(kind: Any, value: Any) -> Any:
         return tuple(_decode(arguments[0], item) for item in value)
     if get_origin(kind) is Mapping:
         return {str(key): _decode(arguments[1], item) for key, item in value.items()}
-    if issubclass(kind, tuple) if isinstance(kind, type) else False:
+    if isinstance(kind, type) and issubclass(kind, tuple):
         return kind(*(_decode(each, item) for each, item in zip(get_type_hints(kind).values(), value, strict=True)))
     if arguments == (int, NoneType):
         return None if value is None else int(value)

@@ -2,8 +2,8 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from sonde.errors import SondeError
 from sonde.profiler import ProfileReport
@@ -15,8 +15,7 @@ class ProfileFinished(SystemExit):
     """Ends a script whose profile is complete, as `sys.exit()` would: its `finally` blocks and atexit functions run."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptProfile:
+class ScriptProfile(NamedTuple):
     """The result of a script and its profile."""
 
     script: ScriptResult

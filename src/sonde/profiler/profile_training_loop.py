@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from threading import get_ident
-from typing import Any, Concatenate, ParamSpec, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -29,7 +29,7 @@ from sonde.profiler.profile_model import clock
 from sonde.profiler.record_steps import ProfileRecorder, plan_steps
 from sonde.profiler.timed_modules import TimedModules
 
-P = ParamSpec("P")
+Callback = TypeVar("Callback", bound=Callable[..., None])
 _log = logging.getLogger("sonde")
 
 
@@ -48,14 +48,12 @@ def watch_steps(
         watcher.close()
 
 
-def _isolated(method: Callable[Concatenate[StepWatcher, P], None]) -> Callable[Concatenate[StepWatcher, P], None]:
+def _isolated(method: Callback) -> Callback:
     """Runs a callback only in the training thread; an error of the profiler ends the profile, not the training."""
 
     @functools.wraps(method)
-    def callback(self: StepWatcher, *args: P.args, **kwargs: P.kwargs) -> None:
-        if torch.compiler.is_compiling():
-            return
-        if self.done or self.failure or (self._thread and self._thread != get_ident()):
+    def callback(self: StepWatcher, *args: Any, **kwargs: Any) -> None:
+        if torch.compiler.is_compiling() or self.done or self.failure or (self._thread and self._thread != get_ident()):
             return
         try:
             method(self, *args, **kwargs)
@@ -65,7 +63,7 @@ def _isolated(method: Callable[Concatenate[StepWatcher, P], None]) -> Callable[C
             self.close()
         self._call_on_done()
 
-    return cast("Callable[Concatenate[StepWatcher, P], None]", callback)
+    return cast(Callback, callback)
 
 
 class StepWatcher(TrainingCallbacks):
@@ -81,7 +79,7 @@ class StepWatcher(TrainingCallbacks):
         self._warmup, self._num_steps, self._on_done = warmup, num_steps, on_done
         self._plan = plan_steps(1, num_steps)
         self._boundaries = StepBoundaries()
-        self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
+        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._finder = TrainedModelFinder()
         self._timed: TimedModules | None = None
         self._recorder: ProfileRecorder | None = None
@@ -137,27 +135,24 @@ class StepWatcher(TrainingCallbacks):
             on_done()
 
     def _end_step(self) -> None:
-        recorder = self._recorder
-        if recorder is not None:
-            recorder.end_step()
+        if self._recorder is not None:
+            self._recorder.end_step()
         self._boundaries.end_step()
         self.num_finished += 1
-        if recorder is None and self.num_finished >= max(1, self._warmup):
-            recorder = self._prepare()
-        if recorder is not None:
+        if self._recorder is None and self.num_finished >= max(1, self._warmup):
+            self._recorder = self._make_recorder()
+        if self._recorder is not None:
             index = self.num_finished - self._first_step
             if index < len(self._plan):
-                recorder.start_step(self._plan[index])
+                self._recorder.start_step(self._plan[index])
             else:
                 self.done = True
                 self.close()
 
-    def _prepare(self) -> ProfileRecorder | None:
+    def _make_recorder(self) -> ProfileRecorder | None:
         models = self._models_by_prefix()
-        if not models:
-            if self._models is None and not self._compiles:
-                return None  # the search goes on
-            models = {}
+        if not models and self._models is None and not self._compiles:
+            return None  # the search goes on
         self._finder.stop()
         self._first_step = self.num_finished
         if self._compiles:
@@ -166,8 +161,7 @@ class StepWatcher(TrainingCallbacks):
         self._timed = TimedModules.of({} if self._compiles_functions else models, eager=False)
         tensors = [tensor for model in models.values() for tensor in (*model.parameters(), *model.buffers())]
         self._dtype, self._device = dtype_and_device(tensors)
-        self._recorder = ProfileRecorder(self._timed, excluded=tensors, read=clock(self._device), follows_training=True)
-        return self._recorder
+        return ProfileRecorder(self._timed, excluded=tensors, read=clock(self._device), follows_training=True)
 
     def _models_by_prefix(self) -> dict[str, nn.Module]:
         if self._models is None:
@@ -246,13 +240,9 @@ class StepWatcher(TrainingCallbacks):
 
     @_isolated
     def on_scaler_step_end(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
-        if self._has_scaler_stepped:
-            return
-        self._register(optimizer)  # the scaler skipped the update: it still counts as a step
-        if self._boundaries.on_optimizer_step_start(id(optimizer)):
-            self._end_step()
-        if self._boundaries.on_optimizer_step_end(id(optimizer)):
-            self._end_step()
+        if not self._has_scaler_stepped:  # the scaler skipped the update: it still counts as a step, without an optimizer phase
+            self.on_optimizer_step_start(optimizer, has_closure=True)
+            self.on_optimizer_step_end(optimizer)
 
     @_isolated
     def on_compile(self, target: Any) -> None:
@@ -270,8 +260,5 @@ class StepWatcher(TrainingCallbacks):
             self._recorder.end_phase(phase)
 
     def _register(self, optimizer: torch.optim.Optimizer) -> None:
-        known = self._optimizers.get(id(optimizer))
-        if known is None or known() is not optimizer:
-            self._optimizers[id(optimizer)] = weakref.ref(optimizer)
-            self._optimizers = {key: ref for key, ref in self._optimizers.items() if ref() is not None}
-            self._boundaries.num_optimizers = len(self._optimizers)
+        self._optimizers.add(optimizer)
+        self._boundaries.num_optimizers = len(self._optimizers)

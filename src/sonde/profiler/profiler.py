@@ -29,13 +29,6 @@ class _SectionTimes:
 
 
 @dataclass(slots=True)
-class _RunningTimer:
-    name: str
-    parent: str
-    start: int
-
-
-@dataclass(slots=True)
 class _RecordedLayer:
     kind: str
     forward_ms: list[float] = field(default_factory=list)
@@ -50,7 +43,7 @@ class Profiler:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._running: dict[int, list[_RunningTimer]] = {}  # by thread, the innermost last
+        self._running: dict[int, dict[str, tuple[str, int]]] = {}  # by thread, then by name: enclosing section, start; the innermost last
         self._sections: dict[tuple[str, str], _SectionTimes] = {}  # by name and enclosing section
         self._spans: list[tuple[str, int, int, int]] = []  # name, start, end, thread
         self._layers: dict[str, _RecordedLayer] = {}
@@ -60,29 +53,27 @@ class Profiler:
         """Start a timer. Timers that start while it runs are nested in it."""
         if not isinstance(name, str) or not name:
             raise SondeError(f"a timer needs a name, for instance profiler.start('load'), not {name!r}.")
-        running = self._running.setdefault(threading.get_ident(), [])
-        if any(one.name == name for one in running):
+        running = self._running.setdefault(threading.get_ident(), {})
+        if name in running:
             raise SondeError(f"the timer {name!r} is running already. Stop it first with stop({name!r}), or give this one another name.")
-        running.append(_RunningTimer(name, running[-1].name if running else "", perf_counter_ns()))
+        running[name] = next(reversed(running), ""), perf_counter_ns()
 
     def stop(self, name: str) -> float:
         """Stop a timer. Returns the seconds since its start."""
         end = perf_counter_ns()
-        running = self._running.get(threading.get_ident(), [])
-        found = next((one for one in reversed(running) if one.name == name), None)
-        if found is None:
-            others = f"Running in this thread: {listing([one.name for one in running])}." if running else "No timer runs in this thread."
+        running = self._running.get(threading.get_ident(), {})
+        if name not in running:
+            others = f"Running in this thread: {listing(list(running))}." if running else "No timer runs in this thread."
             raise SondeError(f"the timer {name!r} was not started, or was stopped already. {others}\nStart it with start({name!r}).")
-        running.remove(found)
-        duration = end - found.start
+        parent, start = running.pop(name)
         with self._lock:
-            times = self._sections.setdefault((name, found.parent), _SectionTimes())
+            times = self._sections.setdefault((name, parent), _SectionTimes())
             times.calls += 1
-            times.total_ms += duration / 1e6
-            times.last_ms.append(duration / 1e6)
+            times.total_ms += (end - start) / 1e6
+            times.last_ms.append((end - start) / 1e6)
             if len(self._spans) < MAX_SPANS:
-                self._spans.append((name, found.start, end, threading.get_ident()))
-        return duration / 1e9
+                self._spans.append((name, start, end, threading.get_ident()))
+        return (end - start) / 1e9
 
     start_timer, end_timer = start, stop
 
@@ -93,8 +84,7 @@ class Profiler:
         try:
             yield
         finally:
-            running = self._running.get(threading.get_ident(), [])
-            if any(one.name == name for one in running):  # else the block stopped it itself
+            if name in self._running.get(threading.get_ident(), ()):  # else the block stopped it itself
                 self.stop(name)
 
     def record_layer_execution(

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from sonde.formatting import listing, number
+from sonde.formatting import listing, number, whole_percent
 
 if TYPE_CHECKING:
     from sonde.profiler.profile_report import LayerCost, ProfileReport
@@ -43,7 +43,7 @@ def bottlenecks(report: ProfileReport) -> tuple[Bottleneck, ...]:
         spread = report.phases.get(phase)
         if spread is not None and spread.median_ms > 0:
             share = report.phase_share(phase)
-            found.append(Bottleneck(f"({phase})", "phase", spread.median_ms, share, f"{_percent(share)} of the step"))
+            found.append(Bottleneck(f"({phase})", "phase", spread.median_ms, share, f"{whole_percent(share)} of the step"))
     notable = [one for one in found if one.share >= NOTABLE]
     return tuple(sorted(notable, key=lambda one: -one.ms)[:MAX_BOTTLENECKS])
 
@@ -54,46 +54,40 @@ def _groups(report: ProfileReport) -> Iterator[tuple[str, str, list[LayerCost], 
         if layer.self_ms > 0:
             groups.setdefault((template(layer.path), layer.kind), []).append(layer)
     for (where, kind), layers in groups.items():
-        ms = math.fsum(layer.self_ms for layer in layers)
-        yield _name(where, layers), kind, layers, ms
-
-
-def _name(where: str, layers: list[LayerCost]) -> str:
-    if len(layers) == 1:
-        return layers[0].path or "(the model itself)"
-    return where if any(char.isalpha() for char in where) else f"{layers[0].path} … {layers[-1].path}"
+        name = where if any(char.isalpha() for char in where) else f"{layers[0].path} … {layers[-1].path}"
+        if len(layers) == 1:
+            name = layers[0].path or "(the model itself)"
+        yield name, kind, layers, math.fsum(layer.self_ms for layer in layers)
 
 
 def _why(report: ProfileReport, kind: str, layers: list[LayerCost], ms: float) -> str:
-    flops = sum(layer.flops_self for layer in layers)
-    share = f"{kind} itself takes {_percent(report.share(ms))} of the step"
+    share = f"{kind} itself takes {whole_percent(report.share(ms))} of the step"
     if len(layers) > 1:
-        share = f"{len(layers)} {kind} layers take {_percent(report.share(ms))} of the step themselves"
-    if not flops:
+        share = f"{len(layers)} {kind} layers take {whole_percent(report.share(ms))} of the step themselves"
+    speed = sum(layer.flops_self for layer in layers) / ms * 1e3
+    if not speed:
         return f"{share}, without counted FLOPs: it is limited by memory"
-    speed = flops / ms * 1e3
-    if not report.peak_flops_per_s > 0:
-        return f"{share}, at {number(speed / 1e9)} GFLOP/s"
-    return f"{share}, at {number(speed / 1e9)} GFLOP/s, {_percent(speed / report.peak_flops_per_s)} of this machine's peak"
+    of_peak = f", {whole_percent(speed / report.peak_flops_per_s)} of this machine's peak" if report.peak_flops_per_s > 0 else ""
+    return f"{share}, at {number(speed / 1e9)} GFLOP/s{of_peak}"
 
 
 def recommendations(report: ProfileReport) -> Iterator[str]:
     data, optimizer = report.phases.get("data"), report.phases.get("optimizer")
     if data is not None and report.phase_share("data") >= DATA_WAIT:
         yield (
-            f"{_percent(report.phase_share('data'))} of the step ({number(data.median_ms)} ms) is waiting for data: load it in the "
+            f"{whole_percent(report.phase_share('data'))} of the step ({number(data.median_ms)} ms) is waiting for data: load it in the "
             "background (DataLoader(num_workers=…) or more workers, with persistent_workers=True), or do less work per sample."
         )
     if optimizer is not None and report.phase_share("optimizer") >= HEAVY_OPTIMIZER:
         yield (
-            f"The optimizer takes {_percent(report.phase_share('optimizer'))} of the step ({number(optimizer.median_ms)} ms): "
+            f"The optimizer takes {whole_percent(report.phase_share('optimizer'))} of the step ({number(optimizer.median_ms)} ms): "
             "try fused=True if it has that option, or a larger batch, which needs fewer updates for the same samples."
         )
     tiny = [layer for layer in report.layers if layer.calls and 0 < layer.self_ms / layer.calls < TINY_MS]
     tiny_ms = math.fsum(layer.self_ms for layer in tiny)
     if report.share(tiny_ms) >= MANY_TINY:
         yield (
-            f"{_percent(report.share(tiny_ms))} of the step is in {len(tiny)} layers with calls shorter than {TINY_MS:g} ms: "
+            f"{whole_percent(report.share(tiny_ms))} of the step is in {len(tiny)} layers with calls shorter than {TINY_MS:g} ms: "
             "most of that is overhead of Python and torch. Try torch.compile(model), or a larger batch."
         )
     limit = SLOW_ARITHMETIC * report.peak_flops_per_s
@@ -102,16 +96,10 @@ def recommendations(report: ProfileReport) -> Iterator[str]:
         if report.share(ms) >= NOTABLE and 0 < sum(each.flops_self for each in layers) / ms * 1e3 < limit
     ]  # fmt: skip
     if slow and report.share(tiny_ms) < MANY_TINY:
-        names = listing(slow)
+        peak = f"{number(report.peak_flops_per_s / 1e9)} GFLOP/s"
         yield (
-            f"{names}: below {_percent(SLOW_ARITHMETIC)} of this machine's peak of {number(report.peak_flops_per_s / 1e9)} GFLOP/s. "
+            f"{listing(slow)}: below {whole_percent(SLOW_ARITHMETIC)} of this machine's peak of {peak}. "
             "Larger batches, channels_last for convolutions, or bfloat16 if the machine supports it, may help."
         )
-    recomputed = [layer.path for layer in report.layers if layer.flops_backward > 2.5 * layer.flops_forward > 0 and not layer.depth]
-    if recomputed:
+    if any(layer.flops_backward > 2.5 * layer.flops_forward > 0 and not layer.depth for layer in report.layers):
         yield "The backward computes more than twice the FLOPs of the forward: activation checkpointing trades time for memory."
-
-
-def _percent(share: float) -> str:
-    """Rounded as in the table of the report."""
-    return "less than 1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"

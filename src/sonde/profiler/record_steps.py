@@ -1,18 +1,16 @@
 """Records training steps with timers or counters installed.
 
-The caller (profile_model.py, or profile_training_loop.py for a script) reports when a step and its phases start and end.
 A *bare* step has timers on the outermost modules alone and gives the duration of a step and its phases. A *timed* step has timers on all
 modules and autograd nodes. Bare and timed steps alternate, so that other load on the machine affects both alike. Two more steps count FLOPs
 and the bytes saved for the backward.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from time import perf_counter_ns
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -67,7 +65,7 @@ class StepRecordings:
         """The number of steps without a preemption, of the kind (bare or timed) that has fewer."""
         return min(self.bare_preemptions.count(0), self.timed_preemptions.count(0))
 
-    def least_disturbed(self) -> StepRecordings:
+    def least_disturbed(self) -> Self:
         """The steps that other programs interrupted least. On an idle machine these are all steps; on a busy one a short step is either
         undisturbed or many times as long."""
         bare, timed = _least_preempted(self.bare_preemptions), _least_preempted(self.timed_preemptions)
@@ -94,13 +92,12 @@ class ProfileRecorder:
         self._open_phases: dict[str, int] = {}
         self._start = self._preemptions = 0
         self._zero: int | None = None  # start of the first timed step
-        self._counter: FlopCounter | None = None
+        self._counter = FlopCounter()
         self._batches: list[tuple[int, InputBatch]] = []  # with the index of the call in the trace
         self._num_fetched = self._num_backwards = self._num_updates = 0  # in the current step
 
     def start_step(self, kind: StepKind) -> None:
-        self._kind = kind
-        self._phases, self._open_phases = {}, {}
+        self._kind, self._phases, self._open_phases = kind, {}, {}
         self._num_fetched = self._num_backwards = self._num_updates = 0
         self._trace = trace = self._trace_for(kind)
         self._timers.install(trace, only_roots=kind == "bare", watch_roots=self._follows_training)
@@ -139,9 +136,9 @@ class ProfileRecorder:
         output = None
         try:
             output = model(*args, **kwargs)
-            return output
         finally:
             self._timers.on_forward_end(model, output)
+        return output
 
     def start_phase(self, phase: str) -> None:
         self._open_phases[phase] = self._read()
@@ -212,7 +209,7 @@ class ProfileRecorder:
             recordings.timed_preemptions.append(preemptions)
         elif self._kind == "flops":
             recordings.flops = evaluate(trace)
-            recordings.uncounted = self._counter.uncounted if self._counter is not None else set()
+            recordings.uncounted = self._counter.uncounted
         elif self._kind == "memory":
             recordings.saved_bytes = evaluate(trace)
         elif trace.calls:  # warm-up: it shows which modules are outermost, and their inputs
@@ -255,8 +252,7 @@ def _autocast_dtype() -> torch.dtype | None:
 
 
 def _least_preempted(preemptions: Sequence[int]) -> list[int]:
-    num = min(len(preemptions), ENOUGH)
-    limit = sorted(preemptions)[num - 1] if num else 0
+    limit = max(sorted(preemptions)[:ENOUGH], default=0)
     return [index for index, count in enumerate(preemptions) if count <= limit]
 
 
@@ -278,16 +274,11 @@ def _spans(trace: LayerCallTrace, layers: list[TimedModule], step: int, zero: in
         if owner is OUTSIDE:
             yield span("backward", "(loss)", start, end)
         chain = _with_ancestors(owner) if owner.layer >= 0 else []
-        num_common = _num_common(open_calls, chain)
+        num_common = sum(1 for _ in takewhile(lambda pair: pair[0][0] is pair[1], zip(open_calls, chain)))
         yield from (span("backward", layers[call.layer].path, opened, start) for call, opened in open_calls[num_common:])
         open_calls[num_common:] = [(call, start) for call in chain[num_common:]]
         last_end = end
     yield from (span("backward", layers[call.layer].path, opened, last_end) for call, opened in open_calls)
-
-
-def _num_common(open_calls: list[tuple[LayerCall, int]], chain: list[LayerCall]) -> int:
-    pairs = zip(open_calls, chain)
-    return next((index for index, ((call, _), other) in enumerate(pairs) if call is not other), min(len(open_calls), len(chain)))
 
 
 def _with_ancestors(call: LayerCall) -> list[LayerCall]:

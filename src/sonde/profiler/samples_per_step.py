@@ -1,7 +1,7 @@
 """Number of samples and tokens of a step, from the inputs of its outermost modules and from the batches of its data loaders.
 
-A module may receive the same samples several times in a step: the cell of a recurrent net, the discriminator of a GAN, both halves of a
-pair. Several batches count as several only if each has its own backward and one update follows all of them: gradient accumulation.
+A module may receive the same samples several times in a step (the cell of a recurrent net, the discriminator of a GAN). Several batches
+count as several only if each has its own backward and one update follows all of them: gradient accumulation.
 """
 
 from collections.abc import Iterable
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from sonde.formatting import listing
 from sonde.statistics.find_tensors import find_tensors
 
 
@@ -38,8 +39,7 @@ def input_batch(args: Any, kwargs: Any) -> InputBatch | None:
     shapes = [f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}" for tensor in tensors]
     first = tensors[0]
     is_tokens = first.dim() == 2 and not first.is_floating_point() and not first.is_complex() and first.dtype != torch.bool
-    more = f" and {len(shapes) - 3} more" if len(shapes) > 3 else ""
-    return InputBatch(first.shape[0], first.numel() if is_tokens else None, ", ".join(shapes[:3]) + more)
+    return InputBatch(first.shape[0], first.numel() if is_tokens else None, listing(shapes))
 
 
 def samples_per_step(modules: Iterable[list[InputBatch]], num_fetched: int = 0) -> StepSamples:

@@ -16,7 +16,7 @@ class SavedActivations:
     def __init__(self, excluded: Iterable[Tensor]) -> None:
         """`excluded`: parameters and buffers, which exist anyway."""
         self.total = 0
-        self._counted = {pointer for tensor in excluded if (pointer := _storage_pointer(tensor)) is not None}
+        self._counted = {_storage_pointer(tensor) for tensor in excluded} | {0}
 
     def read(self) -> int:
         return self.total
@@ -24,24 +24,20 @@ class SavedActivations:
     @contextmanager
     def context(self, args: Any, kwargs: Any) -> Iterator[None]:
         """Counts inside; the inputs of the model (`args`, `kwargs`) are excluded."""
-        self._counted.update(pointer for _, tensor in find_tensors((args, kwargs)) if (pointer := _storage_pointer(tensor)) is not None)
-        with torch.autograd.graph.saved_tensors_hooks(self._on_save, _unchanged):
+        self._counted.update(_storage_pointer(tensor) for _, tensor in find_tensors((args, kwargs)))
+        with torch.autograd.graph.saved_tensors_hooks(self._on_save, lambda tensor: tensor):
             yield
 
     def _on_save(self, tensor: Tensor) -> Tensor:
         pointer = _storage_pointer(tensor)
-        if pointer is not None and pointer not in self._counted:
+        if pointer not in self._counted:
             self._counted.add(pointer)
             self.total += tensor.untyped_storage().nbytes()
         return tensor
 
 
-def _unchanged(tensor: Tensor) -> Tensor:
-    return tensor
-
-
-def _storage_pointer(tensor: Tensor) -> int | None:
+def _storage_pointer(tensor: Tensor) -> int:
     try:
-        return tensor.untyped_storage().data_ptr() or None
+        return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):  # sparse, lazy and other tensors without a contiguous storage
-        return None
+        return 0

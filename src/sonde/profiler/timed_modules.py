@@ -1,9 +1,7 @@
 """Lists the modules that a profile times, with their timers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import torch
 from torch import nn
@@ -13,8 +11,7 @@ from sonde.capture.layer_timing.module_timers import ModuleTimers
 from sonde.statistics.private_torch_api import is_compiled, unwrap_compiled
 
 
-@dataclass(frozen=True, slots=True)
-class TimedModule:
+class TimedModule(NamedTuple):
     """Name, class and size of a module, as the report shows them."""
 
     path: str
@@ -24,8 +21,7 @@ class TimedModule:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class TimedModules:
+class TimedModules(NamedTuple):
     """All modules of some models, in the order of their timers."""
 
     layers: list[TimedModule]
@@ -33,7 +29,7 @@ class TimedModules:
     timers: ModuleTimers
 
     @classmethod
-    def of(cls, models: Mapping[str, nn.Module], *, eager: bool) -> TimedModules:
+    def of(cls, models: Mapping[str, nn.Module], *, eager: bool) -> Self:
         """`models` are keyed by the prefix of their paths. With `eager`, compiled modules run uncompiled and their submodules are timed."""
         opaque_paths: list[str] = []
         visited: set[int] = set()

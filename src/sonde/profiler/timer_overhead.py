@@ -1,9 +1,8 @@
 """What the timers of a profile cost: measured once per process and clock, and subtracted from the timed steps.
 
-In a loop of their own the timers cost less than in a real step, where caches are cold. The steps themselves show how much less: bare steps
-(timers on the outermost modules) and timed steps (timers on all modules and nodes) alternate, and the difference of their forward times is
-what the timers of the inner modules add. The ratio of that difference to the cost in a loop scales the costs. With large layers the
-difference is mostly noise, so the ratio is limited.
+In a loop of their own the timers cost less than in a real step, where caches are cold. Bare steps (timers on the outermost modules) and
+timed steps (timers on all modules and nodes) alternate; the ratio of the difference of their forward times to the cost in a loop scales the
+costs. With large layers the difference is mostly noise, so the ratio is limited.
 """
 
 import statistics
@@ -35,7 +34,6 @@ class TimerCost(NamedTuple):
 
 @cache
 def timer_cost(read: ReadCounter) -> TimerCost:
-    """The cost of each timer with this clock."""
     module, value = nn.Identity(), torch.empty(0, device="cpu")
     timers = ModuleTimers([module])
     inside: list[int] = []

@@ -1,8 +1,7 @@
 """Reads the events of torch.profiler: operations, and the lines of the user's code that call them.
 
-torch stores a tree of events: calls of Python and C functions, operations, allocations. It knows the line from which a function was called,
-but not the line of an operator such as `x * 2`: those are reported at the first line of their function. A backward operation has the number
-of the forward operation that created its node, and is reported at the line of that operation.
+torch knows the line from which a function was called, but not the line of an operator such as `x * 2`: those are reported at the first line
+of their function. A backward operation is reported at the line of the forward operation that created its node.
 """
 
 import linecache
@@ -83,7 +82,8 @@ def read_events(results: Any, layers: Mapping[int, str]) -> ProfilerEvents:
                 if not in_backward and fields.sequence_number >= 0:
                     forward_positions[fields.sequence_number] = position
                 call = OperationCall(event.name, position, sequence, event.duration_time_ns, event.duration_time_ns)
-                call.flops, call.shapes = flops.get(event.correlation_id, 0), _shapes(fields)
+                call.flops = flops.get(event.correlation_id, 0)
+                call.shapes = ", ".join(str(one.sizes) for one in fields.inputs if hasattr(one, "sizes"))
                 if parent is not None:
                     parent.self_ns -= event.duration_time_ns
                 events.calls.append(call)
@@ -104,7 +104,6 @@ def _sequence(fields: Any, parent: OperationCall | None, in_backward: bool) -> i
 
 
 def _inside_call(position: CallPosition, fields: Any, layers: Mapping[int, str]) -> CallPosition:
-    """The position inside a Python call."""
     caller, callee = fields.caller, getattr(fields, "callsite", None)
     if callee is not None and callee.file_name.endswith(RUNNER_FILE):
         # The line that called profile_operations is not the line of an operation.
@@ -133,16 +132,12 @@ def _is_user_code(name: str) -> bool:
     return bool(path) and not is_library(str(Path(path).absolute()))
 
 
-def _shapes(fields: Any) -> str:
-    return ", ".join(str(one.sizes) for one in fields.inputs if hasattr(one, "sizes"))
-
-
 def operation_costs(events: ProfilerEvents, num_batches: int) -> Iterator[OperationCost]:
     """The cost of each operation per batch, the one with the most self time first."""
     total_ns = sum(call.self_ns for call in events.calls) or 1
     groups: dict[str, list[OperationCall]] = {}
     for call in events.calls:
-        groups.setdefault(call.name.removeprefix(ENGINE) if call.name.startswith(ENGINE) else call.name, []).append(call)
+        groups.setdefault(call.name.removeprefix(ENGINE), []).append(call)
     for name, calls in sorted(groups.items(), key=lambda item: -sum(call.self_ns for call in item[1])):
         self_ns = sum(call.self_ns for call in calls)
         outer = [call for call in calls if not call.name.startswith(ENGINE)] or calls  # the engine's event and the node are one call

@@ -25,22 +25,17 @@ class UtilizationMeter:
         self._started = process_time(), perf_counter()
 
     def pause(self) -> None:
-        cpu, wall = self._started
-        self._cpu_s += process_time() - cpu
-        self._wall_s += perf_counter() - wall
-        gpu = gpu_share()
-        if gpu is not None:
+        self._cpu_s += process_time() - self._started[0]
+        self._wall_s += perf_counter() - self._started[1]
+        if (gpu := gpu_share()) is not None:
             self._gpu.append(gpu)
 
     def result(self) -> dict[str, float | str]:
         """busy_cores, cpu_share, num_cores and num_threads; others_busy_cores and gpu_share if they can be measured."""
-        cores = num_cores()
+        cores, threads = num_cores(), float(torch.get_num_threads())
         busy = self._cpu_s / self._wall_s if self._wall_s > 0 else float("nan")
-        found: dict[str, float | str] = {
-            "busy_cores": busy, "cpu_share": busy / cores, "num_cores": cores, "num_threads": float(torch.get_num_threads()),
-        }  # fmt: skip
-        others = cores_used_by_others()
-        if others is not None:
+        found: dict[str, float | str] = {"busy_cores": busy, "cpu_share": busy / cores, "num_cores": cores, "num_threads": threads}
+        if (others := cores_used_by_others()) is not None:
             found["others_busy_cores"] = others
         if self._gpu:
             found["gpu_share"] = sum(self._gpu) / len(self._gpu)

@@ -1,10 +1,7 @@
 """Axes for plots and terminals: linear, logarithmic or logarithmic to both sides of zero, with ticks; labels beside many rows.
 
-Positions are shares of the axis, 0 to 1, so that a plot and a terminal draw the same axis, and no range of floats (not 1e-320 to
-1e300 either) overflows in the drawing.
+Positions are shares of the axis, 0 to 1: a plot and a terminal draw the same axis, and no range of floats (1e-320 to 1e300) overflows.
 """
-
-from __future__ import annotations
 
 import math
 import sys
@@ -25,7 +22,6 @@ SPREAD = 1000.0  # a distribution asks for decades later than a curve: a normal 
 LARGEST = sys.float_info.max
 SAME = 1e-12  # of the largest value: closer than that, ticks between two values would have the same label
 SHARES = (0.01, 0.5, 0.99)
-MOST_LABELS = 48  # what fits beside a plot in type that can still be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,27 +45,26 @@ class Axis:
         heights = np.where(np.isfinite(given), self._heights(given), np.nan)
         return np.asarray((heights / 2 - self.low / 2) / (self.high / 2 - self.low / 2))  # halved: a distance may overflow
 
-    def values(self, shares: Floats) -> Floats:
-        """The numbers at these shares."""
+    def values(self, shares: ArrayLike) -> Floats:
+        shares = np.asarray(shares, np.float64)
         heights = self.low * (1 - shares) + self.high * shares
         with np.errstate(over="ignore", under="ignore"):
-            if self.scale == "linear":
-                return np.asarray(heights)
             if self.scale == "log":
-                return np.asarray(np.power(10.0, heights))
-            sizes = np.power(10.0, np.abs(heights)) - 1.0
-            return np.asarray(np.clip(np.sign(heights) * self.unit * sizes, -LARGEST, LARGEST))
+                heights = np.power(10.0, heights)
+            elif self.scale == "signed log":
+                heights = np.sign(heights) * self.unit * (np.power(10.0, np.abs(heights)) - 1.0)
+        return np.asarray(np.clip(heights, -LARGEST, LARGEST))
 
     def ticks(self, limit: int = 6) -> list[tuple[float, str]]:
         """Positions and labels, not more than about `limit`."""
         values = np.array(list(dict.fromkeys(self._tick_values(max(limit, 2)))), np.float64)
         places = self.place(values)
-        kept = (places >= -1e-9) & (places <= 1 + 1e-9)
+        visible = (places >= -1e-9) & (places <= 1 + 1e-9)
         if self.scale != "linear":  # zero is nearer to its neighbors than they are to theirs
-            kept &= (values == 0) | (np.abs(places - float(self.place(0.0))) > 0.5 / max(limit, 5))
-        numbers = values[kept].tolist()
+            visible &= (values == 0) | (np.abs(places - float(self.place(0.0))) > 0.5 / max(limit, 5))
+        numbers = values[visible].tolist()
         labels = even_labels(numbers) if self.scale == "linear" else _powered(numbers)
-        return list(zip(places[kept].tolist(), labels))
+        return list(zip(places[visible].tolist(), labels))
 
     def _heights(self, given: Floats) -> Floats:
         if self.scale == "linear":
@@ -93,11 +88,9 @@ class Axis:
             reach = math.log10(self.unit) + max(abs(self.low), abs(self.high))
             sides = max((self.low < 0) + (self.high > 0), 1)
             powers = list(_powers(start, max(reach, start), max(limit // sides - 1, 1), within=False))
-            if self.low < 0:
-                yield from (-power for power in reversed(powers))
+            yield from (-power for power in reversed(powers) if self.low < 0)
             yield 0.0
-            if self.high > 0:
-                yield from powers
+            yield from (power for power in powers if self.high > 0)
 
 
 def curve_axis(values: Floats) -> Axis:
@@ -107,7 +100,7 @@ def curve_axis(values: Floats) -> Axis:
     if not finite.size or finite.min() < 0 or not positive.size:
         return _signed_or_linear(finite)
     if positive.max() / LOG_FROM > positive.min():
-        return _log(positive, zero=positive.size < finite.size)
+        return log_axis(positive, zero=positive.size < finite.size)
     return _linear(finite)
 
 
@@ -120,13 +113,13 @@ def spread_axis(values: Floats) -> Axis:
     if positive.size:
         low, middle, high = np.quantile(positive, SHARES).tolist()
         if high / SPREAD > low or positive.max() / SPREAD > middle:
-            return _log(positive, zero=positive.size < finite.size)
+            return log_axis(positive, zero=positive.size < finite.size)
     return _linear(finite)
 
 
 def linear_axis(low: float, high: float) -> Axis:
     """A linear axis with exactly these ends, or with some room around them where they are one number."""
-    low, high = float(low), float(high)  # a number of numpy's would warn where these are infinite in silence
+    low, high = float(low), float(high)  # numpy's floats would warn about overflow
     if high / 2 - low / 2 <= SAME * max(abs(low), abs(high)):
         room = max(abs(low), abs(high)) * 0.1 or 0.5
         low, high = max(low - room, -LARGEST), min(high + room, LARGEST)
@@ -149,7 +142,8 @@ def _signed_or_linear(finite: Floats) -> Axis:
     return Axis("signed log", min(ends[0], 0.0), max(ends[1], 0.0), unit=axis.unit)
 
 
-def _log(positive: Floats, *, zero: bool) -> Axis:
+def log_axis(positive: Floats, *, zero: bool = False) -> Axis:
+    """A logarithmic axis over these values; with `zero`, zeros have a place at its low end."""
     low, high = math.log10(positive.min()), math.log10(positive.max())
     if high <= low:
         low, high = low - 0.5, high + 0.5
@@ -202,10 +196,8 @@ def _powered(numbers: list[float]) -> list[str]:
 
 
 def short(number: float) -> str:
-    """`0.001`, `1000`, `1e-5`: a round number in as few characters as a person needs."""
-    if not number or 1e-3 <= abs(number) < 1e4:
-        return f"{number:g}"
-    return _scientific(number)
+    """`0.001`, `1000`, `1e-5`: a round number in few characters."""
+    return f"{number:g}" if not number or 1e-3 <= abs(number) < 1e4 else _scientific(number)
 
 
 def _scientific(number: float) -> str:
@@ -231,8 +223,8 @@ class RowLabel(NamedTuple):
         return (self.first + self.last) / 2
 
 
-def row_labels(names: Sequence[str], limit: int = MOST_LABELS) -> list[RowLabel]:
-    """At most `limit` labels for rows in their order: names, or modules, or every so many-th name."""
+def row_labels(names: Sequence[str], limit: int) -> list[RowLabel]:
+    """At most `limit` labels for rows in their order: names, or modules, or every n-th name."""
     if len(names) <= limit:
         return [RowLabel(name, row, row) for row, name in enumerate(names)]
     parts = [name.split(".") for name in names]
@@ -247,9 +239,5 @@ def row_labels(names: Sequence[str], limit: int = MOST_LABELS) -> list[RowLabel]
 
 
 def _groups(parts: Sequence[Sequence[str]], depth: int) -> list[RowLabel]:
-    found, row = [], 0
-    for prefix, members in groupby(parts, key=lambda path: tuple(path[:depth])):
-        num = len(list(members))
-        found.append(RowLabel(".".join(prefix), row, row + num - 1))
-        row += num
-    return found
+    groups = groupby(range(len(parts)), key=lambda row: parts[row][:depth])
+    return [RowLabel(".".join(prefix), (rows := list(members))[0], rows[-1]) for prefix, members in groups]

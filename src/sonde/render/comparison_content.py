@@ -1,39 +1,29 @@
 """What every rendering of a comparison shows: tables of text on two runs, side by side, and notes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
+from sonde.comparison.compare import RunComparison
+from sonde.comparison.curves import Level, LossComparison
+from sonde.comparison.findings import FindingComparison
+from sonde.comparison.pace import Change, Spread
 from sonde.comparison.words import apart, times
+from sonde.events import Finding
 from sonde.formatting import DASH, counted, layer_name, listing, milliseconds, number, rate, si_number
 from sonde.render.report_content import ending
 
-if TYPE_CHECKING:
-    from sonde.comparison.compare import RunComparison
-    from sonde.comparison.curves import Level, LossComparison
-    from sonde.comparison.findings import FindingComparison
-    from sonde.comparison.pace import Change, Spread
-    from sonde.events import Finding
-
 ComparisonRow = tuple[str, str, str, str]
 
-TOO_FEW = "too few steps to tell"
+TOO_FEW = "too few steps to compare"
 SIDES = {
-    "higher": "B is higher",
-    "lower": "B is lower",
-    "same": "within A's band",
-    "not finite": "B is not finite",
-    "finite": "A is not finite",
-    "unknown": TOO_FEW,
-}
+    "higher": "B is higher", "lower": "B is lower", "same": "within A's band", "not finite": "B is not finite",
+    "finite": "A is not finite", "unknown": TOO_FEW,
+}  # fmt: skip
 UNCHANGED = {"same": "unchanged", "slight": "too little to matter", "unclear": "within the spread", "unknown": TOO_FEW}
 MAX_LISTED = 6  # layers that only one run has: more are counted
 
 
-@dataclass(frozen=True, slots=True)
-class ComparisonTable:
+class ComparisonTable(NamedTuple):
     """Rows of four texts: the quantity, its value in A and in B, and the difference in words."""
 
     title: str
@@ -44,38 +34,31 @@ class ComparisonTable:
 def comparison_tables(comparison: RunComparison) -> list[ComparisonTable]:
     """All tables that have rows."""
     memory = [_change(change, "more", "less") for change in comparison.pace.memory] if comparison.pace else []
+    a, b, settings = comparison.a, comparison.b, comparison.settings
+    runs = (
+        ("run", a.run.name, b.run.name, ""), ("steps", f"{a.run.num_steps:,}", f"{b.run.num_steps:,}", ""),
+        ("ended", ending(a), ending(b), ""), ("verdict", a.verdict, b.verdict, ""),
+    )  # fmt: skip
     found = [
-        ComparisonTable("Runs", tuple(_runs(comparison))),
+        ComparisonTable("Runs", runs),
         *(_loss(one) for one in comparison.losses),
         _with_notable("Time", list(_times(comparison)), ("slower", "faster", "only in")),
         _with_notable("Memory", memory, ("more", "less", "only in")),
         _with_notable("Findings", list(_findings(comparison.findings)), ("new", "gone")),
         ComparisonTable("Logged", tuple((one.name, _level(one.a), _level(one.b), "") for one in comparison.logged)),
         ComparisonTable("Layers and parameters", tuple(_sites(comparison))),
-        ComparisonTable("Given differently", _settings(comparison, of_environment=False)),
-        ComparisonTable("Environment", _settings(comparison, of_environment=True)),
+        ComparisonTable("Settings that differ", tuple((one.name, one.a, one.b, "") for one in settings if one.topic != "environment")),
+        ComparisonTable("Environment", tuple((one.name, one.a, one.b, "") for one in settings if one.topic == "environment")),
     ]
     return [table for table in found if table.rows]
-
-
-def _settings(comparison: RunComparison, *, of_environment: bool) -> tuple[ComparisonRow, ...]:
-    return tuple((one.name, one.a, one.b, "") for one in comparison.settings if (one.topic == "environment") == of_environment)
 
 
 def _with_notable(title: str, rows: list[ComparisonRow], words: tuple[str, ...]) -> ComparisonTable:
     return ComparisonTable(title, tuple(rows), frozenset(i for i, row in enumerate(rows) if any(word in row[3] for word in words)))
 
 
-def _runs(comparison: RunComparison) -> Iterator[ComparisonRow]:
-    a, b = comparison.a, comparison.b
-    yield "run", a.run.name, b.run.name, ""
-    yield "steps", f"{a.run.num_steps:,}", f"{b.run.num_steps:,}", ""
-    yield "ended", ending(a), ending(b), ""
-    yield "verdict", a.verdict, b.verdict, ""
-
-
 def common_steps(comparison: RunComparison) -> str:
-    """How many steps are in both runs; each observes those that its budget allows. Empty where the steps were not compared."""
+    """How many steps are in both runs; empty where the steps were not compared."""
     if comparison.parting is None:
         return ""
     num, num_observed = comparison.parting.num_common, comparison.parting.num_both_observed
@@ -88,27 +71,20 @@ def comparison_notes(comparison: RunComparison) -> list[str]:
 
 
 def _loss(one: LossComparison) -> ComparisonTable:
+    side = SIDES[one.side] + (f" for good from step {one.left_step:,}" if one.left_step >= 0 else "")
     rows = [
         ("at the end", _level(one.final_a), _level(one.final_b), ""),
         ("best", _level(one.best_a), _level(one.best_b), ""),
-        (f"at step {one.equal_step_a.step:,}", *apart(one.equal_step_a.value, one.equal_step_b.value), _side(one)),
+        (f"at step {one.equal_step_a.step:,}", *apart(one.equal_step_a.value, one.equal_step_b.value), side),
         (f"after {number(one.equal_time_s)} s", _level(one.equal_time_a), _level(one.equal_time_b), ""),
     ]
     if one.equal_step_a.step < 0:
         rows.pop(2)
     if max(one.first_bad_a, one.first_bad_b) >= 0:
-        rows.append(("first not finite", _first(one.first_bad_a), _first(one.first_bad_b), ""))
+        first_a, first_b = (f"at step {step:,}" if step >= 0 else "never" for step in (one.first_bad_a, one.first_bad_b))
+        rows.append(("first not finite", first_a, first_b, ""))
     title = "Loss" if one.series == "loss" else f"Loss {one.series.partition(':')[2]}"
     return _with_notable(title, rows, ("higher", "lower", "finite"))
-
-
-def _side(one: LossComparison) -> str:
-    side = SIDES[one.side]
-    return f"{side} for good from step {one.left_step:,}" if one.left_step >= 0 else side
-
-
-def _first(step: int) -> str:
-    return f"at step {step:,}" if step >= 0 else "never"
 
 
 def _level(level: Level) -> str:
@@ -162,9 +138,7 @@ def _sites(comparison: RunComparison) -> Iterator[ComparisonRow]:
     sites = comparison.sites
     if sites is None or not (sites.num_only_a or sites.num_only_b or sites.other_shapes):
         return
-    only_a, only_b = (
-        _listed(names, num) for names, num in ((sites.only_a, sites.num_only_a), (sites.only_b, sites.num_only_b))
-    )
+    only_a, only_b = _listed(sites.only_a, sites.num_only_a), _listed(sites.only_b, sites.num_only_b)
     yield "in one alone", only_a, only_b, f"{counted(sites.num_shared, 'place')} in both"
     for name, shape_a, shape_b in sites.other_shapes[:MAX_LISTED]:
         yield f"shape of {name}", str(shape_a), str(shape_b), ""

@@ -1,21 +1,16 @@
 """Reports and comparisons as Markdown, for an issue, a chat or a pull request."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from sonde.comparison.compare import RunComparison
 from sonde.events import Finding
-from sonde.formatting import number, number_or_text, printable
+from sonde.formatting import number, printable
 from sonde.render.comparison_content import comparison_notes, comparison_tables
 from sonde.render.report_content import evidence, group_findings, layer_types, loss_series, notes, place, run_sentence, source_line
 from sonde.render.terminal.sparkline import sparkline
-
-if TYPE_CHECKING:
-    from sonde.comparison.compare import RunComparison
-    from sonde.report import Report
-    from sonde.runlog.reader import Run
+from sonde.report import Report
+from sonde.runlog.reader import Run
 
 SPECIAL = re.compile(r"([\\`*_\[\]<>#|~@&$]|:(?=//)|^[-+=])")
 SPREADSHEET = ("=", "+", "-", "@")  # a table that is pasted into a spreadsheet must not become a formula
@@ -32,20 +27,15 @@ def comparison_markdown(comparison: RunComparison) -> str:
 
 
 def _report(report: Report, types: Mapping[str, str]) -> Iterator[str]:
-    yield f"# Sonde: {report.verdict}"
-    yield ""
-    yield _text(run_sentence(report))
+    yield f"# Sonde: {report.verdict}\n\n{_text(run_sentence(report))}"
     _, losses = loss_series(report)
     if losses:
-        yield ""
-        yield _curve("loss", losses)
+        yield f"\n{_curve('loss', losses)}"
     for cause, consequences in group_findings(report.findings):
         yield from _finding(cause, types)
         for finding in consequences:
-            start = f"- and so **{_text(finding.rule)}**{_in_place(finding, types)} from step {finding.step}"
-            yield f"{start}: {_text(finding.cause)}"
-    yield ""
-    yield "## Notes"
+            yield f"- and so **{_text(finding.rule)}**{_in_place(finding, types)} from step {finding.step}: {_text(finding.cause)}"
+    yield "\n## Notes"
     for name, note in notes(report):
         yield f"- {name}: {_text(note)}"
     for row in report.not_evaluated:
@@ -53,22 +43,15 @@ def _report(report: Report, types: Mapping[str, str]) -> Iterator[str]:
 
 
 def _finding(finding: Finding, types: Mapping[str, str]) -> Iterator[str]:
-    yield ""
-    yield f"## {finding.severity}: {_text(finding.rule)}{_in_place(finding, types)}"
-    yield ""
-    yield f"From step {finding.step}. {_text(finding.cause)}"
+    yield f"\n## {finding.severity}: {_text(finding.rule)}{_in_place(finding, types)}"
+    yield f"\nFrom step {finding.step}. {_text(finding.cause)}"
     if source := source_line(finding):
-        yield ""
-        yield f"Line: {_code('  '.join(source).strip())}"
-    yield ""
-    yield f"**Fix:** {_text(finding.fix)}"
-    rows = evidence(finding)
-    if rows:
-        yield ""
-        yield "| evidence | |"
-        yield "|---|---|"
-        for name, given in rows.items():
-            yield f"| {_cell(name)} | {_cell(given) if isinstance(given, str) else number_or_text(given)} |"
+        yield f"\nLine: {_code('  '.join(source).strip())}"
+    yield f"\n**Fix:** {_text(finding.fix)}"
+    if rows := evidence(finding):
+        yield "\n| evidence | |\n|---|---|"
+        for name, value in rows.items():
+            yield f"| {_cell(name)} | {_cell(value) if isinstance(value, str) else number(value)} |"
         yield ""
 
 
@@ -77,26 +60,19 @@ def _in_place(finding: Finding, types: Mapping[str, str]) -> str:
 
 
 def _comparison(comparison: RunComparison) -> Iterator[str]:
-    yield f"# Sonde: {comparison.verdict}"
-    yield ""
-    yield f"**{_text(comparison.headline)}**"
+    yield f"# Sonde: {comparison.verdict}\n\n**{_text(comparison.headline)}**"
     for sentence in comparison.details:
-        yield ""
-        yield _text(sentence)
+        yield f"\n{_text(sentence)}"
     for one in comparison.losses:
         for letter, curve in (("A", one.curve_a), ("B", one.curve_b)):
             if curve:
-                yield ""
-                yield _curve(f"{_text(one.series)} {letter}", [window.median for window in curve])
+                yield "\n" + _curve(f"{_text(one.series)} {letter}", [window.median for window in curve])
     for table in comparison_tables(comparison):
-        yield ""
-        yield f"| {_cell(table.title)} | A | B | |"
-        yield "|---|---|---|---|"
+        yield f"\n| {_cell(table.title)} | A | B | |\n|---|---|---|---|"
         for row in table.rows:
             yield "| " + " | ".join(_cell(each) for each in row) + " |"
     for note in comparison_notes(comparison):
-        yield ""
-        yield _text(note)
+        yield f"\n{_text(note)}"
 
 
 def _curve(name: str, values: Sequence[float]) -> str:
@@ -104,7 +80,7 @@ def _curve(name: str, values: Sequence[float]) -> str:
 
 
 def _text(given: str) -> str:
-    """Text in which Markdown, and HTML inside of Markdown, find nothing to interpret."""
+    """Text in which nothing is interpreted as Markdown or HTML."""
     return SPECIAL.sub(r"\\\1", printable(given))
 
 
@@ -115,6 +91,6 @@ def _cell(given: str) -> str:
 def _code(given: str) -> str:
     """A code span for any text: its fence is longer than any row of backticks inside."""
     shown = printable(given)
-    fence = "`" * (max((len(row) for row in re.findall(r"`+", shown)), default=0) + 1)
+    fence = max(re.findall(r"`+", shown), key=len, default="") + "`"
     pad = " " if shown.startswith("`") or shown.endswith("`") else ""
     return f"{fence}{pad}{shown}{pad}{fence}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sonde.formatting import counted, milliseconds, number, si_number, whole_percent
 
 if TYPE_CHECKING:
-    from sonde.profiler import ProfileReport, TimeSpread
+    from sonde.profiler import ProfileReport, Section, TimeSpread
 
 ENVIRONMENT = ("torch", "device", "dtype")  # what times depend on most; the file has the rest
 IDLE = 0.2  # cores: some program is always running
@@ -49,24 +49,25 @@ def outside_layers(report: ProfileReport) -> str:
     return f"{named}. Layers and these add up to {whole_percent(report.accounted_ms / report.step.median_ms)} of the step"
 
 
+def advice(report: ProfileReport) -> tuple[list[str], list[str], list[str]]:
+    """What takes the time, what to try, and notes."""
+    slow = [f"{one.where}: {milliseconds(one.ms)} ms; {one.why}" for one in report.bottlenecks()]
+    return slow, list(report.recommendations()), list(report.notes)
+
+
 def sections(report: ProfileReport) -> list[tuple[str, str, str, str]]:
     """Rows of sections, those inside others indented: name, calls, total, one call."""
-    inside: dict[str, list[int]] = {}
+    inside: dict[str, list[Section]] = {}
     names = {section.name for section in report.sections}
-    for place, section in enumerate(report.sections):
-        inside.setdefault(section.parent if section.parent in names and section.parent != section.name else "", []).append(place)
+    for section in report.sections:
+        inside.setdefault(section.parent if section.parent in names and section.parent != section.name else "", []).append(section)
     result: list[tuple[str, str, str, str]] = []
-    left = [(place, 0) for place in reversed(inside.get("", []))]
-    done: set[int] = set()
+    left = [(section, 0) for section in reversed(inside.pop("", []))]
     while left:
-        place, depth = left.pop()
-        if place in done:
-            continue
-        done.add(place)
-        section = report.sections[place]
-        one = milliseconds(section.spread.median_ms)
-        result.append(("  " * depth + section.name, f"{section.calls:,}", milliseconds(section.total_ms), one))
-        left += [(child, depth + 1) for child in reversed(inside.get(section.name, []))]
+        section, depth = left.pop()
+        times = milliseconds(section.total_ms), milliseconds(section.spread.median_ms)
+        result.append(("  " * depth + section.name, f"{section.calls:,}", *times))
+        left += [(child, depth + 1) for child in reversed(inside.pop(section.name, []))]
     return result
 
 
@@ -97,13 +98,13 @@ def _utilization(report: ProfileReport) -> list[str]:
     left = dict(report.utilisation)
     words = []
     busy, cores = left.pop("busy_cores", None), left.pop("num_cores", None)
-    left.pop("cpu_share", None) if busy is not None else None
-    if busy is not None and cores is not None:
-        words.append(f"{_rounded(busy)} of {_rounded(cores)} cores busy")
+    if busy is not None:
+        left.pop("cpu_share", None)
+        words += [f"{_rounded(busy)} of {_rounded(cores)} cores busy"] if cores is not None else []
     if (threads := left.pop("num_threads", None)) is not None:
-        words.append(f"{_rounded(threads)} thread" if threads == 1 else f"{_rounded(threads)} threads")
+        words.append(f"{_rounded(threads)} thread{'' if threads == 1 else 's'}")
     if (others := left.pop("others_busy_cores", None)) is not None and not (isinstance(others, float) and others < IDLE):
-        words.append(f"other programs kept {_rounded(others)} busy, so times vary")
+        words.append(f"other programs used {_rounded(others)}, so times vary")
     for name, value in left.items():
         share = isinstance(value, float) and name.endswith("_share")
         words.append(f"{name.removesuffix('_share').replace('_', ' ')} {whole_percent(float(value)) if share else _rounded(value)}")

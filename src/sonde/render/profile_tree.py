@@ -1,8 +1,4 @@
-"""The layers of a profile as a tree of rows: equal blocks are merged into one row, cheap layers are folded.
-
-A stack of equal blocks (`layers.0` … `layers.11`) is one row with their number; a block that costs much more than the others keeps its
-own row. Layers that take less than a share of the step are folded into one last row of their parent.
-"""
+"""The layers of a profile as a tree of rows: equal blocks (`layers.0` … `layers.11`) are one row, cheap layers are one last row."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sonde.profiler import LayerCost, ProfileReport, TimeSpread
+    from sonde.profiler import LayerCost, ProfileReport
 
 SMALLEST = 0.005  # share of the step: a layer below it is not what makes a step slow
 EXPENSIVE = 1.5  # times the median of equal blocks: such a block keeps its own row
@@ -49,12 +45,19 @@ class LayerNode:
         return max(len(self.layers), 1)
 
 
+def enclosing_paths(path: str) -> Iterator[str]:
+    """The paths of the modules around a module, the nearest first; "" is the model itself."""
+    while path:
+        path = path.rpartition(".")[0]
+        yield path
+
+
 def forest(layers: Sequence[LayerCost]) -> list[LayerNode]:
     """The layers by their paths: one node each, under the nearest module around it that was measured. Usually one tree, the model's."""
     nodes: dict[str, LayerNode] = {}
     roots: list[LayerNode] = []
     for layer in layers:
-        above = next((nodes[path] for path in _around(layer.path) if path in nodes), None)
+        above = next((nodes[path] for path in enclosing_paths(layer.path) if path in nodes), None)
         prefix = f"{above.layers[0].path}." if above is not None and above.layers[0].path else ""
         node = _node(layer.path.removeprefix(prefix) or layer.kind, (layer,))
         nodes.setdefault(layer.path, node)
@@ -67,14 +70,11 @@ def merged(nodes: Sequence[LayerNode], whole_ms: float) -> list[LayerNode]:
     result: list[LayerNode] = []
     for _, group in groupby(nodes, key=_likeness):
         alike = list(group)
-        if len(alike) == 1 or not alike[0].name.rpartition(".")[2].isdecimal():
-            result += [_with_merged_children(node, whole_ms) for node in alike]
-            continue
         usual = median(node.total_ms for node in alike)
         expensive = [node for node in alike if node.total_ms > max(EXPENSIVE * usual, usual + NOTABLE * whole_ms)]
-        usual_ones = [node for node in alike if node not in expensive]
-        result.append(_with_merged_children(_joined(usual_ones), whole_ms))
-        result += [_with_merged_children(node, whole_ms) for node in expensive]
+        result += [_joined([node for node in alike if node not in expensive]), *expensive]
+    for node in result:
+        node.children = merged(node.children, whole_ms)
     return result
 
 
@@ -84,9 +84,8 @@ def folded(nodes: Sequence[LayerNode], whole_ms: float, smallest: float = SMALLE
     hidden = [node for node in nodes if node.total_ms < smallest * whole_ms]
     for node in shown:
         node.children = folded(node.children, whole_ms, smallest)
-    if len(hidden) <= 1:
-        return [*shown, *hidden] if not hidden or not hidden[0].children else [*shown, _folded(hidden)]
-    return [*shown, _folded(hidden)]
+    is_worth_it = len(hidden) > 1 or any(node.children for node in hidden)
+    return [*shown, _folded(hidden)] if is_worth_it else [*shown, *hidden]
 
 
 def rows(report: ProfileReport, limit: int) -> list[tuple[LayerNode, tuple[bool, ...]]]:
@@ -107,32 +106,21 @@ def _walk(node: LayerNode, lasts: tuple[bool, ...]) -> Iterator[tuple[LayerNode,
         yield from _walk(child, (*lasts, number == len(node.children) - 1))
 
 
-def _around(path: str) -> Iterator[str]:
-    while path:
-        path = path.rpartition(".")[0]
-        yield path
-
-
 def _node(name: str, layers: tuple[LayerCost, ...]) -> LayerNode:
-    node = LayerNode(name, layers[0].kind, layers)
-    node.forward_ms = math.fsum(_ms(layer.forward) for layer in layers)
-    node.backward_ms = math.fsum(_ms(layer.backward) for layer in layers)
-    node.self_ms = math.fsum(_ms(layer.forward_self) + _ms(layer.backward_self) for layer in layers)
-    node.spread_ms = math.fsum(_half_width(layer.forward) + _half_width(layer.backward) for layer in layers)
-    node.flops = sum(layer.flops_forward + layer.flops_backward for layer in layers)
-    node.memory_bytes = sum(layer.memory_bytes for layer in layers)
-    node.calls = math.fsum(layer.calls for layer in layers)
-    node.source = layers[0].source
-    return node
+    spreads = [spread for layer in layers for spread in (layer.forward, layer.backward)]
+    return LayerNode(
+        name, layers[0].kind, layers, source=layers[0].source,
+        forward_ms=math.fsum(finite(layer.forward.median_ms) for layer in layers),
+        backward_ms=math.fsum(finite(layer.backward.median_ms) for layer in layers),
+        self_ms=math.fsum(finite(layer.forward_self.median_ms) + finite(layer.backward_self.median_ms) for layer in layers),
+        spread_ms=math.fsum(finite((spread.high_ms - spread.low_ms) / 2) for spread in spreads),
+        flops=sum(layer.flops_forward + layer.flops_backward for layer in layers),
+        memory_bytes=sum(layer.memory_bytes for layer in layers), calls=math.fsum(layer.calls for layer in layers),
+    )  # fmt: skip
 
 
-def _ms(spread: TimeSpread) -> float:
-    return spread.median_ms if spread.is_known and math.isfinite(spread.median_ms) else 0.0
-
-
-def _half_width(spread: TimeSpread) -> float:
-    width = (spread.high_ms - spread.low_ms) / 2
-    return width if math.isfinite(width) else 0.0
+def finite(ms: float) -> float:
+    return ms if math.isfinite(ms) else 0.0
 
 
 def _likeness(node: LayerNode) -> tuple[object, ...]:
@@ -161,11 +149,6 @@ def _span(names: Sequence[str]) -> str:
     numbers = [int(name.rpartition(".")[2]) for name in names]
     gap = "–" if numbers == list(range(numbers[0], numbers[-1] + 1)) else " … "
     return f"{head}.{first}{gap}{numbers[-1]}" if head else f"{first}{gap}{numbers[-1]}"
-
-
-def _with_merged_children(node: LayerNode, whole_ms: float) -> LayerNode:
-    node.children = merged(node.children, whole_ms)
-    return node
 
 
 def _folded(hidden: Sequence[LayerNode]) -> LayerNode:

@@ -1,17 +1,12 @@
 """What every rendering of a report shows: one sentence on the run, its curves, its notes, and the findings grouped by root cause."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from sonde.events import Finding
 from sonde.formatting import counted, layer_name, listing, percent
-
-if TYPE_CHECKING:
-    from sonde.report import Report
-    from sonde.runlog.reader import Run
+from sonde.report import Report
+from sonde.runlog.reader import Run
 
 SHORT_MS = 1000.0  # below it the time is shown, not only its share
 CONSEQUENCE = "consequence_of"
@@ -29,8 +24,7 @@ ENDINGS = {
 
 def run_sentence(report: Report) -> str:
     """Number of steps, models and optimizers, and how the run ended, in one line."""
-    run = report.run
-    models = _models_and_optimizers(report)
+    run, models = report.run, _models_and_optimizers(report)
     of = f" of {models}" if models else ""
     ranks = f" on {run.num_ranks} ranks" if run.num_ranks > 1 else ""
     sentence = f"{counted(run.num_steps, 'step')}{of}{ranks}, {ending(report)}"
@@ -38,7 +32,6 @@ def run_sentence(report: Report) -> str:
 
 
 def ending(report: Report) -> str:
-    """How the run ended."""
     run = report.run
     if run.ended == "exception":
         return f"ended by {run.exception}" if run.exception else "ended by an exception"
@@ -50,7 +43,6 @@ def ending(report: Report) -> str:
 
 
 def loss_series(report: Report) -> tuple[list[int], list[float]]:
-    """Steps and losses, as thinned by the report."""
     return [step for step, _ in report.run.loss], [loss for _, loss in report.run.loss]
 
 
@@ -61,7 +53,9 @@ def rate_series(report: Report) -> tuple[list[int], list[float]]:
 
 def notes(report: Report) -> list[tuple[str, str]]:
     """Name and text of each note: what was not evaluated, not observed or not readable, and the overhead."""
-    rows = [*report.run.summary, ("rules", _rules(report))]
+    names = listing([row.rule for row in report.not_evaluated])
+    not_evaluated = f", {len(report.not_evaluated)} not evaluated: {names}" if names else ""
+    rows = [*report.run.summary, ("rules", f"{len(report.clear)} clear{not_evaluated}")]
     for name, unobserved in (("unobserved", report.unobserved), ("retired", report.retired)):
         if unobserved:
             reasons = listing(list(dict.fromkeys(row.reason for row in unobserved)), 2)
@@ -104,11 +98,8 @@ def source_line(finding: Finding) -> tuple[str, str] | None:
 
 def evidence(finding: Finding) -> dict[str, float | str]:
     """The evidence for a table: `num_nan` reads `num nan`. A name with blanks is worded already, and may hold a path."""
-    return {
-        name if " " in name else name.replace("_", " "): given
-        for name, given in finding.evidence.items()
-        if name not in SHOWN_ELSEWHERE
-    }
+    shown = {name: given for name, given in finding.evidence.items() if name not in SHOWN_ELSEWHERE}
+    return {name if " " in name else name.replace("_", " "): given for name, given in shown.items()}
 
 
 def _models_and_optimizers(report: Report) -> str:
@@ -124,13 +115,6 @@ def _parameter_count(num_parameters: object) -> str:
         return counted(num_parameters, "parameter")
     scale, unit = next((s, u) for s, u in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if num_parameters >= s)
     return f"{num_parameters / scale:.3g}{unit} parameters"
-
-
-def _rules(report: Report) -> str:
-    if not report.not_evaluated:
-        return f"{len(report.clear)} clear"
-    names = listing([row.rule for row in report.not_evaluated])
-    return f"{len(report.clear)} clear, {len(report.not_evaluated)} not evaluated: {names}"
 
 
 def _overhead(report: Report) -> str:

@@ -1,7 +1,5 @@
 """Writes files: completely or not at all, not over existing files, not through symbolic links."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
@@ -21,14 +19,14 @@ LONGEST = 60  # characters: even if each takes four bytes, the name is one that 
 def file_name(name: str, suffix: str, *, reserved: Collection[str] = ()) -> str:
     """A file name for something that is named by the user: `layer/0 weird:name` gives `layer_0 weird_name-5bc0a1.png`.
 
-    A name that can be kept is kept. One that must be changed carries a digest, so that two names never share a file.
+    A safe name is unchanged. One that must be changed gets a digest, so that two names never share a file.
     """
     safe = UNSAFE.sub("_", name)[:LONGEST].strip("._ ") or "plot"
     safe = f"_{safe}" if DEVICES.match(safe) else safe
     # Not every file system distinguishes capitals: the digest does.
-    kept = safe == name and name == name.lower() and f"{name}.{suffix}" not in reserved
+    is_unchanged = safe == name and name == name.lower() and f"{name}.{suffix}" not in reserved
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:6]
-    return f"{safe}.{suffix}" if kept else f"{safe}-{digest}.{suffix}"
+    return f"{safe}.{suffix}" if is_unchanged else f"{safe}-{digest}.{suffix}"
 
 
 def make_folder(folder: Path) -> None:
@@ -36,8 +34,7 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        reason = error.strerror or error
-        raise SondeError(f"{printable(folder)} cannot be made: {reason}.\nGive a folder that you may write to.") from None
+        raise SondeError(f"{printable(folder)} cannot be made: {error.strerror or error}.\nGive a folder that you may write to.") from None
 
 
 def write_new(path: Path, content: str | bytes, *, replace: bool = False) -> None:

@@ -1,7 +1,7 @@
 """Applies the changes of a trial inside its process, and describes the loaders, optimizers and models of the script.
 
-DataLoader, the optimizers of torch.optim and `nn.Module.__call__` (for the first steps) are patched. A model is changed at its first call,
-before it computes anything, by the slot that `Module.compile()` uses: copies and pickles of the model do not inherit the change.
+DataLoader, the optimizers of torch.optim and `nn.Module.__call__` (for the first steps) are patched. A model is changed at its first call
+through the slot that `Module.compile()` uses: copies and pickles of the model do not inherit the change.
 """
 
 import functools
@@ -37,8 +37,6 @@ from sonde.tuning.trial_messages import CallSite, DataLoaderInfo, ModelInfo, Opt
 IMPLEMENTATIONS = ("foreach", "fused")
 STEPS_SEARCHED = 3  # every trained model has run by then
 
-Key = tuple[str, str, int]  # key of the call site, class of the dataset, length of the dataset
-
 
 def call_site_here() -> CallSite:
     """The innermost line of the user's code on the stack. Its key is the same in every process that runs the same script."""
@@ -69,9 +67,9 @@ class DataLoaderPatcher:
 
     def __init__(self, changes: Mapping[str, Mapping[str, Any]]) -> None:
         self._changes = changes
-        self._usages: dict[Key, LoaderUsage] = {}
+        self._usages: dict[tuple[str, str, int], LoaderUsage] = {}  # by key of the call site, class and length of the dataset
         self._num_steps = 0
-        self._sources: weakref.WeakKeyDictionary[Any, Key] = weakref.WeakKeyDictionary()  # of a loader or its iterator
+        self._sources: weakref.WeakKeyDictionary[Any, LoaderUsage] = weakref.WeakKeyDictionary()  # by loader or its iterator
 
     def install(self) -> None:
         """Never undone: the process ends with the trial."""
@@ -97,11 +95,10 @@ class DataLoaderPatcher:
     def _wrap_iter(self, original: Any) -> Any:
         def __iter__(loader: DataLoader[Any]) -> Any:
             iterator = original(loader)
-            key = self._sources.get(loader)
-            if key is not None:
-                self._sources[iterator] = key
-                self._usages[key].num_epochs += 1
-                self._usages[key].iterator = weakref.ref(iterator)
+            if loader in self._sources:
+                self._sources[iterator] = usage = self._sources[loader]
+                usage.num_epochs += 1
+                usage.iterator = weakref.ref(iterator)
             return iterator
 
         return __iter__
@@ -110,9 +107,7 @@ class DataLoaderPatcher:
         def __next__(iterator: Any) -> Any:
             began = perf_counter()
             batch = original(iterator)
-            key = self._sources.get(iterator)
-            if key is not None:
-                usage = self._usages[key]
+            if (usage := self._sources.get(iterator)) is not None:
                 usage.waited_s += perf_counter() - began
                 usage.num_batches += 1
                 usage.num_samples += num_samples(batch)
@@ -122,7 +117,6 @@ class DataLoaderPatcher:
         return __next__
 
     def start_measuring(self) -> None:
-        """Reset the counters at the end of the warm-up."""
         for usage in self._usages.values():
             usage.num_batches, usage.num_samples, usage.waited_s = 0, 0, 0.0
             usage.num_prefetched = num_prefetched(usage.iterator)
@@ -134,9 +128,8 @@ class DataLoaderPatcher:
             usage.has_fed_step = False
 
     def totals(self) -> tuple[int, float, float]:
-        """Samples, waiting seconds and prefetched share since `start_measuring`, of the loaders that feed the training. Workers prefetch
-        batches while a script starts. Using these up is faster than the loader is in the long run, so `Trial` subtracts their share from
-        the speed."""
+        """Samples, waiting seconds and prefetched share since `start_measuring`, of the loaders that feed the training. Batches that were
+        prefetched while the script started are faster than the loader is in the long run: `Trial` subtracts their share."""
         feeding = [usage for usage in self._usages.values() if 2 * usage.num_fed_steps >= self._num_steps]
         used = [(max(usage.num_prefetched - num_prefetched(usage.iterator), 0), usage.num_batches) for usage in feeding]
         shares = [num / num_batches for num, num_batches in used if num_batches]
@@ -144,17 +137,13 @@ class DataLoaderPatcher:
 
     def describe(self) -> tuple[DataLoaderInfo, ...]:
         num_steps = max(self._num_steps, 1)
-        return tuple(
-            replace(usage.info, num_epochs=usage.num_epochs, fed_share=usage.num_fed_steps / num_steps) for usage in self._usages.values()
-        )
+        usages = self._usages.values()
+        return tuple(replace(usage.info, num_epochs=usage.num_epochs, fed_share=usage.num_fed_steps / num_steps) for usage in usages)
 
     def _add(self, loader: DataLoader[Any], site: CallSite) -> None:
-        key = self._sources[loader] = (site.key, *_dataset_key(loader.dataset))
-        if key not in self._usages:
-            settings = loader.num_workers, loader.batch_size, loader.pin_memory
-            self._usages[key] = LoaderUsage(
-                DataLoaderInfo(site, *settings, isinstance(loader.dataset, IterableDataset), loader.persistent_workers)
-            )
+        settings = loader.num_workers, loader.batch_size, loader.pin_memory
+        info = DataLoaderInfo(site, *settings, isinstance(loader.dataset, IterableDataset), loader.persistent_workers)
+        self._sources[loader] = self._usages.setdefault((site.key, *_dataset_key(loader.dataset)), LoaderUsage(info))
 
 
 def _dataset_key(dataset: Any) -> tuple[str, int]:
@@ -204,8 +193,7 @@ class OptimizerPatcher:
     def _add(self, optimizer: torch.optim.Optimizer, site: CallSite, supports: tuple[str, ...]) -> None:
         name, parameters = type(optimizer).__name__, optimizer_parameters(optimizer)
         device = parameters[0].device.type if parameters else "cpu"
-        implementation = implementation_of(optimizer, device)
-        self._optimizers[site.key, name] = OptimizerInfo(site, name, supports, implementation, len(parameters), device)
+        self._optimizers[site.key, name] = OptimizerInfo(site, name, supports, implementation_of(optimizer, device), device)
 
 
 def implementation_of(optimizer: torch.optim.Optimizer, device: str) -> str:
@@ -231,7 +219,8 @@ class ModelPatcher:
 
     def _wrap_call(self, original: Any) -> Any:
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if getattr(self._thread, "inside", False) or not torch.is_grad_enabled() or not _is_trainable(module):
+            is_trained = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters())
+            if getattr(self._thread, "inside", False) or not is_trained:
                 return original(module, *args, **kwargs)
             self._add(module, args, kwargs)
             self._thread.inside = True
@@ -250,9 +239,9 @@ class ModelPatcher:
         return tuple(model for _, model in self._models.values())
 
     def _stop_searching(self) -> None:
-        undo, self._undo = self._undo, None
-        if undo is not None:
-            undo()
+        if self._undo is not None:
+            self._undo()
+            self._undo = None
 
     def _add(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if id(module) in self._models:
@@ -274,31 +263,24 @@ class ModelPatcher:
         def inner(*args: Any, **kwargs: Any) -> Any:
             return plain(*args, **kwargs)  # torch.compile skips functions in torch's own files, such as `plain` of a Sequential
 
+        def as_channels_last(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+
         def call(*args: Any, **kwargs: Any) -> Any:
             nonlocal compiled
             if images:
-                args, kwargs = tree_map_only(torch.Tensor, _as_channels_last, (args, kwargs))
+                args, kwargs = tree_map_only(torch.Tensor, as_channels_last, (args, kwargs))
             # Compiles only after the search: the patched Module.__call__ must not be compiled.
             if compiles and compiled is None and self._undo is None:
                 compiled = torch.compile(inner)
             with torch.autocast(device, torch.bfloat16) if half else nullcontext():
                 output = (compiled or plain)(*args, **kwargs)
-            return tree_map_only(torch.Tensor, _as_float32, output) if half else output
+            # The loss is computed outside of autocast, from float32, as losses inside of autocast are.
+            if not half:
+                return output
+            return tree_map_only(torch.Tensor, lambda each: each.float() if each.dtype == torch.bfloat16 else each, output)
 
         return call
-
-
-def _as_channels_last(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
-
-
-def _as_float32(tensor: torch.Tensor) -> torch.Tensor:
-    """The loss is computed outside of autocast, from float32, as losses inside of autocast are."""
-    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
-
-
-def _is_trainable(module: nn.Module) -> bool:
-    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def _device(module: nn.Module) -> str:
@@ -310,7 +292,7 @@ def _describe(module: nn.Module, args: Any, kwargs: Any) -> ModelInfo:
     images = [tensor for _, tensor in find_tensors((args, kwargs)) if tensor.dim() == 4 and tensor.is_floating_point()]
     stored_last = (not each.is_contiguous() and each.is_contiguous(memory_format=torch.channels_last) for each in images)
     return ModelInfo(
-        site=call_site_here(), name=_variable_name(module, user_frame()), class_name=type(module).__name__, device=device,
+        site=call_site_here(), name=_variable_name(module, user_frame()), device=device,
         is_float32=all(p.dtype == torch.float32 for p in module.parameters() if p.is_floating_point()),
         num_conv2d=sum(isinstance(part, nn.Conv2d) for part in module.modules()), takes_images=bool(images),
         is_channels_last=bool(images) and all(stored_last), in_autocast=torch.is_autocast_enabled(device), is_compiled=is_compiled(module),

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
+from statistics import mean, median
 
 MIN_GAIN = 0.03  # a smaller gain is not worth a line of code
 NOISE_FACTOR = 4.0  # times the noise over the root of the number of runs: more than two standard deviations, because many changes are tried
@@ -46,13 +46,10 @@ def ratios(sequence: Sequence[tuple[str, float]], name: str, baseline: str = "")
     """The speeds of `name`, each divided by the mean of the baselines before and after it. `sequence` is in the order of measuring."""
     found = []
     for index, (trial_name, speed) in enumerate(sequence):
-        if trial_name != name:
-            continue
-        before = next((other for key, other in reversed(sequence[:index]) if key == baseline), None)
-        after = next((other for key, other in sequence[index + 1 :] if key == baseline), None)
-        beside = [other for other in (before, after) if other is not None]
-        if beside:
-            found.append(speed / (sum(beside) / len(beside)))
+        before = [other for key, other in sequence[:index] if key == baseline][-1:]
+        after = [other for key, other in sequence[index + 1 :] if key == baseline][:1]
+        if trial_name == name and (before or after):
+            found.append(speed / mean(before + after))
     return found
 
 
@@ -60,13 +57,8 @@ def gain_of(ratio: Sequence[float], noise: float) -> Gain:
     """The verdict is "faster" only if every comparison was faster and the median exceeds the noise: one of many looks good by chance."""
     factor, low, high = median(ratio), min(ratio), max(ratio)
     margin = max(MIN_GAIN, NOISE_FACTOR * noise / math.sqrt(len(ratio)))
-    if low > 1 and factor > 1 + margin:
-        verdict = "faster"
-    elif high < 1 and factor < 1 / (1 + margin):
-        verdict = "slower"
-    else:
-        verdict = "noise"
-    return Gain(factor, low, high, len(ratio), verdict)
+    is_faster, is_slower = low > 1 and factor > 1 + margin, high < 1 and factor < 1 / (1 + margin)
+    return Gain(factor, low, high, len(ratio), "faster" if is_faster else "slower" if is_slower else "noise")
 
 
 def compare_losses(baseline: Sequence[float], losses: Sequence[float], own_difference: float = 0.0) -> LossCheck:

@@ -3,8 +3,6 @@
 A proposal names the change as code and the line that it belongs to. Its patch makes the same change in a trial, without modifying the file.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,23 +11,25 @@ from typing import Any
 from sonde.errors import SondeError
 from sonde.tuning.trial_messages import CallSite, DataLoaderInfo, Survey
 
+Changes = Mapping[str, Mapping[str, Any]]  # arguments by the key of the call site that creates the object
+
+
+def _merged(one: Changes, other: Changes) -> Changes:
+    return {key: {**one.get(key, {}), **other.get(key, {})} for key in (*one, *other)}
+
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """The changes of a trial; those of loaders and optimizers by the key of the call site that creates them."""
+    """The changes of a trial."""
 
-    loaders: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    optimizers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    loaders: Changes = field(default_factory=dict)
+    optimizers: Changes = field(default_factory=dict)
     models: tuple[str, ...] = ()  # of "channels_last", "autocast", "compile"
     threads: int = 0  # 0: unchanged
 
-    def __or__(self, other: Patch) -> Patch:
-        return Patch(
-            {key: {**self.loaders.get(key, {}), **other.loaders.get(key, {})} for key in (*self.loaders, *other.loaders)},
-            {key: {**self.optimizers.get(key, {}), **other.optimizers.get(key, {})} for key in (*self.optimizers, *other.optimizers)},
-            tuple(dict.fromkeys((*self.models, *other.models))),
-            other.threads or self.threads,
-        )
+    def __or__(self, other: "Patch") -> "Patch":
+        loaders, optimizers = _merged(self.loaders, other.loaders), _merged(self.optimizers, other.optimizers)
+        return Patch(loaders, optimizers, tuple(dict.fromkeys((*self.models, *other.models))), other.threads or self.threads)
 
     @property
     def num_workers(self) -> int:
@@ -112,9 +112,7 @@ def threads(survey: Survey) -> Proposed:
     if not numbers:
         return "there is one core"
     site = survey.threads_set_at if survey.threads_set_at.key else CallSite("", "at the top", "")
-    return [
-        Proposal("threads", f"threads={number}", f"torch.set_num_threads({number})", site, Patch(threads=number)) for number in numbers
-    ]
+    return [Proposal("threads", f"threads={num}", f"torch.set_num_threads({num})", site, Patch(threads=num)) for num in numbers]
 
 
 def channels_last(survey: Survey) -> Proposed:
@@ -124,8 +122,7 @@ def channels_last(survey: Survey) -> Proposed:
         return "no model takes images (4-D inputs) into Conv2d"
     if all(model.is_channels_last for model in models):
         return "the images are in channels_last already"
-    name = models[0].name
-    words = f"{name}.to(memory_format=torch.channels_last)"
+    words = f"{models[0].name}.to(memory_format=torch.channels_last)"
     note = "and its inputs: x.to(memory_format=torch.channels_last)"
     return [Proposal("channels_last", "channels_last", words, models[0].site, Patch(models=("channels_last",)), note=note)]
 
@@ -193,15 +190,9 @@ def chosen_families(only: Sequence[str]) -> tuple[str, ...]:
 
 def propose(survey: Survey, families: Sequence[str]) -> tuple[list[Proposal], dict[str, str]]:
     """The proposals for a script, and the reason for each family that has none."""
-    found: list[Proposal] = []
-    reasons: dict[str, str] = {}
-    for family in families:
-        answer = FAMILIES[family](survey)
-        if isinstance(answer, str):
-            reasons[family] = answer
-        else:
-            found.extend(answer)
-    return found, reasons
+    answers = {family: FAMILIES[family](survey) for family in families}
+    found = [proposal for answer in answers.values() if not isinstance(answer, str) for proposal in answer]
+    return found, {family: answer for family, answer in answers.items() if isinstance(answer, str)}
 
 
 def _loader_proposal(family: str, name: str, words: str, loaders: Sequence[DataLoaderInfo], change: Mapping[str, Any]) -> Proposal:

@@ -1,5 +1,7 @@
 """Runs trials within a deadline and computes the result of each change from them."""
 
+import functools
+import operator
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -52,9 +54,7 @@ class TrialRunner:
         assert trial.survey is not None
         if trial.survey.world_size > 1:
             raise SondeError(f"{self.request.target} trains in {trial.survey.world_size} processes; `sonde tune` measures one.")
-        self.survey = trial.survey
-        self._by_samples = trial.num_samples > 0
-        self._wall_s = trial.wall_s
+        self.survey, self._by_samples, self._wall_s = trial.survey, trial.num_samples > 0, trial.wall_s
         workers = max((loader.num_workers for loader in self.survey.feeding), default=0)
         self.request = replace(self.request, num_steps=trial.num_steps, num_models=len(self.survey.models), warmup=_warmup(workers))
         if self.request.warmup > WARMUP:
@@ -63,7 +63,6 @@ class TrialRunner:
             self._add(BASELINE, trial)
 
     def run_baseline(self) -> None:
-        """Run the unchanged script again."""
         trial = self._run_in_time(BASELINE, Patch())
         if not trial.is_usable:
             raise SondeError(
@@ -75,9 +74,7 @@ class TrialRunner:
 
     def measure(self, proposals: tuple[Proposal, ...]) -> None:
         """Run one trial with these changes together."""
-        patch = Patch()
-        for proposal in proposals:
-            patch = patch | proposal.patch
+        patch = functools.reduce(operator.or_, (proposal.patch for proposal in proposals))
         name = name_of(proposals)
         self._add(name, self._run_in_time(name, patch, slow_start=any(proposal.slow_start for proposal in proposals)))
 
@@ -90,16 +87,13 @@ class TrialRunner:
         trials = self._trials[name]
         failed = next((trial for trial in trials if not trial.is_usable), None)
         if failed is not None:
-            return MeasuredChange(proposals, None, LossCheck("unknown"), error=_failure(failed), log=failed.log)
+            return MeasuredChange(proposals, None, LossCheck("unknown"), error=_failure(failed))
         unchanged = self._trials[BASELINE]
-        gain = gain_of(ratios(self._sequence, name, BASELINE), self.noise)
+        gain, loss = gain_of(ratios(self._sequence, name, BASELINE), self.noise), LossCheck("unknown")
         if all(proposal.same_training for proposal in proposals):
             checks = [compare_losses(unchanged[0].losses, trial.losses, self.loss_noise) for trial in trials]
             loss = max(checks, key=lambda check: check.difference)
-        else:
-            loss = LossCheck("unknown")
-        step_s = 1 / median(trial.steps_per_s for trial in trials)
-        measured = MeasuredChange(proposals, gain, loss, step_ms=1e3 * step_s)
+        measured = MeasuredChange(proposals, gain, loss, step_ms=1e3 / median(trial.steps_per_s for trial in trials))
         if any(proposal.slow_start for proposal in proposals):
             # Only the first trial compiles; the others read torch's cache.
             start_s = max(trials[0].warmup_s - median(t.warmup_s for t in unchanged), 0.0)
@@ -127,7 +121,7 @@ class TrialRunner:
     def _run(self, name: str, patch: Patch, *, limit_s: float) -> Trial:
         workers = max(patch.num_workers, *(loader.num_workers for loader in self.survey.feeding), 0)
         request = replace(self.request, patch=asdict(patch), warmup=max(self.request.warmup, _warmup(workers)))
-        what = name or "the script as it is"
+        what = name or "the unchanged script"
         self.num_trials += 1
         self.num_planned = max(self.num_planned, self.num_trials)
         number, num_steps = self.num_trials, request.num_steps and request.warmup + request.num_steps
@@ -163,13 +157,10 @@ def _warmup(num_workers: int) -> int:
 
 
 def _failure(trial: Trial) -> str:
-    if trial.outcome == "ended":
-        return f"it ended after {trial.total_steps} steps"
-    return trial.error
+    return f"it ended after {trial.total_steps} steps" if trial.outcome == "ended" else trial.error
 
 
 def _error_message(target: str, trial: Trial) -> str:
-    """Why this script cannot be tuned."""
     last = last_line(Path(trial.log))
     output = f"\nIts last line: {last}\nIts output: {trial.log}" if last else ""
     if trial.outcome == "failed":

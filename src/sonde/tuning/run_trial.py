@@ -38,9 +38,8 @@ def run_trial(request: TrialRequest) -> NoReturn:
     """Run the script of a request, write the result file and end the process."""
     patch = Patch(**request.patch)
     loaders, optimizers = DataLoaderPatcher(patch.loaders), OptimizerPatcher(patch.optimizers)
-    models = ModelPatcher(patch.models, request.num_models)
+    models, threads = ModelPatcher(patch.models, request.num_models), ThreadCountPatcher(patch.threads)
     timer = StepTimer(warmup=request.warmup, num_steps=request.num_steps, seconds=request.seconds)
-    threads = ThreadCountPatcher(patch.threads)
     progress = os.open(request.progress, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     owner = os.getpid()
 
@@ -51,7 +50,10 @@ def run_trial(request: TrialRequest) -> NoReturn:
         if os.getpid() != owner:
             os._exit(0)  # a child that the script forked has reached the end of the script
         parts = loaders.describe(), optimizers.describe(), models.describe()
-        survey = Survey(*parts, torch.get_num_threads(), threads.site, max(1, int(num_cores())), has_compiler(), _world_size())
+        compiler = any(shutil.which(name) for name in (os.environ.get("CXX") or "c++", "g++", "clang++", "cl"))
+        is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        world_size = torch.distributed.get_world_size() if is_distributed else 1
+        survey = Survey(*parts, torch.get_num_threads(), threads.site, max(1, int(num_cores())), compiler, world_size)
         times = timer.num_steps, timer.seconds, *loaders.totals(), timer.warmup_s
         trial = Trial(outcome, error, *times, timer.total_steps, timer.losses(), survey)
         unfinished = Path(request.result + ".part")
@@ -104,10 +106,6 @@ class ThreadCountPatcher:
         return set_num_threads
 
 
-def has_compiler() -> bool:
-    return any(shutil.which(name) for name in (os.environ.get("CXX") or "c++", "g++", "clang++", "cl"))
-
-
 def _redirect_streams(log: str) -> None:
     """Output goes to the log; stdin is empty."""
     empty, file = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -115,11 +113,6 @@ def _redirect_streams(log: str) -> None:
         os.dup2(source, stream)
     os.close(empty)
     os.close(file)
-
-
-def _world_size() -> int:
-    distributed = torch.distributed
-    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def serve_forks() -> None:
@@ -155,7 +148,6 @@ def _write_message(message: dict[str, Any]) -> None:
 
 
 def run_request(text: str) -> NoReturn:
-    """Run the trial of a request, given as JSON, in this process."""
     request = TrialRequest(**json.loads(text))
     die_with_parent()
     _redirect_streams(request.log)

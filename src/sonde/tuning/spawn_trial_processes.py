@@ -1,7 +1,5 @@
 """Starts the processes of the trials from the parent, one at a time, and kills those that exceed their limit. Does not import torch."""
 
-from __future__ import annotations
-
 import json
 import os
 import select
@@ -13,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, Self
 
 from sonde.errors import SondeError
 from sonde.tuning.trial_messages import Trial, TrialRequest, read_trial
@@ -30,7 +28,7 @@ class TrialProcesses:
         self._fork_server: ForkServer | None = None
         self._num = 0
 
-    def __enter__(self) -> TrialProcesses:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -57,15 +55,15 @@ class TrialProcesses:
             while running.poll() is None:  # its exit code must not be read as that of the next trial
                 sleep(POLL_S)
             raise
-        trial = self._outcome(request, code, limit_s, late=late)
-        return replace(trial, wall_s=monotonic() - began, log=request.log)
+        return replace(self._outcome(request, code, limit_s, late=late), wall_s=monotonic() - began, log=request.log)
 
-    def _start(self, request: TrialRequest) -> ForkedTrial | SpawnedTrial:
+    def _start(self, request: TrialRequest) -> "ForkServer | SpawnedTrial":
         if not self._forks:
             return SpawnedTrial(request)
         if self._fork_server is None:
             self._fork_server = ForkServer(self.folder / "fork_server.log")
-        return self._fork_server.start(request)
+        self._fork_server.start(request)
+        return self._fork_server
 
     def _outcome(self, request: TrialRequest, code: int, limit_s: float, *, late: bool) -> Trial:
         result = Path(request.result)
@@ -83,7 +81,7 @@ class TrialProcesses:
 
 
 class ForkServer:
-    """The process that forks the trials, seen from the parent."""
+    """The process that forks the trials, one at a time, seen from the parent."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -92,19 +90,28 @@ class ForkServer:
                 [sys.executable, "-P", "-m", "sonde.tuning.run_trial"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, bufsize=0, start_new_session=True,
             )  # fmt: skip
-        self._buffer = bytearray()
+        self._buffer, self._pid = bytearray(), 0  # of the trial that runs
         try:
             self._wait_for("ready")
         except BaseException:  # Ctrl-C: no other object could end the process yet
             self.close()
             raise
 
-    def start(self, request: TrialRequest) -> ForkedTrial:
+    def start(self, request: TrialRequest) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(asdict(request)).encode() + b"\n")
-        return ForkedTrial(self, int(self._wait_for("pid")))
+        self._pid = int(self._wait_for("pid"))
 
-    def read_message(self, *, wait: bool) -> dict[str, Any] | None:
+    def poll(self) -> int | None:
+        message = self._read_message(wait=False)
+        return None if message is None else int(message["code"])
+
+    def kill(self) -> None:
+        for end in (os.killpg, os.kill):  # the process group exists a moment after the process
+            with suppress(ProcessLookupError, PermissionError):
+                end(self._pid, signal.SIGKILL)
+
+    def _read_message(self, *, wait: bool) -> dict[str, Any] | None:
         """The next message of the server; None without `wait` if there is none yet."""
         assert self._process.stdout is not None
         while b"\n" not in self._buffer:
@@ -114,8 +121,7 @@ class ForkServer:
             if not chunk:
                 raise SondeError(f"the process that starts the trials died.\n{last_line(self._log)}\nIts output: {self._log}")
             self._buffer += chunk
-        line, _, rest = self._buffer.partition(b"\n")
-        self._buffer = rest
+        line, _, self._buffer = self._buffer.partition(b"\n")
         message: dict[str, Any] = json.loads(line)
         return message
 
@@ -128,25 +134,9 @@ class ForkServer:
         self._process.wait()
 
     def _wait_for(self, key: str) -> Any:
-        message = self.read_message(wait=True)
+        message = self._read_message(wait=True)
         assert message is not None
         return message[key]
-
-
-class ForkedTrial:
-    """A trial that the fork server started."""
-
-    def __init__(self, fork_server: ForkServer, pid: int) -> None:
-        self._fork_server, self._pid = fork_server, pid
-
-    def poll(self) -> int | None:
-        message = self._fork_server.read_message(wait=False)
-        return None if message is None else int(message["code"])
-
-    def kill(self) -> None:
-        for end in (os.killpg, os.kill):  # the process group exists a moment after the process
-            with suppress(ProcessLookupError, PermissionError):
-                end(self._pid, signal.SIGKILL)
 
 
 class SpawnedTrial:

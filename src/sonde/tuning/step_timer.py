@@ -84,8 +84,7 @@ class StepTimer(TrainingCallbacks):
             self.on_optimizer_step_end(optimizer)
 
     def _note_start(self) -> None:
-        if not self._started_s:
-            self._started_s = perf_counter()
+        self._started_s = self._started_s or perf_counter()
 
     def _end_step_if(self, ended: bool) -> None:
         if not ended:
@@ -94,15 +93,15 @@ class StepTimer(TrainingCallbacks):
         self._by_step.append(self._losses)
         self._losses = []
         self.total_steps += 1
-        is_warm, enough = self.total_steps == self._warmup, False
-        if is_warm or self.total_steps == self._warmup + self._target:
-            self._wait_for_device()
-        now = perf_counter()
+        is_warm = self.total_steps == self._warmup
+        parameters = (p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"])
+        is_edge = is_warm or self.total_steps == self._warmup + self._target  # of the measured steps: work may still be queued
+        if is_edge and any(p.device.type != "cpu" for p in parameters):
+            torch.accelerator.synchronize()
         if is_warm:
-            self._began_s = now
-        elif self.num_steps:
-            self._ended_s = now
-            enough = self._has_enough()
+            self._began_s = perf_counter()
+        self._ended_s = perf_counter()
+        enough = self.num_steps > 0 and self._has_enough()
         self.on_step()
         if is_warm:
             self.on_warmup_end()
@@ -114,8 +113,3 @@ class StepTimer(TrainingCallbacks):
             return self.num_steps >= self._target
         least = MIN_STEPS if self.seconds > PATIENCE * self._target_s else 2 * MIN_STEPS
         return self.num_steps >= least and self.seconds >= self._target_s
-
-    def _wait_for_device(self) -> None:
-        """Queued work is not done yet."""
-        if any(p.device.type != "cpu" for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]):
-            torch.accelerator.synchronize()

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+MIN_STEPS = 5  # measured steps: with fewer, one slow step decides the result
+
 
 @dataclass(frozen=True, slots=True)
 class CallSite:
@@ -36,7 +38,6 @@ class OptimizerInfo:
     name: str
     supports: tuple[str, ...]  # of "foreach" and "fused"
     implementation: str  # "fused", "foreach" or "loop"
-    num_tensors: int
     device: str
 
 
@@ -46,7 +47,6 @@ class ModelInfo:
 
     site: CallSite  # where the script calls it
     name: str  # of the variable that holds it
-    class_name: str
     device: str
     is_float32: bool
     num_conv2d: int
@@ -127,13 +127,10 @@ class TrialRequest:
     log: str
 
 
-MIN_STEPS = 5  # measured steps: with fewer, one slow step decides the result
-
-
 def read_trial(document: Mapping[str, Any]) -> Trial:
     """A trial from the JSON document of the child."""
-    survey = document.get("survey")
-    return Trial(**{**document, "losses": tuple(document["losses"]), "survey": None if survey is None else _survey(survey)})
+    survey = _survey(document["survey"]) if document.get("survey") is not None else None
+    return Trial(**{**document, "losses": tuple(document["losses"]), "survey": survey})
 
 
 def _survey(document: Mapping[str, Any]) -> Survey:

@@ -103,21 +103,17 @@ def _repeat(runner: TrialRunner, tried: dict[str, tuple[Proposal, ...]], repeats
 
 def _promising(results: Iterable[MeasuredChange], noise: float) -> list[MeasuredChange]:
     """The changes that may be faster, without those that are clearly slower than another one of their family."""
-    good = [each for each in results if each.gain is not None and each.gain.factor > 1 + MIN_GAIN - noise]
+    good = [each for each in results if _factor(each) > 1 + MIN_GAIN - noise]
     best: dict[str, float] = {}
-    for each in good:
-        family = each.proposals[0].family
-        best[family] = max(best.get(family, 0.0), _factor(each))
+    for each in sorted(good, key=_factor):
+        best[each.proposals[0].family] = _factor(each)
     return [each for each in good if _factor(each) >= NEARLY * best[each.proposals[0].family]]
 
 
 def _best_of_families(results: Iterable[MeasuredChange]) -> list[MeasuredChange]:
     """The most reliable recommended change of each family, by descending gain."""
-    best: dict[str, MeasuredChange] = {}
-    for each in results:
-        family = each.proposals[0].family
-        if each.standing == "recommended" and (family not in best or each.reliability > best[family].reliability):
-            best[family] = each
+    reliable = sorted((each for each in results if each.standing == "recommended"), key=lambda each: each.reliability)
+    best = {each.proposals[0].family: each for each in reliable}
     return sorted(best.values(), key=_factor, reverse=True)
 
 

@@ -36,7 +36,6 @@ class MeasuredChange:
     start_s: float = 0.0  # additional time to start, once
     pays_off_after: int = 0  # steps after which a slow start is compensated
     error: str = ""
-    log: str = ""
 
     @property
     def name(self) -> str:

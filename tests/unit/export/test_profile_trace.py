@@ -8,7 +8,7 @@ import pytest
 from chrome_traces import spans, valid
 from sample_profiles import sample_profile
 from sonde.errors import SondeError
-from sonde.export.profile_trace import KEPT, trace_of_profile
+from sonde.export.profile_trace import SAVED, trace_of_profile
 from sonde.profiler import Span
 
 
@@ -39,7 +39,7 @@ def test_steps_hold_their_phases(events):
 
 
 def test_what_is_kept_for_backward_rises_and_is_let_go_again(events):
-    curve = [event["args"]["value"] for event in events if event["ph"] == "C" and event["name"] == KEPT]
+    curve = [event["args"]["value"] for event in events if event["ph"] == "C" and event["name"] == SAVED]
     assert max(curve) == 6000  # six layers of a thousand bytes each
     assert curve[-1] == 0
 

@@ -57,7 +57,8 @@ def test_the_text_says_the_verdict_first_and_everything_that_differs_below(diffe
     assert text.startswith("≠ different   B's loss ends higher")
     for words in SAID:
         assert words in text
-    places = [text.index(title) for title in ("\nRuns", "\nLoss", "\nTime", "\nMemory", "\nLogged", "\nLayers", "\nGiven", "\nEnvironment")]
+    titles = ("Runs", "Loss", "Time", "Memory", "Logged", "Layers", "Settings", "Environment")
+    places = [text.index(f"\n{title}") for title in titles]
     assert places == sorted(places)
 
 
@@ -75,7 +76,7 @@ def test_a_terminal_of_ordinary_width_shows_columns(different):
 def test_identical_runs_take_few_words(tmp_path):
     text = on_paper(compare(*(write_pair_run(tmp_path / name, LOSSES) for name in "ab")))
     assert text.startswith("= identical   No measured number differs")
-    assert "Given differently" not in text
+    assert "Settings that differ" not in text
     assert len(text.splitlines()) < 30
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from sonde.events import Site
-from sonde.render.html.layer_statistics import COLUMNS, _row
+from sonde.render.html.report_html import COLUMNS, statistics_cells
 
-SITE = Site(0, "activation", "head")
 NOTHING_FINITE = {"num": 8.0, "mean": 0.0, "std": 0.0, "min": 0.0, "max": 0.0, "l2": 0.0, "zeros": 0.0, "nan": 6.0, "inf": 2.0}
 
 
 def shown(values: dict[str, float]) -> dict[str, str]:
-    return dict(zip(COLUMNS, (cell.text for cell in _row(SITE, values).cells)))
+    return dict(zip(COLUMNS, (text for text, _ in statistics_cells(values))))
 
 
 def test_a_tensor_without_a_finite_number_has_no_mean_and_no_range():

@@ -54,7 +54,7 @@ def test_large_numbers_are_written_as_people_write_them():
 
 @pytest.mark.parametrize(
     ("stopped", "words"),
-    [("time", ("There was time to run the script as it is", "for everything try --time-limit 120")), ("interrupted", ("You stopped it",))],
+    [("time", ("There was time to run the unchanged script", "for everything try --time-limit 120")), ("interrupted", ("You stopped it",))],
     ids=["time", "interrupted"],
 )
 def test_what_was_cut_before_anything_was_measured_says_so(stopped, words):

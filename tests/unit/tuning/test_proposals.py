@@ -12,9 +12,9 @@ LINE = CallSite("project/train.py:7", "train.py:7", "loader = DataLoader(data)")
 LOADER = DataLoaderInfo(
     LINE, num_workers=0, batch_size=8, pin_memory=False, is_iterable=False, is_persistent=False, num_epochs=1, fed_share=1.0
 )
-ADAM = OptimizerInfo(CallSite("project/train.py:9", "train.py:9"), "Adam", ("foreach", "fused"), "loop", 12, "cpu")
+ADAM = OptimizerInfo(CallSite("project/train.py:9", "train.py:9"), "Adam", ("foreach", "fused"), "loop", "cpu")
 MODEL = ModelInfo(
-    CallSite("project/train.py:12", "train.py:12"), "net", "Net", "cpu", is_float32=True, num_conv2d=3, takes_images=True,
+    CallSite("project/train.py:12", "train.py:12"), "net", "cpu", is_float32=True, num_conv2d=3, takes_images=True,
     is_channels_last=False, in_autocast=False, is_compiled=False,
 )  # fmt: skip
 SURVEY = Survey((LOADER,), (ADAM,), (MODEL,), num_threads=4, num_cores=4, has_compiler=True)

@@ -88,7 +88,7 @@ def test_the_script_is_left_as_it_was(tuning, folder):
 
 def test_progress_reports_the_change_and_the_step(tuning):
     _, reports = tuning
-    assert {what for what, *_ in reports} > {"the script as it is", "workers=1", "fused"}
+    assert {what for what, *_ in reports} > {"the unchanged script", "workers=1", "fused"}
     assert max(step for *_, step, _ in reports) > 0
     assert all(trial <= num_trials for _, trial, num_trials, _, _ in reports)
 
@@ -98,7 +98,7 @@ def test_after_an_interrupt_what_was_not_tried_is_listed(folder, processes):
     script.write_text(SMALL)
 
     def interrupt(what, *_):
-        if what != "the script as it is":
+        if what != "the unchanged script":
             raise KeyboardInterrupt  # as Ctrl-C does
 
     result = tune(str(script), only=["workers", "threads"], steps=5, progress=interrupt, processes=processes)
@@ -114,7 +114,7 @@ def test_time_that_nothing_had_to_be_repeated_in_goes_to_what_was_not_tried_yet(
     waited = []
 
     def wait(what, *_):
-        if what != "the script as it is" and not waited:
+        if what != "the unchanged script" and not waited:
             waited.append(what)
             time.sleep(7)  # more than the half of the time that is for trying each once
 

@@ -1,25 +1,18 @@
 """A comparison of two runs as one self-contained HTML page: the verdict, both losses in one chart, and the tables."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from sonde.comparison.compare import RunComparison
+from sonde.comparison.curves import LossComparison
 from sonde.render.comparison_content import ComparisonTable, comparison_notes, comparison_tables
 from sonde.render.html.html_page import bullet_list, cell, html_page, html_text, table
 from sonde.render.html.svg_chart import ChartLine, line_chart
 
-if TYPE_CHECKING:
-    from sonde.comparison.compare import RunComparison
-    from sonde.comparison.curves import LossComparison, Window
-
-HEADLINES = {"identical": "Identical", "alike": "Alike", "different": "Different", "unknown": "Nothing could be told"}
+HEADLINES = {"identical": "Identical", "alike": "Alike", "different": "Different", "unknown": "No verdict"}
 
 
 def comparison_html(comparison: RunComparison) -> str:
-    """One page on two runs."""
-    title = f"{comparison.a.run.name} · {comparison.b.run.name}"
-    return html_page(title, "".join(_parts(comparison)))
+    return html_page(f"{comparison.a.run.name} · {comparison.b.run.name}", "".join(_parts(comparison)))
 
 
 def _parts(comparison: RunComparison) -> Iterator[str]:
@@ -39,16 +32,14 @@ def _key(letter: str) -> str:
 
 
 def _losses(one: LossComparison) -> str:
-    lines = [_line(windows, letter) for letter, windows in (("A", one.curve_a), ("B", one.curve_b))]
+    lines = []
+    for letter, windows in (("A", one.curve_a), ("B", one.curve_b)):
+        middles, medians = [(window.first + window.last) // 2 for window in windows], [window.median for window in windows]
+        bands = [window.low for window in windows], [window.high for window in windows]
+        lines.append(ChartLine(middles, medians, letter.lower(), letter, *bands))
     drawing = line_chart(lines, name=one.series)
     caption = f"{html_text(one.series)} by step: medians of windows of steps, and what four in five steps lie in. {_key('A')} {_key('B')}"
     return f"<figure><figcaption>{caption}</figcaption>{drawing}</figure>" if drawing else ""
-
-
-def _line(windows: tuple[Window, ...], letter: str) -> ChartLine:
-    middles = [(window.first + window.last) // 2 for window in windows]
-    bands = [window.low for window in windows], [window.high for window in windows]
-    return ChartLine(middles, [window.median for window in windows], letter.lower(), letter, *bands)
 
 
 def _table(shown: ComparisonTable) -> str:

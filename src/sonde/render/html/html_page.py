@@ -1,7 +1,5 @@
 """One self-contained HTML page, light and dark: it loads nothing, and text in it is escaped."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -12,14 +10,12 @@ from typing import Any
 
 from sonde.formatting import printable, strict
 
-# The page loads nothing, so the browser is told to fetch nothing, whatever a name in it may contain.
-# The cells of a heat map are an image inside the page.
+# The browser must fetch nothing, whatever a name in the page may contain; the cells of a heat map are an image inside the page.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def html_page(title: str, body: str, *, script: str = "") -> str:
     """A page from a title (text) and a body (HTML). The script is allowed by its hash; no other script runs."""
-    style = resource("style.css")
     policy, run = POLICY, ""
     if script:
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -28,7 +24,7 @@ def html_page(title: str, body: str, *, script: str = "") -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html_text(title)} – Sonde</title>\n<style>\n{style}</style></head>\n<body>"
+        f"<title>{html_text(title)} – Sonde</title>\n<style>\n{resource('style.css')}</style></head>\n<body>"
         f'<div class="brand">SONDE</div>{body}{run}</body></html>\n'
     )
 
@@ -39,8 +35,7 @@ def resource(name: str) -> str:
 
 
 def json_script(element_id: str, data: Any) -> str:
-    """Data for the script of a page, in an element with this id."""
-    # "<" cannot open a tag inside of the data, whatever a layer is called.
+    """Data for the script of a page, in an element with this id. A "<" in the data cannot open a tag."""
     encoded = json.dumps(strict(data), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return f'<script type="application/json" id="{element_id}">{encoded}</script>'
 

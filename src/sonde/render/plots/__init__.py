@@ -1,7 +1,5 @@
 """Plots of arrays and tensors: each function returns a `Plot`. Nothing here imports torch."""
 
-from __future__ import annotations
-
 from sonde.render.plots.heatmap_plot import heatmap, layer_heatmap, units_by_positions
 from sonde.render.plots.histogram_plots import distribution, histograms
 from sonde.render.plots.plot import FORMATS, Plot

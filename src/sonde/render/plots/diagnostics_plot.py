@@ -1,4 +1,4 @@
-"""The loss of a training with where it will be, beside the parts of its health."""
+"""The loss of a training with its forecast, beside the parts of its health score."""
 
 from __future__ import annotations
 
@@ -19,21 +19,15 @@ NAME = "model diagnostics"
 
 
 def diagnostics_plot(report: DiagnosticsReport) -> Plot:
-    panel = _panel(report)
+    curves = {"training": report.losses, "validation": report.validation_losses}
+    series = {name: ([step for step, _ in points], [loss for _, loss in points]) for name, points in curves.items() if points}
+    panel = Panel("loss", "loss", series, [one.step for one in report.dynamics.anomalies if one.kind == "loss spike"], "spike")
     forecast = report.dynamics.convergence.forecast if report.dynamics.convergence is not None else None
     data = {
-        "kind": "diagnostics", "losses": panel.data,
-        "forecast": None if forecast is None else asdict(forecast),
+        "kind": "diagnostics", "losses": panel.data, "forecast": None if forecast is None else asdict(forecast),
         "health": report.health.score, "parts": {part.name: part.share for part in report.health.parts},
     }  # fmt: skip
     return Plot(NAME, lambda figure: _draw(figure, report, panel), data=data, size=(8.4, 3.4))
-
-
-def _panel(report: DiagnosticsReport) -> Panel:
-    curves = {"training": report.losses, "validation": report.validation_losses}
-    series = {name: ([step for step, _ in points], [loss for _, loss in points]) for name, points in curves.items() if points}
-    spikes = [one.step for one in report.dynamics.anomalies if one.kind == "loss spike"]
-    return Panel("loss", "loss", series, spikes, "spike")
 
 
 def _draw(figure: Figure, report: DiagnosticsReport, panel: Panel) -> None:
@@ -59,9 +53,9 @@ def _parts(axes: Axes, report: DiagnosticsReport) -> None:
     parts = list(reversed(report.health.parts))
     axes.set_title("parts of the score", fontsize=style.SMALL, loc="left", color=style.TEXT, fontweight="bold")
     rows = range(len(parts))
-    # What was not evaluated is an empty frame: nobody may take it for nought.
-    papers = [style.BACKGROUND if part.share is None else style.GRID for part in parts]
-    axes.barh(rows, [part.weight for part in parts], 0.62, color=papers, edgecolor=style.GRID, linewidth=1)
+    # A part that was not evaluated is an empty frame, different from a share of zero.
+    colors = [style.BACKGROUND if part.share is None else style.GRID for part in parts]
+    axes.barh(rows, [part.weight for part in parts], 0.62, color=colors, edgecolor=style.GRID, linewidth=1)
     axes.barh(rows, [part.weight * (part.share or 0.0) for part in parts], 0.62, color=style.BLUE, linewidth=0)
     for row, part in zip(rows, parts):
         axes.text(part.weight + 0.6, row, part.points.replace(" of ", "/"), va="center", fontsize=style.TINY, color=style.GRAY)

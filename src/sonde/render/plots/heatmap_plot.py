@@ -21,6 +21,7 @@ from sonde.render.plots.input_arrays import (
     plain_steps,
     range_text,
     steps_for,
+    stretches,
     two_dimensional,
 )
 from sonde.render.plots.plot import Plot
@@ -45,14 +46,9 @@ def layer_heatmap(names: Sequence[str], steps: Any, matrix: Any, *, name: str, l
     order = np.argsort(places, kind="stable")
     places, values = places[order], values[:, order].copy()
     data = {
-        "kind": "layer_heatmap",
-        "names": layers,
-        "steps": plain_steps(places),
-        "label": label,
-        "unit": unit,
-        "values": values,
+        "kind": "layer_heatmap", "names": layers, "steps": plain_steps(places), "label": label, "unit": unit, "values": values,
         "non_finite": non_finite(values),
-    }
+    }  # fmt: skip
     notes = f"{counted(len(layers), 'layer')}, {counted(places.size, 'step')}"
     caption = label + (f" [{unit}]" if unit else "")
     high = min(max(1.6 + 0.16 * len(layers), 2.4), 9.0)
@@ -71,14 +67,8 @@ def layer_heatmap(names: Sequence[str], steps: Any, matrix: Any, *, name: str, l
 def heatmap(matrix: Any, *, name: str, x_label: str, y_label: str, label: str = "") -> Plot:
     """One matrix of numbers; more than two dimensions are for `units_by_positions`."""
     values = two_dimensional(matrix, name).copy()
-    data = {
-        "kind": "heatmap",
-        "x_label": x_label,
-        "y_label": y_label,
-        "label": label,
-        "values": values,
-        "non_finite": non_finite(values),
-    }
+    bad = non_finite(values)
+    data = {"kind": "heatmap", "x_label": x_label, "y_label": y_label, "label": label, "values": values, "non_finite": bad}
     notes = f"{values.shape[0]:,} × {values.shape[1]:,}"
 
     def draw(figure: Figure) -> None:
@@ -108,15 +98,12 @@ def units_by_positions(values: Any, units: int | None = None) -> Floats:
     return moved.reshape(moved.shape[0], -1)
 
 
-def _draw(
-    figure: Figure, name: str, values: Floats, notes: str, caption: str, axis: Axis, row_names: Sequence[str] = ()
-) -> Axes | None:
+def _draw(figure: Figure, name: str, values: Floats, notes: str, caption: str, axis: Axis, row_names: Sequence[str] = ()) -> Axes | None:
     finite = values[np.isfinite(values)]
     if finite.size:
         notes += f"; {range_text(finite)}"
-    bad = non_finite(values)
-    warning = bad_text(bad)
-    if bad and row_names:
+    warning = bad_text(non_finite(values))
+    if warning and row_names:
         rows = np.flatnonzero(~np.isfinite(values).all(axis=1))
         warning += " " + place_text([row_names[row] for row in rows.tolist()])
     style.heading(figure, name, notes, warning)
@@ -135,12 +122,12 @@ def _image(figure: Figure, axes: Axes, values: Floats, axis: Axis, caption: str)
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize, to_rgba
+    from matplotlib.patches import Patch
 
     signed = axis.low < 0 < axis.high and axis.scale != "log"
     colors = colormaps[style.DIVERGING if signed else style.SEQUENTIAL]
     cells = coarse(values, MOST_CELLS, MOST_CELLS)
-    shares = axis.place(cells)
-    image = colors(np.nan_to_num(shares, nan=0.0))
+    image = colors(np.nan_to_num(axis.place(cells), nan=0.0))
     bad = ~np.isfinite(cells)
     image[bad] = to_rgba(style.BAD)
     rows, columns = values.shape
@@ -154,8 +141,6 @@ def _image(figure: Figure, axes: Axes, values: Floats, axis: Axis, caption: str)
         bar.set_label(style.safe_text(caption + axis.scale_note), parse_math=False)
         bar.outline.set_visible(False)
     if bad.any():
-        from matplotlib.patches import Patch
-
         mark = Patch(facecolor=style.BAD, edgecolor=style.BACKGROUND, hatch="////", linewidth=0, label="not finite")
         axes.legend(handles=[mark], loc="lower right", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=7, borderaxespad=0.2)
 
@@ -166,10 +151,8 @@ def _hatch(axes: Axes, bad: Any, wide: float, high: float) -> None:
 
     patches: list[Rectangle] = []
     for row in np.flatnonzero(bad.any(axis=1)).tolist():
-        edges = np.flatnonzero(np.diff(np.r_[False, bad[row], False].astype(int)))
-        patches.extend(
-            Rectangle((start * wide - 0.5, row * high - 0.5), (end - start) * wide, high) for start, end in zip(edges[::2], edges[1::2])
-        )
+        for start, end in stretches(bad[row]):
+            patches.append(Rectangle((start * wide - 0.5, row * high - 0.5), (end + 1 - start) * wide, high))
         if len(patches) > MOST_HATCHED:
             return
     axes.add_collection(PatchCollection(patches, facecolor="none", edgecolor=style.BACKGROUND, hatch="////", linewidth=0))
@@ -177,10 +160,9 @@ def _hatch(axes: Axes, bad: Any, wide: float, high: float) -> None:
 
 def row_ticks(axes: Axes, names: Sequence[str], high: float) -> None:
     labels = row_labels(names, max(int((high - 1.2) / 0.13), 6))
-    grouped = any(label.last > label.first for label in labels)
     axes.set_yticks([label.middle for label in labels], labels=[style.safe_text(label.text, 34) for label in labels], fontsize=style.TINY)
     style.without_math(axes.get_yticklabels())
-    if grouped:
+    if any(label.last > label.first for label in labels):  # a label for several rows
         axes.tick_params(axis="y", length=0)
         for label in labels[:-1]:
             axes.axhline(label.last + 0.5, color=style.BACKGROUND, linewidth=0.3, alpha=0.6)

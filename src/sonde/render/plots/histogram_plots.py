@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from sonde.errors import SondeError
 from sonde.formatting import counted, number
 from sonde.render.axis import LARGEST, Axis, linear_axis, spread_axis
 from sonde.render.plots import style
 from sonde.render.plots.heatmap_plot import row_ticks
-from sonde.render.plots.input_arrays import Floats, bad_text, checked_bins, non_finite, place_text, plain_array, range_text
+from sonde.render.plots.input_arrays import Floats, bad_text, non_finite, place_text, plain_array, range_text
 from sonde.render.plots.plot import Plot
 
 if TYPE_CHECKING:
@@ -41,22 +43,18 @@ class Histogram(NamedTuple):
     def data(self) -> dict[str, Any]:
         """What is drawn, for JSON."""
         return {
-            "num_values": self.num,
-            "non_finite": self.bad,
-            "scale": self.axis.scale,
-            "edges": self.edges.tolist(),
-            "counts": self.counts.astype(int).tolist(),
-            "quantiles": dict(zip(map(str, QUANTILES), self.quantiles)),
-        }
+            "num_values": self.num, "non_finite": self.bad, "scale": self.axis.scale, "edges": self.edges.tolist(),
+            "counts": self.counts.astype(int).tolist(), "quantiles": dict(zip(map(str, QUANTILES), self.quantiles)),
+        }  # fmt: skip
 
 
 def binned(values: Any, bins: int, axis: Axis | None = None, what: str = "values") -> Histogram:
     """The histogram of any values; on `axis` where several are to be compared."""
-    bins = checked_bins(bins)
+    if isinstance(bins, bool) or not isinstance(bins, (int, np.integer)) or not 1 <= bins <= 100_000:
+        raise SondeError(f"bins={bins!r}: a histogram needs a whole number of bins from 1 to 100,000, for example bins=64.")
     given = plain_array(values, what).reshape(-1)
     numbers = given.astype(np.float64, copy=False)
-    finite, whole = numbers[np.isfinite(numbers)], False
-    bad = non_finite(numbers)
+    finite, whole, bad = numbers[np.isfinite(numbers)], False, non_finite(numbers)
     if not finite.size:
         return Histogram(axis or Axis("linear", 0.0, 1.0), np.zeros(0), np.zeros(0), bad, numbers.size, "", ())
     if axis is None and given.dtype.kind in "bui" and finite.max() - finite.min() < bins:
@@ -68,8 +66,7 @@ def binned(values: Any, bins: int, axis: Axis | None = None, what: str = "values
         half = (around.high / 2 - around.low / 2) / bins if bins % 2 == 0 else 0.0
         axis = Axis("linear", around.low + half, min(around.high + half, LARGEST))  # so that the one bar has its value in the middle
     axis = axis or spread_axis(finite)
-    shares = np.clip(axis.place(finite), 0.0, 1.0)
-    counts, edges = np.histogram(shares, bins=bins, range=(0.0, 1.0))
+    counts, edges = np.histogram(np.clip(axis.place(finite), 0.0, 1.0), bins=bins, range=(0.0, 1.0))
     quantiles = tuple(np.quantile(finite, QUANTILES, method="lower").tolist())
     return Histogram(axis, axis.values(edges), counts.astype(np.float64), bad, numbers.size, range_text(finite), quantiles, whole)
 
@@ -96,30 +93,25 @@ def _distribution(figure: Figure, name: str, histogram: Histogram, unit: str) ->
     if not histogram.note and not columns:
         style.show_message(figure.add_subplot(), "no values")
         return
-    if columns:
-        axes, beside = figure.subplots(1, 2, width_ratios=[16, 1.3 * columns])
-    else:
-        axes, beside = figure.add_subplot(), None
+    parts = figure.subplots(1, 2 if columns else 1, width_ratios=[16, 1.3 * columns] if columns else None, squeeze=False)[0]
     heights = np.concatenate([histogram.counts, np.array(list(histogram.bad.values()), np.float64)])
     steep = is_steep(heights)
     if histogram.note:
-        _bars(axes, histogram, unit, steep)
+        _bars(parts[0], histogram, unit, steep)
+        _count_axis(parts[0], heights.max(), steep)
     else:
-        style.show_message(axes, "no finite value")
-    for each in (axes, beside):
-        if each is not None and (each is beside or histogram.note):
-            _count_axis(each, heights.max(), steep)
-    if beside is not None:
-        _bad_bars(beside, histogram.bad, labelled=not histogram.note)
+        style.show_message(parts[0], "no finite value")
+    if columns:
+        _count_axis(parts[1], heights.max(), steep)
+        _bad_bars(parts[1], histogram.bad, labelled=not histogram.note)
 
 
 def _bars(axes: Axes, histogram: Histogram, unit: str, steep: bool) -> None:
     edges = np.linspace(0.0, 1.0, len(histogram.counts) + 1)
-    low, high = histogram.axis.place(np.array([histogram.quantiles[0], histogram.quantiles[-1]])).tolist()
+    low, _, median, _, high = histogram.axis.place(histogram.quantiles).tolist()
     middle = (edges[1:] > low - 1e-12) & (edges[:-1] < high + 1e-12)
     for chosen, color in ((middle, style.BLUE), (~middle, style.SKY)):
         bars(axes, np.where(chosen, histogram.counts, 0.0), color, apart=histogram.whole)
-    median = float(histogram.axis.place(np.array([histogram.quantiles[2]]))[0])
     axes.axvline(median, color=style.TEXT, linewidth=0.9, linestyle=(0, (4, 2)))
     label = "value" + (f" [{unit}]" if unit else "") + histogram.axis.scale_note
     style.draw_axis(axes, "x", histogram.axis, label, limit=8, whole=histogram.whole)
@@ -138,19 +130,16 @@ def bars(axes: Axes, heights: Floats, color: str, *, apart: bool = False) -> Non
 
 def _bad_bars(axes: Axes, bad: dict[str, int], *, labelled: bool) -> None:
     axes.bar(range(len(bad)), list(bad.values()), 0.7, facecolor=style.BACKGROUND, edgecolor=style.BAD, hatch="////", linewidth=0.8)
-    axes.set_xticks(range(len(bad)), labels=[_short_name(name) for name in bad], color=style.BAD)
+    labels = [name.replace("Infinity", "Inf").replace("-", "−") for name in bad]
+    axes.set_xticks(range(len(bad)), labels=labels, color=style.BAD)
     axes.set_xlim(-0.6, len(bad) - 0.4)
+    options: Any = {"textcoords": "offset points", "ha": "center", "fontsize": style.TINY, "color": style.BAD}
     for place, count in enumerate(bad.values()):
-        text = f"{count:,}"
-        axes.annotate(text, (place, count), (0, 2), textcoords="offset points", ha="center", fontsize=style.TINY, color=style.BAD)
+        axes.annotate(f"{count:,}", (place, count), (0, 2), **options)
     if labelled:
         axes.set_ylabel("number of values")
     else:
         axes.tick_params(axis="y", labelleft=False)
-
-
-def _short_name(name: str) -> str:
-    return name.replace("Infinity", "Inf").replace("-", "−")
 
 
 def _count_axis(axes: Axes, highest: float, steep: bool) -> None:
@@ -161,9 +150,6 @@ def _count_axis(axes: Axes, highest: float, steep: bool) -> None:
     else:
         axes.set_ylim(0, highest * 1.08)
         axes.yaxis.set_major_locator(style.whole_number_ticks(5))
-
-
-# -- many side by side
 
 
 def histograms(values_by_name: Mapping[str, Any], *, name: str, bins: int = 64) -> Plot:
@@ -179,11 +165,9 @@ def histograms(values_by_name: Mapping[str, Any], *, name: str, bins: int = 64) 
 
 
 def _grid_heading(figure: Figure, name: str, each: Mapping[str, Histogram], how: str) -> None:
-    bad = {layer: histogram.bad for layer, histogram in each.items() if histogram.bad}
-    total: dict[str, int] = {}
-    for counts in bad.values():
-        total = {kind: total.get(kind, 0) + counts.get(kind, 0) for kind in {**total, **counts}}
-    warning = f"{bad_text(total)} {place_text(list(bad))}" if bad else ""
+    bad = [layer for layer, histogram in each.items() if histogram.bad]
+    total = sum((Counter(histogram.bad) for histogram in each.values()), Counter())
+    warning = f"{bad_text(total)} {place_text(bad)}" if bad else ""
     style.heading(figure, name, f"{counted(len(each), 'layer')}; {how}", warning)
 
 
@@ -192,9 +176,7 @@ def _grid(figure: Figure, name: str, each: Mapping[str, Histogram]) -> None:
     if not each:
         style.show_message(figure.add_subplot(), "no layers")
         return
-    rows = -(-len(each) // COLUMNS)
-    columns = min(COLUMNS, len(each))
-    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    grid = figure.subplots(-(-len(each) // COLUMNS), min(COLUMNS, len(each)), squeeze=False).ravel()
     for axes, (layer, histogram) in zip(grid, each.items()):
         _small_histogram(axes, layer, histogram)
     for axes in grid[len(each) :]:
@@ -213,8 +195,8 @@ def _small_histogram(axes: Axes, layer: str, histogram: Histogram) -> None:
     style.draw_axis(axes, "x", histogram.axis, "", limit=5, whole=histogram.whole)
     axes.tick_params(labelsize=style.TINY)
     if histogram.bad:
-        text = bad_text(histogram.bad)
-        axes.text(0.99, 0.97, text, transform=axes.transAxes, ha="right", va="top", fontsize=style.TINY, color=style.BAD)
+        options: Any = {"ha": "right", "va": "top", "fontsize": style.TINY, "color": style.BAD}
+        axes.text(0.99, 0.97, bad_text(histogram.bad), transform=axes.transAxes, **options)
 
 
 def _quantile_rows(figure: Figure, name: str, each: Mapping[str, Histogram], high: float) -> None:
@@ -227,12 +209,8 @@ def _quantile_rows(figure: Figure, name: str, each: Mapping[str, Histogram], hig
     axis = spread_axis(table.ravel())
     places = axis.place(table)
     style.grid(axes, "x")
-    for low, high_quantile, color in ((0, 4, style.SKY), (1, 3, style.BLUE)):
-        left, right = places[:, low], places[:, high_quantile]
-        if len(each) <= BARS_UP_TO:
-            axes.barh(rows, right - left, 0.8, left, color=color, linewidth=0)
-        else:
-            _bars_as_area(axes, rows, left, right, color)
+    for left, right, color in ((places[:, 0], places[:, 4], style.SKY), (places[:, 1], places[:, 3], style.BLUE)):
+        _bars_as_area(axes, rows, left, right, color, height=0.8 if len(each) <= BARS_UP_TO else 1.0)
     axes.vlines(places[:, 2], rows - 0.5, rows + 0.5, colors=style.TEXT, linewidth=0.9)
     bad = [row for row, histogram in enumerate(each.values()) if histogram.bad]
     if bad:  # even an empty line takes room
@@ -242,10 +220,10 @@ def _quantile_rows(figure: Figure, name: str, each: Mapping[str, Histogram], hig
     row_ticks(axes, list(each), high)
 
 
-def _bars_as_area(axes: Axes, rows: Any, left: Floats, right: Floats, color: str) -> None:
-    """All bars as one area; rows that are not there leave a gap."""
-    heights = np.repeat(rows, 2) + np.tile([-0.5, 0.5], len(rows))
-    breaks = np.flatnonzero(np.diff(rows) > 1) * 2 + 2
+def _bars_as_area(axes: Axes, rows: Any, left: Floats, right: Floats, color: str, height: float) -> None:
+    """Bars that touch each other as one area; rows that are missing leave a gap."""
+    heights = np.repeat(rows, 2) + np.tile([-height / 2, height / 2], len(rows))
+    breaks = np.flatnonzero(np.diff(rows) > height) * 2 + 2
     pieces = [np.split(each, breaks) for each in (heights, np.repeat(left, 2), np.repeat(right, 2))]
-    for height, low, high in zip(*pieces):
-        axes.fill_betweenx(height, low, high, color=color, linewidth=0)
+    for y, low, high in zip(*pieces):
+        axes.fill_betweenx(y, low, high, color=color, linewidth=0)

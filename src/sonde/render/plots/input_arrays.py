@@ -1,7 +1,5 @@
 """Arrays, lists and tensors of any kind as NumPy arrays for plots, without importing torch; counts and ranges of their values."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,8 +26,9 @@ def plain_array(values: Any, what: str = "values") -> NDArray[Any]:
     if array.dtype.kind == "f":
         return array.astype(np.float64, copy=False)
     if array.dtype.kind not in "bui":
-        kind = type(values).__name__
-        raise SondeError(f"{what} cannot be drawn: {kind} does not hold numbers. Give a tensor, an array or a list of numbers.")
+        raise SondeError(
+            f"{what} cannot be drawn: {type(values).__name__} does not hold numbers. Give a tensor, an array or a list of numbers."
+        )
     return array
 
 
@@ -59,13 +58,6 @@ def steps_for(steps: Any, num: int, what: str) -> Floats:
 def plain_steps(steps: Floats) -> list[float]:
     """Whole numbers as integers, for JSON."""
     return [int(step) if step.is_integer() else step for step in steps.tolist()]
-
-
-def checked_bins(bins: int) -> int:
-    """A number of bins that can be meant."""
-    if isinstance(bins, bool) or not isinstance(bins, (int, np.integer)) or not 1 <= bins <= 100_000:
-        raise SondeError(f"bins={bins!r}: a histogram needs a whole number of bins from 1 to 100,000, for example bins=64.")
-    return int(bins)
 
 
 def two_dimensional(matrix: Any, name: str) -> Floats:
@@ -98,6 +90,12 @@ def non_finite(values: Floats) -> dict[str, int]:
     return {name: count for name, count in zip(NON_FINITE, counts) if count}
 
 
+def stretches(flags: Any) -> list[tuple[int, int]]:
+    """First and last index of each row of true flags."""
+    edges = np.flatnonzero(np.diff(np.r_[False, flags, False].astype(int))).tolist()
+    return [(start, end - 1) for start, end in zip(edges[::2], edges[1::2])]
+
+
 def bad_text(counts: Mapping[str, int]) -> str:
     """`3 NaN, 1 Infinity`."""
     return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
@@ -113,15 +111,12 @@ def range_text(finite: Floats) -> str:
 
 
 def _loaded(values: Any) -> NDArray[Any]:
-    if hasattr(values, "detach") and hasattr(values, "numpy"):
-        return _of_tensor(values.detach())
     if isinstance(values, Sequence) and not isinstance(values, (str, bytes)):
         # A list of losses is often a list of tensors, on any device, each with its graph.
         return np.asarray([_loaded(value) if hasattr(value, "detach") or isinstance(value, (list, tuple)) else value for value in values])
-    return np.asarray(values)
-
-
-def _of_tensor(tensor: Any) -> NDArray[Any]:
+    if not hasattr(values, "detach") or not hasattr(values, "numpy"):
+        return np.asarray(values)
+    tensor = values.detach()
     if getattr(tensor, "is_meta", False):
         raise SondeError("A meta tensor cannot be drawn: it has a shape but no values.")
     if getattr(tensor, "is_quantized", False):

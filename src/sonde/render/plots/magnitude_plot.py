@@ -31,11 +31,7 @@ def magnitudes(rows: Mapping[str, Mapping[int, int]], ranges: Mapping[str, tuple
     shown = {label: span for label, span in ranges.items() if span[0] > low - 40 or span[2] < high + 40}
     for smallest, _, largest in shown.values():  # the edges that matter are those near the numbers
         low, high = (smallest - 1 if low - 24 < smallest < low else low), (largest + 1 if high < largest < high + 24 else high)
-    data = {
-        "kind": "magnitudes",
-        "exponents": {label: {str(exponent): count for exponent, count in counts.items()} for label, counts in rows.items()},
-        "ranges": {label: list(span) for label, span in ranges.items()},
-    }
+    data = {"kind": "magnitudes", "exponents": rows, "ranges": {label: list(span) for label, span in ranges.items()}}
     height = min(max(1.9 + 0.2 * len(shown) + 0.16 * len(names), 2.6), 9.0)
 
     def draw(figure: Figure) -> None:
@@ -74,12 +70,10 @@ def _draw_rows(axes: Axes, names: Sequence[str], rows: Mapping[str, Mapping[int,
     for row, label in enumerate(names):
         exponents = sorted(rows[label])
         counts = np.array([rows[label][exponent] for exponent in exponents], dtype=float)
-        if not counts.size:
-            continue
-        thin = np.cumsum(counts) <= TAIL * counts.sum()
-        shade = 0.15 + 0.85 * counts / counts.max()
-        colors = 1 - (1 - blue) * shade[:, None]
-        axes.barh(np.full(counts.size, row), 1.0, left=exponents, height=np.where(thin, 0.2, 0.8), color=colors, linewidth=0)
+        if counts.size:
+            thin = np.cumsum(counts) <= TAIL * counts.sum()
+            colors = 1 - (1 - blue) * (0.15 + 0.85 * counts / counts.max())[:, None]
+            axes.barh(np.full(counts.size, row), 1.0, left=exponents, height=np.where(thin, 0.2, 0.8), color=colors, linewidth=0)
     for row, (smallest, _, largest) in enumerate(shown.values()):
         for edge in (smallest, largest):
             axes.axvline(edge, color=style.LINE_COLORS[row % len(style.LINE_COLORS)], linewidth=0.7, linestyle=(0, (4, 3)), zorder=0)

@@ -53,10 +53,10 @@ def _draw(figure: Figure, name: str, one: DeviceMemory, snapshots: tuple[Snapsho
         top = below + values
         axes.fill_between(x, up.place(below), up.place(top), step="post", facecolor=color, linewidth=0, label=category)
         below = top
-    at = float(across.place(np.array([peak.time_s]))[0])
-    axes.plot([at], [float(up.place(np.array([peak.usage.total / MIB]))[0])], marker="v", markersize=5, color=style.TEXT, linestyle="none")
+    at = [float(across.place(peak.time_s))], [float(up.place(peak.usage.total / MIB))]
+    axes.plot(*at, marker="v", markersize=5, color=style.TEXT, linestyle="none")
     for snapshot in snapshots[:MOST_MARKS]:
-        place = float(across.place(np.array([snapshot.time_s]))[0])
+        place = float(across.place(snapshot.time_s))
         if 0 <= place <= 1:
             axes.axvline(place, color=style.GRAY, linewidth=0.6, linestyle=":")
             label = style.safe_text(snapshot.label, 18)

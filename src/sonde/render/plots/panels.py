@@ -65,9 +65,8 @@ def panels(name: str, each: Sequence[Panel | EventPanel], *, notes: str = "") ->
 
 
 def _draw(figure: Figure, name: str, each: Sequence[Panel | EventPanel], rows: int, notes: str) -> None:
-    bad = {panel.title: counts for panel in each if isinstance(panel, Panel) and (counts := non_finite(_values(panel)))}
-    warning = "; ".join(f"{title}: {bad_text(counts)}" for title, counts in bad.items())
-    style.heading(figure, name, notes, warning)
+    bad = {panel.title: bad_text(non_finite(_values(panel))) for panel in each if isinstance(panel, Panel)}
+    style.heading(figure, name, notes, "; ".join(f"{title}: {text}" for title, text in bad.items() if text))
     grid = figure.subplots(rows, min(COLUMNS, max(len(each), 1)), squeeze=False).ravel()
     for axes, panel in zip(grid, each):
         if isinstance(panel, Panel):
@@ -85,25 +84,23 @@ def draw_panel(axes: Axes, panel: Panel, *, also: Sequence[tuple[float, float]] 
     if not every.size:
         style.show_message(axes, panel.empty)
         return None
-    places = np.concatenate([np.asarray(steps, np.float64) for steps, _ in panel.series.values()] + [np.array([x for x, _ in also])])
-    across = linear_axis(float(places.min()), float(places.max()))
-    included = [] if panel.includes is None else [panel.includes]
-    up = curve_axis(np.concatenate([every, np.array([*(y for _, y in also), *included])]))
+    places = [step for steps, _ in panel.series.values() for step in steps] + [x for x, _ in also]
+    across = linear_axis(min(places), max(places))
+    included = [y for _, y in also] + ([] if panel.includes is None else [panel.includes])
+    up = curve_axis(np.concatenate([every, np.array(included, np.float64)]))
     style.grid(axes)
     style.draw_axis(axes, "x", across, panel.x_label, limit=6)
     style.draw_axis(axes, "y", up, panel.label + up.scale_note, limit=5)
     for (label, (steps, values)), color in zip(panel.series.items(), style.LINE_COLORS):
-        row = np.asarray(values, np.float64)
-        x = across.place(np.asarray(steps, np.float64))
-        draw_line(axes, x, up.place(row), color, label)
-        mark_nonfinite(axes, x, row[None, :])
+        x = across.place(steps)
+        draw_line(axes, x, up.place(values), color, label)
+        mark_nonfinite(axes, x, np.asarray([values], np.float64))
     if len(panel.flagged):
-        x = across.place(np.asarray(panel.flagged, np.float64))
-        bottom, label = np.zeros(len(x)), style.safe_text(panel.flag)
-        axes.plot(x, bottom, linestyle="none", marker="|", markersize=7, color=style.VERMILION, label=label, clip_on=False)
+        sign: Any = {"linestyle": "none", "marker": "|", "markersize": 7, "color": style.VERMILION, "clip_on": False}
+        axes.plot(across.place(panel.flagged), np.zeros(len(panel.flagged)), label=style.safe_text(panel.flag), **sign)
     handles, labels = axes.get_legend_handles_labels()
+    shown = dict(zip(labels, handles))  # one sign for a kind of bad number, however many series have it
     if len(labels) > 1:
-        shown = dict(zip(labels, handles))  # one sign for a kind of bad number, however many series have it
         options: Any = {"loc": "best", "fontsize": style.TINY, "facecolor": style.BACKGROUND, "edgecolor": "none", "framealpha": 0.85}
         if len(shown) > MOST_BESIDE:  # they get room of their own, above the curves
             axes.set_ylim(top=max(axes.get_ylim()[1], 1.3))
@@ -120,13 +117,13 @@ def _draw_events(axes: Axes, panel: EventPanel) -> None:
     across = linear_axis(*panel.span)
     style.grid(axes, "x")
     style.draw_axis(axes, "x", across, panel.x_label, limit=6)
-    heights = [1 - (i + 0.5) / len(panel.events) for i in range(len(panel.events))]
+    heights = 1 - (np.arange(len(panel.events)) + 0.5) / len(panel.events)
     labels = [f"{style.safe_text(kind, 24)} ({len(steps):,})" for kind, steps in panel.events.items()]
     axes.set_yticks(heights, labels=labels, fontsize=style.SMALL - 1)
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(0, 1)
     for height, steps, color in zip(heights, panel.events.values(), style.LINE_COLORS):
-        x = across.place(np.asarray(steps, np.float64))
+        x = across.place(steps)
         axes.axhline(height, color=style.GRID, linewidth=0.6, zorder=0)
         axes.plot(x, np.full(len(x), height), linestyle="none", marker="|", markersize=11, markeredgewidth=1.8, color=color, clip_on=False)
 

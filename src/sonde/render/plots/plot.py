@@ -26,25 +26,16 @@ DPI = 150
 METADATA: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 GROUP_ID = re.compile(r'(<g) id="[A-Za-z0-9.]+_\d+"')
 CSS_VARIABLES = {
-    style.TEXT: "var(--ink)",
-    style.GRAY: "var(--soft)",
-    style.GRID: "var(--line)",
-    style.BACKGROUND: "var(--card)",
+    style.TEXT: "var(--ink)", style.GRAY: "var(--soft)", style.GRID: "var(--line)", style.BACKGROUND: "var(--card)",
     style.BAD: "var(--error)",
-}
+}  # fmt: skip
 
 
 class Plot:
-    """A named plot. It keeps the numbers that it shows, not the tensors and arrays that it was made from."""
+    """A named plot with the numbers that it shows, without the tensors and arrays that it was made from."""
 
     def __init__(
-        self,
-        name: str,
-        draw: Callable[[Figure], None],
-        *,
-        data: Mapping[str, Any],
-        title: str = "",
-        size: tuple[float, float] = (6.4, 3.6),
+        self, name: str, draw: Callable[[Figure], None], *, data: Mapping[str, Any], title: str = "", size: tuple[float, float] = (6.4, 3.6)
     ) -> None:
         self.name, self.title, self.size = name, title or name, size
         self._data, self._draw = dict(data), draw
@@ -70,7 +61,7 @@ class Plot:
         if kind not in FORMATS:
             reason = f"{kind!r} is no format of pictures" if kind else "it has no suffix"
             raise SondeError(f"{printable(target)}: {reason}. Use one of .{', .'.join(FORMATS)}.")
-        content = self.render(kind, dpi=dpi)
+        content = self.render(kind, dpi=dpi)  # before the folder is made: it may raise
         make_folder(target.parent)
         write_new(target, content, replace=True)
         return target
@@ -106,8 +97,7 @@ class Plot:
     def _svg(self) -> str:
         """The <svg> element, for a place inside HTML."""
         text = self.render("svg").decode()
-        text = text[text.index("<svg") :]
-        text = GROUP_ID.sub(r"\1", text)  # the same numbers in every plot of a page, and nothing refers to them
+        text = GROUP_ID.sub(r"\1", text[text.index("<svg") :])  # the same numbers in every plot of a page, and nothing refers to them
         return text.replace("<svg", f'<svg role="img" aria-label="{html_text(self.title)}"', 1)
 
     def _drawn(self) -> Figure:

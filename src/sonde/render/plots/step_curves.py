@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from sonde.formatting import counted
 from sonde.render.axis import curve_axis, linear_axis, spread_axis
 from sonde.render.plots import style
-from sonde.render.plots.input_arrays import Floats, bad_text, non_finite, one_row, plain_steps, steps_for
+from sonde.render.plots.input_arrays import Floats, bad_text, non_finite, one_row, plain_steps, steps_for, stretches
 from sonde.render.plots.plot import Plot
 
 if TYPE_CHECKING:
@@ -27,21 +26,16 @@ PERCENTILE_BANDS = ((0, 100, 0.12), (5, 95, 0.25), (25, 75, 0.45))
 def gradient_flow(steps: Any, gradients: Mapping[str, Sequence[float]] | Sequence[float], *, name: str = "gradient flow") -> Plot:
     """Norms over steps, of one layer or of many; the axis is logarithmic where they span decades."""
     series = dict(gradients) if isinstance(gradients, Mapping) else {"": gradients}
-    rows = {str(layer): one_row(values, f"gradients of {layer!r}" if layer else "gradients") for layer, values in series.items()}
-    first = next(iter(rows.values()), np.zeros(0))
-    places = steps_for(steps, first.size, "gradients" + (f" of {next(iter(rows))!r}" if next(iter(rows), "") else ""))
-    for layer, values in rows.items():
-        steps_for(steps, values.size, f"gradients of {layer!r}" if layer else "gradients")
+    titles = {layer: f"gradients of {layer!r}" if layer else "gradients" for layer in series}
+    rows = {str(layer): one_row(values, titles[layer]) for layer, values in series.items()}
+    places = np.zeros(0) if rows else steps_for(steps, 0, "gradients")
+    for values, title in zip(rows.values(), titles.values()):
+        places = steps_for(steps, values.size, title)
     order = np.argsort(places, kind="stable")
     places = places[order]
     matrix = np.stack([values[order] for values in rows.values()]) if rows else np.zeros((0, places.size))
     names = list(rows)
-    data = {
-        "kind": "gradient_flow",
-        "steps": plain_steps(places),
-        "norms": dict(zip(names, matrix)),
-        "non_finite": non_finite(matrix),
-    }
+    data = {"kind": "gradient_flow", "steps": plain_steps(places), "norms": dict(zip(names, matrix)), "non_finite": non_finite(matrix)}
     return Plot(name, lambda figure: _draw_flow(figure, name, places, names, matrix), data=data)
 
 
@@ -112,7 +106,7 @@ def percentiles(steps: Any, levels: Mapping[int, Any], *, name: str, num_bad: An
 def draw_line(axes: Axes, x: Floats, heights: Floats, color: str, name: str) -> None:
     """One curve; values between two non-finite ones, and all values where there are few, are dots."""
     alone = np.isfinite(heights) & ~np.isfinite(np.r_[np.nan, heights[:-1]]) & ~np.isfinite(np.r_[heights[1:], np.nan])
-    dots = np.isfinite(heights) if x.size <= DOTS_UP_TO else alone  # a value between two non-finite ones has no line
+    dots = np.isfinite(heights) if x.size <= DOTS_UP_TO else alone
     axes.plot(x, heights, color=color, linewidth=1.2, label=style.safe_text(name, 34), solid_joinstyle="round")
     axes.plot(x[dots], heights[dots], linestyle="none", marker="o", markersize=2.4, color=color)
 
@@ -125,34 +119,23 @@ def _bands(axes: Axes, x: Floats, heights: Floats, names: list[str]) -> None:
         bottom, top = (np.where(known, np.nanpercentile(columns, share, axis=0), np.nan) for share in (low, high))
         axes.fill_between(x, bottom, top, color=style.BLUE, alpha=opacity, linewidth=0, label=label)
     axes.plot(x, np.where(known, np.nanmedian(columns, axis=0), np.nan), color=style.BLUE, linewidth=1.4, label="median layer")
-    last = np.array([_last_finite(row) for row in heights])
-    ranked = [index for index in np.argsort(last, kind="stable").tolist() if math.isfinite(last[index])]
+    last = {index: row[np.isfinite(row)][-1] for index, row in enumerate(heights) if np.isfinite(row).any()}
+    ranked = sorted(last, key=lambda index: last[index])
     shown = dict.fromkeys([*ranked[:-3:-1], *ranked[:2]])
     for index, color in zip(shown, (style.VERMILION, style.ORANGE, style.GREEN, style.PURPLE)):
         draw_line(axes, x, heights[index], color, names[index])
 
 
-def _last_finite(row: Floats) -> float:
-    finite = row[np.isfinite(row)]
-    return float(finite[-1]) if finite.size else math.nan
-
-
 def mark_nonfinite(axes: Axes, x: Floats, matrix: Floats) -> None:
     """A red band over each step with a non-finite value, and its kind above or below the curves: a cross, an arrow up, an arrow down."""
     bad_steps = ~np.isfinite(matrix).all(axis=0)
-    for start, end in _stretches(bad_steps):
-        half = 0.5 / max(x.size - 1, 40)
+    half = 0.5 / max(x.size - 1, 40)
+    for start, end in stretches(bad_steps):
         axes.axvspan(x[start] - half, x[end] + half, facecolor=style.BAD, alpha=0.13, linewidth=0)
     kinds = (("x", np.isnan(matrix), 1.09, "NaN"), ("^", matrix == np.inf, 1.05, "Infinity"), ("v", matrix == -np.inf, -0.05, "-Infinity"))
     if bad_steps.any():
         axes.set_ylim(-0.08 if np.isneginf(matrix).any() else -0.01, 1.13)
     for marker, found, height, label in kinds:
-        columns = found.any(axis=0)
-        if columns.any():
-            y = np.full(int(columns.sum()), height)
-            axes.plot(x[columns], y, linestyle="none", marker=marker, markersize=4, color=style.BAD, label=label)
-
-
-def _stretches(flags: Any) -> list[tuple[int, int]]:
-    edges = np.flatnonzero(np.diff(np.r_[False, flags, False].astype(int)))
-    return [(int(start), int(end) - 1) for start, end in zip(edges[::2], edges[1::2])]
+        marked = x[found.any(axis=0)]
+        if marked.size:
+            axes.plot(marked, np.full(marked.size, height), marker, markersize=4, color=style.BAD, label=label)

@@ -1,7 +1,6 @@
 """The style of all plots: colors, fonts, axes, captions, legends. matplotlib is imported when something is drawn.
 
-Figures are made without pyplot, so that no window, backend or setting of the user is touched. The settings that matplotlib reads from
-its global table alone are changed only while a plot is drawn.
+Figures are made without pyplot, so that no window, backend or setting of the user changes; rcParams change only while a plot is drawn.
 """
 
 from __future__ import annotations
@@ -35,23 +34,11 @@ MORE_FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "PingFang SC", "Hiragino S
 SETTINGS: dict[str, Any] = {
     "svg.fonttype": "none",  # text stays text: it can be searched, read aloud, edited
     "pdf.fonttype": 42,  # journals refuse Type 3 fonts
-    "font.size": SMALL,
-    "text.color": TEXT,
-    "axes.edgecolor": GRAY,
-    "axes.labelcolor": TEXT,
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.color": GRAY,
-    "ytick.color": GRAY,
-    "xtick.labelcolor": TEXT,
-    "ytick.labelcolor": TEXT,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "xtick.major.size": 3,
-    "ytick.major.size": 3,
-    "hatch.linewidth": 0.6,
-}
+    "font.size": SMALL, "text.color": TEXT, "hatch.linewidth": 0.6,
+    "axes.edgecolor": GRAY, "axes.labelcolor": TEXT, "axes.linewidth": 0.6, "axes.spines.top": False, "axes.spines.right": False,
+    "xtick.color": GRAY, "xtick.labelcolor": TEXT, "xtick.major.width": 0.6, "xtick.major.size": 3,
+    "ytick.color": GRAY, "ytick.labelcolor": TEXT, "ytick.major.width": 0.6, "ytick.major.size": 3,
+}  # fmt: skip
 _one_at_a_time = threading.RLock()  # the table of settings is one for all threads
 
 
@@ -81,7 +68,8 @@ def empty_figure(size: tuple[float, float]) -> Figure:
 
     figure = Figure(figsize=size, layout="constrained", facecolor=BACKGROUND)
     FigureCanvasAgg(figure)
-    _layout(figure).set(w_pad=0.06, h_pad=0.06, wspace=0.02, hspace=0.02)
+    layout: Any = figure.get_layout_engine()  # its settings are not in matplotlib's types
+    layout.set(w_pad=0.06, h_pad=0.06, wspace=0.02, hspace=0.02)
     return figure
 
 
@@ -98,7 +86,6 @@ def safe_text(text: object, limit: int = 120) -> str:
 
 @functools.cache
 def _known(families: tuple[str, ...]) -> frozenset[int]:
-    """The characters that these fonts can draw."""
     from matplotlib.font_manager import FontProperties, fontManager, get_font
 
     fonts = [get_font(fontManager.findfont(FontProperties(family=[name]))) for name in families]
@@ -116,7 +103,8 @@ def heading(figure: Figure, title: str, notes: str = "", warning: str = "") -> N
         place = (0.08 / wide, 1 - top / high)
         figure.text(*place, text, ha="left", va="top", fontsize=points, color=color, fontweight=weight, parse_math=False)
         top += points * 1.45 / 72
-    _layout(figure).set(rect=(0, 0, 1, max(1 - top / high, 0.2)))
+    layout: Any = figure.get_layout_engine()
+    layout.set(rect=(0, 0, 1, max(1 - top / high, 0.2)))
 
 
 def draw_axis(axes: Axes, which: str, axis: Axis, label: str, *, limit: int = 6, whole: bool = False) -> None:
@@ -161,11 +149,6 @@ def without_math(texts: Iterable[Text]) -> None:
     """Names with a dollar sign are not formulas."""
     for text in texts:
         text.set_parse_math(False)
-
-
-def _layout(figure: Figure) -> Any:
-    """The engine that keeps labels and axes from overlapping; its settings are not in matplotlib's types."""
-    return figure.get_layout_engine()
 
 
 def typeset(label: str) -> str:

@@ -1,7 +1,5 @@
 """A canvas of dots in text: two by four dots in each character, or one where the terminal knows no braille."""
 
-from __future__ import annotations
-
 # Which bit of U+2800 is which dot, by row and column of the character.
 BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 WIDE, HIGH = 2, 4
@@ -21,7 +19,6 @@ class BrailleCanvas:
         self._marks: dict[tuple[int, int], str] = {}
 
     def dot(self, x: int, y: int) -> None:
-        """One dot."""
         if 0 <= x < self.num_x and 0 <= y < self.num_y:
             self._bits[y // HIGH][x // WIDE] |= BITS[y % HIGH][x % WIDE]
 
@@ -39,17 +36,11 @@ class BrailleCanvas:
 
     def rows(self) -> list[str]:
         """The canvas as lines of text, each exactly `width` characters long."""
-        draw = self._braille if self.unicode else self._ascii
-        return [
-            "".join(self._marks.get((row, column)) or draw(bits) for column, bits in enumerate(line))
-            for row, line in enumerate(self._bits)
-        ]
+        rows = enumerate(self._bits)
+        return ["".join(self._marks.get((row, column)) or self._draw(bits) for column, bits in enumerate(line)) for row, line in rows]
 
-    @staticmethod
-    def _braille(bits: int) -> str:
-        return chr(BLANK + bits) if bits else " "
-
-    @staticmethod
-    def _ascii(bits: int) -> str:
+    def _draw(self, bits: int) -> str:
+        if self.unicode:
+            return chr(BLANK + bits) if bits else " "
         filled = {THIRDS[row] for row, pair in enumerate(BITS) if bits & (pair[0] | pair[1])}
         return ASCII[tuple(sorted(filled))]

@@ -1,29 +1,22 @@
 """A comparison of two runs for a terminal: the verdict, both losses, then tables of what differs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from sonde.comparison.compare import RunComparison
+from sonde.comparison.curves import LossComparison
 from sonde.formatting import number, printable
 from sonde.render.comparison_content import ComparisonTable, common_steps, comparison_tables
 from sonde.render.terminal.console import line, paragraph
 from sonde.render.terminal.sparkline import sparkline
 
-if TYPE_CHECKING:
-    from sonde.comparison.compare import RunComparison
-    from sonde.comparison.curves import LossComparison
-
 MARKS = {
-    "identical": ("=", "=", "bold green"),
-    "alike": ("≈", "~", "bold green"),
-    "different": ("≠", "!=", "bold red"),
+    "identical": ("=", "=", "bold green"), "alike": ("≈", "~", "bold green"), "different": ("≠", "!=", "bold red"),
     "unknown": ("?", "?", "bold yellow"),
-}
+}  # fmt: skip
 INDENT = 14
 GAP = 2
 CURVE_WIDTH = 48
@@ -56,10 +49,9 @@ class TerminalComparison:
 def _curves(one: LossComparison, options: ConsoleOptions) -> Iterator[Text]:
     """Both losses by their own steps, each on its own scale; the table has the numbers."""
     yield line()
-    for name, curve in (("A", one.curve_a), ("B", one.curve_b)):
-        if not curve:
+    for name, medians in (("A", [window.median for window in one.curve_a]), ("B", [window.median for window in one.curve_b])):
+        if not medians:
             continue
-        medians = [window.median for window in curve]
         first, last = number(medians[0]), number(medians[-1])
         room = options.max_width - INDENT - len(first) - len(last) - 2
         drawn = sparkline(medians, max(min(CURVE_WIDTH, room), 4), ascii_only=options.ascii_only)
@@ -71,17 +63,16 @@ def _table(table: ComparisonTable, width: int) -> Iterator[Text]:
     rows = [tuple(printable(cell) for cell in row) for row in table.rows]
     head = (table.title, "A", "B", "")
     widths = [max(cell_len(row[column]) for row in (head, *rows)) for column in range(4)]
+    styles = ["bold yellow" if place in table.notable else "dim" for place in range(len(rows))]
     if sum(widths) + 3 * GAP <= width:
         yield line((_columns(head, widths).rstrip(), "bold"))
-        for place, row in enumerate(rows):
+        for row, style in zip(rows, styles):
             front = _columns(row[:3], widths)
-            style = "bold yellow" if place in table.notable else "dim"
             yield line(front, (row[3], style)) if row[3] else line(front.rstrip())
         return
     yield line((table.title, "bold"))
     indent = min(max(widths[0], 4) + GAP, 26) + GAP
-    for place, (name, a, b, difference) in enumerate(rows):
-        style = "bold yellow" if place in table.notable else "dim"
+    for (name, a, b, difference), style in zip(rows, styles):
         label = (f"  {name}", "")
         if cell_len(name) + 2 >= indent:
             yield line(label)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from sonde.formatting import DASH, counted, factor, milliseconds, printable, si_number, whole_percent
-from sonde.render.profile_content import outside_layers, phases, profile_facts, sections
-from sonde.render.profile_tree import LayerNode, rows
+from sonde.render.profile_content import advice, outside_layers, phases, profile_facts, sections
+from sonde.render.profile_tree import LayerNode, finite, rows
 from sonde.render.terminal.console import Part, line, paragraph, plain_text
+from sonde.render.terminal.sparkline import bar
 
 if TYPE_CHECKING:
     from sonde.profiler import LayerChange, ProfileComparison, ProfileReport, TimeSpread
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 MAX_ROWS = 40  # of the tree: what one screen and a half hold
 NAME_WIDTH = (26, 56)  # at least, at most
 BAR_WIDTH = 10
-EIGHTHS = " ▏▎▍▌▋▊▉"
 HOT, WARM = 0.20, 0.05  # shares of the step that a layer takes itself, for its color
 INDENT = 12
 VERDICTS = {"slower": "bold red", "faster": "bold green", "new": "yellow", "gone": "yellow", "could not tell": "dim"}
@@ -31,8 +30,8 @@ VERDICTS = {"slower": "bold red", "faster": "bold green", "new": "yellow", "gone
 class TerminalProfile:
     """A profile for a rich console."""
 
-    def __init__(self, report: ProfileReport, *, max_rows: int = MAX_ROWS) -> None:
-        self.report, self.max_rows = report, max_rows
+    def __init__(self, report: ProfileReport) -> None:
+        self.report = report
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         report, width = self.report, options.max_width
@@ -43,32 +42,33 @@ class TerminalProfile:
             yield from _phases(report, options)
         if report.layers:
             yield line()
-            yield from _tree(report, options, self.max_rows)
+            yield from _tree(report, options)
             if text := outside_layers(report):
                 yield line()
                 yield from paragraph(text, width, label=("in no layer", "dim"), indent=INDENT, style="dim")
         if report.sections:
             yield line()
             yield from _table(("section", "calls", "total ms", "one call ms"), sections(report), options)
-        for name, texts, style in _advice(report):
-            yield line()
-            for text in texts:
-                yield from paragraph(text, width, label=(name, style), indent=INDENT, style=style if style == "dim" else "")
-                name = ""
+        for (name, style), texts in zip((("slow", "bold red"), ("try", "green"), ("note", "dim")), advice(report)):
+            if texts:
+                yield line()
+            for place, text in enumerate(texts):
+                label = (name if place == 0 else "", style)
+                yield from paragraph(text, width, label=label, indent=INDENT, style=style if style == "dim" else "")
 
 
 class TerminalProfileComparison:
     """Two profiles side by side for a rich console."""
 
-    def __init__(self, comparison: ProfileComparison, *, max_rows: int = MAX_ROWS) -> None:
-        self.comparison, self.max_rows = comparison, max_rows
+    def __init__(self, comparison: ProfileComparison) -> None:
+        self.comparison = comparison
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         comparison, width = self.comparison, options.max_width
         yield from paragraph(comparison.sentence, width, label=("compared", "bold cyan"), indent=INDENT, style="bold")
         yield line()
         yield from _changes([comparison.step, *comparison.phases], options, "phase")
-        shown, left_out = shown_changes(comparison, self.max_rows)
+        shown, left_out = shown_changes(comparison, MAX_ROWS)
         if shown:
             yield line()
             yield from _changes(shown, options, "layer")
@@ -79,28 +79,23 @@ class TerminalProfileComparison:
 
 
 def profile_text(report: ProfileReport, *, width: int = 80) -> str:
-    """A profile as plain text."""
     return plain_text(TerminalProfile(report), width)
 
 
 def comparison_text(comparison: ProfileComparison, *, width: int = 80) -> str:
-    """A comparison as plain text."""
     return plain_text(TerminalProfileComparison(comparison), width)
 
 
 def shown_changes(comparison: ProfileComparison, limit: int) -> tuple[list[LayerChange], str]:
     """The layers to show: those that changed, and, where few did, the most expensive of the others; and what is left out, in words."""
     every = comparison.grouped
-    by_cost = sorted(every, key=lambda one: (one.verdict in ("unchanged", "could not tell"), -_known(one.after)))
-    num_changed = sum(one.verdict not in ("unchanged", "could not tell") for one in every)
+    by_cost = sorted(every, key=lambda one: (not one.is_change, -finite(one.after.median_ms)))
+    num_changed = sum(one.is_change for one in every)
     shown = {id(one) for one in by_cost[: min(max(num_changed, limit // 2), limit)]}
     hidden = [one for one in every if id(one) not in shown]
-    changed = sum(one.verdict not in ("unchanged", "could not tell") for one in hidden)
+    changed = sum(one.is_change for one in hidden)
     left_out = f"{counted(len(hidden), 'more row')}, {changed or 'none'} of them changed" if hidden else ""
     return [one for one in every if id(one) in shown], left_out
-
-
-# -- parts ----------------------------------------------------------------------------------------
 
 
 def _phases(report: ProfileReport, options: ConsoleOptions) -> Iterator[Text]:
@@ -110,7 +105,7 @@ def _phases(report: ProfileReport, options: ConsoleOptions) -> Iterator[Text]:
     for name, spread, share in known:
         yield line(
             (f"{name.ljust(width)}  ", ""), (f"{milliseconds(spread.median_ms):>8} ms ", "bold"), (f"{_range(spread):<14}", "dim"),
-            (_bar(share, wide, options.ascii_only), "cyan"), f" {whole_percent(share):>5}",
+            (bar(share, wide, ascii_only=options.ascii_only).ljust(wide), "cyan"), f" {whole_percent(share):>5}",
         )  # fmt: skip
 
 
@@ -121,25 +116,23 @@ def _range(spread: TimeSpread) -> str:
     return f"{low}–{high}" if low != high else ""
 
 
-@dataclass(frozen=True, slots=True)
-class TreeColumn:
+class TreeColumn(NamedTuple):
     head: str
     width: int
     cell: Callable[[LayerNode], str]
     rank: int  # columns with a high rank are left out first where there is no room; 0 always stays, -1 has nothing to show
 
 
-def _tree(report: ProfileReport, options: ConsoleOptions, max_rows: int) -> Iterator[Text]:
-    shown = rows(report, max_rows)
+def _tree(report: ProfileReport, options: ConsoleOptions) -> Iterator[Text]:
+    shown = rows(report, MAX_ROWS)
     labels = [_label(node, lasts, options.ascii_only) for node, lasts in shown]
     columns, name_width = _columns(report, options, max(cell_len("".join(text for text, _ in label)) for label in labels))
     yield line((_fitted("layer", name_width), "dim"), *((f" {column.head:>{column.width}}", "dim") for column in columns))
     for (node, _), label in zip(shown, labels):
-        style = "dim" if node.num_folded else _heat(report.share(node.self_ms))
-        cells: list[Part | str] = []
-        for column in columns:
-            text = column.cell(node)
-            cells.append((f" {text:>{column.width}}", "cyan" if column.head == "" else style if column.head == "self" else ""))
+        share = report.share(node.self_ms)
+        heat = "dim" if node.num_folded else "bold red" if share >= HOT else "yellow" if share >= WARM else ""
+        styles = {"": "cyan", "self": heat}  # by the head of the column
+        cells = [(f" {column.cell(node):>{column.width}}", styles.get(column.head, "")) for column in columns]
         yield line(*_cut(label, name_width), *cells)
 
 
@@ -148,14 +141,13 @@ def _columns(report: ProfileReport, options: ConsoleOptions, longest: int) -> tu
     peak = report.peak_flops_per_s
     backward = any(layer.backward.is_known for layer in report.layers)
     flops = any(layer.flops_forward for layer in report.layers)
-    ascii_only = options.ascii_only
     every = [
         TreeColumn("forward", 8, lambda node: milliseconds(node.forward_ms), 0),
         TreeColumn("backward", 8, lambda node: milliseconds(node.backward_ms), 0 if backward else -1),
         TreeColumn("self", 7, lambda node: milliseconds(node.self_ms), 0),
         TreeColumn("±", 5, _relative_spread, 3),
         TreeColumn("share", 6, lambda node: whole_percent(report.share(node.total_ms)), 0),
-        TreeColumn("", BAR_WIDTH, lambda node: _bar(report.share(node.total_ms), BAR_WIDTH, ascii_only), 2),
+        TreeColumn("", BAR_WIDTH, lambda node: _share_bar(report, node, options), 2),
         TreeColumn("FLOP", 7, lambda node: si_number(node.flops) if node.flops else DASH, 4 if flops else -1),
         TreeColumn("of peak", 7, lambda node: _of_peak(node, peak), 1 if flops and peak > 0 else -1),
         TreeColumn("memory", 8, lambda node: si_number(node.memory_bytes, "B") if node.memory_bytes else DASH, 5),
@@ -171,6 +163,10 @@ def _columns(report: ProfileReport, options: ConsoleOptions, longest: int) -> tu
     columns.sort(key=every.index)
     room = options.max_width - sum(column.width + 1 for column in columns)
     return columns, max(min(name_width, room), 8)
+
+
+def _share_bar(report: ProfileReport, node: LayerNode, options: ConsoleOptions) -> str:
+    return bar(report.share(node.total_ms), BAR_WIDTH, ascii_only=options.ascii_only).ljust(BAR_WIDTH)
 
 
 def _relative_spread(node: LayerNode) -> str:
@@ -196,7 +192,7 @@ def _label(node: LayerNode, lasts: Sequence[bool], ascii_only: bool) -> list[Par
 
 
 def _cut(label: Sequence[Part], width: int) -> list[Part]:
-    """The parts of a label in exactly `width` cells: the class gives way before the name, the name keeps its end."""
+    """The parts of a label in exactly `width` cells: the class is shortened before the name, the name at its start."""
     parts = [(printable(text), style) for text, style in label]
     excess = sum(cell_len(text) for text, _ in parts) - width
     for place in (2, 1):
@@ -211,77 +207,36 @@ def _cut(label: Sequence[Part], width: int) -> list[Part]:
     return [*parts, (" " * -excess, "")]
 
 
-def _fitted(text: str, width: int) -> str:
+def _fitted(text: str, width: int, *, at_end: bool = True) -> str:
+    """Text in `width` cells, cut at its end or at its start: the end of a path distinguishes layers."""
     text = printable(text)
-    return set_cell_size(text, width) if cell_len(text) <= width else set_cell_size(text, max(width - 1, 0)) + "…"
-
-
-def _bar(share: float, width: int, ascii_only: bool) -> str:
-    if not share > 0:
-        return " " * width
-    eighths = min(round(min(share, 1.0) * width * 8), width * 8)
-    if ascii_only:
-        return ("#" * max(eighths // 8, 1)).ljust(width)
-    full, rest = divmod(max(eighths, 1), 8)
-    return ("█" * full + (EIGHTHS[rest] if rest else "")).ljust(width)
-
-
-def _heat(share: float) -> str:
-    return "bold red" if share >= HOT else "yellow" if share >= WARM else ""
-
-
-def _advice(report: ProfileReport) -> Iterator[tuple[str, list[str], str]]:
-    slow = [f"{one.where}: {milliseconds(one.ms)} ms; {one.why}" for one in report.bottlenecks()]
-    for name, texts, style in (
-        ("slow", slow, "bold red"),
-        ("try", list(report.recommendations()), "green"),
-        ("note", list(report.notes), "dim"),
-    ):
-        if texts:
-            yield name, texts, style
-
-
-# -- tables ---------------------------------------------------------------------------------------
+    if cell_len(text) <= width:
+        return set_cell_size(text, width)
+    return set_cell_size(text, max(width - 1, 0)) + "…" if at_end else "…" + text[-(width - 1) :]
 
 
 def _table(head: Sequence[str], body: Sequence[Sequence[str]], options: ConsoleOptions) -> Iterator[Text]:
     widths = [max(cell_len(printable(row[i])) for row in (head, *body)) for i in range(len(head))]
     widths[0] = min(widths[0], max(options.max_width - sum(widths[1:]) - 2 * len(widths), 10))
     for number, row in enumerate((head, *body)):
-        first, *rest = row
-        cells = "".join(f"  {printable(cell):>{width}}" for cell, width in zip(rest, widths[1:]))
-        yield line((_fitted(first, widths[0]) + cells, "dim" if number == 0 else ""))
+        cells = "".join(f"  {printable(cell):>{width}}" for cell, width in zip(row[1:], widths[1:]))
+        yield line((_fitted(row[0], widths[0]) + cells, "dim" if number == 0 else ""))
 
 
 def _changes(changes: Sequence[LayerChange], options: ConsoleOptions, what: str) -> Iterator[Text]:
-    fixed = 8 + 16 + 8 + 16 + 7 + 12
+    fixed = 8 + 16 + 8 + 16 + 7 + 12  # widths of the columns; without ranges 2 * 16 less
     compact = options.max_width < NAME_WIDTH[0] + fixed
-    names = [f"{one.path or '(the model)'} {_times(one.kind)}".rstrip() for one in changes]
+    names = []
+    for one in changes:
+        _, times, number = one.kind.rpartition(" ×")  # `Linear ×4`: a row for several layers
+        names.append(f"{one.path or '(the model)'}{times}{number if times else ''}")
     widest = max([cell_len(printable(name)) for name in names] + [len(what)])
-    room = options.max_width - (fixed - 32 if compact else fixed)
-    width = max(min(widest, room), 8)
-    spread = "" if compact else " " * 16
-    yield line((f"{_fitted(what, width)}{'before':>8}{spread}{'after':>8}", "dim"))
+    width = max(min(widest, options.max_width - (fixed - 32 if compact else fixed)), 8)
+    yield line((f"{_fitted(what, width)}{'before':>8}{'' if compact else ' ' * 16}{'after':>8}", "dim"))
     for name, one in zip(names, changes):
-        cells: list[Part | str] = [(_fitted_end(name, width), "bold" if one.verdict in ("slower", "faster") else "")]
+        cells: list[Part] = [(_fitted(name, width, at_end=False), "bold" if one.verdict in ("slower", "faster") else "")]
         for side in (one.before, one.after):
-            cells.append(f"{milliseconds(side.median_ms):>8}")
-            if not compact:
-                cells.append((f" {_range(side):<15}", "dim"))
-        cells += [f"{factor(one.ratio):>7}", ("  " + one.verdict, VERDICTS.get(one.verdict, "dim"))]
-        yield line(*cells)
+            cells += [(f"{milliseconds(side.median_ms):>8}", ""), ("" if compact else f" {_range(side):<15}", "dim")]
+        yield line(*cells, f"{factor(one.ratio):>7}", ("  " + one.verdict, VERDICTS.get(one.verdict, "dim")))
 
 
-def _times(kind: str) -> str:
-    """`×4` of `Linear ×4`: a row for several layers."""
-    return f"×{kind.rpartition(' ×')[2]}" if " ×" in kind else ""
-
-
-def _fitted_end(text: str, width: int) -> str:
-    """The end of a path is kept: it distinguishes layers."""
-    text = printable(text)
-    return set_cell_size(text, width) if cell_len(text) <= width else "…" + text[-(width - 1) :]
-
-
-def _known(spread: TimeSpread) -> float:
-    return spread.median_ms if math.isfinite(spread.median_ms) else 0.0

@@ -1,12 +1,11 @@
-"""A curve in one line of text. Non-finite values have marks of their own."""
-
-from __future__ import annotations
+"""A curve or a bar in one line of text. Non-finite values have marks of their own."""
 
 import math
 from collections.abc import Sequence
 from itertools import pairwise
 
 BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
+EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
 MARKS, ASCII_MARKS = {"nan": "✗", "inf": "↑", "-inf": "↓"}, {"nan": "N", "inf": "^", "-inf": "v"}
 LOG_FROM = 100.0  # a curve that spans more than two decades would be one step and a flat line on a linear axis
 
@@ -19,9 +18,17 @@ def sparkline(values: Sequence[float], width: int = 48, *, ascii_only: bool = Fa
     finite = [height for height in heights if math.isfinite(height)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
     blocks, marks = (ASCII_BLOCKS, ASCII_MARKS) if ascii_only else (BLOCKS, MARKS)
-    return "".join(
-        _block(height, low, high, blocks) if math.isfinite(height) else marks[str(float(height))] for height in heights
-    )
+    return "".join(_block(height, low, high, blocks) if math.isfinite(height) else marks[str(float(height))] for height in heights)
+
+
+def bar(share: float, width: int, *, ascii_only: bool = False) -> str:
+    """A horizontal bar over this share of `width`; a share above zero is always visible."""
+    if not share > 0:
+        return ""
+    if ascii_only:
+        return "#" * max(round(min(share, 1.0) * width), 1)
+    full, rest = divmod(max(round(min(share, 1.0) * width * 8), 1), 8)
+    return "█" * full + EIGHTHS[rest]
 
 
 def is_log(values: Sequence[float]) -> bool:
@@ -34,12 +41,9 @@ def _columns(values: Sequence[float], width: int) -> list[float]:
     if len(values) <= width:
         return list(values)
     edges = [round(i * len(values) / width) for i in range(width + 1)]
-    return [_most_important(values[start:end]) for start, end in pairwise(edges)]
-
-
-def _most_important(group: Sequence[float]) -> float:
-    """A non-finite value where there is one, else the maximum: a spike must not disappear."""
-    return next((value for value in group if not math.isfinite(value)), max(group))
+    groups = [values[start:end] for start, end in pairwise(edges)]
+    # A non-finite value where there is one, else the maximum: a spike must not disappear.
+    return [next((value for value in group if not math.isfinite(value)), max(group)) for group in groups]
 
 
 def _block(height: float, low: float, high: float, blocks: str) -> str:

@@ -1,7 +1,5 @@
 """Plots made of characters: histogram, line plot, heat map, table. No line is wider than the area; non-finite values are drawn."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +14,8 @@ from sonde.render.axis import curve_axis, even_labels, linear_axis, row_labels, 
 from sonde.render.plots.histogram_plots import Histogram, binned, is_steep
 from sonde.render.plots.input_arrays import Floats, coarse, non_finite, one_row, steps_for, two_dimensional
 from sonde.render.terminal.braille_canvas import BrailleCanvas
-from sonde.render.terminal.sparkline import ASCII_MARKS, MARKS
+from sonde.render.terminal.sparkline import ASCII_MARKS, MARKS, bar
 
-EIGHTHS = " ▏▎▍▌▋▊▉█"
 SHADES, ASCII_SHADES = "·░▒▓█", ".-=+*#@"
 RED, PLAIN = "\x1b[31m", "\x1b[0m"
 WIDEST_CELL = 6  # characters: beyond that a heat map with few columns gets no clearer
@@ -48,22 +45,17 @@ class PlotArea:
     def choose(self, fine: str, plain: str) -> str:
         return fine if self.unicode else plain
 
-    def mark(self, value: float | str, num: int = 1) -> str:
-        """The sign of a number that is not finite, `num` times."""
-        marks = MARKS if self.unicode else ASCII_MARKS
-        name = str(float(value))
-        return self.red(marks[name] * num) if num else ""
+    def mark(self, value: float | str) -> str:
+        """The sign of a non-finite number."""
+        return (MARKS if self.unicode else ASCII_MARKS)[str(float(value))]
 
     def red(self, text: str) -> str:
         return f"{RED}{text}{PLAIN}" if self.color and text else text
 
     def counts(self, bad: Mapping[str, int]) -> list[str]:
         """A line with the meaning and the number of each mark; none where all values are finite."""
-        if not bad:
-            return []
-        signs = MARKS if self.unicode else ASCII_MARKS
-        counts = "  ".join(f"{signs[str(float(name))]} {count:,} {name}" for name, count in bad.items())
-        return [self.red(self.text(counts))]
+        counts = "  ".join(f"{self.mark(name)} {count:,} {name}" for name, count in bad.items())
+        return [self.red(self.text(counts))] if bad else []
 
 
 def histogram(values: Any, bins: int, area: PlotArea) -> str:
@@ -83,16 +75,14 @@ def histogram(values: Any, bins: int, area: PlotArea) -> str:
     if area.width - left - 2 - right < SHORTEST_BAR:
         counts, right = [""] * len(counts), 0
     room = area.width - left - 2 - right
-    longest = _length(max(heights), steep)
+    lengths = np.log10(1 + np.array(heights)) if steep else np.array(heights)
     lines = []
-    for label, height, count in zip([*labels, *found.bad], heights, counts):
-        share = _length(height, steep) / longest
+    for label, share, count in zip([*labels, *found.bad], (lengths / lengths.max()).tolist(), counts):
+        drawn = bar(share, room, ascii_only=not area.unicode)
         if label in found.bad:
-            bar = area.mark(label, max(round(share * room), 1))
-        else:
-            bar = _bar(share, room, area, some=height > 0)
-        short = label.replace("Infinity", "Inf") if label in found.bad else label
-        lines.append(f"{short[:left]:>{left}} {area.choose('│', '|')}{bar} {count}".rstrip())
+            drawn = area.red(area.mark(label) * max(round(share * room), 1))
+            label = label.replace("Infinity", "Inf")
+        lines.append(f"{label[:left]:>{left}} {area.choose('│', '|')}{drawn} {count}".rstrip())
     note = counted(found.num, "value") + (f", {found.note}" if found.note else "") + (", bars logarithmic" if steep else "")
     lines.append(area.text(note))
     if len(found.counts) < bins and not found.whole and found.note:
@@ -116,7 +106,9 @@ def line_plot(x: Any, y: Any, title: str, area: PlotArea) -> str:
     left = min(max(map(len, ticks.values()), default=0), 9)
     canvas = BrailleCanvas(area.width - left - 1, num_rows, unicode=area.unicode)
     _curve(canvas, across.place(places), up.place(values))
-    _signs(canvas, across.place(places), values, area)
+    bad = np.flatnonzero(~np.isfinite(values))[::-1]  # backwards: where two share a place, the first of them is shown
+    for column, value in zip(np.rint(across.place(places[bad]) * (canvas.width - 1)).astype(int).tolist(), values[bad].tolist()):
+        canvas.mark(column, canvas.height - 1 if value == -math.inf else 0, area.red(area.mark(value)))
     lines = []
     for row, drawn in enumerate(canvas.rows()):
         tick = row in ticks
@@ -147,7 +139,7 @@ def heatmap(matrix: Any, names: Sequence[str] | None, area: PlotArea) -> str:
     lines = []
     for label, row, shares in zip(labels, cells.tolist(), axis.place(cells).tolist()):
         drawn = "".join(
-            shades[min(int(share * len(shades)), len(shades) - 1)] * wide if math.isfinite(cell) else area.mark(cell, wide)
+            shades[min(int(share * len(shades)), len(shades) - 1)] * wide if math.isfinite(cell) else area.red(area.mark(cell) * wide)
             for cell, share in zip(row, shares)
         )
         lines.append(set_cell_size(area.text(label, left), left) + " " + drawn)
@@ -163,7 +155,7 @@ def layer_table(rows: Mapping[str, Mapping[str, float]], area: PlotArea) -> str:
     if not rows:
         return area.text("no layers")
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    cells = {column: [_cell(row.get(column)) for row in rows.values()] for column in columns}
+    cells = {column: [number(float(row[column])) if column in row else "" for row in rows.values()] for column in columns}
     wide = {column: max(cell_len(area.text(column)), *map(len, cells[column])) + 2 for column in columns}
     left = min(max(cell_len(area.text(name, 200)) for name in rows), max(area.width // 2, area.width - sum(wide.values())))
     shown: list[str] = []
@@ -190,17 +182,6 @@ def _bin_labels(found: Histogram) -> list[str]:
     return even_labels(edges, extra=1) if found.axis.scale == "linear" else [number(edge) for edge in edges]
 
 
-def _length(height: float, steep: bool) -> float:
-    return math.log10(1 + height) if steep else height
-
-
-def _bar(share: float, room: int, area: PlotArea, *, some: bool) -> str:
-    if not area.unicode:
-        return "#" * max(round(share * room), int(some))
-    full, rest = divmod(max(round(share * room * 8), int(some)), 8)
-    return "█" * full + (EIGHTHS[rest] if rest else "")
-
-
 def _curve(canvas: BrailleCanvas, x: Floats, y: Floats) -> None:
     """Each column of dots from its lowest to its highest value, joined to the column before unless a bad value lies between."""
     finite = np.flatnonzero(np.isfinite(y))
@@ -221,12 +202,6 @@ def _ends(first: str, last: str, width: int) -> str:
     return first + last.rjust(width - len(first))
 
 
-def _signs(canvas: BrailleCanvas, x: Floats, values: Floats, area: PlotArea) -> None:
-    bad = np.flatnonzero(~np.isfinite(values))[::-1]  # backwards: where two share a place, the first of them is shown
-    for column, value in zip(np.rint(x[bad] * (canvas.width - 1)).astype(int).tolist(), values[bad].tolist()):
-        canvas.mark(column, canvas.height - 1 if value == -math.inf else 0, area.mark(value))
-
-
 def _labels(names: Sequence[str], num_rows: int, area: PlotArea) -> list[str]:
     """A label for each drawn row, empty where it belongs to the module above."""
     if len(names) == num_rows:
@@ -236,7 +211,3 @@ def _labels(names: Sequence[str], num_rows: int, area: PlotArea) -> list[str]:
         row = min(label.first * num_rows // len(names), num_rows - 1)
         labels[row] = labels[row] or area.text(label.text)
     return labels
-
-
-def _cell(value: float | None) -> str:
-    return "" if value is None else number(float(value))

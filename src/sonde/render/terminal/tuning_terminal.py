@@ -18,13 +18,9 @@ INDENT = 12
 BUSY = 0.5  # of a core's time for every core: then what is measured is also what others do
 TRIALS_PER_CHANGE = 3  # measured on several scripts
 MARKS = {
-    "recommended": ("✓", "+", "bold green"),
-    "departs": ("!", "!", "bold yellow"),
-    "other": ("≠", "#", "bold yellow"),
-    "noise": ("·", ".", "dim"),
-    "slower": ("↓", "-", "dim"),
-    "failed": ("✗", "x", "dim"),
-}
+    "recommended": ("✓", "+", "bold green"), "departs": ("!", "!", "bold yellow"), "other": ("≠", "#", "bold yellow"),
+    "noise": ("·", ".", "dim"), "slower": ("↓", "-", "dim"), "failed": ("✗", "x", "dim"),
+}  # fmt: skip
 
 
 class TerminalTuning:
@@ -35,9 +31,7 @@ class TerminalTuning:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from _head(self.tuning, options)
-        for measured in self.tuning.results:
-            yield from _row(measured, options)
-        for measured in self.tuning.together:
+        for measured in (*self.tuning.results, *self.tuning.together):
             yield from _row(measured, options)
         if self.tuning.results:
             yield line()
@@ -56,8 +50,8 @@ class TuningPlan:
         for name, what in self.families.items():
             yield from paragraph(what, options.max_width, label=(f"  {name}", "bold"), indent=18)
         text = (
-            "The script is started once as it is, to see what it is made of and which of these apply; then once per change, several times "
-            f"for what looks good, and as it is in between, for {self.limit_s:.0f} s at most. Each time it is stopped after a few steps."
+            "The script is started once unchanged, to find which of these apply; then once per change, several times for changes that "
+            f"help, and unchanged in between, for {self.limit_s:.0f} s at most. Each time it is stopped after a few steps."
         )
         yield from paragraph(text, options.max_width, style="dim")
 
@@ -67,7 +61,7 @@ def _head(tuning: Tuning, options: ConsoleOptions) -> Iterator[Text]:
     parts = [f"{milliseconds(base.step_ms)} ms per step"]
     if base.samples_per_s:
         parts += [f"{rate(base.samples_per_s)} samples/s", f"{percent(base.waiting_share)} of the time waiting for data"]
-    yield from paragraph(", ".join(parts), options.max_width, label=("as it is", "bold"), indent=INDENT)
+    yield from paragraph(", ".join(parts), options.max_width, label=("unchanged", "bold"), indent=INDENT)
     again = f"; from one to the next they differ by {percent(base.noise_share)}" if base.num_runs > 1 else ""
     text = f"{counted(base.num_runs, 'run')} of {counted(base.num_steps, 'step')}{' each' if base.num_runs > 1 else ''}{again}"
     yield from paragraph(text, options.max_width, indent=INDENT, style="dim")
@@ -79,12 +73,9 @@ def _row(measured: MeasuredChange, options: ConsoleOptions) -> Iterator[Text]:
     gain = "failed" if measured.gain is None else f"{measured.gain.factor:.2f}x"
     label: Part = (f"{plain if options.ascii_only else mark} {gain}", style)
     quiet = "" if measured.standing in ("recommended", "departs", "other") else "dim"
-    yield from paragraph(_changes(measured), options.max_width, label=label, indent=INDENT, style=quiet)
+    changes = " + ".join(proposal.change for proposal in measured.proposals)
+    yield from paragraph(changes, options.max_width, label=label, indent=INDENT, style=quiet)
     yield from paragraph(_facts(measured), options.max_width, indent=INDENT, style="dim")
-
-
-def _changes(measured: MeasuredChange) -> str:
-    return " + ".join(proposal.change for proposal in measured.proposals)
 
 
 def _facts(measured: MeasuredChange) -> str:
@@ -140,15 +131,8 @@ def _nothing(tuning: Tuning) -> str:
     if tuning.results:
         return f"Nothing that was tried{' so far' if tuning.stopped else ''} makes this training faster beyond the noise."
     if tuning.stopped == "time":
-        return "There was time to run the script as it is, and for no change."
+        return "There was time to run the unchanged script, and for no change."
     return "You stopped it before any change was measured." if tuning.stopped else "There is nothing to try here."
-
-
-def _longer(tuning: Tuning) -> str:
-    """How much time all of it would take, in minutes: a trial for each change, repeats of the good ones, the script as it is in between."""
-    trial_s = tuning.elapsed_s / max(tuning.num_trials, 1)
-    minutes = -(-trial_s * TRIALS_PER_CHANGE * (len(tuning.results) + len(tuning.untried)) // 60)
-    return f"a run takes {trial_s:.0f} s here; for everything try --time-limit {60 * max(minutes, 1):.0f}"
 
 
 def _foot(tuning: Tuning, options: ConsoleOptions) -> Iterator[Text]:
@@ -157,14 +141,17 @@ def _foot(tuning: Tuning, options: ConsoleOptions) -> Iterator[Text]:
     if tuning.untried:
         notes.append(("untried", ", ".join(tuning.untried)))
     if tuning.stopped == "time":
-        notes.append(("cut short", f"the limit was reached before everything was measured as often as it should be; {_longer(tuning)}"))
+        trial_s = tuning.elapsed_s / max(tuning.num_trials, 1)
+        minutes = -(-trial_s * TRIALS_PER_CHANGE * (len(tuning.results) + len(tuning.untried)) // 60)
+        hint = f"a run takes {trial_s:.0f} s here; for everything try --time-limit {60 * max(minutes, 1):.0f}"
+        notes.append(("cut short", f"the limit was reached before everything was measured as often as it should be; {hint}"))
     elif tuning.stopped:
-        notes.append(("cut short", "by you; above is what had been measured until then, some of it less often than it should be"))
+        notes.append(("cut short", "by you; the table has what was measured until then, some of it less often than it should be"))
     if tuning.baseline.loss_noise_share:
         share = percent(tuning.baseline.loss_noise_share)
         notes.append(("losses", f"the script's own losses differ by {share} from run to run, although every run starts from the same seed"))
     if tuning.load_per_core > BUSY:
-        notes.append(("busy", "other programs kept this machine busy; on a quiet one the numbers are sharper"))
+        notes.append(("busy", "other programs used this machine; on an idle one the numbers are more precise"))
     notes.append(("trials", f"{tuning.num_trials} in {tuning.elapsed_s:.0f} s; what the script printed is in {tuning.folder}"))
     for name, text in notes:
         yield from paragraph(text, options.max_width, label=(name, "dim"), indent=INDENT, style="dim")
