@@ -13,6 +13,13 @@ class SondeError(Exception):
     exit_code = 2
 
 
+def require_count(value: object, name: str, *, minimum: int = 1) -> int:
+    """Returns `value` if it is a whole number from `minimum` on; otherwise raises a `SondeError` that names the argument."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise SondeError(f"{name} must be a whole number, {minimum} or more, not {value!r}.")
+    return value
+
+
 class Stopped(SondeError):
     """By Ctrl-C, before there was anything to tell."""
 

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sonde.errors import SondeError
-from sonde.formatting import number, printable, strict
+from sonde.formatting import number_or_text, printable, strict
 from sonde.tools.hooks.hook_builder import AlertSeverity
 
 MAX_WAITING = 100  # alerts in the queue; more are dropped and counted
@@ -108,9 +108,7 @@ class Webhook:
 
     def _post(self, opener: urllib.request.OpenerDirector, body: bytes) -> None:
         try:
-            request = urllib.request.Request(
-                self._url, body, {"Content-Type": "application/json", "User-Agent": "sonde"}, method="POST"
-            )
+            request = urllib.request.Request(self._url, body, {"Content-Type": "application/json", "User-Agent": "sonde"}, method="POST")
             with opener.open(request, timeout=self._timeout_s):
                 self.num_sent += 1
         except (OSError, HTTPException, ValueError) as error:  # URLError and timeouts are OSErrors
@@ -130,11 +128,10 @@ def _host(url: object) -> str | None:
         return None
     try:
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            return None
-        return f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")
+        host = f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")
     except ValueError:
         return None
+    return host if parts.scheme in ("http", "https") and parts.hostname else None
 
 
 _exit_times: list[float] = []  # the first is the start of the exit: all webhooks share one waiting time
@@ -148,12 +145,7 @@ def _wait_at_exit(ref: weakref.ref[Webhook]) -> None:
 
 
 MAX_KINDS = 1000  # different alerts that are stored; the oldest are dropped
-LEVELS = {
-    AlertSeverity.INFO: logging.INFO,
-    AlertSeverity.WARNING: logging.WARNING,
-    AlertSeverity.ERROR: logging.ERROR,
-    AlertSeverity.CRITICAL: logging.CRITICAL,
-}
+LEVELS = {severity: logging.getLevelNamesMapping()[severity.name] for severity in AlertSeverity}
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +180,7 @@ class _Sink:
 
 def format_evidence(evidence: Mapping[str, float | str]) -> str:
     """The values as text: `l2 12.3, nan 4`."""
-    return ", ".join(f"{name} {value if isinstance(value, str) else number(value)}" for name, value in evidence.items())
+    return ", ".join(f"{name} {number_or_text(value)}" for name, value in evidence.items())
 
 
 class AlertDispatcher:
@@ -234,7 +226,7 @@ class AlertDispatcher:
             self._known[key] = alert
             if len(self._known) > MAX_KINDS:
                 self._undelivered.discard(self._known.popitem(last=False)[0])
-            is_delivered = _is_power_of_ten(alert.count)
+            is_delivered = alert.count == 10 ** (len(str(alert.count)) - 1)
             (self._undelivered.discard if is_delivered else self._undelivered.add)(key)
         if is_delivered:
             self._deliver(alert)
@@ -261,9 +253,3 @@ class AlertDispatcher:
                 if id(sink) not in self._failed:
                     self._failed.add(id(sink))
                     _log.warning("sonde: a receiver of alerts failed (%s: %s). Training continues.", type(error).__name__, error)
-
-
-def _is_power_of_ten(count: int) -> bool:
-    while count % 10 == 0:
-        count //= 10
-    return count == 1

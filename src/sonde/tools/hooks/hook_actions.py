@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from sonde.capture.error_isolation import MAX_FAILURES
-from sonde.errors import SondeError
 from sonde.formatting import counted, strict
 from sonde.render.safe_write import write_new
 from sonde.statistics.torch_fallback import Unsupported, readable
@@ -32,13 +31,6 @@ _IN_NUMPY = frozenset(
         torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
     }
 )  # fmt: skip
-
-
-def make_directory(directory: Path) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SondeError(f"snapshots cannot be written to {directory}: {error.strerror or error}.\nName a writable directory.") from None
 
 
 def save_snapshot(event: HookEvent, directory: Path, hook: str, max_bytes: int) -> Path | str:

@@ -4,20 +4,20 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import nn
 
 from sonde.condition_expressions import STEP_NAMES
-from sonde.errors import SondeError
+from sonde.errors import SondeError, require_count
+from sonde.render.safe_write import make_folder
 from sonde.statistics import reductions
 from sonde.statistics.find_tensors import read_scalar
 from sonde.tools.hooks.alerts import TIMEOUT_S, Alert, Webhook
-from sonde.tools.hooks.hook_actions import ActionContext, HookStatus, RegisteredHook, make_directory, stored_value
+from sonde.tools.hooks.hook_actions import ActionContext, HookStatus, RegisteredHook, stored_value
 from sonde.tools.hooks.hook_builder import AlertSeverity, HookSpec, HookTrigger, parse_choice
 from sonde.tools.hooks.hook_events import HookEvent, HookResult, TrainingStopped
 from sonde.tools.hooks.layer_hooks import Attachment, check_model_and_optimizers, in_backward
@@ -34,12 +34,10 @@ class Hooks:
     exception in a hook never reaches the training: it is logged once, and after a few failures the hook is disabled (see `status()`)."""
 
     def __init__(self, *, max_results: int = MAX_RESULTS) -> None:
-        if isinstance(max_results, bool) or not isinstance(max_results, int) or max_results < 1:
-            raise SondeError(f"max_results is a whole number, 1 or more, such as {MAX_RESULTS}, not {max_results!r}.")
         self._context = ActionContext()
         self._hooks: dict[str, RegisteredHook] = {}
         self._names: frozenset[str] = frozenset()  # names used in conditions
-        self._results: deque[HookResult] = deque(maxlen=max_results)
+        self._results: deque[HookResult] = deque(maxlen=require_count(max_results, "max_results"))
         self._num_registered = 0
         self._attachment: Attachment | None = None
         self._plan: dict[tuple[str, bool], list[RegisteredHook]] = {}  # hooks by layer and pass (True: forward)
@@ -56,7 +54,7 @@ class Hooks:
         if not isinstance(hook, HookSpec):
             raise SondeError(f"register_hook needs a hook from HookBuilder(name)….build(), not {type(hook).__name__}.")
         if hook.directory is not None:
-            make_directory(hook.directory)
+            make_folder(hook.directory)
         self._num_registered += 1
         registered = RegisteredHook(f"{hook.name}-{self._num_registered}", hook)
         self._hooks[registered.id] = registered
@@ -142,7 +140,7 @@ class Hooks:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.detach()
 
     def log(self, **values: Any) -> None:
@@ -173,11 +171,9 @@ class Hooks:
             raise SondeError(f"the tensor of {layer_name!r} has {values.numel()} elements, but shape={wanted} has {math.prod(wanted)}.")
         known = {name: _number(name, value) for name, value in (metadata or {}).items() if name in STEP_NAMES}
         step = int(known.get("step", self._step))
-        due = [each for each in self._hooks.values() if _matches(each.hook, layer_name, is_forward) and each.is_due(step)]
-        event = HookEvent(
-            layer_name, values, self._known(step, is_forward) | known, step=step, is_forward=is_forward, shape=wanted, metadata=metadata
-        )
-        return self._run(due, event)
+        due = [each for each in self._hooks.values() if each.hook.matches(layer_name, is_forward) and each.is_due(step)]
+        known = self._known(step, is_forward) | known
+        return self._run(due, HookEvent(layer_name, values, known, step=step, is_forward=is_forward, shape=wanted, metadata=metadata))
 
     # -- called by the torch hooks (layer_hooks.py) ------------------------------------------------
 
@@ -208,8 +204,11 @@ class Hooks:
             each.layers = ()
         if self._attachment is not None:
             plan = self._attachment.update(active, self._raise_requested_stop, keep_uncalled=is_training)
-            both = [(layer, is_forward) for layer in plan for is_forward in (True, False)]
-            self._plan = {key: [each for each in plan[key[0]] if _runs_in_pass(each.hook, key[1])] for key in both}
+            self._plan = {
+                (layer, is_forward): [each for each in hooks if each.hook.runs_in(is_forward)]
+                for layer, hooks in plan.items()
+                for is_forward in (True, False)
+            }
 
     def _known(self, step: int, is_forward: bool) -> dict[str, float]:
         known = {**self._logged, "step": float(step), "forward": float(is_forward), "backward": float(not is_forward)}
@@ -217,42 +216,38 @@ class Hooks:
         return self._with_learning_rate(known)
 
     def _with_learning_rate(self, known: dict[str, float]) -> dict[str, float]:
-        if "lr" in self._names and self._attachment is not None:
-            rate = self._attachment.learning_rate()
-            if rate is not None:
-                known["lr"] = rate
-        return known
+        rate = self._attachment.learning_rate() if "lr" in self._names and self._attachment is not None else None
+        return known if rate is None else {**known, "lr": rate}
 
     def _run(self, due: Sequence[RegisteredHook], event: HookEvent) -> list[HookResult]:
         if not due or self._is_busy:  # a callback may run the model
             return []
-        results: list[HookResult] = []
         self._thread.is_busy = True
         try:
             with torch.no_grad():
-                for each in due:
-                    self._run_one(each, event, results)
+                results = [result for each in due for result in self._run_one(each, event)]
         finally:
             self._thread.is_busy = False
         self._results.extend(replace(result, value=stored_value(result.value)) for result in results)
         return results
 
-    def _run_one(self, registered: RegisteredHook, event: HookEvent, results: list[HookResult]) -> None:
+    def _run_one(self, registered: RegisteredHook, event: HookEvent) -> Iterator[HookResult]:
+        def result(value: Any, error: str = "") -> HookResult:
+            # The statistics only if they were measured: a result does not trigger a measurement.
+            place = (event.layer, event.step, event.is_forward, event.item, event.shape)
+            return HookResult(registered.id, action, *place, event._stats, value, error)
+
         action = registered.hook.actions[0]
-        value, error = None, ""
         try:
             if not registered.applies_to(event) or not registered.claim():
                 return
             for action in registered.hook.actions:
-                value = self._context.run_action(action, registered, event)
-                results.append(_result(registered, action, event, value))
+                yield result(self._context.run_action(action, registered, event))
         except TrainingStopped as stop:  # a callback may raise it to stop the training
-            value = self._context.request_stop(str(stop).rstrip("."), registered.hook, event)
-            results.append(_result(registered, action, event, value))
+            yield result(self._context.request_stop(str(stop).rstrip("."), registered.hook, event))
         except Exception as failure:
             registered.record_failure(failure, event)
-            error = registered.last_error
-            results.append(_result(registered, action, event, None, error))
+            yield result(None, registered.last_error)
 
     # -- steps -------------------------------------------------------------------------------------
 
@@ -273,7 +268,7 @@ class Hooks:
             on_anomaly = [each for each in self._hooks.values() if each.hook.trigger is HookTrigger.ON_ANOMALY and each.is_due(self._step)]
             if on_anomaly and self._attachment is not None:
                 for name, gradient in self._attachment.nonfinite_gradients(optimizer):
-                    matching = [each for each in on_anomaly if _matches(each.hook, name, is_forward=False)]
+                    matching = [each for each in on_anomaly if each.hook.matches(name, is_forward=False)]
                     self._run(matching, HookEvent(name, gradient, self._known(self._step, False), step=self._step, is_forward=False))
             due = [each for each in self._hooks.values() if each.hook.is_per_step and each.is_due(self._step)]
             if due and optimizer == 0:
@@ -303,22 +298,9 @@ class Hooks:
         raise stop
 
 
-def _runs_in_pass(hook: HookSpec, is_forward: bool) -> bool:
-    return hook.on_forward if is_forward else hook.on_backward
-
-
-def _matches(hook: HookSpec, layer: str, is_forward: bool) -> bool:
-    return _runs_in_pass(hook, is_forward) and (hook.patterns is None or hook.patterns.matches(layer))
-
-
 def _number(name: str, value: Any) -> float:
     try:
         number = read_scalar(value)
         return float(value) if number is None else number
     except (TypeError, ValueError, RuntimeError):
         raise SondeError(f"{name} must be a number or a tensor with one element, not {value!r:.100}.") from None
-
-
-def _result(registered: RegisteredHook, action: Any, event: HookEvent, value: Any, error: str = "") -> HookResult:
-    stats = event._stats  # only if it was measured: a result does not trigger a measurement
-    return HookResult(registered.id, action, event.layer, event.step, event.is_forward, event.item, event.shape, stats, value, error)

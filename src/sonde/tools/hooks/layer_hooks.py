@@ -26,6 +26,7 @@ from sonde.statistics.find_tensors import find_tensors, read_scalar
 from sonde.statistics.private_torch_api import graph_task_id, unwrap_compiled
 from sonde.tools.hooks.hook_actions import RegisteredHook
 from sonde.tools.hooks.hook_builder import HookAction
+from sonde.tools.layer_name_patterns import LayerPatterns
 from sonde.tools.safe_hook import SafeHook
 
 if TYPE_CHECKING:
@@ -78,9 +79,8 @@ class NotifyHook(UncopiedHook):
         self._callback = callback
 
     def __call__(self, *args: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        self._callback()
+        if not torch.compiler.is_compiling():
+            self._callback()
 
 
 def in_backward() -> bool:
@@ -99,12 +99,21 @@ class ModelLayers:
         hidden = tuple(f"{path}." if path else "" for path, _ in self.unobservable)
         root = type(body).__name__  # the model itself has no name
         self.modules: dict[str, nn.Module] = {}
-        self.hidden: set[str] = set()  # names inside of unobservable modules
+        self._hidden: set[str] = set()  # names inside of unobservable modules
         for path, module in body.named_modules(remove_duplicate=False):
             self.modules[path or root] = module
             if hidden and f"{path}.".startswith(hidden):
-                self.hidden.add(path or root)
-        self.leaves = [path or root for path, _ in watched.leaves()]
+                self._hidden.add(path or root)
+        self._leaves = [path or root for path, _ in watched.leaves()]
+
+    def select(self, patterns: LayerPatterns | None) -> list[str]:
+        """The names of the observable layers that match, or of all leaves; a module with two names has the first."""
+        names = self._leaves if patterns is None else patterns.select(self.modules)
+        by_module: dict[int, str] = {}
+        for name in names:
+            if name not in self._hidden:
+                by_module.setdefault(id(self.modules[name]), name)
+        return list(by_module.values())
 
 
 MAX_NAMED = 8  # parameters with a non-finite gradient that are reported in one step
@@ -143,17 +152,16 @@ class Attachment:
         """Adds module hooks that are needed and removes others. Returns the hooks by layer. `keep_uncalled` leaves module hooks that were
         never called: they may be inside compiled code, and their removal would recompile it."""
         model = self._model()
-        on_layers = [each for each in hooks if not each.hook.is_per_step]
         plan: dict[str, list[RegisteredHook]] = {}
         if model is None:
             return plan
-        layers = ModelLayers(model) if on_layers else None
-        for each in on_layers:
-            assert layers is not None
-            each.layers = tuple(_selected_layers(each, layers))
-            for name in each.layers:
-                plan.setdefault(name, []).append(each)
-        if layers is not None:
+        on_layers = [each for each in hooks if not each.hook.is_per_step]
+        if on_layers:
+            layers = ModelLayers(model)
+            for each in on_layers:
+                each.layers = tuple(layers.select(each.hook.patterns))
+                for name in each.layers:
+                    plan.setdefault(name, []).append(each)
             self._warn_unobservable(layers)
             for name in plan.keys() - self._module_hooks.keys():
                 self._module_hooks[name] = ModuleHook(name, layers.modules[name], self._subscriber)
@@ -196,10 +204,9 @@ class Attachment:
         return read_scalar(optimizer.param_groups[0]["lr"]) if optimizer is not None else None
 
     def remove(self) -> None:
-        for hook in self._module_hooks.values():
-            hook.remove()
-        for handle in (*self._handles, *([self._entry_handle] if self._entry_handle is not None else [])):
-            handle.remove()
+        for each in (*self._module_hooks.values(), *self._handles, self._entry_handle):
+            if each is not None:
+                each.remove()
         self._module_hooks, self._handles, self._entry_handle = {}, [], None
 
     def _warn_unobservable(self, layers: ModelLayers) -> None:
@@ -218,12 +225,3 @@ def check_model_and_optimizers(model: Any, optimizer: Any) -> list[torch.optim.O
         if not isinstance(each, torch.optim.Optimizer):
             raise SondeError(f"optimizer must be a torch.optim.Optimizer or a list of them, not {type(each).__name__}.")
     return optimizers
-
-
-def _selected_layers(registered: RegisteredHook, layers: ModelLayers) -> Iterable[str]:
-    patterns = registered.hook.patterns
-    module_ids: set[int] = set()  # a module with two names is hooked once
-    for name in layers.leaves if patterns is None else patterns.select(layers.modules):
-        if name not in layers.hidden and id(layers.modules[name]) not in module_ids:
-            module_ids.add(id(layers.modules[name]))
-            yield name

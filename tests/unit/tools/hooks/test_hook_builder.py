@@ -126,7 +126,7 @@ def test_an_invalid_hook_is_refused_with_the_call_to_write(build: Callable[[], o
 )
 def test_trigger_condition_and_actions_decide_the_passes(hook: HookBuilder, forward: bool, backward: bool, per_step: bool) -> None:
     built = hook.build()
-    assert (built.on_forward, built.on_backward, built.is_per_step) == (forward, backward, per_step)
+    assert (built.runs_in(is_forward=True), built.runs_in(is_forward=False), built.is_per_step) == (forward, backward, per_step)
 
 
 def test_the_public_names_exist() -> None:
