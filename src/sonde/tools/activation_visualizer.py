@@ -4,13 +4,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import mul
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from sonde.errors import SondeError
+from sonde.errors import SondeError, require_count
 from sonde.formatting import number
 from sonde.render import plots
 from sonde.render.plots import Plot
@@ -18,7 +19,7 @@ from sonde.render.summaries.tables import html_table, text_table
 from sonde.statistics.find_tensors import find_tensors
 from sonde.tools.hooks.layer_hooks import ModelLayers
 from sonde.tools.layer_name_patterns import LayerPatterns, require_name
-from sonde.tools.safe_hook import SafeHook
+from sonde.tools.safe_hook import SafeHook, require_module
 from sonde.tools.tensors.tensor_statistics import FastStatistics, Outlier, TensorStats, describe, fast_statistics
 
 MAX_ELEMENTS = 1 << 20  # stored elements of one activation; of a larger one every second, third … per dimension
@@ -43,17 +44,14 @@ class ActivationVisualizer:
     `lstm:1.0`."""
 
     def __init__(self, max_elements: int = MAX_ELEMENTS) -> None:
-        if isinstance(max_elements, bool) or not isinstance(max_elements, int) or max_elements < 1:
-            raise SondeError(f"max_elements must be a whole number, 1 or more, not {max_elements!r}.")
-        self.max_elements = max_elements
+        self.max_elements = require_count(max_elements, "max_elements")
         self._stored: dict[str, _StoredActivation] = {}
         self._handles: list[Any] = []
         self._hooked: dict[str, None] = {}
 
     def register_forward_hook(self, model: nn.Module, layer: str | Sequence[str]) -> list[str]:
         """Stores the outputs of these layers from now on. `layer` is a name or a pattern ("encoder.*.attention"). Returns their names."""
-        if not isinstance(model, nn.Module):
-            raise SondeError(f"register_forward_hook takes a torch.nn.Module, not a {type(model).__name__}.")
+        require_module(model, "register_forward_hook")
         modules = ModelLayers(model).modules
         names: dict[str, None] = {}
         for each in [layer] if isinstance(layer, str) else layer:
@@ -122,7 +120,7 @@ class ActivationVisualizer:
         return replace(
             found, shape=stored.shape, device=stored.device, num_elements=whole.num, num_bytes=num_bytes, mean=whole.mean, std=whole.std,
             min=whole.min, max=whole.max, l1_norm=whole.l1, l2_norm=whole.l2, num_zeros=whole.zeros, num_nan=whole.nan, num_inf=whole.inf,
-            outliers=_indices_in_whole(found.outliers, stored.strides),
+            outliers=tuple(Outlier(tuple(map(mul, one.index, stored.strides)), one.value) for one in found.outliers),
         )  # fmt: skip
 
     def outliers(self, name: str) -> tuple[Outlier, ...]:
@@ -195,7 +193,3 @@ def _strides(shape: Sequence[int], limit: int) -> tuple[int, ...]:
         strides[at] += 1
         left[at] = -(-shape[at] // strides[at])
     return tuple(strides)
-
-
-def _indices_in_whole(outliers: Sequence[Outlier], strides: Sequence[int]) -> tuple[Outlier, ...]:
-    return tuple(Outlier(tuple(i * stride for i, stride in zip(each.index, strides)), each.value) for each in outliers)

@@ -4,6 +4,7 @@ import math
 import threading
 import weakref
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -11,13 +12,13 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from sonde.errors import SondeError
+from sonde.errors import SondeError, require_count
 from sonde.statistics.private_torch_api import tensor_version, unwrap_compiled
 from sonde.tools.gradient_flow_animator import EXPLODING, VANISHING, GradientFlowAnimator, measure_gradient
 from sonde.tools.gradients.gradient_flow import GradientSize, combine_sizes
-from sonde.tools.gradients.gradient_noise_scale import NormPair, estimate_noise_scale
+from sonde.tools.gradients.gradient_noise_scale import NoiseScale, NormPair, estimate_noise_scale
 from sonde.tools.gradients.gradient_report import GradientReport, build_gradient_report
-from sonde.tools.safe_hook import SafeHook
+from sonde.tools.safe_hook import SafeHook, require_module
 from sonde.tools.tensors.tensor_statistics import fast_statistics
 
 
@@ -46,8 +47,7 @@ class GradientDebugger:
         self, max_gradient_history: int = 200, *, vanishing_threshold: float = VANISHING, exploding_threshold: float = EXPLODING,
         micro_batch_size: int | None = None,
     ) -> None:  # fmt: skip
-        if isinstance(max_gradient_history, bool) or not isinstance(max_gradient_history, int) or max_gradient_history < 1:
-            raise SondeError(f"max_gradient_history must be a whole number of steps from 1 on, not {max_gradient_history!r}.")
+        require_count(max_gradient_history, "max_gradient_history")
         if micro_batch_size is not None and not micro_batch_size > 0:
             raise SondeError(f"micro_batch_size must be a number of samples above 0, not {micro_batch_size!r}.")
         self.flow = GradientFlowAnimator(max_gradient_history, vanishing_threshold, exploding_threshold)
@@ -66,9 +66,7 @@ class GradientDebugger:
 
     def register_hooks(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Self:
         """Puts a hook on every parameter that requires a gradient. `remove()`, or the end of a `with`, removes all hooks."""
-        if not isinstance(model, nn.Module):
-            raise SondeError(f"register_hooks takes a torch.nn.Module, not a {type(model).__name__}.")
-        model = unwrap_compiled(model) or model  # parameter names of the model before torch.compile
+        model = require_module(model, "register_hooks")  # parameter names of the model before torch.compile
         trainable = [(path, parameter) for path, parameter in model.named_parameters() if parameter.requires_grad]
         if not trainable:
             raise SondeError(
@@ -127,8 +125,7 @@ class GradientDebugger:
         """Records the gradient norm of the whole model at a batch size; ten norms at each of two sizes give the noise scale."""
         if not batch_size > 0:
             raise SondeError(f"batch_size must be above 0, not {batch_size!r}.")
-        at = self._norms_at.setdefault(float(batch_size), deque(maxlen=self.flow.max_frames))
-        at.append(float(norm))
+        self._norms_at.setdefault(float(batch_size), deque(maxlen=self.flow.max_frames)).append(float(norm))
 
     def step(self) -> None:
         """Ends the current step. From the first call on, only `step()` ends steps, unless an optimizer was passed."""
@@ -167,7 +164,7 @@ class GradientDebugger:
         with self._lock:
             if not self._current:
                 return
-            self.flow.record_sizes(self._step, self._sizes())
+            self.flow.record_sizes(self._step, self._by_layer({path: written.last for path, written in self._current.items()}))
             counts = {written.num_writes for written in self._current.values()}
             if len(counts) == 1 and (num := counts.pop()) > 1:
                 # The first write is the gradient of one micro-batch, the last one the sum over all, with the same loss scale.
@@ -177,11 +174,10 @@ class GradientDebugger:
             self._current = {}
             self._step += 1
 
-    def _sizes(self) -> dict[str, GradientSize]:
-        """The current step by layer."""
+    def _by_layer(self, by_path: Mapping[str, GradientSize]) -> dict[str, GradientSize]:
         parts: dict[str, list[GradientSize]] = {}
-        for path, written in self._current.items():
-            parts.setdefault(self._layer_of[path], []).append(written.last)
+        for path, size in by_path.items():
+            parts.setdefault(self._layer_of[path], []).append(size)
         return {layer: combine_sizes(sizes) for layer, sizes in parts.items()}
 
     def analyze(self) -> GradientReport:
@@ -189,32 +185,24 @@ class GradientDebugger:
         with self._lock:
             flow = GradientFlowAnimator(0, self.flow.vanishing_threshold, self.flow.exploding_threshold)
             if self._current:
-                flow.record_sizes(self._step, self._sizes())
-            weights: dict[str, list[GradientSize]] = {}
-            for path, size in self._weights.items():
-                weights.setdefault(self._layer_of[path], []).append(size)
+                flow.record_sizes(self._step, self._by_layer({path: written.last for path, written in self._current.items()}))
+            scales = {layer: size.norm for layer, size in self._by_layer(self._weights).items() if math.isfinite(size.norm)}
             return build_gradient_report(
-                [*self.flow.frames, *flow.frames],
-                list(self._order),
-                {layer: norm for layer, sizes in weights.items() if math.isfinite(norm := combine_sizes(sizes).norm)},
-                vanishing_threshold=flow.vanishing_threshold,
-                exploding_threshold=flow.exploding_threshold,
-                noise=estimate_noise_scale(*self._measured_noise()),
+                [*self.flow.frames, *flow.frames], list(self._order), scales, vanishing_threshold=flow.vanishing_threshold,
+                exploding_threshold=flow.exploding_threshold, noise=self._noise_scale(),
                 steps_counted_by=self._steps_counted_by or "a step begins after cleared gradients or changed parameters",
-            )
+            )  # fmt: skip
 
     analyze_gradient_flow = analyze
 
-    def _measured_noise(self) -> tuple[list[NormPair], str]:
+    def _noise_scale(self) -> NoiseScale:
         if len(self._norms_at) >= 2:
             small, big = min(self._norms_at), max(self._norms_at)
-            pairs = zip(self._norms_at[small], self._norms_at[big])
-            return [NormPair(small, low * low, big, high * high) for low, high in pairs], "samples"
-        size = self._micro_batch_size
-        if size is None:
-            return list(self._pairs), "micro-batches"
-        scaled = [pair._replace(small_batch=pair.small_batch * size, big_batch=pair.big_batch * size) for pair in self._pairs]
-        return scaled, "samples"
+            norms = zip(self._norms_at[small], self._norms_at[big])
+            return estimate_noise_scale((NormPair(small, low * low, big, high * high) for low, high in norms), "samples")
+        size = self._micro_batch_size or 1
+        pairs = (pair._replace(small_batch=pair.small_batch * size, big_batch=pair.big_batch * size) for pair in self._pairs)
+        return estimate_noise_scale(pairs, "samples" if self._micro_batch_size else "micro-batches")
 
 
 GradientAnalyzer = GradientDebugger

@@ -17,17 +17,9 @@ from sonde.errors import SondeError
 from sonde.formatting import number, strict_json
 from sonde.render import gradient_flow_animation
 from sonde.render.safe_write import make_folder, write_new
-from sonde.tools.gradients.gradient_flow import (
-    GradientFrame,
-    GradientHealth,
-    GradientSize,
-    LayerGradient,
-    build_frame,
-    classify_health,
-    clipping_advice,
-    issue_share,
-    recommendations,
-)
+from sonde.tools.gradients import gradient_flow
+from sonde.tools.gradients.gradient_flow import GradientFrame, GradientHealth, GradientSize, LayerGradient
+from sonde.tools.safe_hook import require_module
 from sonde.tools.tensors.tensor_statistics import fast_statistics
 
 __all__ = ["FlowSummary", "GradientFlowAnimator", "GradientFrame", "GradientHealth", "LayerGradient"]
@@ -88,8 +80,7 @@ class GradientFlowAnimator:
     def record_model(self, step: int, model: nn.Module) -> None:
         """Records one frame from the current `.grad` of each parameter, by parameter name; parameters without one are left out. A gradient
         that cannot be read (on the meta device, for instance) is left out too; a warning names it once."""
-        if not isinstance(model, nn.Module):
-            raise SondeError(f"record_model takes a torch.nn.Module, not a {type(model).__name__}. For plain gradients use record_step.")
+        require_module(model, "record_model", "For plain gradients use record_step.")
         sizes = {}
         for name, parameter in model.named_parameters():
             if parameter.grad is None:
@@ -104,14 +95,8 @@ class GradientFlowAnimator:
 
     def record_sizes(self, step: int, sizes: Mapping[str, GradientSize]) -> None:
         """Records one frame from gradients that are already measured."""
-        self._frames.append(
-            build_frame(
-                _whole(step, "step", "steps count up from 0"),
-                sizes,
-                vanishing_threshold=self.vanishing_threshold,
-                exploding_threshold=self.exploding_threshold,
-            )
-        )
+        thresholds = self.vanishing_threshold, self.exploding_threshold
+        self._frames.append(gradient_flow.build_frame(_whole(step, "step", "steps count up from 0"), sizes, *thresholds))
 
     @property
     def frames(self) -> tuple[GradientFrame, ...]:
@@ -124,8 +109,8 @@ class GradientFlowAnimator:
         layers = [layer for frame in frames for layer in frame.layers]
         vanishing = tuple(sorted({layer.name for layer in layers if layer.is_vanishing}))
         exploding = tuple(sorted({layer.name for layer in layers if layer.is_exploding}))
-        health = classify_health(exploded=bool(exploding), vanished=bool(vanishing), issue_share=issue_share(frames))
-        advice = recommendations(vanishing, exploding, health, clipping_advice(frames))
+        health = gradient_flow.classify_health(frames, exploded=bool(exploding), vanished=bool(vanishing))
+        advice = gradient_flow.recommendations(vanishing, exploding, health, gradient_flow.clipping_advice(frames))
         if not layers:
             advice = ("No gradient was recorded: call record_step or record_model after backward().",)
         return FlowSummary(frames[-1].step + 1 if frames else 0, vanishing, exploding, health, advice)
@@ -140,13 +125,8 @@ class GradientFlowAnimator:
 
     def export_json(self, path: str | Path) -> Path:
         """Writes thresholds and frames as strict JSON; non-finite values are the strings "NaN" and "Infinity". Returns the path."""
-        document = {
-            "vanishing_threshold": self.vanishing_threshold,
-            "exploding_threshold": self.exploding_threshold,
-            "max_frames": self.max_frames,
-            "frames": [asdict(frame) for frame in self._frames],
-        }
-        return _write(path, strict_json(document) + "\n")
+        settings = {name: getattr(self, name) for name in ("vanishing_threshold", "exploding_threshold", "max_frames")}
+        return _write(path, strict_json({**settings, "frames": [asdict(frame) for frame in self._frames]}) + "\n")
 
     def export_csv(self, path: str | Path) -> Path:
         """Writes one row per frame and layer, quoted as in RFC 4180. Returns the path."""

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from sonde.config import DebugConfig, load_config
 from sonde.errors import NonFiniteError, SondeError
 from sonde.formatting import strict
+from sonde.nonfinite.origin import Origin
 from sonde.profiler.run_forward_pass import eval_mode_restored, forward_arguments
 from sonde.session import DebugSession
 from sonde.statistics.find_tensors import find_tensors
@@ -40,6 +42,7 @@ from sonde.tools.loop_debugger.training_log import RotatingFile, TrainingLogger
 PLOT_FILE = "debug_analysis.png"
 LINES_FILE = "debug_info.jsonl"
 MAX_WARNINGS = 5  # of one kind in the log: the report counts all of them
+Search = Callable[[], Origin | str]  # for the operation that produced a NaN or Inf, or the reason why it is unknown
 
 
 class PyTorchDebugger:
@@ -132,12 +135,11 @@ class PyTorchDebugger:
         """Call the model and check input and output. `x` is a tensor, a tuple of arguments or a dict of keyword arguments. Returns the
         output of the model."""
         name = _model_name(model)
-        random_state = RandomState() if self._options.finds_cause else None
+        search = partial(find_cause, [model], RandomState(), lambda: _call(model, x)) if self._options.finds_cause else None
         with self._operation("forward_pass", name, epoch, batch) as running:
             output, is_finite = self._forward(running, model, x)
             if not is_finite:
-                origin = self._find_cause(running.info, [model], random_state, lambda: _call(model, x))
-                self._raise_if_configured("the output is not finite", origin)
+                self._raise_if_configured("the output is not finite", self._find_cause(running.info, search))
             return output
 
     def debug_backward_pass(self, loss: Tensor, model: nn.Module, epoch: int = 0, batch: int = 0) -> float:
@@ -176,10 +178,7 @@ class PyTorchDebugger:
     def debug_performance(self, operation: str | Callable[[], Any], epoch: int = 0, batch: int = 0) -> float:
         """Seconds of the last operation of this name; a callable is called and timed, as an operation with its name."""
         if isinstance(operation, str):
-            known = self._history.last_times_s
-            if not known:
-                raise SondeError(f"no operation {operation!r} was recorded: nothing is recorded yet.")
-            return known[require_name(operation, known, "operation")]
+            return self._history.last_times_s[require_name(operation, self._history.last_times_s, "operation")]
         if not callable(operation):
             raise SondeError(f"debug_performance takes the name of an operation or a function to call, not a {type(operation).__name__}.")
         with self._operation(str(getattr(operation, "__name__", type(operation).__name__)), "", epoch, batch) as running:
@@ -206,7 +205,8 @@ class PyTorchDebugger:
             raise SondeError(f"loss_fn must be a function of output and target, for instance nn.MSELoss(), not a {type(loss_fn).__name__}.")
         with self._operation("training_step", name, epoch, batch) as step:
             step.is_checked = True
-            random_state = RandomState() if self._options.finds_cause else None
+            modules = [model, loss_fn] if isinstance(loss_fn, nn.Module) else [model]
+            search = partial(find_cause, modules, RandomState(), lambda: loss_fn(_call(model, x), y)) if self._options.finds_cause else None
             step.start_clock()
             optimizer.zero_grad()
             with self._operation("forward_pass", name, epoch, batch) as running:
@@ -215,15 +215,10 @@ class PyTorchDebugger:
                 loss = loss_fn(output, y)
             del output
             _check_loss(loss)
-
-            def run_to_loss() -> Tensor:
-                return loss_fn(_call(model, x), y)
-
-            modules = [model, loss_fn] if isinstance(loss_fn, nn.Module) else [model]
             with self._operation("backward_pass", name, epoch, batch) as running:
                 self._backward(loss)
                 running.stop_clock()
-                self._check_backward(running, loss, model, modules=modules, random_state=random_state, run=run_to_loss)
+                self._check_backward(running, loss, model, search)
             info = step.info
             info.loss, info.gradient_norm = running.info.loss, running.info.gradient_norm
             del loss, running  # the graph would live through the update
@@ -288,9 +283,7 @@ class PyTorchDebugger:
     @property
     def _running(self) -> list[RunningOperation]:
         """The operations of this thread, the outermost first."""
-        if not hasattr(self._local, "running"):
-            self._local.running = []
-        found: list[RunningOperation] = self._local.running
+        found: list[RunningOperation] = vars(self._local).setdefault("running", [])
         return found
 
     @contextmanager
@@ -314,17 +307,14 @@ class PyTorchDebugger:
             try:
                 yield running
             except BaseException as error:
-                self._record_exception(info, error)
+                info.error = f"{type(error).__name__}: {error}"[:500]
+                # Not if the user interrupts, or if the anomaly behind the error is recorded, here or in an operation inside.
+                if isinstance(error, Exception) and not info.anomaly_detected:
+                    self._history.add_anomaly(info, "exception", info.error)
                 raise
             finally:
                 running.stop_clock()
                 self._end(running)
-
-    def _record_exception(self, info: DebugInfo, error: BaseException) -> None:
-        info.error = f"{type(error).__name__}: {error}"[:500]
-        if not isinstance(error, Exception) or info.anomaly_detected:
-            return  # the user interrupts, or the anomaly behind the error is recorded, here or in an operation inside
-        self._history.add_anomaly(info, "exception", info.error)
 
     def _end(self, running: RunningOperation) -> None:
         info = running.info
@@ -378,53 +368,43 @@ class PyTorchDebugger:
                 raise  # by the user's own anomaly mode, or another error
             raise NonFiniteError(f"{error} Training was stopped before the update.") from error
 
-    def _check_backward(
-        self, running: RunningOperation, loss: Tensor, model: nn.Module, *, modules: list[nn.Module] | None = None,
-        random_state: RandomState | None = None, run: Callable[[], Any] | None = None,
-    ) -> None:  # fmt: skip
+    def _check_backward(self, running: RunningOperation, loss: Tensor, model: nn.Module, search: Search | None = None) -> None:
         info = running.info
         info.loss = float(loss.detach())
         if not self._options.anything:
             return
         running.is_checked = True
-        gradients = self._measurements.after_backward(model)
-        info.gradient_norm = gradients.norm
-        param_norm = 0.0
-        if self._history.needs_param_norm(info.operation):
-            param_norm, _ = loop_measurements.l2_norm(list(model.parameters()))
+        norm, first_bad, has_gradients = self._measurements.after_backward(model)
+        info.gradient_norm = norm
+        needs_param_norm = self._history.needs_param_norm(info.operation)
+        param_norm = loop_measurements.l2_norm(list(model.parameters()))[0] if needs_param_norm else 0.0
         self._history.check_loss(info, info.loss)
-        self._history.check_gradient_norm(
-            info, gradients.norm, param_norm=param_norm, first_bad=gradients.first_bad, has_gradients=gradients.num_with > 0
-        )
-        if math.isfinite(info.loss) and math.isfinite(gradients.norm):
-            return
-        origin = self._find_cause(info, modules or [], random_state, run) if run is not None else None
-        where = "the loss" if not math.isfinite(info.loss) else f"the gradient of {gradients.first_bad or 'the model'}"
-        self._raise_if_configured(f"{where} is not finite", origin)
+        self._history.check_gradient_norm(info, norm, param_norm=param_norm, first_bad=first_bad, has_gradients=has_gradients)
+        if not (math.isfinite(info.loss) and math.isfinite(norm)):
+            where = "the loss" if not math.isfinite(info.loss) else f"the gradient of {first_bad or 'the model'}"
+            self._raise_if_configured(f"{where} is not finite", self._find_cause(info, search))
 
     def _check_update(self, running: RunningOperation, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        info, found = running.info, self._measurements.after_update(model, optimizer)
-        info.param_norm, info.learning_rate = found.param_norm, found.learning_rate
-        info.update_norm, info.update_ratio = found.update_norm, found.update_ratio
-        if found.weights:
-            running.statistics = self._history.statistics["weights"] = found.weights
-        if not math.isfinite(found.param_norm):
-            self._history.add_anomaly(info, "not finite", "a parameter is not finite after the update")
+        if weights := self._measurements.after_update(running.info, model, optimizer):
+            running.statistics = self._history.statistics["weights"] = weights
+        if not math.isfinite(running.info.param_norm):
+            self._history.add_anomaly(running.info, "not finite", "a parameter is not finite after the update")
 
-    def _find_cause(self, info: DebugInfo, modules: list[nn.Module], random_state: RandomState | None, run: Callable[[], Any]) -> Any:
+    def _find_cause(self, info: DebugInfo, search: Search | None) -> Origin | str | None:
         """The operation that produced a NaN or Inf; it is logged and stored at once. None where it is not searched."""
-        if random_state is None or self._num_searches >= MAX_SEARCHES:
+        if search is None or self._num_searches >= MAX_SEARCHES:
             return None
         self._num_searches += 1
-        origin = find_cause(modules, random_state, run)
+        origin = search()
         sentence = f"the cause is unknown: {origin}" if isinstance(origin, str) else f"cause: {origin.place}: {origin.cause}"
-        self._history.add_cause(info, sentence)
+        self._history.add_note(info, "cause", sentence)
         return origin
 
-    def _raise_if_configured(self, message: str, origin: Any) -> None:
+    def _raise_if_configured(self, message: str, origin: Origin | str | None) -> None:
         if self.config.anomaly_detection_mode == "raise":
-            found = f"\n{origin.summary()}" if hasattr(origin, "summary") else ""
-            raise NonFiniteError(f"{message}. Training was stopped before the update.{found}", origin if found else None)
+            found = origin if isinstance(origin, Origin) else None
+            summary = f"\n{found.summary()}" if found is not None else ""
+            raise NonFiniteError(f"{message}. Training was stopped before the update.{summary}", found)
 
     # -- logs --------------------------------------------------------------------------------------
 

@@ -228,7 +228,7 @@ def test_performance_returns_the_seconds_of_the_last_operation_of_a_name_and_tim
     assert tool.debug_performance("load") == tool.debug_history[-1].execution_time
     with pytest.raises(SondeError, match="load"):
         tool.debug_performance("laod")
-    with pytest.raises(SondeError, match="nothing is recorded"):
+    with pytest.raises(SondeError, match="There are none"):
         debugger(tmp_path).debug_performance("load")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from sonde.statistics.parameter_snapshot import ParameterSnapshot
 from sonde.statistics.reductions import check_finite
 from sonde.statistics.tensor_statistics_table import StatisticsTable
 from sonde.tools.gradient_debugger import GradientDebugger
+
+if TYPE_CHECKING:
+    from sonde.tools.loop_debugger.loop_operation import DebugInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,24 +121,6 @@ def batch_size(x: Any) -> int | None:
     return next((len(tensor) for _, tensor in find_tensors(x) if tensor.ndim), None)
 
 
-class GradientMeasurement(NamedTuple):
-    """The gradients after a backward pass."""
-
-    norm: float
-    num_with: int  # trainable parameters that have a gradient
-    first_bad: str  # the first parameter whose gradient is not finite; "": none
-
-
-class UpdateMeasurement(NamedTuple):
-    """The parameters after an optimizer step."""
-
-    param_norm: float
-    learning_rate: float
-    update_norm: float
-    update_ratio: float
-    weights: dict[str, dict[str, float]]  # statistics by parameter, where due
-
-
 class LoopMeasurements:
     """Measures the gradients, parameters and memory of one loop, each at the frequency that the settings name."""
 
@@ -147,32 +132,32 @@ class LoopMeasurements:
         self.layers = GradientDebugger(config.max_gradient_history)
         self.memory_by_category: dict[str, float] = {}  # MiB, at the last measurement
 
-    def after_backward(self, model: nn.Module) -> GradientMeasurement:
+    def after_backward(self, model: nn.Module) -> tuple[float, str, bool]:
+        """The norm of all gradients, the first parameter whose gradient is not finite ("": none), and whether there are gradients."""
         named = [(path, p) for path, p in model.named_parameters() if p.requires_grad]
         gradients = [p.grad for _, p in named]
         norm, first_bad = l2_norm(gradients)
         if self._options.layers and self._is_due(self._num_backwards, self._gradients_every):
             self.layers.record_model(model)
         self._num_backwards += 1
-        num_with = sum(gradient is not None for gradient in gradients)
-        return GradientMeasurement(norm, num_with, named[first_bad][0] if first_bad >= 0 else "")
+        return norm, named[first_bad][0] if first_bad >= 0 else "", any(gradient is not None for gradient in gradients)
 
     def before_update(self, model: nn.Module) -> None:
         if self._options.updates:
             parameters = list(model.parameters())
             self._snapshot.take(parameters, StatisticsTable(len(parameters)), 0)
 
-    def after_update(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> UpdateMeasurement:
+    def after_update(self, info: DebugInfo, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, float]]:
+        """Measures the parameters into `info`. Returns their statistics by name, where due."""
         parameters = list(model.parameters())
-        norm, _ = l2_norm(parameters)
-        rate = next((float(group["lr"]) for group in optimizer.param_groups if "lr" in group), 0.0)
-        moved = ratio = 0.0
+        info.param_norm, _ = l2_norm(parameters)
+        info.learning_rate = next((float(group["lr"]) for group in optimizer.param_groups if "lr" in group), 0.0)
         if self._options.updates and self._snapshot.available:
             table = StatisticsTable(len(parameters))
             self._snapshot.diff(parameters, table, 0)
             table.synchronize()
-            moved = math.hypot(*table.values[:, _L2].tolist())
-            ratio = moved / norm if norm else 0.0
+            info.update_norm = math.hypot(*table.values[:, _L2].tolist())
+            info.update_ratio = info.update_norm / info.param_norm if info.param_norm else 0.0
         weights: dict[str, dict[str, float]] = {}
         if self._options.weight_statistics and self._is_due(self._num_updates, self._gradients_every):
             weights = statistics_by_name(list(model.named_parameters()))
@@ -180,7 +165,7 @@ class LoopMeasurements:
             held = memory_by_category({"": model}, [optimizer])
             self.memory_by_category = {category: num_bytes / MIB for category, num_bytes in held.items()}
         self._num_updates += 1
-        return UpdateMeasurement(norm, rate, moved, ratio, weights)
+        return weights
 
     @staticmethod
     def _is_due(number: int, every: int) -> bool:

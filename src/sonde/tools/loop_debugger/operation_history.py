@@ -128,8 +128,7 @@ class OperationHistory:
 
     def next_number(self, name: str, inside: str) -> int:
         """How many operations of this name have ended."""
-        known = self.operations.get((name, inside))
-        return known.num_calls if known else 0
+        return self.operations[name, inside].num_calls if (name, inside) in self.operations else 0
 
     def needs_param_norm(self, operation: str) -> bool:
         """Whether the next gradient norm of this operation is its first one."""
@@ -171,20 +170,18 @@ class OperationHistory:
     ) -> None:
         """A gradient norm was measured. `first_bad` is the first parameter with a non-finite gradient."""
         self.gradient_norms.append((info.number, norm))
-        kind = ""
         if not math.isfinite(norm):
             kind = "not finite"
             sentence = f"the gradient of {first_bad} is not finite" if first_bad else f"the gradient norm is {number(norm)}"
         elif norm <= 0:
-            why = "all gradients are zero" if has_gradients else "no parameter has a gradient"
-            kind, sentence = "zero gradient", f"the gradient norm is 0: {why}"
+            kind = "zero gradient"
+            sentence = f"the gradient norm is 0: {'all gradients are zero' if has_gradients else 'no parameter has a gradient'}"
+        elif compared := self._recent_norms.setdefault(info.operation, GradientNorms()).update(norm, param_norm):
+            kind, sentence = "exploding gradient", f"the gradient norm explodes: {number(norm)}, {compared}"
         else:
-            compared = self._recent_norms.setdefault(info.operation, GradientNorms()).update(norm, param_norm)
-            if compared:
-                kind, sentence = "exploding gradient", f"the gradient norm explodes: {number(norm)}, {compared}"
-        if kind:
-            self.num_gradient_anomalies += 1
-            self.add_anomaly(info, kind, sentence)
+            return
+        self.num_gradient_anomalies += 1
+        self.add_anomaly(info, kind, sentence)
 
     def _check_time(self, info: DebugInfo, calls: OperationCalls, time_s: float, cpu_s: float | None) -> None:
         slow = calls.usual.update(math.log(time_s))
@@ -195,32 +192,28 @@ class OperationHistory:
         if time_s - usual >= SLOW_SHARE * math.exp(around):
             info.performance_issue_detected = True
             self.num_slow += 1
-            self._add_note(info, "slow", f"{info.operation} took {number(time_s * 1e3)} ms, usually about {number(usual * 1e3)} ms")
+            self.add_note(info, "slow", f"{info.operation} took {number(time_s * 1e3)} ms, usually about {number(usual * 1e3)} ms")
 
     def _check_memory(self, info: DebugInfo) -> None:
         for used, series, name in ((info.memory_usage, self.memory, "memory"), (info.gpu_memory, self.gpu, "GPU memory")):
             was_growing = series.trend is not None
             series.update(used)
             trend = series.trend
-            if trend is not None:
-                info.memory_leak_detected = True
-                if not was_growing:
-                    self.num_leaks += 1
-                    rate, first, last = map(number, (trend.per_step, trend.first, trend.last))
-                    self._add_note(info, "memory growth", f"{name} grows by {rate} MiB per operation: from {first} to {last} MiB")
+            info.memory_leak_detected |= trend is not None
+            if trend is not None and not was_growing:
+                self.num_leaks += 1
+                rate, first, last = map(number, (trend.per_step, trend.first, trend.last))
+                self.add_note(info, "memory growth", f"{name} grows by {rate} MiB per operation: from {first} to {last} MiB")
 
     def add_anomaly(self, info: DebugInfo, kind: str, sentence: str) -> None:
         """Store and report an anomaly of a running operation. An operation counts once, however many it has."""
         if not info.anomaly_detected:
             self.num_anomalies += 1
             info.anomaly_detected = True
-        self._add_note(info, kind, sentence)
+        self.add_note(info, kind, sentence)
 
-    def add_cause(self, info: DebugInfo, sentence: str) -> None:
-        """Store and report the cause of the last anomaly."""
-        self._add_note(info, "cause", sentence)
-
-    def _add_note(self, info: DebugInfo, kind: str, sentence: str) -> None:
+    def add_note(self, info: DebugInfo, kind: str, sentence: str) -> None:
+        """Store and report a problem, or with the kind "cause" the cause of the last anomaly."""
         if sentence not in info.notes:
             info.notes.append(sentence)
         stored = self.other_notes if kind in ("slow", "memory growth") else self.anomalies
