@@ -74,8 +74,8 @@ def convergence(steps: Floats, losses: Floats, ahead: int | None = None) -> Conv
     per_step = float(now[1] - now[0]) / 1e-3 / span
     left = float(now[1]) - shape.end
     # A curve that is hardly bent so far does not show its limit.
-    bent = shape.parameter >= 1.0 if shape.family == "exponential" else shape.parameter >= 0.5
-    end_known = bent and shape.height > 0 and left < 0.6 * shape.height
+    is_bent = shape.parameter >= (1.0 if shape.family == "exponential" else 0.5)
+    end_known = is_bent and shape.height > 0 and left < 0.6 * shape.height
     rate = -per_step / left if left > 0 and per_step < 0 else 0.0
     horizon = span * AHEAD if ahead is None else float(ahead)
     forecast, reason = _forecast(steps, losses, shape, first, span, horizon)
@@ -137,21 +137,17 @@ def _miss(steps: Floats, losses: Floats, share: float, lead: float) -> float | N
     wanted = min(begin + span * (1 + lead), float(steps[-1]))
     near = max(3, num // 8)  # losses whose median is the level there
     place = min(int(np.searchsorted(steps, wanted)), len(steps) - 1)
-    there = losses[max(num, place - near // 2) : place + near // 2 + 1]
-    at_there = steps[max(num, place - near // 2) : place + near // 2 + 1]
-    if not len(there):
+    there = slice(max(num, place - near // 2), place + near // 2 + 1)
+    if not len(losses[there]):
         return None
-    return abs(float(np.median(there)) - float(shape.at((float(np.median(at_there)) - begin) / span)[0]))
+    return abs(float(np.median(losses[there])) - float(shape.at((float(np.median(steps[there])) - begin) / span)[0]))
 
 
 def piecewise_medians(steps: Floats, values: Floats, most: int = MAX_PIECES) -> tuple[Floats, Floats]:
     """The curve in at most `most` pieces of equally many points: the median step and the median value of each."""
     num = min(most, len(values))
-    if num == len(values):
-        return steps, values
-    cuts = np.linspace(0, len(values), num + 1).astype(int)
-    middle = np.array([np.median(steps[start:end]) for start, end in pairwise(cuts.tolist())])
-    return middle, np.array([np.median(values[start:end]) for start, end in pairwise(cuts.tolist())])
+    pieces = [slice(start, end) for start, end in pairwise(np.linspace(0, len(values), num + 1).astype(int).tolist())]
+    return np.array([np.median(steps[piece]) for piece in pieces]), np.array([np.median(values[piece]) for piece in pieces])
 
 
 def robust_std(values: Floats) -> float:

@@ -66,13 +66,8 @@ def health_of(dynamics: TrainingDynamics, columns: TrainingColumns, findings: Se
     """`findings`: of the rules; None if there is no run that they could judge."""
     slow = [each for each in findings or () if each.rule in SPEED_RULES]
     findings = None if findings is None else [each for each in findings if each.rule not in SPEED_RULES]
-    parts = (
-        _learning(dynamics),
-        _findings(findings),
-        _stability(dynamics),
-        _generalisation(dynamics),
-        _efficiency(dynamics, columns, slow),
-    )
+    efficiency = _efficiency(dynamics, columns, slow)
+    parts = (_learning(dynamics), _findings(findings), _stability(dynamics), _generalisation(dynamics), efficiency)
     judged = [part for part in parts if part.share is not None]
     total = sum(part.weight for part in judged)
     # A finding is a verdict by itself. That nothing was found is none, unless the steps were evaluated too.

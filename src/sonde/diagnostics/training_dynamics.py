@@ -104,21 +104,14 @@ def training_dynamics(columns: TrainingColumns, ahead: int | None = None) -> Tra
     plateau = _plateau(loss) if learning in ("improving", "not learning") else None
     if plateau is not None and learning == "improving":
         learning, why = "settled", f"no gain since step {plateau.since_step}, after the loss had fallen; {why}"
+    steps = columns.loss.steps
     return TrainingDynamics(
-        num_steps=columns.num_steps,
-        first_step=int(columns.loss.steps.min()) if columns.num_steps else -1,
-        last_step=int(columns.loss.steps.max()) if columns.num_steps else -1,
-        learning=learning,
-        why=why,
-        first_loss=trend.first_level,
-        last_loss=trend.recent_level,
-        convergence=found,
-        stability=_stability(loss.values, columns),
-        plateau=plateau,
-        overfitting=_overfitting(columns.validation.finite(), loss, trend.recent_level),
-        efficiency=_efficiency(columns),
+        num_steps=columns.num_steps, first_step=int(steps.min()) if columns.num_steps else -1,
+        last_step=int(steps.max()) if columns.num_steps else -1, learning=learning, why=why, first_loss=trend.first_level,
+        last_loss=trend.recent_level, convergence=found, stability=_stability(loss.values, columns), plateau=plateau,
+        overfitting=_overfitting(columns.validation.finite(), loss, trend.recent_level), efficiency=_efficiency(columns),
         anomalies=columns.anomalies.anomalies,
-    )
+    )  # fmt: skip
 
 
 def _learning(trend: LossTrend, loss: Curve) -> tuple[str, str]:
@@ -171,28 +164,19 @@ def _overfitting(validation: Curve, loss: Curve, recent_loss: float) -> Overfitt
     noise = robust_std(np.diff(values)) / max(gained, 1e-30)
     falls = len(since) > 1 and len(before) > 1 and float(np.median(since[len(since) // 2 :])) <= float(np.median(before[-len(since) :]))
     grew_worse = num - 1 - best >= 2 and lost > max(WORSE, NOISES * noise)
-    return Overfitting(
-        is_overfitting=grew_worse and falls,
-        reason=f"validation was best at step {int(steps[best])} ({calm[best]:.3g}) and is now {last:.3g}"
-        + (", while the training loss kept falling" if grew_worse and falls else ""),
-        best_step=int(steps[best]),
-        best=float(calm[best]),
-        last=last,
-        lost_share=max(0.0, lost),
-        gap=last - recent_loss if loss.values.size else None,
-    )
+    while_falling = ", while the training loss continued to fall" if grew_worse and falls else ""
+    reason = f"validation was best at step {int(steps[best])} ({calm[best]:.3g}) and is now {last:.3g}{while_falling}"
+    gap = last - recent_loss if loss.values.size else None
+    return Overfitting(grew_worse and falls, reason, int(steps[best]), float(calm[best]), last, max(0.0, lost), gap)
 
 
 def _efficiency(columns: TrainingColumns) -> LearningEfficiency:
     first, last = columns.trend.first_level, columns.trend.recent_level
     removed = (first - last) / first if first > 0 and math.isfinite(last) else None
-    return LearningEfficiency(
-        removed_share=removed,
-        per_thousand_samples=removed / columns.num_samples * 1e3 if removed is not None and columns.num_samples else None,
-        per_minute=removed / columns.seconds * 60 if removed is not None and columns.seconds else None,
-        num_samples=columns.num_samples or None,
-        samples_per_second=float(np.median(columns.throughput)) if len(columns.throughput) else None,
-    )
+    per_thousand = removed / columns.num_samples * 1e3 if removed is not None and columns.num_samples else None
+    per_minute = removed / columns.seconds * 60 if removed is not None and columns.seconds else None
+    samples_per_second = float(np.median(columns.throughput)) if len(columns.throughput) else None
+    return LearningEfficiency(removed, per_thousand, per_minute, columns.num_samples or None, samples_per_second)
 
 
 def _detrended(losses: Floats) -> tuple[Floats, Floats]:

@@ -13,7 +13,7 @@ from statistics import median
 from sonde.formatting import number
 from sonde.memory_trend import MemoryTrend, SteadyGrowth
 from sonde.rules.gradients.exploding_gradient import LEAP
-from sonde.spike_detection import ENOUGH, LogNormBound, LossBound, RollingBound
+from sonde.spike_detection import ENOUGH, LogNormBound, LossBound, SpreadBound
 from sonde.tools.gradient_flow_animator import EXPLODING
 from sonde.tools.loop_debugger.loop_operation import DebugInfo
 
@@ -21,19 +21,9 @@ MAX_STORED = 10_000  # operations; all are counted
 MAX_TIMES = 1000  # of one operation, for its quantiles
 MAX_NOTES = 20  # stored of each kind, the first ones; all are counted
 SLOW = math.log(2.5)  # times the usual: on a busy machine single operations are slower too
-SLOW_SPREADS = 4.0  # and so many times farther from the median than the high values of the recent past
 SLOW_SHARE = 0.5  # of the usual time of the enclosing operation: a shorter delay does not matter
 LEAK_SHARE = 0.05  # of the memory at first: allocators take less than that in a short run
 TREND_INTERVAL = 16  # measurements between two computations of the trend of memory
-
-
-class _LogTimes(RollingBound):
-    """Recent logarithms of the time of one operation."""
-
-    __slots__ = ()
-
-    def _bound(self) -> float:
-        return self.median + max(SLOW_SPREADS * (self.high - self.median), SLOW)
 
 
 @dataclass(slots=True)
@@ -46,7 +36,7 @@ class OperationCalls:
     total_s: float = 0.0
     num_errors: int = 0
     times_s: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_TIMES))
-    usual: _LogTimes = field(default_factory=_LogTimes)
+    usual: SpreadBound = field(default_factory=lambda: SpreadBound(SLOW))  # of the logarithm of its time
 
 
 class MemorySeries:
