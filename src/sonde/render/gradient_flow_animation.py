@@ -41,9 +41,6 @@ LABEL = 13  # that a name needs
 COLORS = dict(zip(STATES, (style.BLUE, style.ORANGE, style.VERMILION, style.BAD)))
 
 
-# -- which frames and layers are shown, on which axis -----------------------------------------------
-
-
 def layer_names(frames: Sequence[GradientFrame]) -> list[str]:
     return sorted({layer.name for frame in frames for layer in frame.layers})
 
@@ -92,9 +89,6 @@ def _checked_fps(fps: float) -> float:
     if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps < math.inf:
         raise SondeError(f"fps={fps!r}: frames per second must be a number above 0, for instance fps=10.")
     return float(fps)
-
-
-# -- characters and terminal ------------------------------------------------------------------------
 
 
 def ascii_animation(frames: Sequence[GradientFrame]) -> str:
@@ -170,9 +164,6 @@ def terminal_frame(frame: GradientFrame, names: Sequence[str], axis: Axis, width
     return lines
 
 
-# -- HTML page ----------------------------------------------------------------------------------------
-
-
 def animation_html(frames: Sequence[GradientFrame]) -> str:
     """A page with a slider. Where no script runs (a mail client, say), it shows the animation in characters instead."""
     title = "Gradient flow"
@@ -215,9 +206,6 @@ def _html_cells(frame: GradientFrame, names: Sequence[str], axis: Axis) -> list[
         texts = [number(each) for each in (layer.grad_norm, layer.mean_abs_grad, layer.max_abs_grad)]
         cells.append([round(bar_length(layer, axis), 4), STATES.index(gradient_state(layer)), *texts])
     return cells
-
-
-# -- GIF ------------------------------------------------------------------------------------------------
 
 
 def animation_gif(frames: Sequence[GradientFrame], fps: float) -> bytes:

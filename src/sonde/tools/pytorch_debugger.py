@@ -114,8 +114,6 @@ class PyTorchDebugger:
         """Whether mode and settings ask for the performance of operations."""
         return self._options.performance
 
-    # -- operations --------------------------------------------------------------------------------
-
     @contextmanager
     def debug_context(self, operation: str, model_name: str = "", epoch: int = 0, batch: int = 0) -> Iterator[DebugInfo]:
         """Record a block of code as an operation. Yields its DebugInfo, which is also complete after an exception."""
@@ -185,8 +183,6 @@ class PyTorchDebugger:
             operation()
         return running.info.execution_time
 
-    # -- whole steps -------------------------------------------------------------------------------
-
     def debug_training_step(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, loss_fn: Callable[[Any, Any], Tensor], x: Any, y: Any, epoch: int = 0,
         batch: int = 0,
@@ -246,8 +242,6 @@ class PyTorchDebugger:
             "is_finite": is_finite, "cpu_memory": info.memory_usage, "gpu_memory": info.gpu_memory,
         }  # fmt: skip
 
-    # -- results -----------------------------------------------------------------------------------
-
     def setup_training_logging(self, name: str, *, interval_s: float = 0.0) -> logging.Logger:
         """Log training steps and warnings to `<output_dir>/<name>.log`, rotated by size, and to the terminal. The file has a line per
         batch, or with `interval_s` at most one in so many seconds; the terminal at most one per second. A second call closes the first
@@ -277,8 +271,6 @@ class PyTorchDebugger:
         if not self._history.num and target.exists():
             return target
         return plot_history(self._history).save(target)
-
-    # -- running operations ------------------------------------------------------------------------
 
     @property
     def _running(self) -> list[RunningOperation]:
@@ -339,8 +331,6 @@ class PyTorchDebugger:
         memory = () if self._options.logs_memory else ("cpu_memory", "memory_usage", "gpu_memory", "memory_leak_detected")
         times = () if self._options.logs_times else ("execution_time", "performance_issue_detected")
         return {name: value for name, value in values.items() if name not in (*memory, *times)}
-
-    # -- measurements and checks -------------------------------------------------------------------
 
     def _forward(self, running: RunningOperation, model: nn.Module, x: Any) -> tuple[Any, bool]:
         """The output of the model, and whether it is finite."""
@@ -405,8 +395,6 @@ class PyTorchDebugger:
             found = origin if isinstance(origin, Origin) else None
             summary = f"\n{found.summary()}" if found is not None else ""
             raise NonFiniteError(f"{message}. Training was stopped before the update.{summary}", found)
-
-    # -- logs --------------------------------------------------------------------------------------
 
     def _report_problem(self, kind: str, sentence: str) -> None:
         if kind == "exception":

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sonde.errors import SondeError
+from sonde.errors import SondeError, require_count
 from sonde.formatting import counted, number, percent, printable, size, strict_json
 from sonde.leaks.accumulated_tensors import TrackedTensor, find_accumulations
 from sonde.leaks.leak_detector import MIN_AGE, Leak, to_leaks
@@ -55,11 +55,9 @@ class TensorInfo:
     def value(self) -> Any:
         """The tensor itself if it is alive and unchanged, else None."""
         value = self._ref()
-        if value is None:
-            return None
-        tensor = as_tensor(value)
-        same = _version(tensor) == self._version and content_hash(tensor) == self._fingerprint
-        return value if same else None
+        tensor = as_tensor(value) if value is not None else None
+        is_same = tensor is not None and _version(tensor) == self._version and content_hash(tensor) == self._fingerprint
+        return value if is_same else None
 
     def to_json(self) -> str:
         """The statistics as strict JSON; "NaN", "Infinity" and "-Infinity" are strings."""
@@ -89,8 +87,7 @@ class TensorInfo:
             ("extreme", f"{stats.num_extreme:,}"),
         ]
         if stats.percentiles:
-            shown = ", ".join(f"{percent_}: {number(value)}" for percent_, value in stats.percentiles.items())
-            rows.append(("percentiles", shown))
+            rows.append(("percentiles", ", ".join(f"{level}: {number(value)}" for level, value in stats.percentiles.items())))
         largest_outliers = ", ".join(f"{number(one.value)} at {list(one.index)}" for one in stats.outliers[:3])
         rows.append(("outliers", f"{stats.num_outliers:,}" + (f": {largest_outliers}" if largest_outliers else "")))
         if stats.histogram is not None:
@@ -100,8 +97,7 @@ class TensorInfo:
         return [*rows, ("memory", size(stats.num_bytes) + storage)]
 
     def __str__(self) -> str:
-        table = text_table(("", ""), self._rows()).strip("\n")
-        return f"{self._title()}\n{table}"
+        return self._title() + "\n" + text_table(("", ""), self._rows()).strip("\n")
 
     def _repr_html_(self) -> str:
         return html_table(("", ""), self._rows(), title=self._title())
@@ -125,9 +121,7 @@ class TensorInspector:
     """Measures tensors, arrays and lists; stores the statistics of the last `max_tracked_tensors` inspections, but no tensor."""
 
     def __init__(self, max_tracked_tensors: int = MAX_TRACKED) -> None:
-        if isinstance(max_tracked_tensors, bool) or not isinstance(max_tracked_tensors, int) or max_tracked_tensors < 1:
-            raise SondeError(f"max_tracked_tensors must be a whole number, 1 or more, not {max_tracked_tensors!r}.")
-        self.max_tracked_tensors = max_tracked_tensors
+        self.max_tracked_tensors = require_count(max_tracked_tensors, "max_tracked_tensors")
         self._infos: OrderedDict[str, TensorInfo] = OrderedDict()
         self._num_inspected = 0
 
@@ -141,17 +135,9 @@ class TensorInspector:
         plain = as_tensor(tensor)
         self._num_inspected += 1
         info = TensorInfo(
-            id=f"{name}#{self._num_inspected}",
-            name=name,
-            layer=layer,
-            operation=operation,
-            step=step,
-            stats=stats,
-            storage_bytes=storage_bytes([plain]) or stats.num_bytes,
-            _ref=_weak(tensor),
-            _version=_version(plain),
-            _fingerprint=content_hash(plain),
-        )
+            f"{name}#{self._num_inspected}", name, layer, operation, step, stats, storage_bytes([plain]) or stats.num_bytes,
+            _ref=_weak(tensor), _version=_version(plain), _fingerprint=content_hash(plain),
+        )  # fmt: skip
         self._infos[info.id] = info
         while len(self._infos) > self.max_tracked_tensors:
             self._infos.popitem(last=False)
@@ -252,11 +238,7 @@ def _weak(value: Any) -> Callable[[], Any]:
     try:
         return weakref.ref(value)
     except TypeError:  # lists and numbers have no weak references
-        return _no_reference
-
-
-def _no_reference() -> None:
-    return None
+        return lambda: None
 
 
 def _version(tensor: Tensor) -> int | None:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sonde.errors import SondeError
+from sonde.errors import require_count
 from sonde.render.terminal import text_plots as textplots
 from sonde.render.terminal.text_plots import PlotArea
 
@@ -19,10 +19,7 @@ class TerminalVisualizer:
     NO_COLOR is not set."""
 
     def __init__(self, width: int = 80, height: int = 24, *, unicode: bool | None = None, colour: bool | None = None) -> None:
-        for name, value, minimum in (("width", width, MIN_WIDTH), ("height", height, MIN_HEIGHT)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-                raise SondeError(f"{name}={value!r}: a plot needs at least {minimum}. Use TerminalVisualizer(width=80, height=24).")
-        self.width, self.height = width, height
+        self.width, self.height = require_count(width, "width", minimum=MIN_WIDTH), require_count(height, "height", minimum=MIN_HEIGHT)
         self._unicode, self._colour = unicode, colour
 
     def ascii_histogram(self, values: Any, bins: int = 16) -> str:

@@ -47,8 +47,6 @@ class Hooks:
         self._is_updating = False  # an optimizer step is running, so training cannot stop here
         self._thread = threading.local()
 
-    # -- registration and results ------------------------------------------------------------------
-
     def register_hook(self, hook: HookSpec) -> str:
         """Activates a hook. Returns its id, which `remove_hook` takes and results contain."""
         if not isinstance(hook, HookSpec):
@@ -117,8 +115,6 @@ class Hooks:
         """Delivers alerts to a function, or as JSON to a web address from a background thread, in addition to the log."""
         self._context.alerts.send_to(target, at_least=parse_choice(at_least, AlertSeverity, "severity"), timeout_s=timeout_s)
 
-    # -- attached to a model -----------------------------------------------------------------------
-
     def attach(self, model: nn.Module, optimizer: Any = None) -> Self:
         """Registers torch hooks on the selected layers. The first optimizer counts the steps; without one, call `step()`."""
         optimizers = check_model_and_optimizers(model, optimizer)
@@ -175,8 +171,6 @@ class Hooks:
         known = self._known(step, is_forward) | known
         return self._run(due, HookEvent(layer_name, values, known, step=step, is_forward=is_forward, shape=wanted, metadata=metadata))
 
-    # -- called by the torch hooks (layer_hooks.py) ------------------------------------------------
-
     def is_due(self, layer: str, *, is_forward: bool) -> bool:
         """True if a hook on this layer is due in this step. Always False inside of a callback."""
         return not self._is_busy and any(each.is_due(self._step) for each in self._plan.get((layer, is_forward), ()))
@@ -188,8 +182,6 @@ class Hooks:
             due = [each for each in due if each.hook.trigger is not HookTrigger.ON_ANOMALY]  # the usual case: one fast read
         if due:
             self._run(due, HookEvent(layer, tensor, self._known(step, is_forward), step=step, is_forward=is_forward, item=item))
-
-    # -- execution ---------------------------------------------------------------------------------
 
     @property
     def _is_busy(self) -> bool:
@@ -248,8 +240,6 @@ class Hooks:
         except Exception as failure:
             registered.record_failure(failure, event)
             yield result(None, registered.last_error)
-
-    # -- steps -------------------------------------------------------------------------------------
 
     def _on_optimizer_step_start(self, optimizer: int) -> None:
         """Runs the hooks of the whole step; then it is safe to stop."""

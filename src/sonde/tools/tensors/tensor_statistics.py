@@ -5,7 +5,7 @@ Every dtype and layout is accepted; nothing is changed or kept alive. A tensor t
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,14 +21,9 @@ from sonde.statistics.torch_fallback import readable, real_part, reason, values_
 
 Floats = npt.NDArray[np.floating[Any]]
 
-_EXACT_IN_FLOAT32 = {
-    getattr(torch, name)
-    for name in (
-        "float32", "float16", "bfloat16", "bool", "uint8", "int8", "int16", "uint16",
-        "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
-    )
-    if hasattr(torch, name)
-}
+_FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")  # as far as this version has them
+_EXACT_IN_FLOAT32 = {torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16}
+_EXACT_IN_FLOAT32 |= {getattr(torch, name) for name in _FLOAT8 if hasattr(torch, name)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +78,11 @@ def as_tensor(value: Any) -> Tensor:
     if isinstance(value, (bool, int, float, complex, list, tuple, np.ndarray, np.generic)):
         try:
             array = np.asarray(value)
-            if array.dtype.kind in "biufc":
-                return _from_numpy(array)
+            if array.dtype.kind not in "biufc":
+                raise TypeError(f"elements of type {array.dtype}")
+            return _from_numpy(array)
         except (ValueError, TypeError, OverflowError, RuntimeError) as error:  # ragged lists, tensors within lists
             return _from_list(value, error)
-        return _from_list(value, TypeError(f"elements of type {array.dtype}"))
     raise SondeError(
         f"A {type(value).__name__} is not a tensor: Sonde measures torch tensors, numpy arrays, numbers and lists of numbers.\n"
         "Did you mean one of its attributes, for instance output.logits?"
@@ -125,11 +120,12 @@ def fast_statistics(value: Any) -> FastStatistics:
         return _unsupported(tensor, table.unsupported[0])
     row = dict(zip(STATISTICS, table.values[0].tolist()))
     num, zeros, nan, inf = (int(row[name]) for name in ("num", "zeros", "nan", "inf"))
+    mean, std, low, high, l2 = (row[name] for name in ("mean", "std", "min", "max", "l2"))
     num_finite = num - nan - inf
     if not num_finite:
-        return FastStatistics(num, math.nan, math.nan, math.nan, math.nan, 0.0, 0.0, zeros, nan, inf)
-    mean, std, low, high, l2 = (row[name] for name in ("mean", "std", "min", "max", "l2"))
-    if low >= 0 or high <= 0:
+        mean = std = low = high = math.nan
+        l1 = l2 = 0.0
+    elif low >= 0 or high <= 0:
         l1 = abs(mean) * num_finite  # all of one sign, so the mean gives the sum of magnitudes
     else:
         try:
@@ -163,9 +159,8 @@ def _sum_of_magnitudes(tensor: Tensor, *, is_finite: bool) -> float:
 
 @torch.no_grad()
 def elements(value: Any) -> tuple[Floats, int]:
-    """Returns all stored elements as one flat numpy array of real numbers (float32 if that is exact) and the number of implicit zeros. Only
-    sparse tensors have implicit zeros. Complex numbers become their absolute values. The array may share memory with the tensor, so do not
-    write to it. Raises a `SondeError` if the tensor cannot be read."""
+    """Returns all stored elements as one flat numpy array of real numbers, and the number of implicit zeros (of a sparse tensor). Complex
+    numbers become their absolute values. The array may share memory with the tensor, so do not write to it."""
     tensor = as_tensor(value)
     try:
         values, num_implicit = values_of(readable(tensor))
@@ -245,15 +240,12 @@ def describe(value: Any, *, bins: int = 64) -> TensorStats:
         raise SondeError(f"A histogram cannot have bins={bins!r}: pass a whole number from 1 to {MAX_BINS:,}, for instance bins=64.")
     tensor = as_tensor(value)
     found = fast_statistics(tensor)
-    place = {
-        "shape": shape_of(tensor), "dtype": str(tensor.dtype).removeprefix("torch."), "device": str(tensor.device),
-        "num_elements": found.num, "num_bytes": num_bytes(tensor),
-    }  # fmt: skip
-    numbers = {"mean": found.mean, "std": found.std, "min": found.min, "max": found.max, "l1_norm": found.l1, "l2_norm": found.l2}
-    counts = {"num_zeros": found.zeros, "num_nan": found.nan, "num_inf": found.inf}
-    known: dict[str, Any] = place | numbers | counts | {"unsupported": found.unsupported}
+    simple = TensorStats(
+        shape_of(tensor), str(tensor.dtype).removeprefix("torch."), str(tensor.device), found.num, num_bytes(tensor), found.mean, found.std,
+        found.min, found.max, found.l1, found.l2, found.zeros, found.nan, found.inf, unsupported=found.unsupported,
+    )  # fmt: skip
     if not found.num_finite:
-        return TensorStats(**known)
+        return simple
     stored, num_implicit = elements(tensor)
     finite = stored if found.is_finite else stored[np.isfinite(stored)]
     ordered = np.sort(finite)
@@ -262,8 +254,8 @@ def describe(value: Any, *, bins: int = 64) -> TensorStats:
     # Outliers are at both ends of the sorted elements. Implicit zeros are outliers only if a bound excludes zero.
     num_below = int(np.searchsorted(ordered, low, "left")) + (num_implicit if low > 0 else 0)
     num_above = ordered.size - int(np.searchsorted(ordered, high, "right")) + (num_implicit if high < 0 else 0)
-    return TensorStats(
-        **known, num_extreme=_num_extreme(ordered, tensor.dtype), num_outliers=num_below + num_above,
+    return replace(
+        simple, num_extreme=_num_extreme(ordered, tensor.dtype), num_outliers=num_below + num_above,
         outliers=_outliers(stored, low, high, found, tensor), percentiles=percentiles, histogram=histogram(ordered, num_implicit, bins),
     )  # fmt: skip
 
@@ -365,8 +357,6 @@ def _outliers(stored: Floats, low: float, high: float, found: FastStatistics, te
     (where,) = np.nonzero(np.isfinite(stored) & ((stored < low) | (stored > high)))
     beyond = np.maximum(low - stored[where].astype(np.float64), stored[where] - high)
     farthest = where[np.argsort(-beyond, kind="stable")[:MAX_OUTLIERS]]
-    dense = tensor.layout is torch.strided
-    shape = tuple(tensor.shape)
-    return tuple(
-        Outlier(tuple(int(i) for i in np.unravel_index(at, shape)) if dense else (), float(stored[at])) for at in farthest.tolist()
-    )
+    shape = tuple(tensor.shape) if tensor.layout is torch.strided else ()
+    indices = (tuple(map(int, np.unravel_index(at, shape))) if shape else () for at in farthest.tolist())
+    return tuple(Outlier(index, value) for index, value in zip(indices, stored[farthest].tolist()))
