@@ -71,9 +71,8 @@ class DebugVisualizer:
         """Writes one histogram per parameter of a module, or per entry of a mapping from names to values."""
         if hasattr(weights, "named_parameters"):
             weights = dict(weights.named_parameters())
-        if not isinstance(weights, Mapping):
-            weights = {name: weights}
-        return self._save(name, plots.histograms(weights, name=name, bins=bins))
+        by_name = weights if isinstance(weights, Mapping) else {name: weights}
+        return self._save(name, plots.histograms(by_name, name=name, bins=bins))
 
     def plot_activation_heatmap(self, name: str, activations: Any, *, units: int | None = None) -> Path:
         """Writes a heat map of units by positions. `units` is the dimension of the units if the shape does not determine it."""
@@ -109,8 +108,7 @@ class DebugVisualizer:
         """Writes one self-contained HTML page with these plots, or with all. Returns the path."""
         wanted = self.get_plot_names() if names is None else [names] if isinstance(names, str) else names
         chosen = [self.get_plot(name) for name in wanted]
-        path = Path(self.config.output_directory) / DASHBOARD
-        page = plots_page(chosen)
+        page, path = plots_page(chosen), Path(self.config.output_directory) / DASHBOARD
         make_folder(path.parent)
         write_new(path, page, replace=True)
         return path

@@ -22,22 +22,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.config import DebugConfig, load_config
+from sonde.config import DebugConfig, DebugMode, load_config
 from sonde.errors import NonFiniteError, SondeError
 from sonde.formatting import strict
 from sonde.nonfinite.origin import Origin
 from sonde.profiler.run_forward_pass import eval_mode_restored, forward_arguments
 from sonde.session import DebugSession
 from sonde.statistics.find_tensors import find_tensors
-from sonde.statistics.private_torch_api import unwrap_compiled
 from sonde.tools.layer_name_patterns import require_name
 from sonde.tools.loop_debugger import loop_measurements
-from sonde.tools.loop_debugger.loop_measurements import LoopOptions
 from sonde.tools.loop_debugger.loop_operation import DebugInfo, RunningOperation
 from sonde.tools.loop_debugger.loop_report import DebugReport, build_debug_report, plot_history
 from sonde.tools.loop_debugger.nonfinite_cause import MAX_SEARCHES, RandomState, anomaly_mode, find_cause
 from sonde.tools.loop_debugger.operation_history import OperationHistory
 from sonde.tools.loop_debugger.training_log import RotatingFile, TrainingLogger
+from sonde.tools.safe_hook import require_module
 
 PLOT_FILE = "debug_analysis.png"
 LINES_FILE = "debug_info.jsonl"
@@ -57,15 +56,17 @@ class PyTorchDebugger:
         self.session = session
         self.logger = logging.getLogger("sonde.debugger")
         self.training_logger: TrainingLogger | None = None
-        options = self._options = LoopOptions.of(self.config)
-        self._history = OperationHistory(self._report_problem, logs_memory=options.logs_memory, logs_times=options.logs_times)
+        measured = self._measured = self.config.measured
+        self._logs_memory = measured.anything and self.config.log_memory
+        self._uses_torch_anomaly = self.config.mode is DebugMode.ANOMALY_DETECTION
+        self._history = OperationHistory(self._report_problem, logs_memory=self._logs_memory, logs_times=measured.times)
         self._measurements = loop_measurements.LoopMeasurements(self.config)
         self._time_zone = datetime.now().astimezone().tzinfo  # one object for all timestamps
         self._local = threading.local()  # nesting of operations is per thread
         self._num_warnings: dict[str, int] = {}
         self._num_searches = 0
         self._lines: RotatingFile | None = None
-        if self.config.save_debug_info and options.anything:
+        if self.config.save_debug_info and measured.anything:
             self._lines = RotatingFile(Path(self.config.output_dir) / LINES_FILE)
             weakref.finalize(self, self._lines.close)
 
@@ -97,22 +98,23 @@ class PyTorchDebugger:
     @property
     def anomaly_detection_active(self) -> bool:
         """Whether the cause of a NaN or Inf is searched."""
-        return self._options.finds_cause
+        return self._measured.explains_incidents
 
     @property
     def gradient_checking_active(self) -> bool:
         """Whether gradients are measured by layer (from level INTERMEDIATE on)."""
-        return self._options.gradients
+        return self._measured.gradients
 
     @property
     def memory_profiling_active(self) -> bool:
         """Whether memory is measured by category (from level INTERMEDIATE on)."""
-        return self._options.memory
+        return self._measured.memory
 
     @property
     def performance_profiling_active(self) -> bool:
         """Whether mode and settings ask for the performance of operations."""
-        return self._options.performance
+        profiles = self.config.mode in (DebugMode.FULL_DEBUG, DebugMode.PERFORMANCE_PROFILING)
+        return profiles and self.config.enable_performance_profiling
 
     @contextmanager
     def debug_context(self, operation: str, model_name: str = "", epoch: int = 0, batch: int = 0) -> Iterator[DebugInfo]:
@@ -133,7 +135,7 @@ class PyTorchDebugger:
         """Call the model and check input and output. `x` is a tensor, a tuple of arguments or a dict of keyword arguments. Returns the
         output of the model."""
         name = _model_name(model)
-        search = partial(find_cause, [model], RandomState(), lambda: _call(model, x)) if self._options.finds_cause else None
+        search = self._search([model], lambda: _call(model, x))
         with self._operation("forward_pass", name, epoch, batch) as running:
             output, is_finite = self._forward(running, model, x)
             if not is_finite:
@@ -158,13 +160,16 @@ class PyTorchDebugger:
         the size of the update are in the DebugInfo."""
         _check_optimizer(optimizer)
         with self._operation("optimization_step", _model_name(model), epoch, batch) as running:
-            if self._options.anything:
+            if self._measured.anything:
                 self._measurements.before_update(model)
                 running.start_clock()
             optimizer.step(closure) if closure is not None else optimizer.step()
             running.stop_clock()
-            if self._options.anything:
-                self._check_update(running, model, optimizer)
+            if self._measured.anything:
+                if weights := self._measurements.after_update(running.info, model, optimizer):
+                    running.statistics = self._history.statistics["weights"] = weights
+                if not math.isfinite(running.info.param_norm):
+                    self._history.add_anomaly(running.info, "not finite", "a parameter is not finite after the update")
         return running.info.param_norm
 
     def debug_memory_usage(self, epoch: int = 0, batch: int = 0) -> tuple[float, float]:
@@ -202,7 +207,7 @@ class PyTorchDebugger:
         with self._operation("training_step", name, epoch, batch) as step:
             step.is_checked = True
             modules = [model, loss_fn] if isinstance(loss_fn, nn.Module) else [model]
-            search = partial(find_cause, modules, RandomState(), lambda: loss_fn(_call(model, x), y)) if self._options.finds_cause else None
+            search = self._search(modules, lambda: loss_fn(_call(model, x), y))
             step.start_clock()
             optimizer.zero_grad()
             with self._operation("forward_pass", name, epoch, batch) as running:
@@ -247,16 +252,17 @@ class PyTorchDebugger:
         batch, or with `interval_s` at most one in so many seconds; the terminal at most one per second. A second call closes the first
         log."""
         log = TrainingLogger(name, Path(self.config.output_dir), interval_s=interval_s)
-        self._close_training_log()
+        self.close()
         self.training_logger = log
         weakref.finalize(self, log.close)
         return log.logger
 
     def close(self) -> None:
         """Close the files. The recorded operations stay."""
-        self._close_training_log()
-        if self._lines is not None:
-            self._lines.close()  # opened again by the next operation
+        log, self.training_logger = self.training_logger, None
+        for file in (log, self._lines):  # the latter is opened again by the next operation
+            if file is not None:
+                file.close()
 
     def create_debug_report(self) -> DebugReport:
         """The recorded operations in five sections, and what else is known in `details`. A dict that prints as text."""
@@ -287,12 +293,12 @@ class PyTorchDebugger:
             number=self._history.next_number(name, enclosing),
         )  # fmt: skip
         running = RunningOperation(info, entered_ns)
-        if not self._options.anything:
+        if not self._measured.anything:
             yield running
             return
         self._running.append(running)
         with ExitStack() as torch_mode:
-            if self._options.torch_anomaly and len(self._running) == 1:
+            if self._uses_torch_anomaly and len(self._running) == 1:
                 torch_mode.enter_context(anomaly_mode(check_nan=self.config.anomaly_detection_mode == "raise"))
             running.start_clock()
             info.start(running.seconds)
@@ -328,13 +334,13 @@ class PyTorchDebugger:
 
     def _logged(self, values: dict[str, Any]) -> dict[str, Any]:
         """Without the values that `log_memory` and `log_performance` leave out."""
-        memory = () if self._options.logs_memory else ("cpu_memory", "memory_usage", "gpu_memory", "memory_leak_detected")
-        times = () if self._options.logs_times else ("execution_time", "performance_issue_detected")
+        memory = () if self._logs_memory else ("cpu_memory", "memory_usage", "gpu_memory", "memory_leak_detected")
+        times = () if self._measured.times else ("execution_time", "performance_issue_detected")
         return {name: value for name, value in values.items() if name not in (*memory, *times)}
 
     def _forward(self, running: RunningOperation, model: nn.Module, x: Any) -> tuple[Any, bool]:
         """The output of the model, and whether it is finite."""
-        if not self._options.anything:
+        if not self._measured.anything:
             return _call(model, x), True
         if not loop_measurements.is_finite(x):
             self._history.add_anomaly(running.info, "not finite", "the input is not finite")
@@ -344,7 +350,7 @@ class PyTorchDebugger:
         is_finite = loop_measurements.is_finite(output)
         if not is_finite:
             self._history.add_anomaly(running.info, "not finite", "the output is not finite")
-        if self._options.output_statistics:
+        if self._measured.activations:
             named = [(f"output.{place}", tensor) for place, tensor in find_tensors(output)]
             running.statistics = self._history.statistics["outputs"] = loop_measurements.statistics_by_name(named)
         return output, is_finite
@@ -353,7 +359,7 @@ class PyTorchDebugger:
         try:
             loss.backward()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
-            is_own_mode = self._options.torch_anomaly and self.config.anomaly_detection_mode == "raise"
+            is_own_mode = self._uses_torch_anomaly and self.config.anomaly_detection_mode == "raise"
             if not is_own_mode or "returned nan values" not in str(error):
                 raise  # by the user's own anomaly mode, or another error
             raise NonFiniteError(f"{error} Training was stopped before the update.") from error
@@ -361,7 +367,7 @@ class PyTorchDebugger:
     def _check_backward(self, running: RunningOperation, loss: Tensor, model: nn.Module, search: Search | None = None) -> None:
         info = running.info
         info.loss = float(loss.detach())
-        if not self._options.anything:
+        if not self._measured.anything:
             return
         running.is_checked = True
         norm, first_bad, has_gradients = self._measurements.after_backward(model)
@@ -374,11 +380,9 @@ class PyTorchDebugger:
             where = "the loss" if not math.isfinite(info.loss) else f"the gradient of {first_bad or 'the model'}"
             self._raise_if_configured(f"{where} is not finite", self._find_cause(info, search))
 
-    def _check_update(self, running: RunningOperation, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        if weights := self._measurements.after_update(running.info, model, optimizer):
-            running.statistics = self._history.statistics["weights"] = weights
-        if not math.isfinite(running.info.param_norm):
-            self._history.add_anomaly(running.info, "not finite", "a parameter is not finite after the update")
+    def _search(self, modules: list[nn.Module], run: Callable[[], Any]) -> Search | None:
+        """The search with the present state of the random generators; None where causes are not searched."""
+        return partial(find_cause, modules, RandomState(), run) if self._measured.explains_incidents else None
 
     def _find_cause(self, info: DebugInfo, search: Search | None) -> Origin | str | None:
         """The operation that produced a NaN or Inf; it is logged and stored at once. None where it is not searched."""
@@ -402,16 +406,11 @@ class PyTorchDebugger:
         num = self._num_warnings[kind] = self._num_warnings.get(kind, 0) + 1
         if num > MAX_WARNINGS:
             return
-        last = " (further ones are only counted)" if num == MAX_WARNINGS else ""
+        sentence += " (further ones are only counted)" if num == MAX_WARNINGS else ""
         if self.training_logger is not None:
-            self.training_logger.warning(f"{sentence}{last}")
+            self.training_logger.warning(sentence)
         else:
-            self.logger.warning("sonde: %s%s", sentence, last)
-
-    def _close_training_log(self) -> None:
-        log, self.training_logger = self.training_logger, None
-        if log is not None:
-            log.close()
+            self.logger.warning("sonde: %s", sentence)
 
 
 PyTorchDebugManager = PyTorchDebugger
@@ -425,17 +424,13 @@ def _call(model: nn.Module, x: Any) -> Any:
 
 
 def _model_name(model: nn.Module) -> str:
-    if not isinstance(model, nn.Module):
-        raise SondeError(f"model must be a torch.nn.Module, not a {type(model).__name__}.")
-    return type(unwrap_compiled(model) or model).__name__
+    return type(require_module(model, "PyTorchDebugger")).__name__
 
 
 def _check_optimizer(optimizer: Any) -> None:
     if not callable(getattr(optimizer, "step", None)) or not hasattr(optimizer, "param_groups"):
-        raise SondeError(
-            f"optimizer must be a torch.optim.Optimizer, not a {type(optimizer).__name__}. "
-            "The order of the arguments: debug_optimization_step(optimizer, model), debug_training_step(model, optimizer, loss_fn, x, y)."
-        )
+        order = "The order is debug_optimization_step(optimizer, model), debug_training_step(model, optimizer, loss_fn, x, y)."
+        raise SondeError(f"optimizer must be a torch.optim.Optimizer, not a {type(optimizer).__name__}. {order}")
 
 
 def _check_loss(loss: Any) -> None:

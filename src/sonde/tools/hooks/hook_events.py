@@ -38,7 +38,7 @@ class HookEvent:
         self.layer, self.step, self.is_forward, self.item = layer, step, is_forward, item
         self.tensor = tensor.detach() if tensor is not None else None
         self.shape: tuple[int, ...] = shape if shape is not None else shape_of(tensor) if tensor is not None else ()
-        self.metadata: Mapping[str, Any] = metadata or {}
+        self.metadata = metadata or {}
         self._known = known
         self._stats: FastStatistics | None = None
         self._values: dict[str, float] | None = None

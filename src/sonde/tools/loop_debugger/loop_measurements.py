@@ -1,10 +1,9 @@
-"""What is measured around the operations of a loop, and which of it by mode and level of a DebugConfig."""
+"""What is measured around the operations of a loop: memory of the process and norms always, the rest by mode and level of a DebugConfig."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from sonde.capture import process_memory
 from sonde.capture.memory_by_category import memory_by_category
-from sonde.config import DebugConfig, DebugLevel, DebugMode
+from sonde.config import DebugConfig, DebugLevel
 from sonde.events import STATISTICS
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.parameter_snapshot import ParameterSnapshot
@@ -22,38 +21,6 @@ from sonde.tools.gradient_debugger import GradientDebugger
 
 if TYPE_CHECKING:
     from sonde.tools.loop_debugger.loop_operation import DebugInfo
-
-
-@dataclass(frozen=True, slots=True)
-class LoopOptions:
-    """Times, memory of the process and norms are measured in every mode but NONE; the rest depends on mode, level and log settings."""
-
-    anything: bool
-    torch_anomaly: bool  # torch's own anomaly mode during the operations
-    finds_cause: bool  # a step with NaN or Inf is run again to find the operation that produced it
-    gradients: bool
-    layers: bool  # gradients by layer
-    updates: bool  # change of the parameters by an optimizer step: needs a copy of them
-    memory: bool
-    tensors: bool  # memory of parameters, gradients and optimizer state
-    performance: bool
-    output_statistics: bool
-    weight_statistics: bool
-    logs_memory: bool  # in the histories, the lines and the report
-    logs_times: bool
-
-    @classmethod
-    def of(cls, config: DebugConfig) -> LoopOptions:
-        measured, depth = config.measured, config.level.depth
-        is_intermediate, is_advanced = depth >= DebugLevel.INTERMEDIATE.depth, depth >= DebugLevel.ADVANCED.depth
-        profiles = config.mode in (DebugMode.FULL_DEBUG, DebugMode.PERFORMANCE_PROFILING)
-        return cls(
-            anything=measured.anything, torch_anomaly=config.mode is DebugMode.ANOMALY_DETECTION, finds_cause=measured.explains_incidents,
-            gradients=measured.gradients, layers=measured.gradients and is_intermediate, updates=measured.gradients and is_advanced,
-            memory=measured.memory, tensors=measured.memory_logged and is_intermediate,
-            performance=profiles and config.enable_performance_profiling, output_statistics=measured.activations,
-            weight_statistics=measured.weights, logs_memory=measured.anything and config.log_memory, logs_times=measured.times,
-        )  # fmt: skip
 
 
 MIB = 2**20
@@ -125,7 +92,11 @@ class LoopMeasurements:
     """Measures the gradients, parameters and memory of one loop, each at the frequency that the settings name."""
 
     def __init__(self, config: DebugConfig) -> None:
-        self._options = LoopOptions.of(config)
+        measured, depth = config.measured, config.level.depth
+        self._measures_layers = measured.gradients and depth >= DebugLevel.INTERMEDIATE.depth
+        self._measures_updates = measured.gradients and depth >= DebugLevel.ADVANCED.depth  # needs a copy of the parameters
+        self._measures_weights = measured.weights
+        self._measures_memory = measured.memory_logged and depth >= DebugLevel.INTERMEDIATE.depth  # of tensors, by category
         self._gradients_every, self._memory_every = config.gradient_checking_frequency, config.memory_profiling_frequency
         self._snapshot = ParameterSnapshot(config.max_update_memory_mb * MIB)
         self._num_backwards = self._num_updates = 0
@@ -137,13 +108,13 @@ class LoopMeasurements:
         named = [(path, p) for path, p in model.named_parameters() if p.requires_grad]
         gradients = [p.grad for _, p in named]
         norm, first_bad = l2_norm(gradients)
-        if self._options.layers and self._is_due(self._num_backwards, self._gradients_every):
+        if self._measures_layers and self._is_due(self._num_backwards, self._gradients_every):
             self.layers.record_model(model)
         self._num_backwards += 1
         return norm, named[first_bad][0] if first_bad >= 0 else "", any(gradient is not None for gradient in gradients)
 
     def before_update(self, model: nn.Module) -> None:
-        if self._options.updates:
+        if self._measures_updates:
             parameters = list(model.parameters())
             self._snapshot.take(parameters, StatisticsTable(len(parameters)), 0)
 
@@ -152,18 +123,17 @@ class LoopMeasurements:
         parameters = list(model.parameters())
         info.param_norm, _ = l2_norm(parameters)
         info.learning_rate = next((float(group["lr"]) for group in optimizer.param_groups if "lr" in group), 0.0)
-        if self._options.updates and self._snapshot.available:
+        if self._measures_updates and self._snapshot.available:
             table = StatisticsTable(len(parameters))
             self._snapshot.diff(parameters, table, 0)
             table.synchronize()
             info.update_norm = math.hypot(*table.values[:, _L2].tolist())
             info.update_ratio = info.update_norm / info.param_norm if info.param_norm else 0.0
         weights: dict[str, dict[str, float]] = {}
-        if self._options.weight_statistics and self._is_due(self._num_updates, self._gradients_every):
+        if self._measures_weights and self._is_due(self._num_updates, self._gradients_every):
             weights = statistics_by_name(list(model.named_parameters()))
-        if self._options.tensors and not self._num_updates % self._memory_every:
-            held = memory_by_category({"": model}, [optimizer])
-            self.memory_by_category = {category: num_bytes / MIB for category, num_bytes in held.items()}
+        if self._measures_memory and not self._num_updates % self._memory_every:
+            self.memory_by_category = {name: used / MIB for name, used in memory_by_category({"": model}, [optimizer]).items()}
         self._num_updates += 1
         return weights
 
