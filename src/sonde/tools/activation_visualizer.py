@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import mul
@@ -46,8 +47,8 @@ class ActivationVisualizer:
     def __init__(self, max_elements: int = MAX_ELEMENTS) -> None:
         self.max_elements = require_count(max_elements, "max_elements")
         self._stored: dict[str, _StoredActivation] = {}
-        self._handles: list[Any] = []
-        self._hooked: dict[str, None] = {}
+        self._hooks = ExitStack()
+        self._hooked: set[str] = set()
 
     def register_forward_hook(self, model: nn.Module, layer: str | Sequence[str]) -> list[str]:
         """Stores the outputs of these layers from now on. `layer` is a name or a pattern ("encoder.*.attention"). Returns their names."""
@@ -61,16 +62,14 @@ class ActivationVisualizer:
                 names.setdefault(require_name(each, modules))
         for name in names:
             if name not in self._hooked:
-                self._hooked[name] = None
+                self._hooked.add(name)
                 hook = SafeHook(f"the output of {name}", partial(self._on_output, name))
-                self._handles.append(modules[name].register_forward_hook(hook))
+                self._hooks.callback(modules[name].register_forward_hook(hook).remove)
         return list(names)
 
     def remove(self) -> None:
         """Removes all hooks. Stored outputs stay until `clear()`."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._hooks.close()
         self._hooked.clear()
 
     def clear(self) -> None:

@@ -14,7 +14,7 @@ from sonde.errors import SondeError
 from sonde.render import plots
 from sonde.render.plots import FORMATS, Plot
 from sonde.render.plots.plot import DPI, plots_page
-from sonde.render.safe_write import file_name, make_folder, write_new
+from sonde.render.safe_write import file_name, replace_file
 from sonde.tools.layer_name_patterns import require_name
 
 GROUP = "sonde.plots"  # entry points: a callable that takes name= and the data by keyword, and returns a Plot
@@ -108,16 +108,13 @@ class DebugVisualizer:
         """Writes one self-contained HTML page with these plots, or with all. Returns the path."""
         wanted = self.get_plot_names() if names is None else [names] if isinstance(names, str) else names
         chosen = [self.get_plot(name) for name in wanted]
-        page, path = plots_page(chosen), Path(self.config.output_directory) / DASHBOARD
-        make_folder(path.parent)
-        write_new(path, page, replace=True)
-        return path
+        return replace_file(Path(self.config.output_directory) / DASHBOARD, plots_page(chosen))
 
     def _repr_html_(self) -> str:
         return "".join(plot._repr_html_() for plot in list(self._plots.values())[-MAX_SHOWN:])
 
     def _save(self, name: str, plot: Plot) -> Path:
         path = Path(self.config.output_directory) / file_name(name, self.config.format, reserved=(DASHBOARD,))
-        written = plot.save(path, dpi=self.config.dpi)
+        plot.save(path, dpi=self.config.dpi)
         self._plots[name] = plot
-        return written
+        return path

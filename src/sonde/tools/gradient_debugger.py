@@ -5,6 +5,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -60,7 +61,7 @@ class GradientDebugger:
         self._steps_counted_by = ""
         self._pairs: deque[NormPair] = deque(maxlen=max_gradient_history)
         self._norms_at: dict[float, deque[float]] = {}
-        self._handles: list[Any] = []
+        self._hooks = ExitStack()
         self._hooked: dict[int, weakref.ref[torch.Tensor]] = {}
         self._lock = threading.RLock()  # backward on a device runs in another thread
 
@@ -78,19 +79,17 @@ class GradientDebugger:
             known = self._hooked.get(id(parameter))
             if known is None or known() is not parameter:
                 hook = SafeHook(f"the gradient of {path}", partial(self._on_gradient_written, path))
-                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+                self._hooks.callback(parameter.register_post_accumulate_grad_hook(hook).remove)  # type: ignore[no-untyped-call]
                 self._hooked[id(parameter)] = weakref.ref(parameter)
         if optimizer is not None:
             self._steps_counted_by = "a step is an optimizer step"
             hook = SafeHook("the optimizer's step", lambda *_: self._end_step())
-            self._handles.append(optimizer.register_step_post_hook(hook))
+            self._hooks.callback(optimizer.register_step_post_hook(hook).remove)
         return self
 
     def remove(self) -> None:
         """Removes all hooks. Recorded steps stay."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._hooks.close()
         self._hooked.clear()
 
     def __enter__(self) -> Self:

@@ -4,7 +4,6 @@ import csv
 import io
 import logging
 import math
-import operator
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -13,10 +12,10 @@ from typing import Any, Self
 
 from torch import nn
 
-from sonde.errors import SondeError
+from sonde.errors import SondeError, require_count
 from sonde.formatting import number, strict_json
 from sonde.render import gradient_flow_animation
-from sonde.render.safe_write import make_folder, write_new
+from sonde.render.safe_write import replace_file
 from sonde.tools.gradients import gradient_flow
 from sonde.tools.gradients.gradient_flow import GradientFrame, GradientHealth, GradientSize, LayerGradient
 from sonde.tools.safe_hook import require_module
@@ -46,7 +45,7 @@ class GradientFlowAnimator:
     are stored, no gradient."""
 
     def __init__(self, max_frames: int = 0, vanishing_threshold: float = VANISHING, exploding_threshold: float = EXPLODING) -> None:
-        self.max_frames = _whole(max_frames, "max_frames", "0 stores every frame")
+        self.max_frames = require_count(max_frames, "max_frames", minimum=0)
         self._frames: deque[GradientFrame] = deque(maxlen=self.max_frames or None)
         self.vanishing_threshold = _threshold(vanishing_threshold, "vanishing_threshold")
         self.exploding_threshold = _threshold(exploding_threshold, "exploding_threshold")
@@ -96,7 +95,7 @@ class GradientFlowAnimator:
     def record_sizes(self, step: int, sizes: Mapping[str, GradientSize]) -> None:
         """Records one frame from gradients that are already measured."""
         thresholds = self.vanishing_threshold, self.exploding_threshold
-        self._frames.append(gradient_flow.build_frame(_whole(step, "step", "steps count up from 0"), sizes, *thresholds))
+        self._frames.append(gradient_flow.build_frame(require_count(step, "step", minimum=0), sizes, *thresholds))
 
     @property
     def frames(self) -> tuple[GradientFrame, ...]:
@@ -126,7 +125,7 @@ class GradientFlowAnimator:
     def export_json(self, path: str | Path) -> Path:
         """Writes thresholds and frames as strict JSON; non-finite values are the strings "NaN" and "Infinity". Returns the path."""
         settings = {name: getattr(self, name) for name in ("vanishing_threshold", "exploding_threshold", "max_frames")}
-        return _write(path, strict_json({**settings, "frames": [asdict(frame) for frame in self._frames]}) + "\n")
+        return replace_file(path, strict_json({**settings, "frames": [asdict(frame) for frame in self._frames]}) + "\n")
 
     def export_csv(self, path: str | Path) -> Path:
         """Writes one row per frame and layer, quoted as in RFC 4180. Returns the path."""
@@ -137,15 +136,15 @@ class GradientFlowAnimator:
             for layer in frame.layers:
                 numbers = (layer.mean_abs_grad, layer.max_abs_grad, layer.grad_norm)
                 rows.writerow([frame.step, layer.name, *map(_scientific, numbers), int(layer.is_vanishing), int(layer.is_exploding)])
-        return _write(path, text.getvalue())
+        return replace_file(path, text.getvalue())
 
     def export_gif(self, path: str | Path, fps: float = 8.0) -> Path:
         """Writes an animation of the norms per layer and returns the path. Needs Pillow: `pip install "sonde[plot]"`."""
-        return _write(path, gradient_flow_animation.animation_gif(self.frames, fps))
+        return replace_file(path, gradient_flow_animation.animation_gif(self.frames, fps))
 
     def export_html(self, path: str | Path) -> Path:
         """Writes one self-contained HTML page with a slider over the steps. Returns the path."""
-        return _write(path, gradient_flow_animation.animation_html(self.frames))
+        return replace_file(path, gradient_flow_animation.animation_html(self.frames))
 
 
 def measure_gradient(name: str, gradient: Any) -> GradientSize:
@@ -159,16 +158,6 @@ def measure_gradient(name: str, gradient: Any) -> GradientSize:
     return GradientSize.from_statistics(found)
 
 
-def _whole(value: Any, what: str, hint: str) -> int:
-    try:
-        whole = operator.index(value)
-    except TypeError:
-        whole = -1
-    if whole < 0 or isinstance(value, bool):
-        raise SondeError(f"{what} must be a whole number, 0 or more, not {value!r}: {hint}.")
-    return whole
-
-
 def _threshold(value: Any, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
         raise SondeError(f"{what} must be a number, 0 or more, not {value!r}. For instance {what}=1e-7.")
@@ -177,10 +166,3 @@ def _threshold(value: Any, what: str) -> float:
 
 def _scientific(value: float) -> str:
     return f"{value:.8e}" if math.isfinite(value) else number(value)
-
-
-def _write(path: str | Path, content: str | bytes) -> Path:
-    target = Path(path)
-    make_folder(target.parent)
-    write_new(target, content, replace=True)
-    return target

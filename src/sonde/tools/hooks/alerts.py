@@ -169,15 +169,6 @@ class Alert:
         return f"{self.message}{place} in step {self.last_step}{f' ({numbers})' if numbers else ''}{again}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Sink:
-    """A receiver of alerts from a severity on."""
-
-    send: Callable[[Alert], object]
-    at_least: AlertSeverity
-    webhook: Webhook | None = None
-
-
 def format_evidence(evidence: Mapping[str, float | str]) -> str:
     """The values as text: `l2 12.3, nan 4`."""
     return ", ".join(f"{name} {number_or_text(value)}" for name, value in evidence.items())
@@ -189,8 +180,9 @@ class AlertDispatcher:
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[str, str, str], Alert] = OrderedDict()
         self._undelivered: set[tuple[str, str, str]] = set()  # raised again since the last delivery
-        self._sinks: list[_Sink] = []
-        self._failed: set[int] = set()  # ids of sinks with a logged failure
+        self.webhooks: list[Webhook] = []  # the receivers that are web addresses
+        self._receivers: list[tuple[Callable[[Alert], object], AlertSeverity]] = []  # with the least severity that they receive
+        self._failed: set[int] = set()  # indices of receivers with a logged failure
         self._lock = threading.Lock()
 
     @property
@@ -199,20 +191,15 @@ class AlertDispatcher:
         with self._lock:
             return list(self._known.values())
 
-    @property
-    def webhooks(self) -> list[Webhook]:
-        """The receivers that are web addresses."""
-        return [sink.webhook for sink in self._sinks if sink.webhook is not None]
-
     def send_to(self, target: Callable[[Alert], object] | str, *, at_least: AlertSeverity, timeout_s: float = TIMEOUT_S) -> None:
         """Adds a receiver: a function that takes an `Alert`, or a web address that receives it as JSON."""
-        if callable(target):
-            self._sinks.append(_Sink(target, at_least))
-        elif isinstance(target, str):
+        if isinstance(target, str):
             webhook = Webhook(target, timeout_s=timeout_s)
-            self._sinks.append(_Sink(lambda alert: webhook.send(asdict(alert) | {"text": str(alert)}), at_least, webhook))
-        else:
+            self.webhooks.append(webhook)
+            target = lambda alert: webhook.send(asdict(alert) | {"text": str(alert)})  # noqa: E731
+        elif not callable(target):
             raise SondeError(f"alerts go to a function or to a web address, not to {type(target).__name__}.")
+        self._receivers.append((target, at_least))
 
     def emit(self, alert: Alert) -> Alert:
         """Delivers a new alert, or counts a repeated one. Returns the alert with its count."""
@@ -244,12 +231,11 @@ class AlertDispatcher:
 
     def _deliver(self, alert: Alert) -> None:
         _log.log(LEVELS[alert.severity], "sonde: %s: %s", alert.hook, printable(alert))
-        for sink in self._sinks:
-            if alert.severity.rank < sink.at_least.rank:
-                continue
+        for index, (send, at_least) in enumerate(self._receivers):
             try:
-                sink.send(alert)
+                if alert.severity.rank >= at_least.rank:
+                    send(alert)
             except Exception as error:
-                if id(sink) not in self._failed:
-                    self._failed.add(id(sink))
+                if index not in self._failed:
+                    self._failed.add(index)
                     _log.warning("sonde: a receiver of alerts failed (%s: %s). Training continues.", type(error).__name__, error)

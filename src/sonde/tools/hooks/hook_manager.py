@@ -121,7 +121,6 @@ class Hooks:
         if self._attachment is not None:
             raise SondeError("these hooks are already attached to a model. Call detach() first, or create another Hooks().")
         self._attachment = Attachment(model, optimizers, self)
-        self._attachment.connect(self._on_optimizer_step_start, self._on_optimizer_step_end)
         self._update_plan()
         return self
 
@@ -151,7 +150,7 @@ class Hooks:
             raise SondeError("the attached optimizer counts the steps. Remove step(), or attach the model without its optimizer.")
         self._run_per_step_hooks()
         self._end_step()
-        self._raise_requested_stop()
+        self.raise_requested_stop()
 
     def execute_hooks(
         self, layer_name: str, tensor: Any, shape: Sequence[int] | None = None, is_forward: bool = True,
@@ -195,7 +194,7 @@ class Hooks:
         for each in self._hooks.values():
             each.layers = ()
         if self._attachment is not None:
-            plan = self._attachment.update(active, self._raise_requested_stop, keep_uncalled=is_training)
+            plan = self._attachment.update(active, keep_uncalled=is_training)
             self._plan = {
                 (layer, is_forward): [each for each in hooks if each.hook.runs_in(is_forward)]
                 for layer, hooks in plan.items()
@@ -241,17 +240,17 @@ class Hooks:
             registered.record_failure(failure, event)
             yield result(None, registered.last_error)
 
-    def _on_optimizer_step_start(self, optimizer: int) -> None:
+    def on_optimizer_step_start(self, optimizer: int) -> None:
         """Runs the hooks of the whole step; then it is safe to stop."""
         self._run_per_step_hooks(optimizer)
-        self._raise_requested_stop()
+        self.raise_requested_stop()
         self._is_updating = True
 
-    def _on_optimizer_step_end(self, optimizer: int) -> None:
+    def on_optimizer_step_end(self, optimizer: int) -> None:
         self._is_updating = False
         if optimizer == 0:
             self._end_step()
-        self._raise_requested_stop()
+        self.raise_requested_stop()
 
     def _run_per_step_hooks(self, optimizer: int = 0) -> None:
         try:
@@ -278,7 +277,7 @@ class Hooks:
         except Exception as error:
             _log.warning("sonde: finished hooks could not be removed (%s: %s).", type(error).__name__, error)
 
-    def _raise_requested_stop(self) -> None:
+    def raise_requested_stop(self) -> None:
         """Raises a requested stop at the safe points: before an update, after it, and at the model's next call outside of backward."""
         stop = self._context.stop
         if stop is None or self._is_updating or in_backward():

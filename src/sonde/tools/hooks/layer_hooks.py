@@ -127,28 +127,18 @@ class Attachment:
     def __init__(self, model: nn.Module, optimizers: list[torch.optim.Optimizer], subscriber: Hooks) -> None:
         self._model = weakref.ref(model)
         self._optimizers = [weakref.ref(each) for each in optimizers]
+        self.has_optimizer = bool(optimizers)
         self._subscriber = subscriber
         self._module_hooks: dict[str, ModuleHook] = {}
         self._handles: list[Any] = []
         self._entry_handle: Any = None
         self._has_warned = False
+        for index, optimizer in enumerate(optimizers):  # the first one counts the steps
+            before, after = partial(subscriber.on_optimizer_step_start, index), partial(subscriber.on_optimizer_step_end, index)
+            self._handles.append(optimizer.register_step_pre_hook(NotifyHook(before)))
+            self._handles.append(optimizer.register_step_post_hook(NotifyHook(after)))
 
-    @property
-    def has_optimizer(self) -> bool:
-        return bool(self._optimizers)
-
-    def connect(self, before_update: Callable[[int], None], after_update: Callable[[int], None]) -> None:
-        """Registers hooks on the optimizers. The callbacks receive the index of the optimizer; the first one counts the steps."""
-        for index, ref in enumerate(self._optimizers):
-            optimizer = ref()
-            if optimizer is not None:
-                before, after = partial(before_update, index), partial(after_update, index)
-                self._handles.append(optimizer.register_step_pre_hook(NotifyHook(before)))
-                self._handles.append(optimizer.register_step_post_hook(NotifyHook(after)))
-
-    def update(
-        self, hooks: Sequence[RegisteredHook], on_forward_start: Callable[[], None], *, keep_uncalled: bool
-    ) -> dict[str, list[RegisteredHook]]:
+    def update(self, hooks: Sequence[RegisteredHook], *, keep_uncalled: bool) -> dict[str, list[RegisteredHook]]:
         """Adds module hooks that are needed and removes others. Returns the hooks by layer. `keep_uncalled` leaves module hooks that were
         never called: they may be inside compiled code, and their removal would recompile it."""
         model = self._model()
@@ -170,7 +160,7 @@ class Attachment:
                 self._module_hooks.pop(name).remove()
         may_stop = any(not _MAY_STOP.isdisjoint(each.hook.actions) for each in hooks)
         if may_stop and self._entry_handle is None:
-            self._entry_handle = model.register_forward_pre_hook(NotifyHook(on_forward_start))
+            self._entry_handle = model.register_forward_pre_hook(NotifyHook(self._subscriber.raise_requested_stop))
         elif self._entry_handle is not None and not may_stop and not keep_uncalled:
             self._entry_handle.remove()
             self._entry_handle = None

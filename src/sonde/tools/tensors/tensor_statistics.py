@@ -5,6 +5,7 @@ Every dtype and layout is accepted; nothing is changed or kept alive. A tensor t
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -136,15 +137,10 @@ def fast_statistics(value: Any) -> FastStatistics:
 
 
 def _unsupported(tensor: Tensor, why: str) -> FastStatistics:
-    nan = math.nan
-    return FastStatistics(_num_elements(tensor), nan, nan, nan, nan, nan, nan, 0, 0, 0, why)
-
-
-def _num_elements(tensor: Tensor) -> int:
-    try:
-        return tensor.numel()
-    except Exception:  # a jagged tensor, a lazy parameter
-        return 0
+    num, nan = 0, math.nan
+    with suppress(Exception):  # a jagged tensor and a lazy parameter have no number
+        num = tensor.numel()
+    return FastStatistics(num, nan, nan, nan, nan, nan, nan, 0, 0, 0, why)
 
 
 def _sum_of_magnitudes(tensor: Tensor, *, is_finite: bool) -> float:
@@ -263,21 +259,16 @@ def describe(value: Any, *, bins: int = 64) -> TensorStats:
 def num_bytes(tensor: Tensor) -> int:
     """Bytes of its elements; 0 without memory. A view may keep a larger storage alive: see `TensorInspector.memory`."""
     try:
-        if tensor.is_meta:
-            return 0
-        if tensor.layout is not torch.strided:
-            return sum(part.numel() * part.element_size() for part in _stored_parts(tensor))
-        return tensor.numel() * tensor.element_size()
+        parts = [tensor]
+        if tensor.layout is torch.sparse_coo:
+            parts = [sparse_indices(tensor), sparse_values(tensor)]
+        elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+            parts = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+        elif tensor.layout is not torch.strided:
+            parts = [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+        return 0 if tensor.is_meta else sum(part.numel() * part.element_size() for part in parts)
     except Exception:  # jagged, lazy or a subclass: unknown
         return 0
-
-
-def _stored_parts(tensor: Tensor) -> list[Tensor]:
-    if tensor.layout is torch.sparse_coo:
-        return [sparse_indices(tensor), sparse_values(tensor)]
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
