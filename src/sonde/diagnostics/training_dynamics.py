@@ -1,7 +1,4 @@
-"""Training dynamics: whether a training learns, is stable, has settled or overfits, and what learning costs.
-
-Whether a loss falls is taken from `LossTrend`, as in the rules, so that the two never disagree.
-"""
+"""Training dynamics: whether a training learns (by `LossTrend`, as in the rules), is stable, has settled or overfits, and its cost."""
 
 from __future__ import annotations
 
@@ -23,9 +20,6 @@ FALLEN = 0.2  # of the level: a loss that has risen before must fall by that muc
 NOISES = 2.0  # standard deviations of a piece: what falls by less may not have fallen
 FEWEST_VALIDATIONS = 4  # before any of them can be called the best
 WORSE = 0.05  # of what validation gained: a worse end than the best is noise below that
-CALMED = 3.0  # times: by less than that, the noise of a loss has not grown
-
-LEARNING = ("improving", "settled", "not learning", "diverging", "not finite", "could not tell")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +30,6 @@ class Stability:
     noise_growth: float | None  # of the last third over the first: above 1 the noise grows
     num_spikes: int
     num_nonfinite: int  # without those whose update a GradScaler skipped
-
-    @property
-    def is_rougher(self) -> bool:
-        return self.noise_growth is not None and self.noise_growth > CALMED
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +72,7 @@ class TrainingDynamics:
     num_steps: int
     first_step: int
     last_step: int
-    learning: str  # one of LEARNING
+    learning: str  # "improving", "settled", "not learning", "diverging", "not finite" or "could not tell"
     why: str  # the evidence for it, in words
     first_loss: float
     last_loss: float  # medians of the first and of the last few
@@ -115,7 +105,7 @@ def training_dynamics(columns: TrainingColumns, ahead: int | None = None) -> Tra
 
 
 def _learning(trend: LossTrend, loss: Curve) -> tuple[str, str]:
-    """One of LEARNING, and the evidence for it."""
+    """The value of `TrainingDynamics.learning`, and the evidence for it."""
     if not trend.num_losses:
         return "could not tell", "no loss was recorded"
     first, last = f"{trend.first_level:.3g}", f"{trend.recent_level:.3g}"

@@ -77,10 +77,8 @@ def norm_axis(frames: Sequence[GradientFrame]) -> Axis:
 
 def bar_length(layer: LayerGradient, axis: Axis) -> float:
     """The length of a layer's bar, 0 to 1; the whole axis where the norm is not finite."""
-    if not math.isfinite(layer.grad_norm):
-        return 1.0
-    if layer.grad_norm == 0:
-        return 0.0
+    if layer.grad_norm == 0 or not math.isfinite(layer.grad_norm):
+        return 1.0 if layer.grad_norm else 0.0
     return min(max(axis.place(np.array([layer.grad_norm])).item(), SHORTEST), 1.0)
 
 

@@ -274,9 +274,7 @@ class PyTorchDebugger:
         """Draw execution times, memory, gradient norms and anomalies into `path`, by default `debug_analysis.png` in `output_dir`. Returns
         the path. With nothing recorded, an existing file is not replaced."""
         target = Path(path) if path is not None else Path(self.config.output_dir) / PLOT_FILE
-        if not self._history.num and target.exists():
-            return target
-        return plot_history(self._history).save(target)
+        return target if not self._history.num and target.exists() else plot_history(self._history).save(target)
 
     @property
     def _running(self) -> list[RunningOperation]:
@@ -372,10 +370,9 @@ class PyTorchDebugger:
         running.is_checked = True
         norm, first_bad, has_gradients = self._measurements.after_backward(model)
         info.gradient_norm = norm
-        needs_param_norm = self._history.needs_param_norm(info.operation)
-        param_norm = loop_measurements.l2_norm(list(model.parameters()))[0] if needs_param_norm else 0.0
         self._history.check_loss(info, info.loss)
-        self._history.check_gradient_norm(info, norm, param_norm=param_norm, first_bad=first_bad, has_gradients=has_gradients)
+        measure = partial(loop_measurements.param_norm, model)
+        self._history.check_gradient_norm(info, norm, measure, first_bad=first_bad, has_gradients=has_gradients)
         if not (math.isfinite(info.loss) and math.isfinite(norm)):
             where = "the loss" if not math.isfinite(info.loss) else f"the gradient of {first_bad or 'the model'}"
             self._raise_if_configured(f"{where} is not finite", self._find_cause(info, search))

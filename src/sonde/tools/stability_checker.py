@@ -23,7 +23,6 @@ from sonde.tools.tensors import floating_point_formats
 from sonde.tools.tensors.floating_point_formats import FORMATS, Magnitudes, Margins, NumberFormat, parse_format
 from sonde.tools.tensors.tensor_statistics import as_tensor
 
-KINDS = ("nan", "inf", "overflow", "underflow", "precision_loss", "denormal")
 TARGETS = ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2")  # formats that a model could be converted to
 NEAR_OVERFLOW = 1.0  # powers of two: doubled values would overflow
 FLUSHED_SHARE = 0.01  # of the non-zero numbers; even a normal distribution has a few near zero that do not matter
@@ -39,7 +38,7 @@ class StabilityIssue:
     """One issue of one tensor in one format."""
 
     layer: str  # "" if unnamed
-    kind: str  # one of KINDS
+    kind: str  # "nan", "inf", "overflow", "underflow", "precision_loss" or "denormal"
     dtype: str  # the format that it is checked against, for instance "fp16"
     what: str  # "tensor", "output", "gradient of output" or "gradient"
     margin_log2: float  # powers of two to the limit, negative beyond it; -inf for NaN and Inf

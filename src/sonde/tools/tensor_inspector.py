@@ -1,7 +1,4 @@
-"""TensorInspector: statistics of tensors by name, comparison, memory, owners and leaks.
-
-It stores statistics and a weak reference, so no tensor is kept alive.
-"""
+"""TensorInspector: statistics of tensors by name, comparison, memory, owners and leaks; it stores no tensor, only weak references."""
 
 import math
 import weakref
@@ -191,11 +188,9 @@ class TensorInspector:
         alive: dict[int, Tensor] = {}
         by_name: dict[str, list[Tensor]] = {}
         for info in self._infos.values():
-            value = info._ref()
-            if value is not None:
-                tensor = as_tensor(value)
-                alive[id(value)] = tensor
-                by_name.setdefault(info.name, []).append(tensor)
+            if (value := info._ref()) is not None:
+                alive[id(value)] = as_tensor(value)
+                by_name.setdefault(info.name, []).append(alive[id(value)])
         bytes_by_name = {name: storage_bytes(tensors) for name, tensors in by_name.items()}
         return InspectedMemory(len(alive), storage_bytes(alive.values()), bytes_by_name)
 
@@ -224,9 +219,7 @@ class TensorInspector:
         return sorted(found, key=lambda leak: leak.num_bytes, reverse=True)
 
     def _find_info(self, value: Any) -> TensorInfo | None:
-        if isinstance(value, TensorInfo):
-            return value
-        return self.get_tensor_info(value) if isinstance(value, str) else None
+        return value if isinstance(value, TensorInfo) else self.get_tensor_info(value) if isinstance(value, str) else None
 
     def _was_dropped(self, tensor_id: Any) -> bool:
         count = str(tensor_id).rpartition("#")[2]

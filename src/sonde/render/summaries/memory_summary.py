@@ -1,4 +1,4 @@
-"""A memory report for people: what takes how much at the peak, which modules, whether it fits, what piles up."""
+"""A memory report as text or HTML: usage at the peak by category and module, whether it fits, leaks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def memory_text(report: MemoryReport) -> str:
 
 
 def wrapped(line: str) -> str:
-    """A line of facts behind its word, no wider than the table."""
+    """A line of facts after its label, no wider than the table."""
     return "\n".join(wrap(printable(line), WIDTH, subsequent_indent=INDENT, break_on_hyphens=False))
 
 
@@ -49,8 +49,7 @@ def memory_html(report: MemoryReport) -> str:
 
 def _headline(device: DeviceMemory) -> str:
     peak = device.peak
-    at = [WORDS.get(peak.phase, ""), f"of {peak.module}" if peak.module and peak.phase == "forward" else ""]
-    where = " ".join(part for part in at if part)
+    where = WORDS.get(peak.phase, "") + (f" of {peak.module}" if peak.module and peak.phase == "forward" else "")
     line = ", ".join(part for part in (peak.operation, peak.source) if part)
     text = f"peak of tensors on {device.device}: {size(peak.usage.total)}"
     return printable(text + (f", {where}" if where else "") + (f" ({line})" if line else ""))

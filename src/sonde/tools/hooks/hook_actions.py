@@ -222,9 +222,7 @@ def stored_value(value: Any) -> Any:
     """The value for the history: numbers, strings and Sonde's own types; a description of others, so that no tensor stays alive."""
     if value is None or isinstance(value, (bool, int, float, str)) or type(value).__module__.startswith(("sonde.", "pathlib")):
         return value
-    if isinstance(value, torch.Tensor):
-        return f"Tensor of shape {tuple(value.shape)}"
-    return type(value).__name__
+    return f"Tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 def _reason(hook: HookSpec, event: HookEvent) -> str:

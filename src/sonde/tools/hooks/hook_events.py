@@ -29,8 +29,6 @@ class HookEvent:
     """An output or gradient of a layer, or a step (`layer` is empty and `tensor` None). The argument of callbacks, valid during the call.
     `tensor` is detached but shares memory with the live tensor: copy what you need, and do not change or store it."""
 
-    __slots__ = ("_known", "_stats", "_values", "is_forward", "item", "layer", "metadata", "shape", "step", "tensor")
-
     def __init__(
         self, layer: str, tensor: Tensor | None, known: Mapping[str, float], *, step: int, is_forward: bool = True, item: str = "",
         shape: tuple[int, ...] | None = None, metadata: Mapping[str, Any] | None = None,
@@ -59,9 +57,7 @@ class HookEvent:
     def grad_norm(self) -> float:
         """The L2 norm of all elements: NaN or infinite if an element is."""
         found = self.stats
-        if found is None or found.unsupported or found.nan:
-            return math.nan
-        return math.inf if found.inf else found.l2
+        return math.nan if found is None or found.unsupported or found.nan else math.inf if found.inf else found.l2
 
     @property
     def values(self) -> Mapping[str, float]:

@@ -1,7 +1,4 @@
-"""The torch hooks of `Hooks`: on the selected layers of a model, on their outputs for the gradients, and around optimizer steps.
-
-They change no value, keep no model alive, are not copied with the model, and raise nothing except `TrainingStopped` between updates.
-"""
+"""The torch hooks of `Hooks`, on layers, on their outputs and on optimizers: they raise nothing except `TrainingStopped` between steps."""
 
 from __future__ import annotations
 
@@ -35,8 +32,6 @@ if TYPE_CHECKING:
 
 class ModuleHook:
     """The forward hook on one layer, with gradient hooks on its outputs."""
-
-    __slots__ = ("_gradient_hook", "_handle", "_output_hook", "layer", "num_calls", "subscriber")
 
     def __init__(self, layer: str, module: nn.Module, subscriber: Hooks) -> None:
         self.layer, self.subscriber = layer, subscriber
@@ -152,7 +147,10 @@ class Attachment:
                 each.layers = tuple(layers.select(each.hook.patterns))
                 for name in each.layers:
                     plan.setdefault(name, []).append(each)
-            self._warn_unobservable(layers)
+            if layers.unobservable and not self._has_warned:
+                self._has_warned = True
+                reasons = [f"{path or 'the whole model'}: {reason.partition(';')[0]}" for path, reason in layers.unobservable]
+                _log.warning("sonde: hooks do not observe all layers. %s.", listing(reasons))
             for name in plan.keys() - self._module_hooks.keys():
                 self._module_hooks[name] = ModuleHook(name, layers.modules[name], self._subscriber)
         for name in self._module_hooks.keys() - plan.keys():
@@ -198,12 +196,6 @@ class Attachment:
             if each is not None:
                 each.remove()
         self._module_hooks, self._handles, self._entry_handle = {}, [], None
-
-    def _warn_unobservable(self, layers: ModelLayers) -> None:
-        if layers.unobservable and not self._has_warned:
-            self._has_warned = True
-            reasons = [f"{path or 'the whole model'}: {reason.partition(';')[0]}" for path, reason in layers.unobservable]
-            _log.warning("sonde: hooks do not observe all layers. %s.", listing(reasons))
 
 
 def check_model_and_optimizers(model: Any, optimizer: Any) -> list[torch.optim.Optimizer]:

@@ -76,6 +76,10 @@ def l2_norm(tensors: Sequence[Tensor | None]) -> tuple[float, int]:
     return math.sqrt(square) if square >= 0 else square, first_bad
 
 
+def param_norm(model: nn.Module) -> float:
+    return l2_norm(list(model.parameters()))[0]
+
+
 def statistics_by_name(named: Sequence[tuple[str, Tensor]]) -> dict[str, dict[str, float]]:
     """The statistics of each tensor: count, mean, std, min, max, L2 norm, zeros, NaN, Inf."""
     table = StatisticsTable(len(named))

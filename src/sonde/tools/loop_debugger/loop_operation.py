@@ -88,8 +88,6 @@ class DebugInfo:
 class RunningOperation:
     """Times an operation from `start_clock` to `stop_clock`, without Sonde's work for the operations inside."""
 
-    __slots__ = ("_entered_ns", "_preemptions", "_start_ns", "_stop_ns", "_thread_ns", "excluded_ns", "info", "is_checked", "statistics")
-
     def __init__(self, info: DebugInfo, entered_ns: int) -> None:
         self.info = info
         self.excluded_ns = 0

@@ -15,6 +15,7 @@ from sonde.config import DebugConfig
 from sonde.formatting import counted, listing, strict, strict_json
 from sonde.render.plots.panels import MOST_LINES, EventPanel, Panel, panels
 from sonde.render.plots.plot import Plot
+from sonde.render.summaries.loop_debugger_summary import debug_html, debug_text
 from sonde.tools.layer_name_patterns import require_name
 from sonde.tools.loop_debugger.loop_measurements import LoopMeasurements, memory_details
 from sonde.tools.loop_debugger.operation_history import MemorySeries, OperationCalls, OperationHistory
@@ -22,7 +23,6 @@ from sonde.tools.loop_debugger.operation_history import MemorySeries, OperationC
 if TYPE_CHECKING:
     from sonde.session import DebugSession
 
-SECTIONS = ("summary", "performance_analysis", "memory_analysis", "gradient_analysis", "operation_breakdown")
 STEP = "training_step"
 MAX_SLOW = 20  # names of slow operations, the last ones
 
@@ -48,15 +48,11 @@ class DebugReport(dict[str, dict[str, Any]]):
 
     def text(self) -> str:
         """The report for a terminal."""
-        from sonde.render.summaries.loop_debugger_summary import debug_text
-
         return debug_text(self)
 
     __str__ = text
 
     def _repr_html_(self) -> str:
-        from sonde.render.summaries.loop_debugger_summary import debug_html
-
         return debug_html(self)
 
 

@@ -36,8 +36,6 @@ MAX_SEARCHES = 3  # in one loop: later NaNs follow from the first ones
 class RandomState:
     """The random generators of torch before a step, so that a replay draws the same numbers."""
 
-    __slots__ = ("_cpu", "_cuda")
-
     def __init__(self) -> None:
         self._cpu = torch.get_rng_state()
         self._cuda = torch.cuda.get_rng_state_all() if has_cuda() else None

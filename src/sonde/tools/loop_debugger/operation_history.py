@@ -1,8 +1,5 @@
-"""The history of a loop's operations, bounded in memory, and the checks of each operation against the earlier ones.
-
-No check uses a fixed number of bytes or seconds: a time is compared with the usual time of the same operation, a loss or a gradient norm
-with its recent values, and memory with its own trend.
-"""
+"""The history of a loop's operations, bounded in memory. Each operation is checked against the earlier ones, never against a fixed number
+of bytes or seconds."""
 
 import math
 from collections import deque
@@ -42,8 +39,6 @@ class OperationCalls:
 class MemorySeries:
     """Memory of one kind over the operations, MiB, and its trend."""
 
-    __slots__ = ("_growth", "first", "last", "num", "peak", "total", "trend")
-
     def __init__(self) -> None:
         self._growth = MemoryTrend()
         self.num = 0
@@ -68,17 +63,11 @@ class GradientNorms:
     """Detects an exploding gradient norm from the first step on. The first norm is compared with the norm of the parameters, the following
     ones with the median of those before, and from the 32nd on with the bound that a session uses (`spike_detection.LogNormBound`)."""
 
-    __slots__ = ("_first", "_recent")
-
     def __init__(self) -> None:
         self._first: list[float] = []
         self._recent = LogNormBound()
 
-    @property
-    def is_empty(self) -> bool:
-        return not self._first
-
-    def update(self, norm: float, param_norm: float) -> str:
+    def update(self, norm: float, param_norm: Callable[[], float]) -> str:
         """Take the next norm, finite and above zero. Returns what it is compared with if it explodes, else ""."""
         leap = self._recent.update(math.log(norm))
         if leap is not None:
@@ -89,7 +78,8 @@ class GradientNorms:
         self._first.append(norm)
         if earlier is not None:
             return f"before about {number(earlier)}" if norm > LEAP * earlier else ""
-        return f"{number(norm / param_norm)} times the norm of the parameters" if 0 < EXPLODING * param_norm < norm else ""
+        usual = param_norm()
+        return f"{number(norm / usual)} times the norm of the parameters" if 0 < EXPLODING * usual < norm else ""
 
 
 class OperationHistory:
@@ -119,11 +109,6 @@ class OperationHistory:
     def next_number(self, name: str, inside: str) -> int:
         """How many operations of this name have ended."""
         return self.operations[name, inside].num_calls if (name, inside) in self.operations else 0
-
-    def needs_param_norm(self, operation: str) -> bool:
-        """Whether the next gradient norm of this operation is its first one."""
-        recent = self._recent_norms.get(operation)
-        return recent is None or recent.is_empty
 
     def add(self, info: DebugInfo, *, cpu_s: float | None = None) -> None:
         """Store an operation that has ended. `cpu_s`: its time on a processor, where another program interrupted it."""
@@ -156,9 +141,10 @@ class OperationHistory:
             self.add_anomaly(info, "loss spike", f"the loss rises to {number(loss)}, usually about {number(leap.usual)}")
 
     def check_gradient_norm(
-        self, info: DebugInfo, norm: float, *, param_norm: float = 0.0, first_bad: str = "", has_gradients: bool = True
+        self, info: DebugInfo, norm: float, param_norm: Callable[[], float] = float, *, first_bad: str = "", has_gradients: bool = True
     ) -> None:
-        """A gradient norm was measured. `first_bad` is the first parameter with a non-finite gradient."""
+        """A gradient norm was measured. `param_norm` returns the norm of all parameters, which is measured only for the first gradient norm
+        (0: unknown); `first_bad` is the first parameter with a non-finite gradient."""
         self.gradient_norms.append((info.number, norm))
         if not math.isfinite(norm):
             kind = "not finite"

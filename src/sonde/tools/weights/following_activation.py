@@ -60,9 +60,7 @@ def next_layers_by_order(model: nn.Module) -> dict[str, str]:
 def _kind(module: nn.Module) -> str | None:
     if isinstance(module, NORMS):
         return "normalization"
-    if isinstance(module, ACTIVATIONS):
-        return type(module).__name__
-    return "" if isinstance(module, LAYERS) else None
+    return type(module).__name__ if isinstance(module, ACTIVATIONS) else "" if isinstance(module, LAYERS) else None
 
 
 def next_layers_by_forward(model: nn.Module, data: Any) -> NextLayers:

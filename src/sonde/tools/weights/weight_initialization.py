@@ -81,9 +81,8 @@ def _orthogonal_gain(matrix: Tensor) -> float | None:
     square = float(lengths.mean())
     tolerance = max(ORTHOGONAL, 8 * torch.finfo(matrix.dtype).eps) * square
     off = float((gram - torch.diag(lengths)).abs().max())
-    if square > 0 and off <= tolerance and float((lengths - square).abs().max()) <= tolerance:
-        return math.sqrt(square)
-    return None
+    is_orthogonal = square > 0 and off <= tolerance and float((lengths - square).abs().max()) <= tolerance
+    return math.sqrt(square) if is_orthogonal else None
 
 
 def _shape(weight: Tensor, found: FastStatistics) -> str:
