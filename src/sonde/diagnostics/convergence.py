@@ -78,7 +78,7 @@ def convergence(steps: Floats, losses: Floats, ahead: int | None = None) -> Conv
     end_known = is_bent and shape.height > 0 and left < 0.6 * shape.height
     rate = -per_step / left if left > 0 and per_step < 0 else 0.0
     horizon = span * AHEAD if ahead is None else float(ahead)
-    forecast, reason = _forecast(steps, losses, shape, first, span, horizon)
+    forecast, reason = _forecast(steps, losses, shape, span, horizon)
     return Convergence(per_step, math.log(2) / rate if end_known and rate > 0 else None, shape.end if end_known else None, forecast, reason)
 
 
@@ -104,12 +104,11 @@ def fit(time: Floats, level: Floats) -> Shape:
 
 def _basis(family: str, grid: Floats, time: Floats) -> Floats:
     """One row for each value of the grid, 1 at time 0."""
-    if family == "exponential":
-        return np.asarray(np.exp(-np.outer(grid, time)))
-    return np.asarray((1.0 + 64.0 * time[None, :]) ** -grid[:, None])
+    is_exponential = family == "exponential"
+    return np.asarray(np.exp(-np.outer(grid, time)) if is_exponential else (1.0 + 64.0 * time[None, :]) ** -grid[:, None])
 
 
-def _forecast(steps: Floats, losses: Floats, shape: Shape, first: float, span: float, horizon: float) -> tuple[Forecast | None, str]:
+def _forecast(steps: Floats, losses: Floats, shape: Shape, span: float, horizon: float) -> tuple[Forecast | None, str]:
     if len(losses) < ENOUGH_TO_TRY:
         return None, f"{len(losses)} losses are too few to test a forecast on the past"
     if not 0 < horizon <= 10 * span:

@@ -1,7 +1,4 @@
-"""DebugVisualizer: plots of a training as files: distributions, gradient flow, heat maps, and plots of plug-ins.
-
-Values may be torch tensors of any kind, arrays or lists. They are read once and not kept alive.
-"""
+"""DebugVisualizer: plots of tensors, arrays and lists as files: distributions, gradient flow, heat maps, and plots of plug-ins."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -137,9 +137,8 @@ class WeightAnalyzer:
 
     def analyze_model(self, model: nn.Module, data: Any = None) -> WeightReport:
         """Returns statistics, initialization, spectrum and dead units of all parameters. `data` is what forward takes: a tensor, a tuple of
-        arguments, a dict of keyword arguments, or a list of such batches. With it the model runs once per batch, in eval mode without
-        gradients, and the random state is restored. The run shows which activation follows a layer and which units never output a value
-        above zero. Without data only the order in nn.Sequential is known."""
+        arguments, a dict of keyword arguments, or a list of such batches. With it the model runs once per batch in eval mode, which shows
+        the activation after each layer and the units that never output a value above zero."""
         model = require_module(model, "analyze_model", "For one tensor use TensorInspector.")
         after = NextLayers(next_layers_by_order(model)) if data is None else next_layers_by_forward(model, data)
         layers: dict[str, WeightSummary] = {}

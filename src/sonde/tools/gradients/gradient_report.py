@@ -1,8 +1,5 @@
-"""GradientReport: a verdict per layer (healthy, vanishing, exploding, dead) and trends, from the gradients of the recorded steps.
-
-A layer is compared with the last layers of the same model and with its own weights, because the scale of the loss is arbitrary.
-The thresholds are those of the rules for whole runs.
-"""
+"""GradientReport: a verdict per layer (healthy, vanishing, exploding, dead) and trends, with the thresholds of the rules. A layer is
+compared with the last layers of the same model and with its own weights, because the scale of the loss is arbitrary."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -123,14 +120,11 @@ class GradientReport:
         layers = list(self.layers.values())
         worst = sorted(layers, key=lambda layer: layer.verdict == "healthy")[:MAX_ROWS]
         shown = [layer for layer in layers if layer in worst]
-        rows: list[list[object]] = [
-            [
-                layer.name, number(layer.norms[0]) if layer.norms else "none", number(layer.last_norm) if layer.norms else "none",
-                number(layer.per_weight) if layer.per_weight == layer.per_weight else "", layer.trend,
-                f"{layer.verdict}: {layer.why}" if layer.why else layer.verdict,
-            ]
-            for layer in shown
-        ]
+        rows: list[list[object]] = []
+        for layer in shown:
+            norms = [number(layer.norms[0]), number(layer.norms[-1])] if layer.norms else ["none", "none"]
+            per_weight = number(layer.per_weight) if layer.per_weight == layer.per_weight else ""
+            rows.append([layer.name, *norms, per_weight, layer.trend, f"{layer.verdict}: {layer.why}" if layer.why else layer.verdict])
         num_hidden, num_bad = len(layers) - len(shown), sum(layer.verdict != "healthy" for layer in layers if layer not in worst)
         return rows, [f"and {counted(num_hidden, 'more layer')}, {num_bad} of them not healthy"] if num_hidden else []
 

@@ -51,13 +51,14 @@ class Webhook:
         self.num_sent = self.num_failed = self.num_dropped = 0
         self.last_error = ""
         self._reset()
+        atexit.register(_wait_at_exit, weakref.ref(self))
 
     def _reset(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._waiting: queue.Queue[bytes] = queue.Queue(MAX_WAITING)
         self._thread: threading.Thread | None = None
-        self._is_registered = self._gave_up = False
+        self._gave_up = False
 
     def send(self, document: Mapping[str, Any]) -> None:
         """Queues one document. If the queue is full, the document is dropped and counted."""
@@ -74,9 +75,6 @@ class Webhook:
                 self._thread = threading.Thread(target=self._send_queued, name="sonde-webhook", daemon=True)
                 self._thread.start()
             self._gave_up = False
-            if not self._is_registered:
-                self._is_registered = True
-                atexit.register(_wait_at_exit, weakref.ref(self))
 
     def wait(self, seconds: float) -> bool:
         """Waits up to `seconds` for the queue to empty, once. Returns True if all documents were sent or failed."""
@@ -116,10 +114,8 @@ class Webhook:
             code = error.code if isinstance(error, urllib.error.HTTPError) else None
             self.last_error = f"answered {code}" if code else f"{type(error).__name__}: {getattr(error, 'reason', error)}"
             if self.num_failed == 1:
-                _log.warning(
-                    "sonde: an alert could not be sent to %s (%s). Training continues; further failures are only counted.",
-                    self.host, self.last_error,
-                )  # fmt: skip
+                what = f"an alert could not be sent to {self.host} ({self.last_error})"
+                _log.warning("sonde: %s. Training continues; further failures are only counted.", what)
 
 
 def _host(url: object) -> str | None:

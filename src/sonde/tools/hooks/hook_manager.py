@@ -20,7 +20,7 @@ from sonde.tools.hooks.alerts import TIMEOUT_S, Alert, Webhook
 from sonde.tools.hooks.hook_actions import ActionContext, HookStatus, RegisteredHook, stored_value
 from sonde.tools.hooks.hook_builder import AlertSeverity, HookSpec, HookTrigger, parse_choice
 from sonde.tools.hooks.hook_events import HookEvent, HookResult, TrainingStopped
-from sonde.tools.hooks.layer_hooks import Attachment, check_model_and_optimizers, in_backward
+from sonde.tools.hooks.layer_hooks import Attachment, in_backward
 from sonde.tools.layer_name_patterns import require_name
 from sonde.tools.tensors.tensor_statistics import as_tensor
 
@@ -117,7 +117,12 @@ class Hooks:
 
     def attach(self, model: nn.Module, optimizer: Any = None) -> Self:
         """Registers torch hooks on the selected layers. The first optimizer counts the steps; without one, call `step()`."""
-        optimizers = check_model_and_optimizers(model, optimizer)
+        if not isinstance(model, nn.Module):
+            raise SondeError(f"hooks are attached to a torch.nn.Module, not to {type(model).__name__}. Pass the model itself.")
+        optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
+        for each in optimizers:
+            if not isinstance(each, torch.optim.Optimizer):
+                raise SondeError(f"optimizer must be a torch.optim.Optimizer or a list of them, not {type(each).__name__}.")
         if self._attachment is not None:
             raise SondeError("these hooks are already attached to a model. Call detach() first, or create another Hooks().")
         self._attachment = Attachment(model, optimizers, self)

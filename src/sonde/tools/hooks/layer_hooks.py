@@ -16,7 +16,6 @@ from sonde.capture.hook_not_copied_with_module import UncopiedHook
 from sonde.capture.training_callback_interface import TrainingCallbacks
 from sonde.capture.watched_model import WatchedModel
 from sonde.capture.zero_grad_tracking import optimizer_parameters
-from sonde.errors import SondeError
 from sonde.formatting import listing
 from sonde.statistics import reductions
 from sonde.statistics.find_tensors import find_tensors, read_scalar
@@ -196,14 +195,3 @@ class Attachment:
             if each is not None:
                 each.remove()
         self._module_hooks, self._handles, self._entry_handle = {}, [], None
-
-
-def check_model_and_optimizers(model: Any, optimizer: Any) -> list[torch.optim.Optimizer]:
-    """The optimizers as a list. Raises a `SondeError` for other types."""
-    if not isinstance(model, nn.Module):
-        raise SondeError(f"hooks are attached to a torch.nn.Module, not to {type(model).__name__}. Pass the model itself.")
-    optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
-    for each in optimizers:
-        if not isinstance(each, torch.optim.Optimizer):
-            raise SondeError(f"optimizer must be a torch.optim.Optimizer or a list of them, not {type(each).__name__}.")
-    return optimizers

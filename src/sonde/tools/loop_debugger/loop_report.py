@@ -183,11 +183,9 @@ def plot_history(history: OperationHistory) -> Plot:
     outermost = [info for info in infos if not info.inside]
     names = [each.name for each in history.operations.values() if not each.inside]
     last = max((info.number for info in infos), default=0)
-    memory: dict[str, Series] = {}
-    if history.memory.num:
-        memory["process"] = _series(enumerate(info.memory_usage for info in outermost))
-        if history.gpu.peak > 0:
-            memory["GPU"] = _series(enumerate(info.gpu_memory for info in outermost))
+    memory = {"process": _series(enumerate(info.memory_usage for info in outermost))} if history.memory.num else {}
+    if history.gpu.peak > 0:
+        memory["GPU"] = _series(enumerate(info.gpu_memory for info in outermost))
     norms = {"gradient norm": _series(history.gradient_norms)} if history.gradient_norms else {}
     unusual = sorted({number for number, kind in history.events if kind not in ("slow", "memory growth")})
     slow = sorted({number for number, kind in history.events if kind == "slow"})

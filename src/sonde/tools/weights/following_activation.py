@@ -1,7 +1,4 @@
-"""The activation or normalization that follows each layer, and the units that output values above zero.
-
-Found by hooks in one forward pass, or without data by the order of modules in an `nn.Sequential`.
-"""
+"""The activation or normalization after each layer, by hooks in one forward pass or by the order in an `nn.Sequential`; active units."""
 
 import weakref
 from collections.abc import Callable
