@@ -1,8 +1,6 @@
-"""Convergence of a loss: how fast it still falls, the level that it approaches, and a forecast with an interval.
-
-A falling loss is fitted by `end + height * exp(-rate * t)` or `end + height * (t + 1)^-power`, whichever is nearer. The interval of the
-forecast comes from the training itself: the same forecast is made from earlier steps, and compared with the losses that followed.
-"""
+"""Convergence of a loss: how fast it still falls, the level that it approaches, and a forecast with an interval. A loss is fitted by
+`end + height * exp(-rate * t)` or `end + height * (t + 1)^-power`, whichever is nearer. The interval comes from the same forecast made
+from earlier steps, compared with the losses that followed."""
 
 from __future__ import annotations
 

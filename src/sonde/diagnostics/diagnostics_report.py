@@ -44,15 +44,13 @@ class DiagnosticsReport:
     @property
     def parameter_efficiency(self) -> float | None:
         """Share of the first loss that was removed, per million trainable parameters."""
-        removed = self.dynamics.efficiency.removed_share
-        trainable = self.architecture.trainable_parameters if self.architecture else None
+        removed, trainable = self.dynamics.efficiency.removed_share, self.architecture and self.architecture.trainable_parameters
         return removed / (trainable / 1e6) if removed is not None and trainable else None
 
     @property
     def samples_per_parameter(self) -> float | None:
         """Samples seen for each trainable parameter."""
-        samples = self.dynamics.efficiency.num_samples
-        trainable = self.architecture.trainable_parameters if self.architecture else None
+        samples, trainable = self.dynamics.efficiency.num_samples, self.architecture and self.architecture.trainable_parameters
         return samples / trainable if samples and trainable else None
 
     def summary(self) -> str:

@@ -52,7 +52,6 @@ def _columns(view: RunView, logged: list[str]) -> TrainingColumns:
 
 
 def _first_logged(view: RunView, logged: list[str], is_wanted: Callable[[str], bool]) -> Curve:
-    """The first series of the user with a matching name."""
     name = next(filter(is_wanted, logged), None)
     steps, values = view.logged(name) if name is not None else (np.empty(0), np.empty(0))
     return Curve(steps.astype(np.float64), values)

@@ -39,9 +39,8 @@ class ModelArchitectureInfo:
 
     @property
     def trainable_share(self) -> float | None:
-        if self.trainable_parameters is None or not self.total_parameters:
-            return None
-        return self.trainable_parameters / self.total_parameters
+        trainable, total = self.trainable_parameters, self.total_parameters
+        return None if trainable is None or not total else trainable / total
 
     @property
     def bytes_per_parameter(self) -> float | None:

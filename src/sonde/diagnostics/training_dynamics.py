@@ -105,7 +105,6 @@ def training_dynamics(columns: TrainingColumns, ahead: int | None = None) -> Tra
 
 
 def _learning(trend: LossTrend, loss: Curve) -> tuple[str, str]:
-    """The value of `TrainingDynamics.learning`, and the evidence for it."""
     if not trend.num_losses:
         return "could not tell", "no loss was recorded"
     first, last = f"{trend.first_level:.3g}", f"{trend.recent_level:.3g}"

@@ -39,10 +39,9 @@ class _StoredActivation:
 
 
 class ActivationVisualizer:
-    """Stores a copy of the last output of selected layers; later in-place changes do not affect it. A copy is on the CPU and has at most
-    `max_elements` elements. Of a larger output an even sample is stored, while mean, deviation, extremes, norms and counts are of the whole
-    output. If a layer returns several tensors, the first is stored under its name and the others under `name:index`, for instance
-    `lstm:1.0`."""
+    """Stores a copy of the last output of selected layers on the CPU. Of an output with more than `max_elements` elements an even sample is
+    stored, while mean, deviation, extremes, norms and counts are of the whole output. If a layer returns several tensors, the first is
+    stored under its name and the others under `name:index`, for instance `lstm:1.0`."""
 
     def __init__(self, max_elements: int = MAX_ELEMENTS) -> None:
         self.max_elements = require_count(max_elements, "max_elements")
@@ -145,10 +144,8 @@ class ActivationVisualizer:
 
     def _get(self, name: str) -> _StoredActivation:
         if name in self._hooked and name not in self._stored:
-            raise SondeError(
-                f"{name} has not returned a tensor since the hook was registered. Run the model first.\n"
-                "Inside torch.compile no output is stored: run the model that was passed to torch.compile."
-            )
+            advice = "Inside torch.compile no output is stored: run the model that was passed to torch.compile."
+            raise SondeError(f"{name} has not returned a tensor since the hook was registered. Run the model first.\n{advice}")
         if not self._stored:
             raise SondeError('No output is stored yet. Call register_forward_hook(model, "layer name") and run the model.')
         return self._stored[require_name(name, self._stored)]

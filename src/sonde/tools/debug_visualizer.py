@@ -103,9 +103,9 @@ class DebugVisualizer:
 
     def create_dashboard(self, names: Iterable[str] | None = None) -> Path:
         """Writes one self-contained HTML page with these plots, or with all. Returns the path."""
-        wanted = self.get_plot_names() if names is None else [names] if isinstance(names, str) else names
-        chosen = [self.get_plot(name) for name in wanted]
-        return replace_file(Path(self.config.output_directory) / DASHBOARD, plots_page(chosen))
+        wanted = self._plots if names is None else [names] if isinstance(names, str) else names
+        page = plots_page([self.get_plot(name) for name in wanted])
+        return replace_file(Path(self.config.output_directory) / DASHBOARD, page)
 
     def _repr_html_(self) -> str:
         return "".join(plot._repr_html_() for plot in list(self._plots.values())[-MAX_SHOWN:])

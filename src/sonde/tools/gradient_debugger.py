@@ -36,12 +36,10 @@ class _GradientWrites:
 class GradientDebugger:
     """Health, trends and clipping advice for the gradients of a model.
 
-    A layer is a module with parameters of its own. The gradients of its parameters count as one vector; a tied parameter counts once.
-    Gradients are measured as soon as backward has written them, before clipping and before a GradScaler unscales them. Only statistics
-    of the last `max_gradient_history` steps are stored.
-
-    With an optimizer, its `step()` ends a step. Otherwise calls of `GradientDebugger.step()` do. Without either, a new step begins when a
-    gradient was cleared or a parameter was changed since the last write; earlier writes are gradient accumulation.
+    A layer is a module with parameters of its own; their gradients count as one vector. They are measured as soon as backward has written
+    them, before clipping and before a GradScaler unscales them. Only statistics of the last `max_gradient_history` steps are stored.
+    A step ends with the `step()` of the optimizer, or else of the GradientDebugger. Without either, a new step begins when a gradient was
+    cleared or a parameter was changed since the last write; earlier writes are gradient accumulation.
     """
 
     def __init__(
@@ -70,10 +68,8 @@ class GradientDebugger:
         model = require_module(model, "register_hooks")  # parameter names of the model before torch.compile
         trainable = [(path, parameter) for path, parameter in model.named_parameters() if parameter.requires_grad]
         if not trainable:
-            raise SondeError(
-                f"{type(model).__name__} has no parameter that requires a gradient, so there is nothing to record.\n"
-                "If all parameters are frozen, call parameter.requires_grad_(True)."
-            )
+            advice = "If all parameters are frozen, call parameter.requires_grad_(True)."
+            raise SondeError(f"{type(model).__name__} has no parameter that requires a gradient: there is nothing to record.\n{advice}")
         for path, parameter in trainable:
             self._assign_layer(path)
             known = self._hooked.get(id(parameter))
@@ -133,7 +129,6 @@ class GradientDebugger:
             self._end_step()
 
     def _assign_layer(self, path: str) -> None:
-        """Assigns a parameter to its layer, and the layer to its depth."""
         self._layer_of[path] = layer = path.rpartition(".")[0] or path
         self._order.setdefault(layer)
 

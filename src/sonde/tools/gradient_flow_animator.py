@@ -25,6 +25,7 @@ __all__ = ["FlowSummary", "GradientFlowAnimator", "GradientFrame", "GradientHeal
 
 VANISHING = 1e-7  # mean absolute value: a smaller update does not change float32 weights near 1
 EXPLODING = 1e3  # largest absolute value
+EXAMPLE = 'For instance record_step(0, {"encoder": encoder.weight.grad}), or record_model(0, model).'
 CSV_HEADER = ("step", "layer", "mean_abs_grad", "max_abs_grad", "grad_norm", "is_vanishing", "is_exploding")
 _log = logging.getLogger("sonde")
 
@@ -64,10 +65,7 @@ class GradientFlowAnimator:
     def record_step(self, step: int, gradients: Mapping[str, Any]) -> None:
         """Records one frame from the gradient of each layer: a tensor, array or list of any shape. A layer with None is left out."""
         if not isinstance(gradients, Mapping):
-            raise SondeError(
-                f"gradients must be a mapping from layer names to gradients, not a {type(gradients).__name__}.\n"
-                'For instance record_step(0, {"encoder": encoder.weight.grad}), or record_model(0, model).'
-            )
+            raise SondeError(f"gradients must be a mapping from layer names to gradients, not a {type(gradients).__name__}.\n{EXAMPLE}")
         sizes = {}
         for name, gradient in gradients.items():
             if not isinstance(name, str):

@@ -1,8 +1,5 @@
-"""Parameters, layers, depth and receptive field of a model.
-
-Depth and receptive field come from the autograd graph of one forward pass, which shows the order of layers and parallel branches. Without
-a pass they come from the order of modules in an `nn.Sequential`; for other models the depth is an upper bound.
-"""
+"""Parameters, layers, depth and receptive field of a model: the latter two from the autograd graph of one forward pass, or without a pass
+from the order of modules in an `nn.Sequential`; for other models the depth is then an upper bound."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -101,14 +98,14 @@ def _num_steps(module: nn.Module) -> int:
 
 
 def _path_after(module: nn.Module, before: _PathToInput) -> _PathToInput:
-    """The path to the output of this module, from the path to its input."""
     depth = before.depth + _num_steps(module)
     unchanged = _PathToInput(depth, before.field, before.stride)
     if not isinstance(module, (*CONV, *POOL)):
         return unchanged
     kernel = module.kernel_size
     dims = len(kernel) if isinstance(kernel, tuple) else int(type(module).__name__[-2])
-    kernels, strides, dilations = (_each(getattr(module, name, 1), dims) for name in ("kernel_size", "stride", "dilation"))
+    sizes = (getattr(module, name, 1) for name in ("kernel_size", "stride", "dilation"))
+    kernels, strides, dilations = (tuple(size) if isinstance(size, (tuple, list)) else (int(size),) * dims for size in sizes)
     field, jump = before.field or (1,) * dims, before.stride or (1.0,) * dims
     if len(field) != dims:  # a convolution over other dimensions than the ones before
         return unchanged
@@ -120,10 +117,6 @@ def _path_after(module: nn.Module, before: _PathToInput) -> _PathToInput:
         return _PathToInput(depth, field, jump)
     field = tuple(int(f + (k - 1) * d * step) for f, k, d, step in zip(field, kernels, dilations, jump))
     return _PathToInput(depth, field, tuple(step * stride for step, stride in zip(jump, strides)))
-
-
-def _each(value: Any, dims: int) -> tuple[int, ...]:
-    return tuple(value) if isinstance(value, (tuple, list)) else (int(value),) * dims
 
 
 def _path_by_order(model: nn.Module) -> tuple[_PathToInput | None, str]:

@@ -1,8 +1,5 @@
-"""PyTorchDebugger: wraps the operations of a hand-written training loop, or whole steps, and records and checks each of them.
-
-It measures at the call and keeps the results in memory (`OperationHistory`), so it needs neither a session nor a run directory, and torch
-is not patched. Files are written only for `save_debug_info`, `setup_training_logging` and `create_debug_plots`, into `output_dir`.
-"""
+"""PyTorchDebugger: wraps the operations of a hand-written training loop, or whole steps, and records and checks each of them in memory,
+without a session, a run directory or patches of torch. Files are written into `output_dir`, and only on request."""
 
 from __future__ import annotations
 
@@ -45,9 +42,8 @@ Search = Callable[[], Origin | str]  # for the operation that produced a NaN or 
 
 
 class PyTorchDebugger:
-    """Records and checks the operations of a training loop. It changes nothing in the training: results, random numbers, training mode and
-    torch's anomaly mode are those of the loop without it. Of a `session` that watches the same training, the report has the verdict and the
-    findings."""
+    """Records and checks the operations of a training loop. Results, random numbers, training mode and torch's anomaly mode are those of
+    the loop without it. The report has the verdict and the findings of a `session` that watches the same training."""
 
     def __init__(self, config: DebugConfig | None = None, *, session: DebugSession | None = None) -> None:
         if config is not None and not isinstance(config, DebugConfig):
@@ -192,14 +188,9 @@ class PyTorchDebugger:
         self, model: nn.Module, optimizer: torch.optim.Optimizer, loss_fn: Callable[[Any, Any], Tensor], x: Any, y: Any, epoch: int = 0,
         batch: int = 0,
     ) -> dict[str, Any]:  # fmt: skip
-        """One update: zero_grad, forward pass, loss, backward pass, optimizer step.
-
-        The cause of a NaN or Inf in loss or gradients is searched. With anomaly_detection_mode "raise", `NonFiniteError` is then raised
-        before the optimizer step.
-
-        Returns:
-            loss, gradient_norm, param_norm, cpu_memory and gpu_memory (MiB), execution_time (seconds).
-        """
+        """One update (zero_grad, forward pass, loss, backward pass, optimizer step). The cause of a NaN or Inf is searched;
+        with anomaly_detection_mode "raise", `NonFiniteError` is then raised before the optimizer step. Returns loss, gradient_norm,
+        param_norm, cpu_memory and gpu_memory (MiB), execution_time (seconds)."""
         _check_optimizer(optimizer)
         name = _model_name(model)
         if not callable(loss_fn):
@@ -233,11 +224,8 @@ class PyTorchDebugger:
         return values
 
     def debug_model_inference(self, model: nn.Module, x: Any) -> dict[str, Any]:
-        """Call the model in eval mode without gradients; the training mode of every module is restored.
-
-        Returns:
-            output, is_finite, execution_time (seconds), samples_per_second (None where unknown), cpu_memory and gpu_memory (MiB).
-        """
+        """Call the model in eval mode without gradients; the training mode of every module is restored. Returns output, is_finite,
+        execution_time (seconds), samples_per_second (None where unknown), cpu_memory and gpu_memory (MiB)."""
         with self._operation("inference", _model_name(model), 0, 0) as running, eval_mode_restored(model):
             output, is_finite = self._forward(running, model, x)
         info, size = running.info, loop_measurements.batch_size(x)

@@ -118,10 +118,9 @@ class StabilityChecker:
         return found
 
     def check_model(self, model: nn.Module, inputs: Any, loss: Callable[[Any], Tensor] | None = None) -> list[StabilityIssue]:
-        """Runs the model once and checks the output of each leaf module. Returns the issues of this run in the current dtypes. With `loss`,
-        a function of the model's output, gradients of outputs and of parameters are checked as well. The model runs in eval mode;
-        parameters, their `.grad`, buffers, modes and the random state are unchanged afterwards. `inputs` is what forward takes: a tensor, a
-        tuple of arguments, a dict of keyword arguments, or a list of such batches."""
+        """Runs the model once in eval mode and checks the output of each leaf module. Returns the issues of this run in the current dtypes.
+        With `loss`, a function of the output, gradients of outputs and of parameters are checked as well. The model is unchanged
+        afterwards. `inputs`: a tensor, a tuple of arguments, a dict of keyword arguments, or a list of such batches."""
         model = require_module(model, "check_model", "For one tensor use check_tensor.")
         before = len(self.checked)
         with eval_mode_restored(model), ExitStack() as hooks:

@@ -143,10 +143,8 @@ class TensorInspector:
     def get_tensor_info(self, tensor_id: str) -> TensorInfo:
         """The result of one inspection."""
         if tensor_id not in self._infos and self._was_dropped(tensor_id):
-            raise SondeError(
-                f"{tensor_id!r} is no longer stored: only the last {self.max_tracked_tensors:,} inspections are.\n"
-                f"Store more with TensorInspector(max_tracked_tensors={2 * self.max_tracked_tensors})."
-            )
+            advice = f"Store more with TensorInspector(max_tracked_tensors={2 * self.max_tracked_tensors})."
+            raise SondeError(f"{tensor_id!r} is no longer stored: only the last {self.max_tracked_tensors:,} inspections are.\n{advice}")
         return self._infos[require_name(tensor_id, self._infos, "inspected tensor")]
 
     def history(self, name: str) -> list[TensorInfo]:

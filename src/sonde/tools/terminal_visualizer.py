@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from sonde.errors import require_count
@@ -46,17 +47,12 @@ class TerminalVisualizer:
 
 
 def _can_encode(text: str) -> bool:
-    try:
-        text.encode(getattr(sys.stdout, "encoding", None) or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
+    with suppress(UnicodeEncodeError, LookupError):
+        return bool(text.encode(getattr(sys.stdout, "encoding", None) or "ascii"))
+    return False
 
 
 def _supports_color() -> bool:
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
-        return False
-    try:
-        return sys.stdout.isatty()
-    except (AttributeError, ValueError):  # replaced by another object, or closed
-        return False
+    with suppress(AttributeError, ValueError):  # replaced by another object, or closed
+        return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return False

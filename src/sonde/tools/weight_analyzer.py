@@ -64,7 +64,6 @@ class WeightReport:
         return self._pooled()[1]
 
     def _pooled(self) -> tuple[float, float]:
-        """Mean and standard deviation of all finite weights."""
         known = [layer.stats for layer in self.layers.values() if layer.stats.num_finite]
         num = sum(part.num_finite for part in known)
         if not num:

@@ -1,4 +1,4 @@
-"""Diagnostics of a model for people: the score and its parts, the training, the model, what to do."""
+"""Diagnostics of a model as text or HTML: the score and its parts, the training, the model, recommendations."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def _training(report: DiagnosticsReport) -> list[tuple[str, str]]:
     dynamics, found = report.dynamics, report.dynamics.convergence
     if not dynamics.num_steps:
         return [("", "nothing recorded: pass steps to record_performance(...), or a run to ModelDiagnostics.from_run(...)")]
-    rows = [("steps", f"{dynamics.num_steps:,} with a loss, {dynamics.first_step} to {dynamics.last_step}")]
-    rows.append(("learning", f"{dynamics.learning}: {dynamics.why}"))
+    steps = f"{dynamics.num_steps:,} with a loss, {dynamics.first_step} to {dynamics.last_step}"
+    rows = [("steps", steps), ("learning", f"{dynamics.learning}: {dynamics.why}")]
     if found is not None:
         half = f"; half of the rest in about {number(found.half_life_steps)} steps" if found.half_life_steps is not None else ""
         end = f", towards about {number(found.end)}" if found.end is not None else ""
@@ -73,8 +73,8 @@ def _training(report: DiagnosticsReport) -> list[tuple[str, str]]:
     kinds: dict[str, list[str]] = {}
     for anomaly in dynamics.anomalies:
         kinds.setdefault(anomaly.kind, []).append(f"step {anomaly.step} ({anomaly.text})")
-    for kind, steps in kinds.items():
-        rows.append(("anomalies" if kind == next(iter(kinds)) else "", f"{kind}: {listing(steps, MOST_ANOMALIES)}"))
+    for kind, places in kinds.items():
+        rows.append(("anomalies" if kind == next(iter(kinds)) else "", f"{kind}: {listing(places, MOST_ANOMALIES)}"))
     return rows
 
 
@@ -82,10 +82,9 @@ def _model(report: DiagnosticsReport) -> list[tuple[str, str]]:
     one = report.architecture
     if one is None:
         return []
-    rows = []
     trainable = f", {percent(one.trainable_share)} trainable" if one.trainable_share is not None else ""
     size = f", {number(one.model_size_mb)} MiB" if one.model_size_mb is not None else ""
-    rows.append(("parameters", f"{si_number(one.total_parameters)}{trainable}{size}" + (f" ({one.name})" if one.name else "")))
+    rows = [("parameters", f"{si_number(one.total_parameters)}{trainable}{size}" + (f" ({one.name})" if one.name else ""))]
     layers = [f"{num} {name}" for name, num in one.layer_types.items()]
     if one.layer_count is not None or layers:
         count = f"{one.layer_count} with parameters" if one.layer_count is not None else ""

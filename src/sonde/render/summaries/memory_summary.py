@@ -29,8 +29,7 @@ def memory_text(report: MemoryReport) -> str:
         parts.append(text_table(("category", "at the peak", "share", ""), _categories(device)))
         modules, more = _modules(device)
         if modules:
-            parts.append(text_table(("module", *SHORT.values()), modules, left=1))
-            parts[-1] += f"\n{more}" if more else ""
+            parts.append("\n".join([text_table(("module", *SHORT.values()), modules), *more]))
     lines = [wrapped(line) for line in _lines(report)]
     return "\n\n".join([*parts, "\n".join(lines)] if lines else parts)
 
@@ -44,7 +43,7 @@ def memory_html(report: MemoryReport) -> str:
     device = report.on()
     modules, more = _modules(device)
     tables = html_table(("category", "at the peak", "share", ""), _categories(device), title=_headline(device))
-    return tables + html_table(("module", *SHORT.values()), modules, title="", notes=[line for line in (more, *_lines(report)) if line])
+    return tables + html_table(("module", *SHORT.values()), modules, title="", notes=[*more, *_lines(report)])
 
 
 def _headline(device: DeviceMemory) -> str:
@@ -62,16 +61,16 @@ def _categories(device: DeviceMemory) -> list[list[str]]:
     return [*rows, ["total", size(total), "", ""]]
 
 
-def _modules(device: DeviceMemory) -> tuple[list[list[str]], str]:
+def _modules(device: DeviceMemory) -> tuple[list[list[str]], list[str]]:
+    """Rows of the table, and a note on omitted modules."""
     found = device.peak.usage.by_module()
-    names = {"": "(no module)"}
-    rows = [
-        [shorten(names.get(path, path), LONGEST_PATH), *(size(parts[category]) if category in parts else "" for category in SHORT)]
-        for path, parts in list(found.items())[:MAX_MODULES]
-    ]
+    rows = []
+    for path, parts in list(found.items())[:MAX_MODULES]:
+        cells = [size(parts[category]) if category in parts else "" for category in SHORT]
+        rows.append([shorten(path or "(no module)", LONGEST_PATH), *cells])
     hidden = list(found.values())[MAX_MODULES:]
-    total = sum(sum(parts.values()) for parts in hidden)
-    return rows, f"and {counted(len(hidden), 'more module')}, {size(total)}" if hidden else ""
+    total = size(sum(sum(parts.values()) for parts in hidden))
+    return rows, [f"and {counted(len(hidden), 'more module')}, {total}"] if hidden else []
 
 
 def _lines(report: MemoryReport) -> list[str]:

@@ -240,7 +240,6 @@ def _verdict(rows: Sequence[Row], norms: Sequence[float], num_steps: int) -> tup
 
 
 def _last_streak(rows: Sequence[Row], *kinds: str) -> int:
-    """Number of consecutive last steps with a flag of these kinds."""
     return next((at for at, row in enumerate(reversed(rows)) if row[2].kind not in kinds), len(rows))
 
 

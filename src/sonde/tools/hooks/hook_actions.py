@@ -226,7 +226,6 @@ def stored_value(value: Any) -> Any:
 
 
 def _reason(hook: HookSpec, event: HookEvent) -> str:
-    """Why the hook fired: the user's message, or the trigger or condition."""
     if hook.message:
         return hook.message
     if hook.trigger is HookTrigger.ON_ANOMALY:

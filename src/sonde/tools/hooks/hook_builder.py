@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from sonde.condition_expressions import STEP_NAMES, Condition, parse_condition
-from sonde.errors import SondeError
+from sonde.errors import SondeError, require_count
 from sonde.events import Severity
 from sonde.tools.layer_name_patterns import LayerPatterns
 
@@ -175,9 +175,7 @@ class HookBuilder:
         return HookSpec(self._name, actions=tuple(actions), **(fields | {"trigger": trigger}))
 
     def _at_least_one(self, num: int, what: str) -> int:
-        if isinstance(num, bool) or not isinstance(num, int) or num < 1:
-            raise SondeError(f"{what} of hook {self._name!r} is a whole number, 1 or more, such as .{what}(100), not {num!r}.")
-        return num
+        return require_count(num, f"{what} of hook {self._name!r}")
 
 
 def parse_choice(value: object, choices: type[Choice], what: str) -> Choice:

@@ -79,8 +79,7 @@ class HookEvent:
 
     def __repr__(self) -> str:
         kind = "step" if self.tensor is None else "output" if self.is_forward else "gradient"
-        place = f" of {self.layer}" if self.layer else ""
-        return f"<HookEvent: {kind}{place} in step {self.step}, shape {self.shape}>"
+        return f"<HookEvent: {kind}{f' of {self.layer}' if self.layer else ''} in step {self.step}, shape {self.shape}>"
 
 
 _STATISTICS = ("mean", "std", "min", "max", "mean_abs", "max_abs", "l1", "l2", "zeros", "zero_share", "num", "nan", "inf")

@@ -199,12 +199,7 @@ class Hooks:
         for each in self._hooks.values():
             each.layers = ()
         if self._attachment is not None:
-            plan = self._attachment.update(active, keep_uncalled=is_training)
-            self._plan = {
-                (layer, is_forward): [each for each in hooks if each.hook.runs_in(is_forward)]
-                for layer, hooks in plan.items()
-                for is_forward in (True, False)
-            }
+            self._plan = self._attachment.update(active, keep_uncalled=is_training)
 
     def _known(self, step: int, is_forward: bool) -> dict[str, float]:
         known = {**self._logged, "step": float(step), "forward": float(is_forward), "backward": float(not is_forward)}

@@ -6,7 +6,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -132,11 +132,11 @@ class Attachment:
             self._handles.append(optimizer.register_step_pre_hook(NotifyHook(before)))
             self._handles.append(optimizer.register_step_post_hook(NotifyHook(after)))
 
-    def update(self, hooks: Sequence[RegisteredHook], *, keep_uncalled: bool) -> dict[str, list[RegisteredHook]]:
-        """Adds module hooks that are needed and removes others. Returns the hooks by layer. `keep_uncalled` leaves module hooks that were
-        never called: they may be inside compiled code, and their removal would recompile it."""
-        model = self._model()
-        plan: dict[str, list[RegisteredHook]] = {}
+    def update(self, hooks: Sequence[RegisteredHook], *, keep_uncalled: bool) -> dict[tuple[str, bool], list[RegisteredHook]]:
+        """Adds module hooks that are needed and removes others. Returns the hooks by layer and pass (True: forward). `keep_uncalled` leaves
+        module hooks that were never called: they may be inside compiled code, and their removal would recompile it."""
+        model, needed = self._model(), set[str]()
+        plan: dict[tuple[str, bool], list[RegisteredHook]] = {}
         if model is None:
             return plan
         on_layers = [each for each in hooks if not each.hook.is_per_step]
@@ -144,15 +144,17 @@ class Attachment:
             layers = ModelLayers(model)
             for each in on_layers:
                 each.layers = tuple(layers.select(each.hook.patterns))
-                for name in each.layers:
-                    plan.setdefault(name, []).append(each)
+                needed.update(each.layers)
+                for key in product(each.layers, (True, False)):
+                    if each.hook.runs_in(is_forward=key[1]):
+                        plan.setdefault(key, []).append(each)
             if layers.unobservable and not self._has_warned:
                 self._has_warned = True
                 reasons = [f"{path or 'the whole model'}: {reason.partition(';')[0]}" for path, reason in layers.unobservable]
                 _log.warning("sonde: hooks do not observe all layers. %s.", listing(reasons))
-            for name in plan.keys() - self._module_hooks.keys():
+            for name in needed - self._module_hooks.keys():
                 self._module_hooks[name] = ModuleHook(name, layers.modules[name], self._subscriber)
-        for name in self._module_hooks.keys() - plan.keys():
+        for name in self._module_hooks.keys() - needed:
             if self._module_hooks[name].num_calls or not keep_uncalled:
                 self._module_hooks.pop(name).remove()
         may_stop = any(not _MAY_STOP.isdisjoint(each.hook.actions) for each in hooks)

@@ -49,9 +49,7 @@ def process_memory_mb() -> float:
 
 def gpu_memory_mb() -> float:
     """Of tensors on all GPUs; 0.0 without one."""
-    if not has_cuda():
-        return 0.0
-    return sum(torch.cuda.memory_allocated(i) for i in range(torch.cuda.device_count())) / MIB  # pragma: no cover
+    return sum(torch.cuda.memory_allocated(i) for i in range(torch.cuda.device_count())) / MIB if has_cuda() else 0.0
 
 
 def memory_details() -> dict[str, float | str | None]:
@@ -112,7 +110,7 @@ class LoopMeasurements:
         named = [(path, p) for path, p in model.named_parameters() if p.requires_grad]
         gradients = [p.grad for _, p in named]
         norm, first_bad = l2_norm(gradients)
-        if self._measures_layers and self._is_due(self._num_backwards, self._gradients_every):
+        if self._measures_layers and self._is_due(self._num_backwards):
             self.layers.record_model(model)
         self._num_backwards += 1
         return norm, named[first_bad][0] if first_bad >= 0 else "", any(gradient is not None for gradient in gradients)
@@ -134,13 +132,12 @@ class LoopMeasurements:
             info.update_norm = math.hypot(*table.values[:, _L2].tolist())
             info.update_ratio = info.update_norm / info.param_norm if info.param_norm else 0.0
         weights: dict[str, dict[str, float]] = {}
-        if self._measures_weights and self._is_due(self._num_updates, self._gradients_every):
+        if self._measures_weights and self._is_due(self._num_updates):
             weights = statistics_by_name(list(model.named_parameters()))
         if self._measures_memory and not self._num_updates % self._memory_every:
             self.memory_by_category = {name: used / MIB for name, used in memory_by_category({"": model}, [optimizer]).items()}
         self._num_updates += 1
         return weights
 
-    @staticmethod
-    def _is_due(number: int, every: int) -> bool:
-        return number < NUM_FIRST or not number % every
+    def _is_due(self, number: int) -> bool:
+        return number < NUM_FIRST or not number % self._gradients_every

@@ -101,13 +101,11 @@ def _details(history: OperationHistory, measurements: LoopMeasurements, session:
     }  # fmt: skip
     if session is not None and session.run is not None:
         report = session.report()
-        findings = [strict(asdict(finding)) for finding in report.findings]
-        details |= {"verdict": report.verdict, "findings": findings, "run": str(session.run)}
+        details |= {"verdict": report.verdict, "findings": [strict(asdict(each)) for each in report.findings], "run": str(session.run)}
     return details
 
 
 def _performance(history: OperationHistory, outermost: Sequence[OperationCalls]) -> dict[str, Any]:
-    """Seconds."""
     enclosing = {each.inside for each in history.operations.values()}
     innermost = [each for each in history.operations.values() if each.name not in enclosing]
     steps = [time_s for each in history.operations.values() if each.name == STEP for time_s in each.times_s]
@@ -125,7 +123,6 @@ def _quantiles(times: Sequence[float]) -> dict[str, float]:
 
 
 def _memory(history: OperationHistory, measurements: LoopMeasurements) -> dict[str, Any]:
-    """MiB."""
     if not history.memory.num:
         return {}
     return {

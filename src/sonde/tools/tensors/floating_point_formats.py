@@ -75,9 +75,6 @@ class Margins:
     denormal_share: float  # share of the non-zero numbers that would be denormal and lose digits
     spread_bits: float  # log2 of the steps of the format that the standard deviation spans; infinite for constant values
 
-    def fits(self) -> bool:
-        return self.overflow_log2 >= 0
-
 
 @dataclass(frozen=True, slots=True)
 class Magnitudes:

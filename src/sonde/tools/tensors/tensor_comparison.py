@@ -21,12 +21,9 @@ MAX_DENSE = 1 << 27  # elements of a sparse tensor that may be converted to dens
 
 @dataclass(frozen=True, slots=True)
 class TensorComparison:
-    """The differences of two tensors.
-
-    Differences and cosine are over the pairs in which both numbers are finite. A pair is different unless its numbers are equal or both
-    NaN. The relative difference is |a - b| / max(|a|, |b|). `distribution_distance` is the earth mover's distance (Wasserstein-1) in the
-    unit of the values; from statistics it is correct to about the width of a bin. Values that could not be computed are NaN or None.
-    """
+    """The differences of two tensors, over the pairs in which both numbers are finite. A pair is different unless its numbers are equal or
+    both NaN. The relative difference is |a - b| / max(|a|, |b|). `distribution_distance` is the earth mover's distance (Wasserstein-1);
+    from statistics it is correct to about the width of a bin. Values that could not be computed are NaN or None."""
 
     basis: str  # "values": elements were compared; "statistics": only histograms
     note: str = ""  # why elements were not compared

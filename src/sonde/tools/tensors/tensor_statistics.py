@@ -1,7 +1,5 @@
 """Statistics of one tensor, array or list: `fast_statistics` in one pass of the native kernel; `describe` adds percentiles and outliers.
-
-Every dtype and layout is accepted; nothing is changed or kept alive. A tensor that cannot be measured gets the reason in `unsupported`.
-"""
+Every dtype and layout is accepted; a tensor that cannot be measured gets the reason in `unsupported`."""
 
 import math
 from collections.abc import Mapping
@@ -29,10 +27,9 @@ _EXACT_IN_FLOAT32 |= {getattr(torch, name) for name in _FLOAT8 if hasattr(torch,
 
 @dataclass(frozen=True, slots=True)
 class FastStatistics:
-    """Mean, deviation, extremes, norms and counts of one tensor. Counts are over all elements, the other values over the finite ones (for
-    complex tensors: over their absolute values). Without a finite element, `mean`, `std`, `min` and `max` are NaN and the norms 0. If
-    `unsupported` has a reason, all values are NaN and all counts of zeros, NaN and Inf are 0. `std` divides by the number of elements, as
-    numpy does."""
+    """Mean, deviation, extremes, norms and counts of one tensor. Counts are over all elements, the other values over the finite
+    ones (for complex tensors: over their absolute values). Without a finite element, `mean`, `std`, `min` and `max` are NaN and the norms
+    0. If `unsupported` has a reason, all values are NaN and all counts of zeros, NaN and Inf are 0. `std` is that of numpy."""
 
     num: int
     mean: float
@@ -84,10 +81,8 @@ def as_tensor(value: Any) -> Tensor:
             return _from_numpy(array)
         except (ValueError, TypeError, OverflowError, RuntimeError) as error:  # ragged lists, tensors within lists
             return _from_list(value, error)
-    raise SondeError(
-        f"A {type(value).__name__} is not a tensor: Sonde measures torch tensors, numpy arrays, numbers and lists of numbers.\n"
-        "Did you mean one of its attributes, for instance output.logits?"
-    )
+    kinds, advice = "torch tensors, numpy arrays, numbers and lists of numbers", "Did you mean one of its attributes, as output.logits?"
+    raise SondeError(f"A {type(value).__name__} is not a tensor: Sonde measures {kinds}.\n{advice}")
 
 
 def _from_numpy(array: npt.NDArray[Any]) -> Tensor:
@@ -104,10 +99,8 @@ def _from_list(value: Any, error: Exception) -> Tensor:
             return torch.stack([item.detach() for item in value])
         except Exception as unequal:
             error = unequal
-    raise SondeError(
-        f"This {type(value).__name__} cannot be converted to a tensor: {reason(error)}.\n"
-        "Pass numbers only, in rows of equal length, or inspect its parts one by one."
-    ) from None
+    advice = "Pass numbers only, in rows of equal length, or inspect its parts one by one."
+    raise SondeError(f"This {type(value).__name__} cannot be converted to a tensor: {reason(error)}.\n{advice}") from None
 
 
 @torch.no_grad()
@@ -318,7 +311,6 @@ def histogram(ordered: Floats, num_implicit: int, bins: int) -> TensorHistogram:
 
 
 def _outlier_bounds(ordered: Floats, found: FastStatistics, percentiles: Mapping[int, float]) -> tuple[float, float]:
-    """Lower and upper bound; elements outside are outliers."""
     first, third = percentiles[25], percentiles[75]
     common = (first, third) if first == third else ()
     if common:  # at least half of the elements are equal, as after a ReLU: the bounds come from the others

@@ -143,7 +143,6 @@ class _ForwardObserver:
                 return
 
     def _count(self, source: _LayerOutput, tensor: Tensor) -> None:
-        """Adds the positive values of the layer's ReLU to the counts per unit."""
         num_positive = (tensor > 0).movedim(source.channels, -1).flatten(0, -2).sum(0) if tensor.ndim > 1 else (tensor > 0).long()
         known, num_positive = self.result.num_positive.get(source.layer), num_positive.cpu()
         if known is not None and known.shape == num_positive.shape:
@@ -154,5 +153,4 @@ class _ForwardObserver:
 
 
 def _sample(tensor: Tensor) -> Tensor:
-    """A copy of the first elements."""
     return tensor.detach().reshape(-1)[:NUM_COMPARED].clone()

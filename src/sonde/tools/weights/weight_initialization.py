@@ -1,8 +1,5 @@
-"""Recognizes how a weight was initialized from its values, and whether the scale fits the activation that follows.
-
-The kurtosis identifies the shape of the distribution, the standard deviation its scale, both within the sampling error. If several
-recipes give the same values, all of them are named.
-"""
+"""Recognizes how a weight was initialized (the kurtosis identifies the shape of the distribution, the standard deviation its scale, both
+within the sampling error), and whether the scale fits the activation that follows."""
 
 import math
 from dataclasses import dataclass, replace
