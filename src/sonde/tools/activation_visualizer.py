@@ -91,9 +91,7 @@ class ActivationVisualizer:
         measured = fast_statistics(tensor)
         if measured.unsupported:
             raise TypeError(measured.unsupported)
-        whole = tensor.detach()
-        if whole.layout is not torch.strided:
-            whole = whole.to_dense()
+        whole = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
         strides = _strides(whole.shape, self.max_elements)
         part = whole[tuple(slice(None, None, stride) for stride in strides)]
         return _StoredActivation(part.to("cpu", copy=True), strides, tuple(tensor.shape), str(tensor.device), measured)

@@ -109,8 +109,8 @@ class GradientFlowAnimator:
         health = gradient_flow.classify_health(frames, exploded=bool(exploding), vanished=bool(vanishing))
         advice = gradient_flow.recommendations(vanishing, exploding, health, gradient_flow.clipping_advice(frames))
         if not layers:
-            advice = ("No gradient was recorded: call record_step or record_model after backward().",)
-        return FlowSummary(frames[-1].step + 1 if frames else 0, vanishing, exploding, health, advice)
+            advice = ["No gradient was recorded: call record_step or record_model after backward()."]
+        return FlowSummary(frames[-1].step + 1 if frames else 0, vanishing, exploding, health, tuple(advice))
 
     def to_ascii_animation(self) -> str:
         """The frames as text: one row per layer, one column per frame."""

@@ -172,9 +172,7 @@ def _advice_if_every_step_explodes(frames: Sequence[GradientFrame], finite: Sequ
     return ClippingAdvice(True, COMMON_START, why)
 
 
-def recommendations(
-    vanishing: Sequence[str], exploding: Sequence[str], health: GradientHealth, clipping: ClippingAdvice
-) -> tuple[str, ...]:
+def recommendations(vanishing: Sequence[str], exploding: Sequence[str], health: GradientHealth, clipping: ClippingAdvice) -> list[str]:
     """Recommendations as sentences; the last one is for the health class."""
     lines = []
     if vanishing:
@@ -185,7 +183,7 @@ def recommendations(
         call = clipping_call(clipping.max_norm or COMMON_START)
         lines.append(f"Exploding gradients in {listing(exploding, MAX_NAMES)}: clip them by norm, {call}; {clipping.reason}.")
         lines.append("Lower the learning rate, or use an optimizer that scales its steps, such as Adam.")
-    return (*lines, _CLOSING[health])
+    return [*lines, _CLOSING[health]]
 
 
 def clipping_call(max_norm: float) -> str:

@@ -153,13 +153,13 @@ def build_gradient_report(
     clipping = gradient_flow.clipping_advice(judged)
     lines = gradient_flow.recommendations(vanishing, exploding, health, clipping)
     if unused := [name for name in dead if not layers[name].norms]:
-        lines = (f"No gradient ever reached {listing(unused)}: the loss does not depend on them, or they are used under no_grad.", *lines)
+        lines.insert(0, f"No gradient ever reached {listing(unused)}: the loss does not depend on them, or they are used under no_grad.")
     if zero := [name for name in dead if layers[name].norms]:
-        lines = (f"Zero gradients in {listing(zero)}: check for dead ReLUs, a detached tensor or an unused output after them.", *lines)
+        lines.insert(0, f"Zero gradients in {listing(zero)}: check for dead ReLUs, a detached tensor or an unused output after them.")
     if clipping.max_norm is not None and not exploding:
         spikes = f"Spikes: {gradient_flow.clipping_call(clipping.max_norm)} removes them; {clipping.reason}."
-        lines = (spikes, *(() if health is GradientHealth.HEALTHY else lines))
-    return GradientReport(len(frames), steps_counted_by, layers, health, clipping, noise, lines, judged)
+        lines = [spikes, *([] if health is GradientHealth.HEALTHY else lines)]
+    return GradientReport(len(frames), steps_counted_by, layers, health, clipping, noise, tuple(lines), judged)
 
 
 class LayerFlag(NamedTuple):
@@ -173,9 +173,7 @@ _NO_ISSUE = LayerFlag("", "")
 Row = tuple[int, LayerGradient, LayerFlag]
 
 
-def _flags(
-    frame: GradientFrame, order: Sequence[str], scales: Mapping[str, float], vanishing: float, exploding: float
-) -> dict[str, LayerFlag]:
+def _flags(frame: GradientFrame, order: Sequence[str], scales: Mapping[str, float], low: float, high: float) -> dict[str, LayerFlag]:
     """The issues of one step by layer; layers without an issue are missing."""
     here = {layer.name: layer for layer in frame.layers}
     deep = [name for name in order if name in here and 0 < here[name].grad_norm < math.inf]
@@ -197,11 +195,11 @@ def _flags(
             found[name] = LayerFlag("zero", "exactly zero")
         elif min(relative, per_weight) >= GROWTH:
             found[name] = LayerFlag("exploding", compared)
-        elif norm > exploding * scale if known else layer.max_abs_grad > exploding:
+        elif norm > high * scale if known else layer.max_abs_grad > high:
             found[name] = LayerFlag("exploding", absolute)
         elif max(relative, per_weight) <= FADED:
             found[name] = LayerFlag("vanishing", compared)
-        elif norm < vanishing * scale if known else layer.mean_abs_grad < vanishing:
+        elif norm < low * scale if known else layer.mean_abs_grad < low:
             found[name] = LayerFlag("vanishing", absolute)
     return found
 

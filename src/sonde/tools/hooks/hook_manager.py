@@ -22,6 +22,7 @@ from sonde.tools.hooks.hook_builder import AlertSeverity, HookSpec, HookTrigger,
 from sonde.tools.hooks.hook_events import HookEvent, HookResult, TrainingStopped
 from sonde.tools.hooks.layer_hooks import Attachment, in_backward
 from sonde.tools.layer_name_patterns import require_name
+from sonde.tools.safe_hook import require_module
 from sonde.tools.tensors.tensor_statistics import as_tensor
 
 MAX_RESULTS = 1000
@@ -117,8 +118,7 @@ class Hooks:
 
     def attach(self, model: nn.Module, optimizer: Any = None) -> Self:
         """Registers torch hooks on the selected layers. The first optimizer counts the steps; without one, call `step()`."""
-        if not isinstance(model, nn.Module):
-            raise SondeError(f"hooks are attached to a torch.nn.Module, not to {type(model).__name__}. Pass the model itself.")
+        require_module(model, "attach", "Pass the model itself.")
         optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
         for each in optimizers:
             if not isinstance(each, torch.optim.Optimizer):

@@ -89,7 +89,7 @@ def test_a_flat_tensor_with_its_shape_keeps_that_shape() -> None:
         (lambda hooks: setattr(hooks, "on_pause", 3), "on_pause must be a function"),
         (lambda hooks: hooks.send_alerts_to(3), "alerts go to a function or to a web address"),
         (lambda hooks: hooks.send_alerts_to(print, at_least="loud"), "no severity 'loud'"),
-        (lambda hooks: hooks.attach("model"), "attached to a torch.nn.Module, not to str"),
+        (lambda hooks: hooks.attach("model"), "attach takes a torch.nn.Module, not a str"),
         (lambda hooks: hooks.attach(torch.nn.Linear(1, 1), "sgd"), "optimizer must be a torch.optim.Optimizer"),
         (lambda hooks: Hooks(max_results=0), "max_results must be a whole number"),
     ],
