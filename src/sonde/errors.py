@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import operator
+from typing import SupportsIndex
 
 NO_ROOM = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))  # the disk is full, or a limit of it for files or users
 
@@ -11,6 +13,13 @@ class SondeError(Exception):
     """A mistake that the user can mend. The command line prints it in plain words, without a traceback."""
 
     exit_code = 2
+
+
+def require_count(value: object, name: str, *, minimum: int = 1) -> int:
+    """Returns `value` if it is a whole number from `minimum` on; otherwise raises a `SondeError` that names the argument."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or operator.index(value) < minimum:
+        raise SondeError(f"{name} must be a whole number, {minimum} or more, not {value!r}.")
+    return operator.index(value)
 
 
 class Stopped(SondeError):

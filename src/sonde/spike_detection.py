@@ -20,7 +20,7 @@ NUM_FIRST = 5  # values whose median is the level at the start of the training
 LOSS_SPREADS = 10.0
 LOSS_RISE = 0.5  # of the median's magnitude: a loss that is constant to the last digit may move by ten spreads and mean nothing
 LOSS_LOST = 0.25  # of the decrease since the start: near zero every hard sample multiplies the loss without any loss of progress
-NORM_SPREADS = 4.0  # of logarithms
+SPREADS = 4.0  # of logarithms and shares
 NORM_RISE = log(20.0)  # gradient norms of healthy batches differ by factors of two to ten
 
 
@@ -93,10 +93,23 @@ class LossBound(RollingBound):
         return median + max(LOSS_SPREADS * (self.high - median), LOSS_RISE * abs(median), LOSS_LOST * (self.first - median))
 
 
-class LogNormBound(RollingBound):
+class SpreadBound(RollingBound):
+    """Bound of logarithms or of shares. A value is a spike only if it is more than `rise` above the median."""
+
+    __slots__ = ("_rise",)
+
+    def __init__(self, rise: float) -> None:
+        super().__init__()
+        self._rise = rise
+
+    def _bound(self) -> float:
+        return self.median + max(SPREADS * (self.high - self.median), self._rise)
+
+
+class LogNormBound(SpreadBound):
     """Bound of the logarithm of a gradient norm."""
 
     __slots__ = ()
 
-    def _bound(self) -> float:
-        return self.median + max(NORM_SPREADS * (self.high - self.median), NORM_RISE)
+    def __init__(self) -> None:
+        super().__init__(NORM_RISE)

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 
 from sonde.formatting import number
 from sonde.memory_trend import MemoryTrend
-from sonde.spike_detection import LossBound, RollingBound
+from sonde.spike_detection import LossBound, SpreadBound
 
 MAX_PER_KIND = 100  # that are stored; all are counted
 SLOWER = math.log(1.5)  # a throughput below two thirds of the usual, and far outside of its own scatter
-SPREADS = 4.0  # in units of (high values of the window - median), as for gradient norms
 DROP = 0.2  # of accuracy, absolute: batches of 32 differ by less
 LEAST_GROWTH = 0.1  # of the memory at first: less growth is caches and chance
 
@@ -27,24 +26,6 @@ class Anomaly:
     text: str
 
 
-class LogTimePerSampleBound(RollingBound):
-    """Bound of the logarithm of the time per sample."""
-
-    __slots__ = ()
-
-    def _bound(self) -> float:
-        return self.median + max(SPREADS * (self.high - self.median), SLOWER)
-
-
-class ErrorRateBound(RollingBound):
-    """Bound of the share of wrong answers."""
-
-    __slots__ = ()
-
-    def _bound(self) -> float:
-        return self.median + max(SPREADS * (self.high - self.median), DROP)
-
-
 @dataclass(slots=True)
 class AnomalyDetector:
     """Finds anomalies step by step, in bounded memory. Quantities that are not known are NaN."""
@@ -52,8 +33,8 @@ class AnomalyDetector:
     found: list[Anomaly] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     _loss: LossBound = field(default_factory=LossBound)
-    _time: LogTimePerSampleBound = field(default_factory=LogTimePerSampleBound)
-    _error_rate: ErrorRateBound = field(default_factory=ErrorRateBound)
+    _time: SpreadBound = field(default_factory=lambda: SpreadBound(SLOWER))  # logarithm of the time per sample
+    _error_rate: SpreadBound = field(default_factory=lambda: SpreadBound(DROP))
     _memory: MemoryTrend = field(default_factory=MemoryTrend)
     _first_memory_mb: float = math.nan
 
@@ -64,8 +45,7 @@ class AnomalyDetector:
             self._add("loss spike", step, loss, spike.usual, f"the loss jumped to {number(loss)} from about {number(spike.usual)}")
         if 0 < throughput < math.inf and (spike := self._time.update(-math.log(throughput))) is not None:
             usual = math.exp(-spike.usual)
-            text = f"{number(throughput)} samples per second, usually about {number(usual)}"
-            self._add("throughput drop", step, throughput, usual, text)
+            self._add("throughput drop", step, throughput, usual, f"{number(throughput)} samples per second, usually about {number(usual)}")
         if -math.inf < accuracy <= 1 and (spike := self._error_rate.update(1 - accuracy)) is not None:
             text = f"accuracy fell to {number(accuracy)} from about {number(1 - spike.usual)}"
             self._add("accuracy drop", step, accuracy, 1 - spike.usual, text)

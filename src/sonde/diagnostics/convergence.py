@@ -1,8 +1,6 @@
-"""Convergence of a loss: how fast it still falls, the level that it approaches, and a forecast with an interval.
-
-A falling loss is fitted by `end + height * exp(-rate * t)` or `end + height * (t + 1)^-power`, whichever is nearer. The interval of the
-forecast comes from the training itself: the same forecast is made from earlier steps, and compared with the losses that followed.
-"""
+"""Convergence of a loss: how fast it still falls, the level that it approaches, and a forecast with an interval. A loss is fitted by
+`end + height * exp(-rate * t)` or `end + height * (t + 1)^-power`, whichever is nearer. The interval comes from the same forecast made
+from earlier steps, compared with the losses that followed."""
 
 from __future__ import annotations
 
@@ -74,11 +72,11 @@ def convergence(steps: Floats, losses: Floats, ahead: int | None = None) -> Conv
     per_step = float(now[1] - now[0]) / 1e-3 / span
     left = float(now[1]) - shape.end
     # A curve that is hardly bent so far does not show its limit.
-    bent = shape.parameter >= 1.0 if shape.family == "exponential" else shape.parameter >= 0.5
-    end_known = bent and shape.height > 0 and left < 0.6 * shape.height
+    is_bent = shape.parameter >= (1.0 if shape.family == "exponential" else 0.5)
+    end_known = is_bent and shape.height > 0 and left < 0.6 * shape.height
     rate = -per_step / left if left > 0 and per_step < 0 else 0.0
     horizon = span * AHEAD if ahead is None else float(ahead)
-    forecast, reason = _forecast(steps, losses, shape, first, span, horizon)
+    forecast, reason = _forecast(steps, losses, shape, span, horizon)
     return Convergence(per_step, math.log(2) / rate if end_known and rate > 0 else None, shape.end if end_known else None, forecast, reason)
 
 
@@ -104,12 +102,11 @@ def fit(time: Floats, level: Floats) -> Shape:
 
 def _basis(family: str, grid: Floats, time: Floats) -> Floats:
     """One row for each value of the grid, 1 at time 0."""
-    if family == "exponential":
-        return np.asarray(np.exp(-np.outer(grid, time)))
-    return np.asarray((1.0 + 64.0 * time[None, :]) ** -grid[:, None])
+    is_exponential = family == "exponential"
+    return np.asarray(np.exp(-np.outer(grid, time)) if is_exponential else (1.0 + 64.0 * time[None, :]) ** -grid[:, None])
 
 
-def _forecast(steps: Floats, losses: Floats, shape: Shape, first: float, span: float, horizon: float) -> tuple[Forecast | None, str]:
+def _forecast(steps: Floats, losses: Floats, shape: Shape, span: float, horizon: float) -> tuple[Forecast | None, str]:
     if len(losses) < ENOUGH_TO_TRY:
         return None, f"{len(losses)} losses are too few to test a forecast on the past"
     if not 0 < horizon <= 10 * span:
@@ -137,21 +134,17 @@ def _miss(steps: Floats, losses: Floats, share: float, lead: float) -> float | N
     wanted = min(begin + span * (1 + lead), float(steps[-1]))
     near = max(3, num // 8)  # losses whose median is the level there
     place = min(int(np.searchsorted(steps, wanted)), len(steps) - 1)
-    there = losses[max(num, place - near // 2) : place + near // 2 + 1]
-    at_there = steps[max(num, place - near // 2) : place + near // 2 + 1]
-    if not len(there):
+    there = slice(max(num, place - near // 2), place + near // 2 + 1)
+    if not len(losses[there]):
         return None
-    return abs(float(np.median(there)) - float(shape.at((float(np.median(at_there)) - begin) / span)[0]))
+    return abs(float(np.median(losses[there])) - float(shape.at((float(np.median(steps[there])) - begin) / span)[0]))
 
 
 def piecewise_medians(steps: Floats, values: Floats, most: int = MAX_PIECES) -> tuple[Floats, Floats]:
     """The curve in at most `most` pieces of equally many points: the median step and the median value of each."""
     num = min(most, len(values))
-    if num == len(values):
-        return steps, values
-    cuts = np.linspace(0, len(values), num + 1).astype(int)
-    middle = np.array([np.median(steps[start:end]) for start, end in pairwise(cuts.tolist())])
-    return middle, np.array([np.median(values[start:end]) for start, end in pairwise(cuts.tolist())])
+    pieces = [slice(start, end) for start, end in pairwise(np.linspace(0, len(values), num + 1).astype(int).tolist())]
+    return np.array([np.median(steps[piece]) for piece in pieces]), np.array([np.median(values[piece]) for piece in pieces])
 
 
 def robust_std(values: Floats) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,11 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sonde.diagnostics.health_score import Health, health_of
-from sonde.diagnostics.metrics import MILLION, ModelArchitectureInfo
+from sonde.diagnostics.metrics import ModelArchitectureInfo
 from sonde.diagnostics.training_columns import TrainingColumns
 from sonde.diagnostics.training_dynamics import TrainingDynamics, training_dynamics
 from sonde.events import Finding
-from sonde.formatting import listing, number, strict
+from sonde.formatting import listing, number, strict_json
 
 if TYPE_CHECKING:
     from sonde.render.plots import Plot
@@ -45,15 +44,13 @@ class DiagnosticsReport:
     @property
     def parameter_efficiency(self) -> float | None:
         """Share of the first loss that was removed, per million trainable parameters."""
-        removed = self.dynamics.efficiency.removed_share
-        trainable = self.architecture.trainable_parameters if self.architecture else None
-        return removed / (trainable / MILLION) if removed is not None and trainable else None
+        removed, trainable = self.dynamics.efficiency.removed_share, self.architecture and self.architecture.trainable_parameters
+        return removed / (trainable / 1e6) if removed is not None and trainable else None
 
     @property
     def samples_per_parameter(self) -> float | None:
         """Samples seen for each trainable parameter."""
-        samples = self.dynamics.efficiency.num_samples
-        trainable = self.architecture.trainable_parameters if self.architecture else None
+        samples, trainable = self.dynamics.efficiency.num_samples, self.architecture and self.architecture.trainable_parameters
         return samples / trainable if samples and trainable else None
 
     def summary(self) -> str:
@@ -72,18 +69,15 @@ class DiagnosticsReport:
     def to_json(self) -> str:
         """One strict JSON document; a number that is not finite is the string "NaN", "Infinity" or "-Infinity"."""
         document = {
-            "health": asdict(self.health),
-            "architecture": None if self.architecture is None else asdict(self.architecture),
-            "parameter_efficiency": self.parameter_efficiency,
-            "samples_per_parameter": self.samples_per_parameter,
-            "dynamics": asdict(self.dynamics),
-            "findings": [asdict(finding) for finding in self.findings],
+            "health": asdict(self.health), "architecture": None if self.architecture is None else asdict(self.architecture),
+            "parameter_efficiency": self.parameter_efficiency, "samples_per_parameter": self.samples_per_parameter,
+            "dynamics": asdict(self.dynamics), "findings": [asdict(finding) for finding in self.findings],
             "recommendations": list(self.recommendations),
-        }
-        return json.dumps(strict(document), indent=1, allow_nan=False)
+        }  # fmt: skip
+        return strict_json(document)
 
     def plot(self, path: str | Path | None = None) -> Plot:
-        """Losses with the forecast, and the parts of the score; written to `path` if one is given (.png, .svg, .pdf, .html, .json)."""
+        """Losses with the forecast, and the parts of the score; written to `path` if there is one (.png, .svg, .pdf, .html, .json)."""
         from sonde.render.plots.diagnostics_plot import diagnostics_plot
 
         plot = diagnostics_plot(self)
@@ -97,15 +91,9 @@ def build_diagnostics_report(
 ) -> DiagnosticsReport:
     """`findings`: of the rules; None if no run was judged. `ahead`: number of steps for the forecast of the loss."""
     dynamics = training_dynamics(columns, ahead)
-    return DiagnosticsReport(
-        architecture,
-        dynamics,
-        health_of(dynamics, columns, findings),
-        tuple(findings or ()),
-        tuple(_recommendations(dynamics, columns, architecture, findings or ())),
-        columns.loss.points(),
-        columns.validation.points(),
-    )
+    health, known = health_of(dynamics, columns, findings), tuple(findings or ())
+    lines = tuple(_recommendations(dynamics, columns, architecture, known))
+    return DiagnosticsReport(architecture, dynamics, health, known, lines, columns.loss.points(), columns.validation.points())
 
 
 def _recommendations(
@@ -120,9 +108,7 @@ def _recommendations(
     elif dynamics.learning == "diverging" and not is_explained:
         lines.append(_after_divergence(dynamics, columns.trend.risen_step))
     elif dynamics.learning == "not learning" and not is_explained:
-        lines.append(
-            "train on a single batch until the loss is near zero: if that fails the loop is wrong, if it works raise the learning rate"
-        )
+        lines.append("train on one batch until the loss is near zero: if that fails the loop is wrong, if it works raise the learning rate")
     elif dynamics.learning == "settled" and dynamics.plateau is not None and overfitting.is_overfitting is not True:
         lines.append(f"the loss gains nothing since step {dynamics.plateau.since_step}: stop, or lower the learning rate once more")
     elif dynamics.learning == "improving" and found is not None and found.half_life_steps is not None and not overfitting.is_overfitting:
@@ -145,7 +131,5 @@ def _after_divergence(dynamics: TrainingDynamics, risen_step: int) -> str:
     """A loss that jumps and stays high had a bad batch; one that rises slowly has too large a learning rate."""
     jumps = [one.step for one in dynamics.anomalies if one.kind == "loss spike" and abs(one.step - risen_step) <= NEAR]
     if jumps:
-        return (
-            f"the loss jumped at step {jumps[0]} and stayed high: inspect that batch, clip gradients, continue from the weights before it"
-        )
+        return f"the loss jumped at step {jumps[0]} and stayed high: inspect that batch, clip gradients, go on from the weights before it"
     return "lower the learning rate by a factor of three to ten, or clip gradients: the loss rises"

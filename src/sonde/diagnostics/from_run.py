@@ -12,7 +12,7 @@ import numpy as np
 from sonde.diagnostics.anomalies import AnomalyDetector
 from sonde.diagnostics.metrics import MIB, ModelArchitectureInfo
 from sonde.diagnostics.training_columns import Curve, Floats, MetricsRecorder, TrainingColumns
-from sonde.events import Finding, Kind, ModelWatched, Site
+from sonde.events import Finding, Kind, ModelWatched
 from sonde.report import diagnose
 from sonde.report.run_summary import VALIDATION
 from sonde.run_view import RunView, newest_views
@@ -46,20 +46,12 @@ def _columns(view: RunView, logged: list[str]) -> TrainingColumns:
     for values in zip(*(column.tolist() for column in (steps, loss, throughput, _at_steps(accuracy, view)[rows], memory_mb))):
         anomalies.update(*values)
     return TrainingColumns(
-        loss=Curve(steps.astype(np.float64), loss),
-        trend=view.loss_trend,
-        validation=validation,
-        throughput=throughput[np.isfinite(throughput)],
-        gpu_utilization=np.empty(0),
-        anomalies=anomalies,
-        num_steps=len(rows),
-        num_samples=float(np.nansum(num_samples)),
-        seconds=seconds,
-    )
+        Curve(steps.astype(np.float64), loss), view.loss_trend, validation, throughput[np.isfinite(throughput)], np.empty(0), anomalies,
+        num_steps=len(rows), num_samples=float(np.nansum(num_samples)), seconds=seconds,
+    )  # fmt: skip
 
 
 def _first_logged(view: RunView, logged: list[str], is_wanted: Callable[[str], bool]) -> Curve:
-    """The first series of the user with a matching name."""
     name = next(filter(is_wanted, logged), None)
     steps, values = view.logged(name) if name is not None else (np.empty(0), np.empty(0))
     return Curve(steps.astype(np.float64), values)
@@ -94,17 +86,12 @@ def _architecture(view: RunView) -> ModelArchitectureInfo | None:
     sites = [site for site in view.sites.values() if site.model == model.model]
     parameters = [site for site in sites if site.kind == "parameter"]
     outputs = {site.path: site.type for site in sites if site.kind == "output" and site.type}
+    num_bytes = sum(math.prod(site.shape) * BYTES.get(site.dtype.removeprefix("torch."), 4) for site in parameters)
     total = max(0, model.num_parameters)
     return ModelArchitectureInfo(
-        total_parameters=total,
-        trainable_parameters=min(max(0, model.num_trainable), total),
-        model_size_mb=sum(map(_num_bytes, parameters)) / MIB if parameters else None,
+        total_parameters=total, trainable_parameters=min(max(0, model.num_trainable), total), name=model.class_name,
+        model_size_mb=num_bytes / MIB if parameters else None,
         layer_count=len({site.module for site in parameters}) if parameters else None,
         layer_types=dict(Counter(outputs.values()).most_common()),
         width=max((site.shape[0] for site in parameters if len(site.shape) > 1), default=None),
-        name=model.class_name,
-    )
-
-
-def _num_bytes(site: Site) -> int:
-    return math.prod(site.shape) * BYTES.get(site.dtype.removeprefix("torch."), 4)
+    )  # fmt: skip

@@ -1,8 +1,5 @@
-"""Health score of a training, from 0 to 100, with its parts.
-
-Each part is judged by itself, from 0 to 1, or not at all if nothing is known about it: then its weight goes to the others. A finding of a
-rule limits the score, whatever the other parts are: a good loss means nothing if the wrong thing is trained.
-"""
+"""Health score of a training, from 0 to 100, with its parts. The weight of a part about which nothing is known goes to the others. A
+finding of a rule limits the score, whatever the other parts are: a good loss means nothing if the wrong thing is trained."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import numpy as np
 from sonde.diagnostics.training_columns import TrainingColumns
 from sonde.diagnostics.training_dynamics import TrainingDynamics
 from sonde.events import Finding, Severity
-from sonde.formatting import listing, number
+from sonde.formatting import counted, listing, number
 from sonde.rules.registry import SPEED_RULES
 
 WEIGHTS = {
@@ -32,6 +29,7 @@ NOT_FINITE = 10.0  # such a training learns nothing any more
 SHARES = {Severity.CRITICAL: 0.0, Severity.ERROR: 0.25, Severity.WARNING: 0.6, Severity.INFO: 1.0}
 FURTHER = 0.1  # for each further finding that is a cause of its own
 SPIKE, MOST_SPIKES = 0.1, 0.4
+NOISE_GROWTH = 3.0  # times: by less than that, the noise of a loss has not grown
 STEADY = 0.5  # the slowest tenth of the steps reaches that share of the usual throughput in a steady training
 
 
@@ -66,13 +64,8 @@ def health_of(dynamics: TrainingDynamics, columns: TrainingColumns, findings: Se
     """`findings`: of the rules; None if there is no run that they could judge."""
     slow = [each for each in findings or () if each.rule in SPEED_RULES]
     findings = None if findings is None else [each for each in findings if each.rule not in SPEED_RULES]
-    parts = (
-        _learning(dynamics),
-        _findings(findings),
-        _stability(dynamics),
-        _generalisation(dynamics),
-        _efficiency(dynamics, columns, slow),
-    )
+    efficiency = _efficiency(dynamics, columns, slow)
+    parts = (_learning(dynamics), _findings(findings), _stability(dynamics), _generalisation(dynamics), efficiency)
     judged = [part for part in parts if part.share is not None]
     total = sum(part.weight for part in judged)
     # A finding is a verdict by itself. That nothing was found is none, unless the steps were evaluated too.
@@ -128,10 +121,10 @@ def _stability(dynamics: TrainingDynamics) -> HealthPart:
         why.append(f"{found.num_nonfinite} losses not finite")
     if found.num_spikes:
         share -= min(MOST_SPIKES, SPIKE * found.num_spikes)
-        why.append("1 spike" if found.num_spikes == 1 else f"{found.num_spikes} spikes")
-    if found.is_rougher and dynamics.learning != "settled":
+        why.append(counted(found.num_spikes, "spike"))
+    if (growth := found.noise_growth or 0.0) > NOISE_GROWTH and dynamics.learning != "settled":
         share -= 0.2
-        why.append(f"its noise grew {number(found.noise_growth or 0.0)} times")
+        why.append(f"its noise grew {number(growth)} times")
     if not why:
         why.append(f"it scatters by {number(100 * (found.noise_share or 0.0))} % around its trend, without spikes")
     return _part("stability", max(0.0, share), ", ".join(why))

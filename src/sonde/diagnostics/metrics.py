@@ -1,4 +1,4 @@
-"""What a user can tell diagnostics: the architecture of a model, and the metrics of a training step."""
+"""What a user passes to diagnostics: the architecture of a model, and the metrics of a training step."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from sonde.errors import SondeError
+from sonde.errors import SondeError, require_count
 
 MIB = 2**20
-MILLION = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,18 +32,15 @@ class ModelArchitectureInfo:
     def __post_init__(self) -> None:
         for name in ("total_parameters", "trainable_parameters", "layer_count", "depth", "width"):
             value = getattr(self, name)
-            if value is None and name != "total_parameters":
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise SondeError(f"{name} is a count, 0 or more; this is {value!r}.")
+            if value is not None or name == "total_parameters":
+                require_count(value, name, minimum=0)
         if self.trainable_parameters is not None and self.trainable_parameters > self.total_parameters:
             raise SondeError(f"{self.trainable_parameters} parameters cannot be trainable: there are {self.total_parameters} in all.")
 
     @property
     def trainable_share(self) -> float | None:
-        if self.trainable_parameters is None or not self.total_parameters:
-            return None
-        return self.trainable_parameters / self.total_parameters
+        trainable, total = self.trainable_parameters, self.total_parameters
+        return None if trainable is None or not total else trainable / total
 
     @property
     def bytes_per_parameter(self) -> float | None:
@@ -70,11 +66,10 @@ class ModelPerformanceMetrics:
     step_time_ms: float | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.training_step, int) or isinstance(self.training_step, bool) or self.training_step < 0:
-            raise SondeError(f"training_step is a whole number, 0 or more; this is {self.training_step!r}.")
+        require_count(self.training_step, "training_step", minimum=0)
         for one in fields(self):
             value = getattr(self, one.name)
-            if one.name != "training_step" and not (value is None and one.name != "loss"):
+            if one.name != "training_step" and (value is not None or one.name == "loss"):
                 object.__setattr__(self, one.name, _number(one.name, value))
         for name in ("batch_size", "throughput_samples_per_sec", "memory_usage_mb", "gpu_utilization", "step_time_ms", "gradient_norm"):
             value = getattr(self, name)

@@ -109,18 +109,10 @@ class MetricsRecorder:
                 curve.add(step, value)
 
     def columns(self) -> TrainingColumns:
-        loss = self._loss.curve()
-        return TrainingColumns(
-            loss=loss,
-            trend=_trend(loss),
-            validation=self._validation.curve(),
-            throughput=self._throughput.curve().finite().values,
-            gpu_utilization=self._gpu.curve().finite().values,
-            anomalies=self.anomalies,
-            num_steps=self.num_steps,
-            num_samples=self.num_samples,
-            seconds=self.seconds,
-        )
+        loss, validation = self._loss.curve(), self._validation.curve()
+        throughput, gpu = self._throughput.curve().finite().values, self._gpu.curve().finite().values
+        totals = self.num_steps, self.num_samples, self.seconds
+        return TrainingColumns(loss, _trend(loss), validation, throughput, gpu, self.anomalies, *totals)
 
 
 def thin(values: Floats, most: int) -> Ints:
@@ -136,12 +128,7 @@ def thin(values: Floats, most: int) -> Ints:
 
 def _trend(loss: Curve) -> LossTrend:
     num = len(loss.values)
-    is_nonfinite = ~np.isfinite(loss.values)
+    losses = LossColumns(loss.values, np.ones(num, bool), ~np.isfinite(loss.values), nonfinite_after_last=False)
     return LossTrend.from_columns(
-        loss.steps.astype(np.int64),
-        LossColumns(loss.values, np.ones(num, bool), is_nonfinite, nonfinite_after_last=False),
-        skipped=np.zeros(num, bool),
-        has_several=False,
-        class_counts=frozenset(),
-        after_last=-1,
+        loss.steps.astype(np.int64), losses, skipped=np.zeros(num, bool), has_several=False, class_counts=frozenset(), after_last=-1
     )

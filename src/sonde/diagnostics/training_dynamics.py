@@ -1,7 +1,4 @@
-"""Training dynamics: whether a training learns, is stable, has settled or overfits, and what learning costs.
-
-Whether a loss falls is taken from `LossTrend`, as in the rules, so that the two never disagree.
-"""
+"""Training dynamics: whether a training learns (by `LossTrend`, as in the rules), is stable, has settled or overfits, and its cost."""
 
 from __future__ import annotations
 
@@ -23,9 +20,6 @@ FALLEN = 0.2  # of the level: a loss that has risen before must fall by that muc
 NOISES = 2.0  # standard deviations of a piece: what falls by less may not have fallen
 FEWEST_VALIDATIONS = 4  # before any of them can be called the best
 WORSE = 0.05  # of what validation gained: a worse end than the best is noise below that
-CALMED = 3.0  # times: by less than that, the noise of a loss has not grown
-
-LEARNING = ("improving", "settled", "not learning", "diverging", "not finite", "could not tell")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +30,6 @@ class Stability:
     noise_growth: float | None  # of the last third over the first: above 1 the noise grows
     num_spikes: int
     num_nonfinite: int  # without those whose update a GradScaler skipped
-
-    @property
-    def is_rougher(self) -> bool:
-        return self.noise_growth is not None and self.noise_growth > CALMED
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +72,7 @@ class TrainingDynamics:
     num_steps: int
     first_step: int
     last_step: int
-    learning: str  # one of LEARNING
+    learning: str  # "improving", "settled", "not learning", "diverging", "not finite" or "could not tell"
     why: str  # the evidence for it, in words
     first_loss: float
     last_loss: float  # medians of the first and of the last few
@@ -104,25 +94,17 @@ def training_dynamics(columns: TrainingColumns, ahead: int | None = None) -> Tra
     plateau = _plateau(loss) if learning in ("improving", "not learning") else None
     if plateau is not None and learning == "improving":
         learning, why = "settled", f"no gain since step {plateau.since_step}, after the loss had fallen; {why}"
+    steps = columns.loss.steps
     return TrainingDynamics(
-        num_steps=columns.num_steps,
-        first_step=int(columns.loss.steps.min()) if columns.num_steps else -1,
-        last_step=int(columns.loss.steps.max()) if columns.num_steps else -1,
-        learning=learning,
-        why=why,
-        first_loss=trend.first_level,
-        last_loss=trend.recent_level,
-        convergence=found,
-        stability=_stability(loss.values, columns),
-        plateau=plateau,
-        overfitting=_overfitting(columns.validation.finite(), loss, trend.recent_level),
-        efficiency=_efficiency(columns),
+        num_steps=columns.num_steps, first_step=int(steps.min()) if columns.num_steps else -1,
+        last_step=int(steps.max()) if columns.num_steps else -1, learning=learning, why=why, first_loss=trend.first_level,
+        last_loss=trend.recent_level, convergence=found, stability=_stability(loss.values, columns), plateau=plateau,
+        overfitting=_overfitting(columns.validation.finite(), loss, trend.recent_level), efficiency=_efficiency(columns),
         anomalies=columns.anomalies.anomalies,
-    )
+    )  # fmt: skip
 
 
 def _learning(trend: LossTrend, loss: Curve) -> tuple[str, str]:
-    """One of LEARNING, and the evidence for it."""
     if not trend.num_losses:
         return "could not tell", "no loss was recorded"
     first, last = f"{trend.first_level:.3g}", f"{trend.recent_level:.3g}"
@@ -171,28 +153,19 @@ def _overfitting(validation: Curve, loss: Curve, recent_loss: float) -> Overfitt
     noise = robust_std(np.diff(values)) / max(gained, 1e-30)
     falls = len(since) > 1 and len(before) > 1 and float(np.median(since[len(since) // 2 :])) <= float(np.median(before[-len(since) :]))
     grew_worse = num - 1 - best >= 2 and lost > max(WORSE, NOISES * noise)
-    return Overfitting(
-        is_overfitting=grew_worse and falls,
-        reason=f"validation was best at step {int(steps[best])} ({calm[best]:.3g}) and is now {last:.3g}"
-        + (", while the training loss kept falling" if grew_worse and falls else ""),
-        best_step=int(steps[best]),
-        best=float(calm[best]),
-        last=last,
-        lost_share=max(0.0, lost),
-        gap=last - recent_loss if loss.values.size else None,
-    )
+    while_falling = ", while the training loss continued to fall" if grew_worse and falls else ""
+    reason = f"validation was best at step {int(steps[best])} ({calm[best]:.3g}) and is now {last:.3g}{while_falling}"
+    gap = last - recent_loss if loss.values.size else None
+    return Overfitting(grew_worse and falls, reason, int(steps[best]), float(calm[best]), last, max(0.0, lost), gap)
 
 
 def _efficiency(columns: TrainingColumns) -> LearningEfficiency:
     first, last = columns.trend.first_level, columns.trend.recent_level
     removed = (first - last) / first if first > 0 and math.isfinite(last) else None
-    return LearningEfficiency(
-        removed_share=removed,
-        per_thousand_samples=removed / columns.num_samples * 1e3 if removed is not None and columns.num_samples else None,
-        per_minute=removed / columns.seconds * 60 if removed is not None and columns.seconds else None,
-        num_samples=columns.num_samples or None,
-        samples_per_second=float(np.median(columns.throughput)) if len(columns.throughput) else None,
-    )
+    per_thousand = removed / columns.num_samples * 1e3 if removed is not None and columns.num_samples else None
+    per_minute = removed / columns.seconds * 60 if removed is not None and columns.seconds else None
+    samples_per_second = float(np.median(columns.throughput)) if len(columns.throughput) else None
+    return LearningEfficiency(removed, per_thousand, per_minute, columns.num_samples or None, samples_per_second)
 
 
 def _detrended(losses: Floats) -> tuple[Floats, Floats]:

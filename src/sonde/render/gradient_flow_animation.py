@@ -41,9 +41,6 @@ LABEL = 13  # that a name needs
 COLORS = dict(zip(STATES, (style.BLUE, style.ORANGE, style.VERMILION, style.BAD)))
 
 
-# -- which frames and layers are shown, on which axis -----------------------------------------------
-
-
 def layer_names(frames: Sequence[GradientFrame]) -> list[str]:
     return sorted({layer.name for frame in frames for layer in frame.layers})
 
@@ -64,12 +61,11 @@ def thin_frames(frames: Sequence[GradientFrame], limit: int) -> list[GradientFra
     """At most `limit` frames: of each group of neighbors the worst, so that no explosion is lost."""
     if len(frames) <= limit:
         return list(frames)
+    def badness(frame: GradientFrame) -> int:
+        return max((STATES.index(gradient_state(layer)) for layer in frame.layers), default=0)
+
     edges = [round(i * len(frames) / limit) for i in range(limit + 1)]
-    return [max(frames[start:end], key=_badness) for start, end in pairwise(edges)]
-
-
-def _badness(frame: GradientFrame) -> int:
-    return max((STATES.index(gradient_state(layer)) for layer in frame.layers), default=0)
+    return [max(frames[start:end], key=badness) for start, end in pairwise(edges)]
 
 
 def norm_axis(frames: Sequence[GradientFrame]) -> Axis:
@@ -81,10 +77,8 @@ def norm_axis(frames: Sequence[GradientFrame]) -> Axis:
 
 def bar_length(layer: LayerGradient, axis: Axis) -> float:
     """The length of a layer's bar, 0 to 1; the whole axis where the norm is not finite."""
-    if not math.isfinite(layer.grad_norm):
-        return 1.0
-    if layer.grad_norm == 0:
-        return 0.0
+    if layer.grad_norm == 0 or not math.isfinite(layer.grad_norm):
+        return 1.0 if layer.grad_norm else 0.0
     return min(max(axis.place(np.array([layer.grad_norm])).item(), SHORTEST), 1.0)
 
 
@@ -92,9 +86,6 @@ def _checked_fps(fps: float) -> float:
     if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps < math.inf:
         raise SondeError(f"fps={fps!r}: frames per second must be a number above 0, for instance fps=10.")
     return float(fps)
-
-
-# -- characters and terminal ------------------------------------------------------------------------
 
 
 def ascii_animation(frames: Sequence[GradientFrame]) -> str:
@@ -105,7 +96,8 @@ def ascii_animation(frames: Sequence[GradientFrame]) -> str:
 
     names = layer_names(frames)
     width = max((cell_len(printable(name)) for name in names), default=0)
-    columns = [{layer.name: SHADES[_nearest_shade(layer.flow_intensity)] for layer in frame.layers} for frame in frames]
+    darkest = len(SHADES) - 1
+    columns = [{layer.name: SHADES[math.floor(layer.flow_intensity * darkest + 0.5)] for layer in frame.layers} for frame in frames]
     digits = "".join(str(index % 10) for index in range(len(frames)))
     lines = [f"{'':{width}} │ {digits}", f"{'─' * width}─┼─{'─' * len(frames)}"]
     for name in names:
@@ -113,10 +105,6 @@ def ascii_animation(frames: Sequence[GradientFrame]) -> str:
         cells = "".join(column.get(name, " ") for column in columns)
         lines.append(f"{' ' * (width - cell_len(shown))}{shown} │ {cells}")
     return "\n".join(lines)
-
-
-def _nearest_shade(intensity: float) -> int:
-    return math.floor(intensity * (len(SHADES) - 1) + 0.5)
 
 
 def play(frames: Sequence[GradientFrame], fps: float) -> None:
@@ -148,11 +136,9 @@ def terminal_frame(frame: GradientFrame, names: Sequence[str], axis: Axis, width
 
     by_name = {layer.name: layer for layer in frame.layers}
     room = max(height - 2, 1)
+    shown = list(names)
     if len(names) > room:
-        worst = sorted(names, key=lambda name: -STATES.index(gradient_state(by_name[name])) if name in by_name else 1)[: room - 1]
-        shown, num_hidden = by_depth(worst), len(names) - len(worst)
-    else:
-        shown, num_hidden = list(names), 0
+        shown = by_depth(sorted(names, key=lambda name: -STATES.index(gradient_state(by_name[name])) if name in by_name else 1)[: room - 1])
     margin = min(max((Text(printable(name)).cell_len for name in shown), default=0), width // 2)
     longest = max(width - margin - 12, 4)
     lines = [line((f"step {frame.step}", "bold"), (f"   gradient norm, {axis.scale} scale", "dim"))]
@@ -165,12 +151,9 @@ def terminal_frame(frame: GradientFrame, names: Sequence[str], axis: Axis, width
             bar = "█" * round(bar_length(layer, axis) * longest)
             label.append_text(line(" ", (bar, TERMINAL_STYLES[gradient_state(layer)]), f" {number(layer.grad_norm)}"))
         lines.append(label)
-    if num_hidden:
-        lines.append(line((f"… and {num_hidden} more layers", "dim")))
+    if len(shown) < len(names):
+        lines.append(line((f"… and {len(names) - len(shown)} more layers", "dim")))
     return lines
-
-
-# -- HTML page ----------------------------------------------------------------------------------------
 
 
 def animation_html(frames: Sequence[GradientFrame]) -> str:
@@ -205,19 +188,11 @@ def animation_html(frames: Sequence[GradientFrame]) -> str:
 
 
 def _html_cells(frame: GradientFrame, names: Sequence[str], axis: Axis) -> list[list[object] | None]:
-    by_name = {layer.name: layer for layer in frame.layers}
-    cells: list[list[object] | None] = []
-    for name in names:
-        layer = by_name.get(name)
-        if layer is None:
-            cells.append(None)
-            continue
+    cells: dict[str, list[object]] = {}
+    for layer in frame.layers:
         texts = [number(each) for each in (layer.grad_norm, layer.mean_abs_grad, layer.max_abs_grad)]
-        cells.append([round(bar_length(layer, axis), 4), STATES.index(gradient_state(layer)), *texts])
-    return cells
-
-
-# -- GIF ------------------------------------------------------------------------------------------------
+        cells[layer.name] = [round(bar_length(layer, axis), 4), STATES.index(gradient_state(layer)), *texts]
+    return [cells.get(name) for name in names]
 
 
 def animation_gif(frames: Sequence[GradientFrame], fps: float) -> bytes:
@@ -288,14 +263,11 @@ class _FramePainter:
     def _fitted(self, pen: ImageDraw, name: str) -> str:
         # The font knows Latin letters only; what it does not know is written out, as in a terminal that cannot show it.
         text = printable(name).encode("latin-1", "backslashreplace").decode("latin-1")
-        limit = len(text)
-        while limit > 4 and pen.textlength(_plain(shorten(text, limit)), self.small) > NAMES - 8:
+        shown, limit = text, len(text)
+        while limit > 4 and pen.textlength(shown, self.small) > NAMES - 8:
             limit -= 1
-        return _plain(shorten(text, limit))
+            shown = shorten(text, limit).replace("…", "..")
+        return shown
 
     def _text(self, pen: ImageDraw, x: float, y: float, text: str, anchor: str) -> None:
         pen.text((x, y), text, style.GRAY, self.small, anchor=anchor)
-
-
-def _plain(text: str) -> str:
-    return text.replace("…", "..")

@@ -64,6 +64,14 @@ def write_new(path: Path, content: str | bytes, *, replace: bool = False) -> Non
         raise
 
 
+def replace_file(path: str | Path, content: str | bytes) -> Path:
+    """Write `content` to `path`, in the place of an existing file; its folders are created. Returns the path."""
+    target = Path(path)
+    make_folder(target.parent)
+    write_new(target, content, replace=True)
+    return target
+
+
 def _unwritable(path: Path, error: OSError) -> SondeError:
     hint = "Make room there, or name another place." if error.errno in NO_ROOM else "Is its directory there, and yours?"
     return SondeError(f"{path} cannot be written: {error.strerror or error}.\n{hint}")

@@ -2,15 +2,17 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import mul
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from sonde.errors import SondeError
+from sonde.errors import SondeError, require_count
 from sonde.formatting import number
 from sonde.render import plots
 from sonde.render.plots import Plot
@@ -18,7 +20,7 @@ from sonde.render.summaries.tables import html_table, text_table
 from sonde.statistics.find_tensors import find_tensors
 from sonde.tools.hooks.layer_hooks import ModelLayers
 from sonde.tools.layer_name_patterns import LayerPatterns, require_name
-from sonde.tools.safe_hook import SafeHook
+from sonde.tools.safe_hook import SafeHook, require_module
 from sonde.tools.tensors.tensor_statistics import FastStatistics, Outlier, TensorStats, describe, fast_statistics
 
 MAX_ELEMENTS = 1 << 20  # stored elements of one activation; of a larger one every second, third … per dimension
@@ -37,23 +39,19 @@ class _StoredActivation:
 
 
 class ActivationVisualizer:
-    """Stores a copy of the last output of selected layers; later in-place changes do not affect it. A copy is on the CPU and has at most
-    `max_elements` elements. Of a larger output an even sample is stored, while mean, deviation, extremes, norms and counts are of the whole
-    output. If a layer returns several tensors, the first is stored under its name and the others under `name:index`, for instance
-    `lstm:1.0`."""
+    """Stores a copy of the last output of selected layers on the CPU. Of an output with more than `max_elements` elements an even sample is
+    stored, while mean, deviation, extremes, norms and counts are of the whole output. If a layer returns several tensors, the first is
+    stored under its name and the others under `name:index`, for instance `lstm:1.0`."""
 
     def __init__(self, max_elements: int = MAX_ELEMENTS) -> None:
-        if isinstance(max_elements, bool) or not isinstance(max_elements, int) or max_elements < 1:
-            raise SondeError(f"max_elements must be a whole number, 1 or more, not {max_elements!r}.")
-        self.max_elements = max_elements
+        self.max_elements = require_count(max_elements, "max_elements")
         self._stored: dict[str, _StoredActivation] = {}
-        self._handles: list[Any] = []
-        self._hooked: dict[str, None] = {}
+        self._hooks = ExitStack()
+        self._hooked: set[str] = set()
 
     def register_forward_hook(self, model: nn.Module, layer: str | Sequence[str]) -> list[str]:
         """Stores the outputs of these layers from now on. `layer` is a name or a pattern ("encoder.*.attention"). Returns their names."""
-        if not isinstance(model, nn.Module):
-            raise SondeError(f"register_forward_hook takes a torch.nn.Module, not a {type(model).__name__}.")
+        require_module(model, "register_forward_hook")
         modules = ModelLayers(model).modules
         names: dict[str, None] = {}
         for each in [layer] if isinstance(layer, str) else layer:
@@ -63,16 +61,14 @@ class ActivationVisualizer:
                 names.setdefault(require_name(each, modules))
         for name in names:
             if name not in self._hooked:
-                self._hooked[name] = None
+                self._hooked.add(name)
                 hook = SafeHook(f"the output of {name}", partial(self._on_output, name))
-                self._handles.append(modules[name].register_forward_hook(hook))
+                self._hooks.callback(modules[name].register_forward_hook(hook).remove)
         return list(names)
 
     def remove(self) -> None:
         """Removes all hooks. Stored outputs stay until `clear()`."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._hooks.close()
         self._hooked.clear()
 
     def clear(self) -> None:
@@ -95,9 +91,7 @@ class ActivationVisualizer:
         measured = fast_statistics(tensor)
         if measured.unsupported:
             raise TypeError(measured.unsupported)
-        whole = tensor.detach()
-        if whole.layout is not torch.strided:
-            whole = whole.to_dense()
+        whole = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
         strides = _strides(whole.shape, self.max_elements)
         part = whole[tuple(slice(None, None, stride) for stride in strides)]
         return _StoredActivation(part.to("cpu", copy=True), strides, tuple(tensor.shape), str(tensor.device), measured)
@@ -122,7 +116,7 @@ class ActivationVisualizer:
         return replace(
             found, shape=stored.shape, device=stored.device, num_elements=whole.num, num_bytes=num_bytes, mean=whole.mean, std=whole.std,
             min=whole.min, max=whole.max, l1_norm=whole.l1, l2_norm=whole.l2, num_zeros=whole.zeros, num_nan=whole.nan, num_inf=whole.inf,
-            outliers=_indices_in_whole(found.outliers, stored.strides),
+            outliers=tuple(Outlier(tuple(map(mul, one.index, stored.strides)), one.value) for one in found.outliers),
         )  # fmt: skip
 
     def outliers(self, name: str) -> tuple[Outlier, ...]:
@@ -148,10 +142,8 @@ class ActivationVisualizer:
 
     def _get(self, name: str) -> _StoredActivation:
         if name in self._hooked and name not in self._stored:
-            raise SondeError(
-                f"{name} has not returned a tensor since the hook was registered. Run the model first.\n"
-                "Inside torch.compile no output is stored: run the model that was passed to torch.compile."
-            )
+            advice = "Inside torch.compile no output is stored: run the model that was passed to torch.compile."
+            raise SondeError(f"{name} has not returned a tensor since the hook was registered. Run the model first.\n{advice}")
         if not self._stored:
             raise SondeError('No output is stored yet. Call register_forward_hook(model, "layer name") and run the model.')
         return self._stored[require_name(name, self._stored)]
@@ -195,7 +187,3 @@ def _strides(shape: Sequence[int], limit: int) -> tuple[int, ...]:
         strides[at] += 1
         left[at] = -(-shape[at] // strides[at])
     return tuple(strides)
-
-
-def _indices_in_whole(outliers: Sequence[Outlier], strides: Sequence[int]) -> tuple[Outlier, ...]:
-    return tuple(Outlier(tuple(i * stride for i, stride in zip(each.index, strides)), each.value) for each in outliers)

@@ -1,7 +1,4 @@
-"""DebugVisualizer: plots of a training as files: distributions, gradient flow, heat maps, and plots of plug-ins.
-
-Values may be torch tensors of any kind, arrays or lists. They are read once and not kept alive.
-"""
+"""DebugVisualizer: plots of tensors, arrays and lists as files: distributions, gradient flow, heat maps, and plots of plug-ins."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +11,7 @@ from sonde.errors import SondeError
 from sonde.render import plots
 from sonde.render.plots import FORMATS, Plot
 from sonde.render.plots.plot import DPI, plots_page
-from sonde.render.safe_write import file_name, make_folder, write_new
+from sonde.render.safe_write import file_name, replace_file
 from sonde.tools.layer_name_patterns import require_name
 
 GROUP = "sonde.plots"  # entry points: a callable that takes name= and the data by keyword, and returns a Plot
@@ -71,9 +68,8 @@ class DebugVisualizer:
         """Writes one histogram per parameter of a module, or per entry of a mapping from names to values."""
         if hasattr(weights, "named_parameters"):
             weights = dict(weights.named_parameters())
-        if not isinstance(weights, Mapping):
-            weights = {name: weights}
-        return self._save(name, plots.histograms(weights, name=name, bins=bins))
+        by_name = weights if isinstance(weights, Mapping) else {name: weights}
+        return self._save(name, plots.histograms(by_name, name=name, bins=bins))
 
     def plot_activation_heatmap(self, name: str, activations: Any, *, units: int | None = None) -> Path:
         """Writes a heat map of units by positions. `units` is the dimension of the units if the shape does not determine it."""
@@ -107,19 +103,15 @@ class DebugVisualizer:
 
     def create_dashboard(self, names: Iterable[str] | None = None) -> Path:
         """Writes one self-contained HTML page with these plots, or with all. Returns the path."""
-        wanted = self.get_plot_names() if names is None else [names] if isinstance(names, str) else names
-        chosen = [self.get_plot(name) for name in wanted]
-        path = Path(self.config.output_directory) / DASHBOARD
-        page = plots_page(chosen)
-        make_folder(path.parent)
-        write_new(path, page, replace=True)
-        return path
+        wanted = self._plots if names is None else [names] if isinstance(names, str) else names
+        page = plots_page([self.get_plot(name) for name in wanted])
+        return replace_file(Path(self.config.output_directory) / DASHBOARD, page)
 
     def _repr_html_(self) -> str:
         return "".join(plot._repr_html_() for plot in list(self._plots.values())[-MAX_SHOWN:])
 
     def _save(self, name: str, plot: Plot) -> Path:
         path = Path(self.config.output_directory) / file_name(name, self.config.format, reserved=(DASHBOARD,))
-        written = plot.save(path, dpi=self.config.dpi)
+        plot.save(path, dpi=self.config.dpi)
         self._plots[name] = plot
-        return written
+        return path

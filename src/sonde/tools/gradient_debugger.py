@@ -4,6 +4,8 @@ import math
 import threading
 import weakref
 from collections import deque
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -11,13 +13,13 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from sonde.errors import SondeError
+from sonde.errors import SondeError, require_count
 from sonde.statistics.private_torch_api import tensor_version, unwrap_compiled
 from sonde.tools.gradient_flow_animator import EXPLODING, VANISHING, GradientFlowAnimator, measure_gradient
 from sonde.tools.gradients.gradient_flow import GradientSize, combine_sizes
-from sonde.tools.gradients.gradient_noise_scale import NormPair, estimate_noise_scale
+from sonde.tools.gradients.gradient_noise_scale import NoiseScale, NormPair, estimate_noise_scale
 from sonde.tools.gradients.gradient_report import GradientReport, build_gradient_report
-from sonde.tools.safe_hook import SafeHook
+from sonde.tools.safe_hook import SafeHook, require_module
 from sonde.tools.tensors.tensor_statistics import fast_statistics
 
 
@@ -34,20 +36,17 @@ class _GradientWrites:
 class GradientDebugger:
     """Health, trends and clipping advice for the gradients of a model.
 
-    A layer is a module with parameters of its own. The gradients of its parameters count as one vector; a tied parameter counts once.
-    Gradients are measured as soon as backward has written them, before clipping and before a GradScaler unscales them. Only statistics
-    of the last `max_gradient_history` steps are stored.
-
-    With an optimizer, its `step()` ends a step. Otherwise calls of `GradientDebugger.step()` do. Without either, a new step begins when a
-    gradient was cleared or a parameter was changed since the last write; earlier writes are gradient accumulation.
+    A layer is a module with parameters of its own; their gradients count as one vector. They are measured as soon as backward has written
+    them, before clipping and before a GradScaler unscales them. Only statistics of the last `max_gradient_history` steps are stored.
+    A step ends with the `step()` of the optimizer, or else of the GradientDebugger. Without either, a new step begins when a gradient was
+    cleared or a parameter was changed since the last write; earlier writes are gradient accumulation.
     """
 
     def __init__(
         self, max_gradient_history: int = 200, *, vanishing_threshold: float = VANISHING, exploding_threshold: float = EXPLODING,
         micro_batch_size: int | None = None,
     ) -> None:  # fmt: skip
-        if isinstance(max_gradient_history, bool) or not isinstance(max_gradient_history, int) or max_gradient_history < 1:
-            raise SondeError(f"max_gradient_history must be a whole number of steps from 1 on, not {max_gradient_history!r}.")
+        require_count(max_gradient_history, "max_gradient_history")
         if micro_batch_size is not None and not micro_batch_size > 0:
             raise SondeError(f"micro_batch_size must be a number of samples above 0, not {micro_batch_size!r}.")
         self.flow = GradientFlowAnimator(max_gradient_history, vanishing_threshold, exploding_threshold)
@@ -60,39 +59,33 @@ class GradientDebugger:
         self._steps_counted_by = ""
         self._pairs: deque[NormPair] = deque(maxlen=max_gradient_history)
         self._norms_at: dict[float, deque[float]] = {}
-        self._handles: list[Any] = []
+        self._hooks = ExitStack()
         self._hooked: dict[int, weakref.ref[torch.Tensor]] = {}
         self._lock = threading.RLock()  # backward on a device runs in another thread
 
     def register_hooks(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Self:
         """Puts a hook on every parameter that requires a gradient. `remove()`, or the end of a `with`, removes all hooks."""
-        if not isinstance(model, nn.Module):
-            raise SondeError(f"register_hooks takes a torch.nn.Module, not a {type(model).__name__}.")
-        model = unwrap_compiled(model) or model  # parameter names of the model before torch.compile
+        model = require_module(model, "register_hooks")  # parameter names of the model before torch.compile
         trainable = [(path, parameter) for path, parameter in model.named_parameters() if parameter.requires_grad]
         if not trainable:
-            raise SondeError(
-                f"{type(model).__name__} has no parameter that requires a gradient, so there is nothing to record.\n"
-                "If all parameters are frozen, call parameter.requires_grad_(True)."
-            )
+            advice = "If all parameters are frozen, call parameter.requires_grad_(True)."
+            raise SondeError(f"{type(model).__name__} has no parameter that requires a gradient: there is nothing to record.\n{advice}")
         for path, parameter in trainable:
             self._assign_layer(path)
             known = self._hooked.get(id(parameter))
             if known is None or known() is not parameter:
                 hook = SafeHook(f"the gradient of {path}", partial(self._on_gradient_written, path))
-                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+                self._hooks.callback(parameter.register_post_accumulate_grad_hook(hook).remove)  # type: ignore[no-untyped-call]
                 self._hooked[id(parameter)] = weakref.ref(parameter)
         if optimizer is not None:
             self._steps_counted_by = "a step is an optimizer step"
             hook = SafeHook("the optimizer's step", lambda *_: self._end_step())
-            self._handles.append(optimizer.register_step_post_hook(hook))
+            self._hooks.callback(optimizer.register_step_post_hook(hook).remove)
         return self
 
     def remove(self) -> None:
         """Removes all hooks. Recorded steps stay."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._hooks.close()
         self._hooked.clear()
 
     def __enter__(self) -> Self:
@@ -127,8 +120,7 @@ class GradientDebugger:
         """Records the gradient norm of the whole model at a batch size; ten norms at each of two sizes give the noise scale."""
         if not batch_size > 0:
             raise SondeError(f"batch_size must be above 0, not {batch_size!r}.")
-        at = self._norms_at.setdefault(float(batch_size), deque(maxlen=self.flow.max_frames))
-        at.append(float(norm))
+        self._norms_at.setdefault(float(batch_size), deque(maxlen=self.flow.max_frames)).append(float(norm))
 
     def step(self) -> None:
         """Ends the current step. From the first call on, only `step()` ends steps, unless an optimizer was passed."""
@@ -137,7 +129,6 @@ class GradientDebugger:
             self._end_step()
 
     def _assign_layer(self, path: str) -> None:
-        """Assigns a parameter to its layer, and the layer to its depth."""
         self._layer_of[path] = layer = path.rpartition(".")[0] or path
         self._order.setdefault(layer)
 
@@ -167,7 +158,7 @@ class GradientDebugger:
         with self._lock:
             if not self._current:
                 return
-            self.flow.record_sizes(self._step, self._sizes())
+            self.flow.record_sizes(self._step, self._by_layer({path: written.last for path, written in self._current.items()}))
             counts = {written.num_writes for written in self._current.values()}
             if len(counts) == 1 and (num := counts.pop()) > 1:
                 # The first write is the gradient of one micro-batch, the last one the sum over all, with the same loss scale.
@@ -177,11 +168,10 @@ class GradientDebugger:
             self._current = {}
             self._step += 1
 
-    def _sizes(self) -> dict[str, GradientSize]:
-        """The current step by layer."""
+    def _by_layer(self, by_path: Mapping[str, GradientSize]) -> dict[str, GradientSize]:
         parts: dict[str, list[GradientSize]] = {}
-        for path, written in self._current.items():
-            parts.setdefault(self._layer_of[path], []).append(written.last)
+        for path, size in by_path.items():
+            parts.setdefault(self._layer_of[path], []).append(size)
         return {layer: combine_sizes(sizes) for layer, sizes in parts.items()}
 
     def analyze(self) -> GradientReport:
@@ -189,32 +179,24 @@ class GradientDebugger:
         with self._lock:
             flow = GradientFlowAnimator(0, self.flow.vanishing_threshold, self.flow.exploding_threshold)
             if self._current:
-                flow.record_sizes(self._step, self._sizes())
-            weights: dict[str, list[GradientSize]] = {}
-            for path, size in self._weights.items():
-                weights.setdefault(self._layer_of[path], []).append(size)
+                flow.record_sizes(self._step, self._by_layer({path: written.last for path, written in self._current.items()}))
+            scales = {layer: size.norm for layer, size in self._by_layer(self._weights).items() if math.isfinite(size.norm)}
             return build_gradient_report(
-                [*self.flow.frames, *flow.frames],
-                list(self._order),
-                {layer: norm for layer, sizes in weights.items() if math.isfinite(norm := combine_sizes(sizes).norm)},
-                vanishing_threshold=flow.vanishing_threshold,
-                exploding_threshold=flow.exploding_threshold,
-                noise=estimate_noise_scale(*self._measured_noise()),
+                [*self.flow.frames, *flow.frames], list(self._order), scales, vanishing_threshold=flow.vanishing_threshold,
+                exploding_threshold=flow.exploding_threshold, noise=self._noise_scale(),
                 steps_counted_by=self._steps_counted_by or "a step begins after cleared gradients or changed parameters",
-            )
+            )  # fmt: skip
 
     analyze_gradient_flow = analyze
 
-    def _measured_noise(self) -> tuple[list[NormPair], str]:
+    def _noise_scale(self) -> NoiseScale:
         if len(self._norms_at) >= 2:
             small, big = min(self._norms_at), max(self._norms_at)
-            pairs = zip(self._norms_at[small], self._norms_at[big])
-            return [NormPair(small, low * low, big, high * high) for low, high in pairs], "samples"
-        size = self._micro_batch_size
-        if size is None:
-            return list(self._pairs), "micro-batches"
-        scaled = [pair._replace(small_batch=pair.small_batch * size, big_batch=pair.big_batch * size) for pair in self._pairs]
-        return scaled, "samples"
+            norms = zip(self._norms_at[small], self._norms_at[big])
+            return estimate_noise_scale((NormPair(small, low * low, big, high * high) for low, high in norms), "samples")
+        size = self._micro_batch_size or 1
+        pairs = (pair._replace(small_batch=pair.small_batch * size, big_batch=pair.big_batch * size) for pair in self._pairs)
+        return estimate_noise_scale(pairs, "samples" if self._micro_batch_size else "micro-batches")
 
 
 GradientAnalyzer = GradientDebugger

@@ -4,7 +4,6 @@ import csv
 import io
 import logging
 import math
-import operator
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -13,27 +12,20 @@ from typing import Any, Self
 
 from torch import nn
 
-from sonde.errors import SondeError
+from sonde.errors import SondeError, require_count
 from sonde.formatting import number, strict_json
 from sonde.render import gradient_flow_animation
-from sonde.render.safe_write import make_folder, write_new
-from sonde.tools.gradients.gradient_flow import (
-    GradientFrame,
-    GradientHealth,
-    GradientSize,
-    LayerGradient,
-    build_frame,
-    classify_health,
-    clipping_advice,
-    issue_share,
-    recommendations,
-)
+from sonde.render.safe_write import replace_file
+from sonde.tools.gradients import gradient_flow
+from sonde.tools.gradients.gradient_flow import GradientFrame, GradientHealth, GradientSize, LayerGradient
+from sonde.tools.safe_hook import require_module
 from sonde.tools.tensors.tensor_statistics import fast_statistics
 
 __all__ = ["FlowSummary", "GradientFlowAnimator", "GradientFrame", "GradientHealth", "LayerGradient"]
 
 VANISHING = 1e-7  # mean absolute value: a smaller update does not change float32 weights near 1
 EXPLODING = 1e3  # largest absolute value
+EXAMPLE = 'For instance record_step(0, {"encoder": encoder.weight.grad}), or record_model(0, model).'
 CSV_HEADER = ("step", "layer", "mean_abs_grad", "max_abs_grad", "grad_norm", "is_vanishing", "is_exploding")
 _log = logging.getLogger("sonde")
 
@@ -54,7 +46,7 @@ class GradientFlowAnimator:
     are stored, no gradient."""
 
     def __init__(self, max_frames: int = 0, vanishing_threshold: float = VANISHING, exploding_threshold: float = EXPLODING) -> None:
-        self.max_frames = _whole(max_frames, "max_frames", "0 stores every frame")
+        self.max_frames = require_count(max_frames, "max_frames", minimum=0)
         self._frames: deque[GradientFrame] = deque(maxlen=self.max_frames or None)
         self.vanishing_threshold = _threshold(vanishing_threshold, "vanishing_threshold")
         self.exploding_threshold = _threshold(exploding_threshold, "exploding_threshold")
@@ -73,10 +65,7 @@ class GradientFlowAnimator:
     def record_step(self, step: int, gradients: Mapping[str, Any]) -> None:
         """Records one frame from the gradient of each layer: a tensor, array or list of any shape. A layer with None is left out."""
         if not isinstance(gradients, Mapping):
-            raise SondeError(
-                f"gradients must be a mapping from layer names to gradients, not a {type(gradients).__name__}.\n"
-                'For instance record_step(0, {"encoder": encoder.weight.grad}), or record_model(0, model).'
-            )
+            raise SondeError(f"gradients must be a mapping from layer names to gradients, not a {type(gradients).__name__}.\n{EXAMPLE}")
         sizes = {}
         for name, gradient in gradients.items():
             if not isinstance(name, str):
@@ -88,8 +77,7 @@ class GradientFlowAnimator:
     def record_model(self, step: int, model: nn.Module) -> None:
         """Records one frame from the current `.grad` of each parameter, by parameter name; parameters without one are left out. A gradient
         that cannot be read (on the meta device, for instance) is left out too; a warning names it once."""
-        if not isinstance(model, nn.Module):
-            raise SondeError(f"record_model takes a torch.nn.Module, not a {type(model).__name__}. For plain gradients use record_step.")
+        require_module(model, "record_model", "For plain gradients use record_step.")
         sizes = {}
         for name, parameter in model.named_parameters():
             if parameter.grad is None:
@@ -104,14 +92,8 @@ class GradientFlowAnimator:
 
     def record_sizes(self, step: int, sizes: Mapping[str, GradientSize]) -> None:
         """Records one frame from gradients that are already measured."""
-        self._frames.append(
-            build_frame(
-                _whole(step, "step", "steps count up from 0"),
-                sizes,
-                vanishing_threshold=self.vanishing_threshold,
-                exploding_threshold=self.exploding_threshold,
-            )
-        )
+        thresholds = self.vanishing_threshold, self.exploding_threshold
+        self._frames.append(gradient_flow.build_frame(require_count(step, "step", minimum=0), sizes, *thresholds))
 
     @property
     def frames(self) -> tuple[GradientFrame, ...]:
@@ -124,11 +106,11 @@ class GradientFlowAnimator:
         layers = [layer for frame in frames for layer in frame.layers]
         vanishing = tuple(sorted({layer.name for layer in layers if layer.is_vanishing}))
         exploding = tuple(sorted({layer.name for layer in layers if layer.is_exploding}))
-        health = classify_health(exploded=bool(exploding), vanished=bool(vanishing), issue_share=issue_share(frames))
-        advice = recommendations(vanishing, exploding, health, clipping_advice(frames))
+        health = gradient_flow.classify_health(frames, exploded=bool(exploding), vanished=bool(vanishing))
+        advice = gradient_flow.recommendations(vanishing, exploding, health, gradient_flow.clipping_advice(frames))
         if not layers:
-            advice = ("No gradient was recorded: call record_step or record_model after backward().",)
-        return FlowSummary(frames[-1].step + 1 if frames else 0, vanishing, exploding, health, advice)
+            advice = ["No gradient was recorded: call record_step or record_model after backward()."]
+        return FlowSummary(frames[-1].step + 1 if frames else 0, vanishing, exploding, health, tuple(advice))
 
     def to_ascii_animation(self) -> str:
         """The frames as text: one row per layer, one column per frame."""
@@ -140,13 +122,8 @@ class GradientFlowAnimator:
 
     def export_json(self, path: str | Path) -> Path:
         """Writes thresholds and frames as strict JSON; non-finite values are the strings "NaN" and "Infinity". Returns the path."""
-        document = {
-            "vanishing_threshold": self.vanishing_threshold,
-            "exploding_threshold": self.exploding_threshold,
-            "max_frames": self.max_frames,
-            "frames": [asdict(frame) for frame in self._frames],
-        }
-        return _write(path, strict_json(document) + "\n")
+        settings = {name: getattr(self, name) for name in ("vanishing_threshold", "exploding_threshold", "max_frames")}
+        return replace_file(path, strict_json({**settings, "frames": [asdict(frame) for frame in self._frames]}) + "\n")
 
     def export_csv(self, path: str | Path) -> Path:
         """Writes one row per frame and layer, quoted as in RFC 4180. Returns the path."""
@@ -157,15 +134,15 @@ class GradientFlowAnimator:
             for layer in frame.layers:
                 numbers = (layer.mean_abs_grad, layer.max_abs_grad, layer.grad_norm)
                 rows.writerow([frame.step, layer.name, *map(_scientific, numbers), int(layer.is_vanishing), int(layer.is_exploding)])
-        return _write(path, text.getvalue())
+        return replace_file(path, text.getvalue())
 
     def export_gif(self, path: str | Path, fps: float = 8.0) -> Path:
         """Writes an animation of the norms per layer and returns the path. Needs Pillow: `pip install "sonde[plot]"`."""
-        return _write(path, gradient_flow_animation.animation_gif(self.frames, fps))
+        return replace_file(path, gradient_flow_animation.animation_gif(self.frames, fps))
 
     def export_html(self, path: str | Path) -> Path:
         """Writes one self-contained HTML page with a slider over the steps. Returns the path."""
-        return _write(path, gradient_flow_animation.animation_html(self.frames))
+        return replace_file(path, gradient_flow_animation.animation_html(self.frames))
 
 
 def measure_gradient(name: str, gradient: Any) -> GradientSize:
@@ -179,16 +156,6 @@ def measure_gradient(name: str, gradient: Any) -> GradientSize:
     return GradientSize.from_statistics(found)
 
 
-def _whole(value: Any, what: str, hint: str) -> int:
-    try:
-        whole = operator.index(value)
-    except TypeError:
-        whole = -1
-    if whole < 0 or isinstance(value, bool):
-        raise SondeError(f"{what} must be a whole number, 0 or more, not {value!r}: {hint}.")
-    return whole
-
-
 def _threshold(value: Any, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
         raise SondeError(f"{what} must be a number, 0 or more, not {value!r}. For instance {what}=1e-7.")
@@ -197,10 +164,3 @@ def _threshold(value: Any, what: str) -> float:
 
 def _scientific(value: float) -> str:
     return f"{value:.8e}" if math.isfinite(value) else number(value)
-
-
-def _write(path: str | Path, content: str | bytes) -> Path:
-    target = Path(path)
-    make_folder(target.parent)
-    write_new(target, content, replace=True)
-    return target

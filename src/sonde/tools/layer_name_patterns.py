@@ -16,17 +16,9 @@ _log = logging.getLogger("sonde")
 
 
 class LayerPatterns:
-    """Patterns for dotted module names, compiled once.
-
-    | pattern | is | matches |
-    |---|---|---|
-    | `encoder.0` | a name | `encoder.0` alone |
-    | `attention.*` | a glob | `attention`, `attention.query` and, after any dot, `layer.3.attention.query` |
-    | `encoder.*.query` | a glob | `encoder.layer.0.query`: a star also matches dots |
-    | `re:^layer\\.[0-3]\\.` | a regular expression | names that contain a match |
-
-    A pattern with one of `^ $ \\ ( | + {` is a regular expression also without `re:`, since no glob contains these.
-    """
+    """Patterns for dotted module names, compiled once: names (`encoder.0`), globs in which a star also matches dots (`attention.*` matches
+    `attention`, `attention.query` and `layer.3.attention.query`), and regular expressions (`re:^layer\\.[0-3]\\.`). A pattern with one of
+    `^ $ \\ ( | + {` is a regular expression also without `re:`, since no glob contains these."""
 
     def __init__(self, patterns: str | Sequence[str]) -> None:
         self.patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
@@ -68,16 +60,12 @@ def _compile(pattern: str) -> re.Pattern[str]:
         try:
             return re.compile(text)
         except re.error as error:
-            raise SondeError(
-                f"The regular expression {text!r} is not valid: {error}.\n"
-                'For names with wildcards a glob is enough, for instance "encoder.*.attention".'
-            ) from None
+            advice = 'For names with wildcards a glob is enough, for instance "encoder.*.attention".'
+            raise SondeError(f"The regular expression {text!r} is not valid: {error}.\n{advice}") from None
     if not _GLOB_SIGNS & set(pattern):
         return re.compile(rf"\A{re.escape(pattern)}\Z")
-    stems = [pattern]
-    if pattern.endswith(".*") and len(pattern) > 2:
-        stems.append(pattern.removesuffix(".*"))  # the submodules of a module, and the module itself
-    globs = [glob for stem in stems for glob in (stem, f"*.{stem}")]
+    module = pattern.removesuffix(".*") or pattern  # `attention.*`: the submodules of a module, and the module itself
+    globs = [glob for stem in (pattern, module) for glob in (stem, f"*.{stem}")]
     return re.compile(rf"\A(?:{'|'.join(map(fnmatch.translate, globs))})")
 
 

@@ -1,8 +1,5 @@
-"""Parameters, layers, depth and receptive field of a model.
-
-Depth and receptive field come from the autograd graph of one forward pass, which shows the order of layers and parallel branches. Without
-a pass they come from the order of modules in an `nn.Sequential`; for other models the depth is an upper bound.
-"""
+"""Parameters, layers, depth and receptive field of a model: the latter two from the autograd graph of one forward pass, or without a pass
+from the order of modules in an `nn.Sequential`; for other models the depth is then an upper bound."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -18,8 +15,8 @@ from sonde.diagnostics.metrics import MIB, ModelArchitectureInfo
 from sonde.errors import SondeError
 from sonde.profiler.run_forward_pass import eval_mode_restored, forward_arguments, input_errors_explained
 from sonde.statistics.find_tensors import find_tensors, storage_bytes
-from sonde.statistics.private_torch_api import CONV, CONV_TRANSPOSE, POOL, unwrap_compiled
-from sonde.tools.safe_hook import SafeHook
+from sonde.statistics.private_torch_api import CONV, CONV_TRANSPOSE, POOL
+from sonde.tools.safe_hook import SafeHook, require_module
 
 MAX_NODES = 200_000  # of the autograd graph; larger graphs are not searched
 NO_ORDER = "not known without the order of the convolutions: pass a batch with inspect(model, inputs)"
@@ -37,9 +34,7 @@ class _PathToInput:
 def inspect_architecture(model: nn.Module, inputs: Any = None) -> ModelArchitectureInfo:
     """Reads the architecture. `inputs` is one batch for forward: a tensor, a tuple of arguments or a dict of keyword arguments. The model,
     its buffers and the random state are unchanged afterwards."""
-    if not isinstance(model, nn.Module):
-        raise SondeError(f"inspect takes a torch.nn.Module, not a {type(model).__name__}.")
-    body = unwrap_compiled(model) or model  # hooks on modules do not fire in a compiled model
+    body = require_module(model, "inspect")  # hooks on modules do not fire in a compiled model
     parameters = [p for p in body.parameters() if not nn.parameter.is_lazy(p)]
     modules = list(_modules(body))
     leaves = [module for module in modules if not _children(module)]
@@ -103,16 +98,17 @@ def _num_steps(module: nn.Module) -> int:
 
 
 def _path_after(module: nn.Module, before: _PathToInput) -> _PathToInput:
-    """The path to the output of this module, from the path to its input."""
     depth = before.depth + _num_steps(module)
+    unchanged = _PathToInput(depth, before.field, before.stride)
     if not isinstance(module, (*CONV, *POOL)):
-        return _PathToInput(depth, before.field, before.stride)
+        return unchanged
     kernel = module.kernel_size
     dims = len(kernel) if isinstance(kernel, tuple) else int(type(module).__name__[-2])
-    kernels, strides, dilations = (_each(getattr(module, name, 1), dims) for name in ("kernel_size", "stride", "dilation"))
+    sizes = (getattr(module, name, 1) for name in ("kernel_size", "stride", "dilation"))
+    kernels, strides, dilations = (tuple(size) if isinstance(size, (tuple, list)) else (int(size),) * dims for size in sizes)
     field, jump = before.field or (1,) * dims, before.stride or (1.0,) * dims
     if len(field) != dims:  # a convolution over other dimensions than the ones before
-        return _PathToInput(depth, before.field, before.stride)
+        return unchanged
     if isinstance(module, CONV_TRANSPOSE):
         # An output element uses every stride-th element of the kernel, and their inputs are neighbors.
         jump = tuple(step / stride for step, stride in zip(jump, strides))
@@ -123,30 +119,22 @@ def _path_after(module: nn.Module, before: _PathToInput) -> _PathToInput:
     return _PathToInput(depth, field, tuple(step * stride for step, stride in zip(jump, strides)))
 
 
-def _each(value: Any, dims: int) -> tuple[int, ...]:
-    return tuple(value) if isinstance(value, (tuple, list)) else (int(value),) * dims
-
-
 def _path_by_order(model: nn.Module) -> tuple[_PathToInput | None, str]:
     """The path of a model that consists only of nested nn.Sequential, which call their modules in order."""
-    leaves = list(_in_order(model))
-    if not leaves or any(leaf is None for leaf in leaves):
-        return None, ""
     path = _PathToInput()
-    for leaf in leaves:
-        assert leaf is not None
+    for leaf in _leaves_of_sequentials(model):
+        if _children(leaf):
+            return None, ""
         path = _path_after(leaf, path)
     return path, "the order of modules"
 
 
-def _in_order(module: nn.Module) -> Iterator[nn.Module | None]:
-    if not _children(module):
+def _leaves_of_sequentials(module: nn.Module) -> Iterator[nn.Module]:
+    if type(module) is not nn.Sequential or not len(module):
         yield module
-    elif type(module) is nn.Sequential:
-        for child in module:
-            yield from _in_order(child)
-    else:
-        yield None
+        return
+    for child in module:
+        yield from _leaves_of_sequentials(child)
 
 
 def _path_by_forward(model: nn.Module, inputs: Any) -> tuple[_PathToInput | None, str]:
@@ -185,12 +173,9 @@ class _GraphTracker:
     def on_forward_end(self, module: nn.Module, args: Any, output: Any) -> None:
         outputs = [tensor for _, tensor in find_tensors(output) if tensor.grad_fn is not None]
         before = self.path_to(outputs)
-        if before is None:
-            return
-        self.num_calls += 1
-        after = _path_after(module, before)
-        for tensor in outputs:
-            self.paths[tensor.grad_fn] = after
+        if before is not None:
+            self.num_calls += 1
+            self.paths |= dict.fromkeys((tensor.grad_fn for tensor in outputs), _path_after(module, before))
 
     def path_to(self, tensors: list[Tensor]) -> _PathToInput | None:
         """The longest path to these tensors, over all branches back to known layers; None if the graph is too large."""
@@ -200,9 +185,8 @@ class _GraphTracker:
         waiting, visited, found = list(start), set(start), _PathToInput()
         while waiting:
             node = waiting.pop()
-            path = self.paths.get(node)
-            if path is not None:
-                found = _longest(found, path)
+            if node in self.paths:
+                found = _longest(found, self.paths[node])
                 continue
             self.num_nodes += 1
             if self.num_nodes > MAX_NODES:
@@ -215,7 +199,8 @@ class _GraphTracker:
 
 
 def _longest(a: _PathToInput, b: _PathToInput) -> _PathToInput:
-    if len(a.field) != len(b.field):
-        a, b = (a, b) if len(a.field) > len(b.field) else (b, a)
-        return _PathToInput(max(a.depth, b.depth), a.field, a.stride)
-    return _PathToInput(max(a.depth, b.depth), tuple(map(max, a.field, b.field)), tuple(map(max, a.stride, b.stride)))
+    depth = max(a.depth, b.depth)
+    if len(a.field) == len(b.field):
+        return _PathToInput(depth, tuple(map(max, a.field, b.field)), tuple(map(max, a.stride, b.stride)))
+    longer = max(a, b, key=lambda path: len(path.field))
+    return _PathToInput(depth, longer.field, longer.stride)

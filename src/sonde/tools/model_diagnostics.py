@@ -10,9 +10,11 @@ from sonde.diagnostics.diagnostics_report import DiagnosticsReport, build_diagno
 from sonde.diagnostics.from_run import read_run
 from sonde.diagnostics.metrics import ModelArchitectureInfo, ModelPerformanceMetrics
 from sonde.diagnostics.training_columns import MetricsRecorder
-from sonde.errors import SondeError
+from sonde.errors import SondeError, require_count
 from sonde.runlog.reader import Run
 from sonde.tools.model_architecture import inspect_architecture
+
+EXAMPLE = "diagnostics.record_performance(ModelPerformanceMetrics(training_step=step, loss=loss.item()))"
 
 
 class ModelDiagnostics:
@@ -38,27 +40,21 @@ class ModelDiagnostics:
     def record_architecture(self, architecture: ModelArchitectureInfo) -> ModelArchitectureInfo:
         """Sets the architecture from your own values."""
         if not isinstance(architecture, ModelArchitectureInfo):
-            raise SondeError(
-                f"record_architecture takes a ModelArchitectureInfo, not a {type(architecture).__name__}.\n"
-                "For a model, call inspect(model)."
-            )
+            raise SondeError(f"record_architecture needs a ModelArchitectureInfo, not {type(architecture).__name__}.\nUse inspect(model).")
         self._architecture = architecture
         return architecture
 
     def record_performance(self, metrics: ModelPerformanceMetrics) -> None:
         """Records one training step."""
         if not isinstance(metrics, ModelPerformanceMetrics):
-            raise SondeError(
-                f"record_performance takes ModelPerformanceMetrics, not a {type(metrics).__name__}:\n"
-                "    diagnostics.record_performance(ModelPerformanceMetrics(training_step=step, loss=loss.item()))"
-            )
+            raise SondeError(f"record_performance takes ModelPerformanceMetrics, not a {type(metrics).__name__}:\n    {EXAMPLE}")
         self._recorder.add(metrics)
 
     def analyze(self, *, ahead: int | None = None) -> DiagnosticsReport:
         """Builds the report. `ahead` is the number of steps for the loss forecast; by default half of the recorded steps. Steps from
         `record_performance` take precedence over those of the run; findings always come from the run."""
-        if ahead is not None and (isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 1):
-            raise SondeError(f"ahead is a number of steps, 1 or more, not {ahead!r}.")
+        if ahead is not None:
+            require_count(ahead, "ahead")
         source = self._run() if self._run is not None else None
         if source is None:
             return build_diagnostics_report(self._recorder.columns(), self._architecture, None, ahead=ahead)

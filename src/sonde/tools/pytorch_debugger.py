@@ -1,8 +1,5 @@
-"""PyTorchDebugger: wraps the operations of a hand-written training loop, or whole steps, and records and checks each of them.
-
-It measures at the call and keeps the results in memory (`OperationHistory`), so it needs neither a session nor a run directory, and torch
-is not patched. Files are written only for `save_debug_info`, `setup_training_logging` and `create_debug_plots`, into `output_dir`.
-"""
+"""PyTorchDebugger: wraps the operations of a hand-written training loop, or whole steps, and records and checks each of them in memory,
+without a session, a run directory or patches of torch. Files are written into `output_dir`, and only on request."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -21,31 +19,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.config import DebugConfig, load_config
+from sonde.config import DebugConfig, DebugMode, load_config
 from sonde.errors import NonFiniteError, SondeError
 from sonde.formatting import strict
+from sonde.nonfinite.origin import Origin
 from sonde.profiler.run_forward_pass import eval_mode_restored, forward_arguments
 from sonde.session import DebugSession
 from sonde.statistics.find_tensors import find_tensors
-from sonde.statistics.private_torch_api import unwrap_compiled
 from sonde.tools.layer_name_patterns import require_name
 from sonde.tools.loop_debugger import loop_measurements
-from sonde.tools.loop_debugger.loop_measurements import LoopOptions
 from sonde.tools.loop_debugger.loop_operation import DebugInfo, RunningOperation
 from sonde.tools.loop_debugger.loop_report import DebugReport, build_debug_report, plot_history
 from sonde.tools.loop_debugger.nonfinite_cause import MAX_SEARCHES, RandomState, anomaly_mode, find_cause
 from sonde.tools.loop_debugger.operation_history import OperationHistory
 from sonde.tools.loop_debugger.training_log import RotatingFile, TrainingLogger
+from sonde.tools.safe_hook import require_module
 
 PLOT_FILE = "debug_analysis.png"
 LINES_FILE = "debug_info.jsonl"
 MAX_WARNINGS = 5  # of one kind in the log: the report counts all of them
+Search = Callable[[], Origin | str]  # for the operation that produced a NaN or Inf, or the reason why it is unknown
 
 
 class PyTorchDebugger:
-    """Records and checks the operations of a training loop. It changes nothing in the training: results, random numbers, training mode and
-    torch's anomaly mode are those of the loop without it. Of a `session` that watches the same training, the report has the verdict and the
-    findings."""
+    """Records and checks the operations of a training loop. Results, random numbers, training mode and torch's anomaly mode are those of
+    the loop without it. The report has the verdict and the findings of a `session` that watches the same training."""
 
     def __init__(self, config: DebugConfig | None = None, *, session: DebugSession | None = None) -> None:
         if config is not None and not isinstance(config, DebugConfig):
@@ -54,15 +52,17 @@ class PyTorchDebugger:
         self.session = session
         self.logger = logging.getLogger("sonde.debugger")
         self.training_logger: TrainingLogger | None = None
-        options = self._options = LoopOptions.of(self.config)
-        self._history = OperationHistory(self._report_problem, logs_memory=options.logs_memory, logs_times=options.logs_times)
+        measured = self._measured = self.config.measured
+        self._logs_memory = measured.anything and self.config.log_memory
+        self._uses_torch_anomaly = self.config.mode is DebugMode.ANOMALY_DETECTION
+        self._history = OperationHistory(self._report_problem, logs_memory=self._logs_memory, logs_times=measured.times)
         self._measurements = loop_measurements.LoopMeasurements(self.config)
         self._time_zone = datetime.now().astimezone().tzinfo  # one object for all timestamps
         self._local = threading.local()  # nesting of operations is per thread
         self._num_warnings: dict[str, int] = {}
         self._num_searches = 0
         self._lines: RotatingFile | None = None
-        if self.config.save_debug_info and options.anything:
+        if self.config.save_debug_info and measured.anything:
             self._lines = RotatingFile(Path(self.config.output_dir) / LINES_FILE)
             weakref.finalize(self, self._lines.close)
 
@@ -94,24 +94,23 @@ class PyTorchDebugger:
     @property
     def anomaly_detection_active(self) -> bool:
         """Whether the cause of a NaN or Inf is searched."""
-        return self._options.finds_cause
+        return self._measured.explains_incidents
 
     @property
     def gradient_checking_active(self) -> bool:
         """Whether gradients are measured by layer (from level INTERMEDIATE on)."""
-        return self._options.gradients
+        return self._measured.gradients
 
     @property
     def memory_profiling_active(self) -> bool:
         """Whether memory is measured by category (from level INTERMEDIATE on)."""
-        return self._options.memory
+        return self._measured.memory
 
     @property
     def performance_profiling_active(self) -> bool:
         """Whether mode and settings ask for the performance of operations."""
-        return self._options.performance
-
-    # -- operations --------------------------------------------------------------------------------
+        profiles = self.config.mode in (DebugMode.FULL_DEBUG, DebugMode.PERFORMANCE_PROFILING)
+        return profiles and self.config.enable_performance_profiling
 
     @contextmanager
     def debug_context(self, operation: str, model_name: str = "", epoch: int = 0, batch: int = 0) -> Iterator[DebugInfo]:
@@ -132,12 +131,11 @@ class PyTorchDebugger:
         """Call the model and check input and output. `x` is a tensor, a tuple of arguments or a dict of keyword arguments. Returns the
         output of the model."""
         name = _model_name(model)
-        random_state = RandomState() if self._options.finds_cause else None
+        search = self._search([model], lambda: _call(model, x))
         with self._operation("forward_pass", name, epoch, batch) as running:
             output, is_finite = self._forward(running, model, x)
             if not is_finite:
-                origin = self._find_cause(running.info, [model], random_state, lambda: _call(model, x))
-                self._raise_if_configured("the output is not finite", origin)
+                self._raise_if_configured("the output is not finite", self._find_cause(running.info, search))
             return output
 
     def debug_backward_pass(self, loss: Tensor, model: nn.Module, epoch: int = 0, batch: int = 0) -> float:
@@ -158,13 +156,16 @@ class PyTorchDebugger:
         the size of the update are in the DebugInfo."""
         _check_optimizer(optimizer)
         with self._operation("optimization_step", _model_name(model), epoch, batch) as running:
-            if self._options.anything:
+            if self._measured.anything:
                 self._measurements.before_update(model)
                 running.start_clock()
             optimizer.step(closure) if closure is not None else optimizer.step()
             running.stop_clock()
-            if self._options.anything:
-                self._check_update(running, model, optimizer)
+            if self._measured.anything:
+                if weights := self._measurements.after_update(running.info, model, optimizer):
+                    running.statistics = self._history.statistics["weights"] = weights
+                if not math.isfinite(running.info.param_norm):
+                    self._history.add_anomaly(running.info, "not finite", "a parameter is not finite after the update")
         return running.info.param_norm
 
     def debug_memory_usage(self, epoch: int = 0, batch: int = 0) -> tuple[float, float]:
@@ -176,37 +177,28 @@ class PyTorchDebugger:
     def debug_performance(self, operation: str | Callable[[], Any], epoch: int = 0, batch: int = 0) -> float:
         """Seconds of the last operation of this name; a callable is called and timed, as an operation with its name."""
         if isinstance(operation, str):
-            known = self._history.last_times_s
-            if not known:
-                raise SondeError(f"no operation {operation!r} was recorded: nothing is recorded yet.")
-            return known[require_name(operation, known, "operation")]
+            return self._history.last_times_s[require_name(operation, self._history.last_times_s, "operation")]
         if not callable(operation):
             raise SondeError(f"debug_performance takes the name of an operation or a function to call, not a {type(operation).__name__}.")
         with self._operation(str(getattr(operation, "__name__", type(operation).__name__)), "", epoch, batch) as running:
             operation()
         return running.info.execution_time
 
-    # -- whole steps -------------------------------------------------------------------------------
-
     def debug_training_step(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, loss_fn: Callable[[Any, Any], Tensor], x: Any, y: Any, epoch: int = 0,
         batch: int = 0,
     ) -> dict[str, Any]:  # fmt: skip
-        """One update: zero_grad, forward pass, loss, backward pass, optimizer step.
-
-        The cause of a NaN or Inf in loss or gradients is searched. With anomaly_detection_mode "raise", `NonFiniteError` is then raised
-        before the optimizer step.
-
-        Returns:
-            loss, gradient_norm, param_norm, cpu_memory and gpu_memory (MiB), execution_time (seconds).
-        """
+        """One update (zero_grad, forward pass, loss, backward pass, optimizer step). The cause of a NaN or Inf is searched;
+        with anomaly_detection_mode "raise", `NonFiniteError` is then raised before the optimizer step. Returns loss, gradient_norm,
+        param_norm, cpu_memory and gpu_memory (MiB), execution_time (seconds)."""
         _check_optimizer(optimizer)
         name = _model_name(model)
         if not callable(loss_fn):
             raise SondeError(f"loss_fn must be a function of output and target, for instance nn.MSELoss(), not a {type(loss_fn).__name__}.")
         with self._operation("training_step", name, epoch, batch) as step:
             step.is_checked = True
-            random_state = RandomState() if self._options.finds_cause else None
+            modules = [model, loss_fn] if isinstance(loss_fn, nn.Module) else [model]
+            search = self._search(modules, lambda: loss_fn(_call(model, x), y))
             step.start_clock()
             optimizer.zero_grad()
             with self._operation("forward_pass", name, epoch, batch) as running:
@@ -215,15 +207,10 @@ class PyTorchDebugger:
                 loss = loss_fn(output, y)
             del output
             _check_loss(loss)
-
-            def run_to_loss() -> Tensor:
-                return loss_fn(_call(model, x), y)
-
-            modules = [model, loss_fn] if isinstance(loss_fn, nn.Module) else [model]
             with self._operation("backward_pass", name, epoch, batch) as running:
                 self._backward(loss)
                 running.stop_clock()
-                self._check_backward(running, loss, model, modules=modules, random_state=random_state, run=run_to_loss)
+                self._check_backward(running, loss, model, search)
             info = step.info
             info.loss, info.gradient_norm = running.info.loss, running.info.gradient_norm
             del loss, running  # the graph would live through the update
@@ -237,11 +224,8 @@ class PyTorchDebugger:
         return values
 
     def debug_model_inference(self, model: nn.Module, x: Any) -> dict[str, Any]:
-        """Call the model in eval mode without gradients; the training mode of every module is restored.
-
-        Returns:
-            output, is_finite, execution_time (seconds), samples_per_second (None where unknown), cpu_memory and gpu_memory (MiB).
-        """
+        """Call the model in eval mode without gradients; the training mode of every module is restored. Returns output, is_finite,
+        execution_time (seconds), samples_per_second (None where unknown), cpu_memory and gpu_memory (MiB)."""
         with self._operation("inference", _model_name(model), 0, 0) as running, eval_mode_restored(model):
             output, is_finite = self._forward(running, model, x)
         info, size = running.info, loop_measurements.batch_size(x)
@@ -251,23 +235,22 @@ class PyTorchDebugger:
             "is_finite": is_finite, "cpu_memory": info.memory_usage, "gpu_memory": info.gpu_memory,
         }  # fmt: skip
 
-    # -- results -----------------------------------------------------------------------------------
-
     def setup_training_logging(self, name: str, *, interval_s: float = 0.0) -> logging.Logger:
         """Log training steps and warnings to `<output_dir>/<name>.log`, rotated by size, and to the terminal. The file has a line per
         batch, or with `interval_s` at most one in so many seconds; the terminal at most one per second. A second call closes the first
         log."""
         log = TrainingLogger(name, Path(self.config.output_dir), interval_s=interval_s)
-        self._close_training_log()
+        self.close()
         self.training_logger = log
         weakref.finalize(self, log.close)
         return log.logger
 
     def close(self) -> None:
         """Close the files. The recorded operations stay."""
-        self._close_training_log()
-        if self._lines is not None:
-            self._lines.close()  # opened again by the next operation
+        log, self.training_logger = self.training_logger, None
+        for file in (log, self._lines):  # the latter is opened again by the next operation
+            if file is not None:
+                file.close()
 
     def create_debug_report(self) -> DebugReport:
         """The recorded operations in five sections, and what else is known in `details`. A dict that prints as text."""
@@ -279,18 +262,12 @@ class PyTorchDebugger:
         """Draw execution times, memory, gradient norms and anomalies into `path`, by default `debug_analysis.png` in `output_dir`. Returns
         the path. With nothing recorded, an existing file is not replaced."""
         target = Path(path) if path is not None else Path(self.config.output_dir) / PLOT_FILE
-        if not self._history.num and target.exists():
-            return target
-        return plot_history(self._history).save(target)
-
-    # -- running operations ------------------------------------------------------------------------
+        return target if not self._history.num and target.exists() else plot_history(self._history).save(target)
 
     @property
     def _running(self) -> list[RunningOperation]:
         """The operations of this thread, the outermost first."""
-        if not hasattr(self._local, "running"):
-            self._local.running = []
-        found: list[RunningOperation] = self._local.running
+        found: list[RunningOperation] = vars(self._local).setdefault("running", [])
         return found
 
     @contextmanager
@@ -302,29 +279,26 @@ class PyTorchDebugger:
             number=self._history.next_number(name, enclosing),
         )  # fmt: skip
         running = RunningOperation(info, entered_ns)
-        if not self._options.anything:
+        if not self._measured.anything:
             yield running
             return
         self._running.append(running)
         with ExitStack() as torch_mode:
-            if self._options.torch_anomaly and len(self._running) == 1:
+            if self._uses_torch_anomaly and len(self._running) == 1:
                 torch_mode.enter_context(anomaly_mode(check_nan=self.config.anomaly_detection_mode == "raise"))
             running.start_clock()
             info.start(running.seconds)
             try:
                 yield running
             except BaseException as error:
-                self._record_exception(info, error)
+                info.error = f"{type(error).__name__}: {error}"[:500]
+                # Not if the user interrupts, or if the anomaly behind the error is recorded, here or in an operation inside.
+                if isinstance(error, Exception) and not info.anomaly_detected:
+                    self._history.add_anomaly(info, "exception", info.error)
                 raise
             finally:
                 running.stop_clock()
                 self._end(running)
-
-    def _record_exception(self, info: DebugInfo, error: BaseException) -> None:
-        info.error = f"{type(error).__name__}: {error}"[:500]
-        if not isinstance(error, Exception) or info.anomaly_detected:
-            return  # the user interrupts, or the anomaly behind the error is recorded, here or in an operation inside
-        self._history.add_anomaly(info, "exception", info.error)
 
     def _end(self, running: RunningOperation) -> None:
         info = running.info
@@ -346,15 +320,13 @@ class PyTorchDebugger:
 
     def _logged(self, values: dict[str, Any]) -> dict[str, Any]:
         """Without the values that `log_memory` and `log_performance` leave out."""
-        memory = () if self._options.logs_memory else ("cpu_memory", "memory_usage", "gpu_memory", "memory_leak_detected")
-        times = () if self._options.logs_times else ("execution_time", "performance_issue_detected")
+        memory = () if self._logs_memory else ("cpu_memory", "memory_usage", "gpu_memory", "memory_leak_detected")
+        times = () if self._measured.times else ("execution_time", "performance_issue_detected")
         return {name: value for name, value in values.items() if name not in (*memory, *times)}
-
-    # -- measurements and checks -------------------------------------------------------------------
 
     def _forward(self, running: RunningOperation, model: nn.Module, x: Any) -> tuple[Any, bool]:
         """The output of the model, and whether it is finite."""
-        if not self._options.anything:
+        if not self._measured.anything:
             return _call(model, x), True
         if not loop_measurements.is_finite(x):
             self._history.add_anomaly(running.info, "not finite", "the input is not finite")
@@ -364,7 +336,7 @@ class PyTorchDebugger:
         is_finite = loop_measurements.is_finite(output)
         if not is_finite:
             self._history.add_anomaly(running.info, "not finite", "the output is not finite")
-        if self._options.output_statistics:
+        if self._measured.activations:
             named = [(f"output.{place}", tensor) for place, tensor in find_tensors(output)]
             running.statistics = self._history.statistics["outputs"] = loop_measurements.statistics_by_name(named)
         return output, is_finite
@@ -373,60 +345,45 @@ class PyTorchDebugger:
         try:
             loss.backward()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
-            is_own_mode = self._options.torch_anomaly and self.config.anomaly_detection_mode == "raise"
+            is_own_mode = self._uses_torch_anomaly and self.config.anomaly_detection_mode == "raise"
             if not is_own_mode or "returned nan values" not in str(error):
                 raise  # by the user's own anomaly mode, or another error
             raise NonFiniteError(f"{error} Training was stopped before the update.") from error
 
-    def _check_backward(
-        self, running: RunningOperation, loss: Tensor, model: nn.Module, *, modules: list[nn.Module] | None = None,
-        random_state: RandomState | None = None, run: Callable[[], Any] | None = None,
-    ) -> None:  # fmt: skip
+    def _check_backward(self, running: RunningOperation, loss: Tensor, model: nn.Module, search: Search | None = None) -> None:
         info = running.info
         info.loss = float(loss.detach())
-        if not self._options.anything:
+        if not self._measured.anything:
             return
         running.is_checked = True
-        gradients = self._measurements.after_backward(model)
-        info.gradient_norm = gradients.norm
-        param_norm = 0.0
-        if self._history.needs_param_norm(info.operation):
-            param_norm, _ = loop_measurements.l2_norm(list(model.parameters()))
+        norm, first_bad, has_gradients = self._measurements.after_backward(model)
+        info.gradient_norm = norm
         self._history.check_loss(info, info.loss)
-        self._history.check_gradient_norm(
-            info, gradients.norm, param_norm=param_norm, first_bad=gradients.first_bad, has_gradients=gradients.num_with > 0
-        )
-        if math.isfinite(info.loss) and math.isfinite(gradients.norm):
-            return
-        origin = self._find_cause(info, modules or [], random_state, run) if run is not None else None
-        where = "the loss" if not math.isfinite(info.loss) else f"the gradient of {gradients.first_bad or 'the model'}"
-        self._raise_if_configured(f"{where} is not finite", origin)
+        measure = partial(loop_measurements.param_norm, model)
+        self._history.check_gradient_norm(info, norm, measure, first_bad=first_bad, has_gradients=has_gradients)
+        if not (math.isfinite(info.loss) and math.isfinite(norm)):
+            where = "the loss" if not math.isfinite(info.loss) else f"the gradient of {first_bad or 'the model'}"
+            self._raise_if_configured(f"{where} is not finite", self._find_cause(info, search))
 
-    def _check_update(self, running: RunningOperation, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        info, found = running.info, self._measurements.after_update(model, optimizer)
-        info.param_norm, info.learning_rate = found.param_norm, found.learning_rate
-        info.update_norm, info.update_ratio = found.update_norm, found.update_ratio
-        if found.weights:
-            running.statistics = self._history.statistics["weights"] = found.weights
-        if not math.isfinite(found.param_norm):
-            self._history.add_anomaly(info, "not finite", "a parameter is not finite after the update")
+    def _search(self, modules: list[nn.Module], run: Callable[[], Any]) -> Search | None:
+        """The search with the present state of the random generators; None where causes are not searched."""
+        return partial(find_cause, modules, RandomState(), run) if self._measured.explains_incidents else None
 
-    def _find_cause(self, info: DebugInfo, modules: list[nn.Module], random_state: RandomState | None, run: Callable[[], Any]) -> Any:
+    def _find_cause(self, info: DebugInfo, search: Search | None) -> Origin | str | None:
         """The operation that produced a NaN or Inf; it is logged and stored at once. None where it is not searched."""
-        if random_state is None or self._num_searches >= MAX_SEARCHES:
+        if search is None or self._num_searches >= MAX_SEARCHES:
             return None
         self._num_searches += 1
-        origin = find_cause(modules, random_state, run)
+        origin = search()
         sentence = f"the cause is unknown: {origin}" if isinstance(origin, str) else f"cause: {origin.place}: {origin.cause}"
-        self._history.add_cause(info, sentence)
+        self._history.add_note(info, "cause", sentence)
         return origin
 
-    def _raise_if_configured(self, message: str, origin: Any) -> None:
+    def _raise_if_configured(self, message: str, origin: Origin | str | None) -> None:
         if self.config.anomaly_detection_mode == "raise":
-            found = f"\n{origin.summary()}" if hasattr(origin, "summary") else ""
-            raise NonFiniteError(f"{message}. Training was stopped before the update.{found}", origin if found else None)
-
-    # -- logs --------------------------------------------------------------------------------------
+            found = origin if isinstance(origin, Origin) else None
+            summary = f"\n{found.summary()}" if found is not None else ""
+            raise NonFiniteError(f"{message}. Training was stopped before the update.{summary}", found)
 
     def _report_problem(self, kind: str, sentence: str) -> None:
         if kind == "exception":
@@ -434,16 +391,11 @@ class PyTorchDebugger:
         num = self._num_warnings[kind] = self._num_warnings.get(kind, 0) + 1
         if num > MAX_WARNINGS:
             return
-        last = " (further ones are only counted)" if num == MAX_WARNINGS else ""
+        sentence += " (further ones are only counted)" if num == MAX_WARNINGS else ""
         if self.training_logger is not None:
-            self.training_logger.warning(f"{sentence}{last}")
+            self.training_logger.warning(sentence)
         else:
-            self.logger.warning("sonde: %s%s", sentence, last)
-
-    def _close_training_log(self) -> None:
-        log, self.training_logger = self.training_logger, None
-        if log is not None:
-            log.close()
+            self.logger.warning("sonde: %s", sentence)
 
 
 PyTorchDebugManager = PyTorchDebugger
@@ -457,17 +409,13 @@ def _call(model: nn.Module, x: Any) -> Any:
 
 
 def _model_name(model: nn.Module) -> str:
-    if not isinstance(model, nn.Module):
-        raise SondeError(f"model must be a torch.nn.Module, not a {type(model).__name__}.")
-    return type(unwrap_compiled(model) or model).__name__
+    return type(require_module(model, "PyTorchDebugger")).__name__
 
 
 def _check_optimizer(optimizer: Any) -> None:
     if not callable(getattr(optimizer, "step", None)) or not hasattr(optimizer, "param_groups"):
-        raise SondeError(
-            f"optimizer must be a torch.optim.Optimizer, not a {type(optimizer).__name__}. "
-            "The order of the arguments: debug_optimization_step(optimizer, model), debug_training_step(model, optimizer, loss_fn, x, y)."
-        )
+        order = "The order is debug_optimization_step(optimizer, model), debug_training_step(model, optimizer, loss_fn, x, y)."
+        raise SondeError(f"optimizer must be a torch.optim.Optimizer, not a {type(optimizer).__name__}. {order}")
 
 
 def _check_loss(loss: Any) -> None:

@@ -1,13 +1,15 @@
-"""A torch hook for models that belong to the user: it never raises, never changes a value and is not copied with the model."""
+"""For models of the user: a torch hook that never raises, never changes a value and is not copied with the model; and a type check."""
 
 import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 from sonde.capture.hook_not_copied_with_module import UncopiedHook
-from sonde.statistics.private_torch_api import tracing_state
+from sonde.errors import SondeError
+from sonde.statistics.private_torch_api import tracing_state, unwrap_compiled
 
 _log = logging.getLogger("sonde")
 
@@ -30,3 +32,10 @@ class SafeHook(UncopiedHook):
         except Exception as error:
             self.is_disabled = True
             _log.warning("%s is not observed any more: %s: %s", self._name, type(error).__name__, error)
+
+
+def require_module(model: object, caller: str, advice: str = "") -> nn.Module:
+    """Returns the module, for a compiled one the module before torch.compile. Raises a `SondeError` for another type."""
+    if not isinstance(model, nn.Module):
+        raise SondeError(f"{caller} takes a torch.nn.Module, not a {type(model).__name__}.{' ' if advice else ''}{advice}")
+    return unwrap_compiled(model) or model

@@ -18,20 +18,11 @@ from sonde.render.plots import Plot
 from sonde.render.plots.magnitude_plot import magnitudes as magnitude_plot
 from sonde.render.summaries.tables import html_table, text_table
 from sonde.statistics.find_tensors import find_tensors
-from sonde.statistics.private_torch_api import unwrap_compiled
-from sonde.tools.safe_hook import SafeHook
-from sonde.tools.tensors.floating_point_formats import (
-    FORMATS,
-    Magnitudes,
-    Margins,
-    NumberFormat,
-    format_of_tensor,
-    measure_magnitudes,
-    parse_format,
-)
+from sonde.tools.safe_hook import SafeHook, require_module
+from sonde.tools.tensors import floating_point_formats
+from sonde.tools.tensors.floating_point_formats import FORMATS, Magnitudes, Margins, NumberFormat, parse_format
 from sonde.tools.tensors.tensor_statistics import as_tensor
 
-KINDS = ("nan", "inf", "overflow", "underflow", "precision_loss", "denormal")
 TARGETS = ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2")  # formats that a model could be converted to
 NEAR_OVERFLOW = 1.0  # powers of two: doubled values would overflow
 FLUSHED_SHARE = 0.01  # of the non-zero numbers; even a normal distribution has a few near zero that do not matter
@@ -47,7 +38,7 @@ class StabilityIssue:
     """One issue of one tensor in one format."""
 
     layer: str  # "" if unnamed
-    kind: str  # one of KINDS
+    kind: str  # "nan", "inf", "overflow", "underflow", "precision_loss" or "denormal"
     dtype: str  # the format that it is checked against, for instance "fp16"
     what: str  # "tensor", "output", "gradient of output" or "gradient"
     margin_log2: float  # powers of two to the limit, negative beyond it; -inf for NaN and Inf
@@ -101,19 +92,15 @@ class FormatSafety:
     def __str__(self) -> str:
         if self:
             checked = counted(self.num_checked, "tensor") + (" that was checked" if self.num_checked == 1 else " that were checked")
-            overflow, underflow = number(self.overflow_log2), number(self.underflow_log2)
-            return (
-                f"{self.dtype} would be safe for the {checked}: {overflow} powers of two to overflow (at the {self.tightest}), "
-                f"{underflow} to underflow."
-            )
-        return "\n".join(
-            [
-                f"{self.dtype} would not be safe: {counted(len(self.issues), 'issue')} in {counted(self.num_checked, 'tensor')}.",
-                *(f"  {issue.message}" for issue in self.issues[:MAX_ROWS]),
-                *([f"  and {len(self.issues) - MAX_ROWS} more"] if len(self.issues) > MAX_ROWS else []),
-                *([f"With a loss scale of 2^{self.loss_scale_log2} it would be."] if self.loss_scale_log2 is not None else []),
-            ]
-        )
+            overflow = f"{number(self.overflow_log2)} powers of two to overflow (at the {self.tightest})"
+            return f"{self.dtype} would be safe for the {checked}: {overflow}, {number(self.underflow_log2)} to underflow."
+        lines = [f"{self.dtype} would not be safe: {counted(len(self.issues), 'issue')} in {counted(self.num_checked, 'tensor')}."]
+        lines += [f"  {issue.message}" for issue in self.issues[:MAX_ROWS]]
+        if len(self.issues) > MAX_ROWS:
+            lines.append(f"  and {len(self.issues) - MAX_ROWS} more")
+        if self.loss_scale_log2 is not None:
+            lines.append(f"With a loss scale of 2^{self.loss_scale_log2} it would be.")
+        return "\n".join(lines)
 
 
 class StabilityChecker:
@@ -125,18 +112,16 @@ class StabilityChecker:
     def check_tensor(self, tensor: Any, layer: str | None = None, *, what: str = "tensor") -> CheckedTensor:
         """Measures a tensor, array or list."""
         plain = as_tensor(tensor)
-        found = CheckedTensor(layer or "", what, format_of_tensor(plain), measure_magnitudes(plain))
+        in_use, measured = floating_point_formats.format_of_tensor(plain), floating_point_formats.measure_magnitudes(plain)
+        found = CheckedTensor(layer or "", what, in_use, measured)
         self.checked.append(found)
         return found
 
     def check_model(self, model: nn.Module, inputs: Any, loss: Callable[[Any], Tensor] | None = None) -> list[StabilityIssue]:
-        """Runs the model once and checks the output of each leaf module. Returns the issues of this run in the current dtypes. With `loss`,
-        a function of the model's output, gradients of outputs and of parameters are checked as well. The model runs in eval mode;
-        parameters, their `.grad`, buffers, modes and the random state are unchanged afterwards. `inputs` is what forward takes: a tensor, a
-        tuple of arguments, a dict of keyword arguments, or a list of such batches."""
-        if not isinstance(model, nn.Module):
-            raise SondeError(f"check_model takes a torch.nn.Module, not a {type(model).__name__}. For one tensor use check_tensor.")
-        model = unwrap_compiled(model) or model
+        """Runs the model once in eval mode and checks the output of each leaf module. Returns the issues of this run in the current dtypes.
+        With `loss`, a function of the output, gradients of outputs and of parameters are checked as well. The model is unchanged
+        afterwards. `inputs`: a tensor, a tuple of arguments, a dict of keyword arguments, or a list of such batches."""
+        model = require_module(model, "check_model", "For one tensor use check_tensor.")
         before = len(self.checked)
         with eval_mode_restored(model), ExitStack() as hooks:
             for path, module in model.named_modules():
@@ -186,12 +171,10 @@ class StabilityChecker:
 
     def summary(self) -> str:
         """A table of all checked tensors, with their margins in their own dtype and in other formats."""
-        rows, more = self._rows()
-        return "\n".join([text_table(_HEAD, rows), *([more] if more else []), *(issue.message for issue in self.get_issues()[:MAX_ROWS])])
+        return "\n".join([text_table(_HEAD, self._rows()), *self._notes()])
 
     def _repr_html_(self) -> str:
-        rows, more = self._rows()
-        return html_table(_HEAD, rows, title=_TITLE, notes=[*([more] if more else []), *(str(one) for one in self.get_issues()[:MAX_ROWS])])
+        return html_table(_HEAD, self._rows(), title=_TITLE, notes=self._notes())
 
     def _loss_scale(self, target: NumberFormat) -> int | None:
         """The largest loss scale, as a power of two with some margin, that makes every gradient safe; None if there is none."""
@@ -201,7 +184,12 @@ class StabilityChecker:
         scaled = [CheckedTensor(one.layer, one.what, one.in_use, one.measured.scaled(log2)) for one in gradients]
         return log2 if log2 > 0 and not any(issue for one in scaled for issue in _issues(one, target)) else None
 
-    def _rows(self) -> tuple[list[list[str]], str]:
+    def _notes(self) -> list[str]:
+        hidden = len(self.checked) - MAX_ROWS
+        more = [f"and {counted(hidden, 'more tensor')}"] if hidden > 0 else []
+        return [*more, *(issue.message for issue in self.get_issues()[:MAX_ROWS])]
+
+    def _rows(self) -> list[list[str]]:
         rows = []
         for one in self.checked[:MAX_ROWS]:
             if one.measured.stats.unsupported:
@@ -210,8 +198,7 @@ class StabilityChecker:
             own = one.in_use.name if one.in_use is not None else "other"
             targets = [_margins(FORMATS.get(to), one.measured) for to in TARGETS]
             rows.append([one.name, f"{own} {_margins(one.in_use, one.measured)}", *targets])
-        hidden = len(self.checked) - len(rows)
-        return rows, f"and {counted(hidden, 'more tensor')}" if hidden else ""
+        return rows
 
     def _on_output(self, path: str, with_gradients: bool, module: nn.Module, args: Any, output: Any) -> None:
         for place, tensor in find_tensors(output):
@@ -244,10 +231,8 @@ def _margins(target: NumberFormat | None, measured: Magnitudes) -> str:
 def _scalar(loss: Callable[[Any], Tensor], output: Any) -> Tensor:
     value = loss(output)
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
-        raise SondeError(
-            "The loss function must return one number that depends on the parameters, "
-            "for instance loss=lambda output: cross_entropy(output, targets)."
-        )
+        example = "loss=lambda output: cross_entropy(output, targets)"
+        raise SondeError(f"The loss function must return one number that depends on the parameters, for instance {example}.")
     return value.reshape(())
 
 
@@ -271,32 +256,19 @@ def _issues(one: CheckedTensor, target: NumberFormat | None) -> Iterator[Stabili
     nearest = 0.0 if is_own and target.mantissa_bits <= 3 else NEAR_OVERFLOW
     if margins.overflow_log2 < nearest:
         side = "beyond" if margins.overflow_log2 < 0 else "from"
-        yield issue(
-            "overflow",
-            margins.overflow_log2,
-            f"the {one.name} reaches {number(stats.max_abs)}, {abs(margins.overflow_log2):.1f} powers of two {side} the largest number "
-            f"of {format_name} ({number(target.max)}).",
-        )
+        distance = f"{abs(margins.overflow_log2):.1f} powers of two {side} the largest number of {format_name} ({number(target.max)})"
+        yield issue("overflow", margins.overflow_log2, f"the {one.name} reaches {number(stats.max_abs)}, {distance}.")
     lost = margins.flushed_share
     is_mostly_denormal = is_own and margins.denormal_share >= 0.5  # smaller numbers have already become zero
     if lost >= FLUSHED_SHARE or is_mostly_denormal:
         detail = f"{percent(lost)} of its non-zero numbers become zero" if lost >= FLUSHED_SHARE else "most of its numbers are denormal"
-        yield issue(
-            "underflow",
-            margins.underflow_log2,
-            f"the {one.name} is too small for {format_name}: {detail}; the smallest number is 2^{target.denormal_log2}.",
-        )
+        smallest = f"the smallest number is 2^{target.denormal_log2}"
+        yield issue("underflow", margins.underflow_log2, f"the {one.name} is too small for {format_name}: {detail}; {smallest}.")
     if margins.denormal_share >= DENORMAL_SHARE:
-        yield issue(
-            "denormal",
-            margins.underflow_log2 - target.mantissa_bits,
-            f"{percent(margins.denormal_share)} of the non-zero numbers of the {one.name} are denormal in {format_name} (below "
-            f"2^{target.normal_log2}): they have fewer digits, and some processors handle them slowly.",
-        )
+        which = f"{percent(margins.denormal_share)} of the non-zero numbers of the {one.name}"
+        effect = f"denormal in {format_name} (below 2^{target.normal_log2}): they have fewer digits, and some processors handle them slowly"
+        yield issue("denormal", margins.underflow_log2 - target.mantissa_bits, f"{which} are {effect}.")
     if margins.spread_bits < MIN_SPREAD_BITS and lost < FLUSHED_SHARE:
-        yield issue(
-            "precision_loss",
-            margins.spread_bits,
-            f"the {one.name} varies by {number(stats.std)} around {number(stats.mean)}, where {format_name} has steps of "
-            f"{number(stats.std / 2**margins.spread_bits)}: most of the variation is rounding.",
-        )
+        spread = f"the {one.name} varies by {number(stats.std)} around {number(stats.mean)}"
+        steps = f"where {format_name} has steps of {number(stats.std / 2**margins.spread_bits)}: most of the variation is rounding"
+        yield issue("precision_loss", margins.spread_bits, f"{spread}, {steps}.")

@@ -1,7 +1,4 @@
-"""TensorInspector: statistics of tensors by name, comparison, memory, owners and leaks.
-
-It stores statistics and a weak reference, so no tensor is kept alive.
-"""
+"""TensorInspector: statistics of tensors by name, comparison, memory, owners and leaks; it stores no tensor, only weak references."""
 
 import math
 import weakref
@@ -13,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sonde.errors import SondeError
+from sonde.errors import SondeError, require_count
 from sonde.formatting import counted, number, percent, printable, size, strict_json
 from sonde.leaks.accumulated_tensors import TrackedTensor, find_accumulations
 from sonde.leaks.leak_detector import MIN_AGE, Leak, to_leaks
@@ -55,11 +52,9 @@ class TensorInfo:
     def value(self) -> Any:
         """The tensor itself if it is alive and unchanged, else None."""
         value = self._ref()
-        if value is None:
-            return None
-        tensor = as_tensor(value)
-        same = _version(tensor) == self._version and content_hash(tensor) == self._fingerprint
-        return value if same else None
+        tensor = as_tensor(value) if value is not None else None
+        is_same = tensor is not None and _version(tensor) == self._version and content_hash(tensor) == self._fingerprint
+        return value if is_same else None
 
     def to_json(self) -> str:
         """The statistics as strict JSON; "NaN", "Infinity" and "-Infinity" are strings."""
@@ -89,8 +84,7 @@ class TensorInfo:
             ("extreme", f"{stats.num_extreme:,}"),
         ]
         if stats.percentiles:
-            shown = ", ".join(f"{percent_}: {number(value)}" for percent_, value in stats.percentiles.items())
-            rows.append(("percentiles", shown))
+            rows.append(("percentiles", ", ".join(f"{level}: {number(value)}" for level, value in stats.percentiles.items())))
         largest_outliers = ", ".join(f"{number(one.value)} at {list(one.index)}" for one in stats.outliers[:3])
         rows.append(("outliers", f"{stats.num_outliers:,}" + (f": {largest_outliers}" if largest_outliers else "")))
         if stats.histogram is not None:
@@ -100,8 +94,7 @@ class TensorInfo:
         return [*rows, ("memory", size(stats.num_bytes) + storage)]
 
     def __str__(self) -> str:
-        table = text_table(("", ""), self._rows()).strip("\n")
-        return f"{self._title()}\n{table}"
+        return self._title() + "\n" + text_table(("", ""), self._rows()).strip("\n")
 
     def _repr_html_(self) -> str:
         return html_table(("", ""), self._rows(), title=self._title())
@@ -125,9 +118,7 @@ class TensorInspector:
     """Measures tensors, arrays and lists; stores the statistics of the last `max_tracked_tensors` inspections, but no tensor."""
 
     def __init__(self, max_tracked_tensors: int = MAX_TRACKED) -> None:
-        if isinstance(max_tracked_tensors, bool) or not isinstance(max_tracked_tensors, int) or max_tracked_tensors < 1:
-            raise SondeError(f"max_tracked_tensors must be a whole number, 1 or more, not {max_tracked_tensors!r}.")
-        self.max_tracked_tensors = max_tracked_tensors
+        self.max_tracked_tensors = require_count(max_tracked_tensors, "max_tracked_tensors")
         self._infos: OrderedDict[str, TensorInfo] = OrderedDict()
         self._num_inspected = 0
 
@@ -141,17 +132,9 @@ class TensorInspector:
         plain = as_tensor(tensor)
         self._num_inspected += 1
         info = TensorInfo(
-            id=f"{name}#{self._num_inspected}",
-            name=name,
-            layer=layer,
-            operation=operation,
-            step=step,
-            stats=stats,
-            storage_bytes=storage_bytes([plain]) or stats.num_bytes,
-            _ref=_weak(tensor),
-            _version=_version(plain),
-            _fingerprint=content_hash(plain),
-        )
+            f"{name}#{self._num_inspected}", name, layer, operation, step, stats, storage_bytes([plain]) or stats.num_bytes,
+            _ref=_weak(tensor), _version=_version(plain), _fingerprint=content_hash(plain),
+        )  # fmt: skip
         self._infos[info.id] = info
         while len(self._infos) > self.max_tracked_tensors:
             self._infos.popitem(last=False)
@@ -160,10 +143,8 @@ class TensorInspector:
     def get_tensor_info(self, tensor_id: str) -> TensorInfo:
         """The result of one inspection."""
         if tensor_id not in self._infos and self._was_dropped(tensor_id):
-            raise SondeError(
-                f"{tensor_id!r} is no longer stored: only the last {self.max_tracked_tensors:,} inspections are.\n"
-                f"Store more with TensorInspector(max_tracked_tensors={2 * self.max_tracked_tensors})."
-            )
+            advice = f"Store more with TensorInspector(max_tracked_tensors={2 * self.max_tracked_tensors})."
+            raise SondeError(f"{tensor_id!r} is no longer stored: only the last {self.max_tracked_tensors:,} inspections are.\n{advice}")
         return self._infos[require_name(tensor_id, self._infos, "inspected tensor")]
 
     def history(self, name: str) -> list[TensorInfo]:
@@ -205,11 +186,9 @@ class TensorInspector:
         alive: dict[int, Tensor] = {}
         by_name: dict[str, list[Tensor]] = {}
         for info in self._infos.values():
-            value = info._ref()
-            if value is not None:
-                tensor = as_tensor(value)
-                alive[id(value)] = tensor
-                by_name.setdefault(info.name, []).append(tensor)
+            if (value := info._ref()) is not None:
+                alive[id(value)] = as_tensor(value)
+                by_name.setdefault(info.name, []).append(alive[id(value)])
         bytes_by_name = {name: storage_bytes(tensors) for name, tensors in by_name.items()}
         return InspectedMemory(len(alive), storage_bytes(alive.values()), bytes_by_name)
 
@@ -238,9 +217,7 @@ class TensorInspector:
         return sorted(found, key=lambda leak: leak.num_bytes, reverse=True)
 
     def _find_info(self, value: Any) -> TensorInfo | None:
-        if isinstance(value, TensorInfo):
-            return value
-        return self.get_tensor_info(value) if isinstance(value, str) else None
+        return value if isinstance(value, TensorInfo) else self.get_tensor_info(value) if isinstance(value, str) else None
 
     def _was_dropped(self, tensor_id: Any) -> bool:
         count = str(tensor_id).rpartition("#")[2]
@@ -252,11 +229,7 @@ def _weak(value: Any) -> Callable[[], Any]:
     try:
         return weakref.ref(value)
     except TypeError:  # lists and numbers have no weak references
-        return _no_reference
-
-
-def _no_reference() -> None:
-    return None
+        return lambda: None
 
 
 def _version(tensor: Tensor) -> int | None:

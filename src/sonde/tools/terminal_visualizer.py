@@ -3,9 +3,10 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from sonde.errors import SondeError
+from sonde.errors import require_count
 from sonde.render.terminal import text_plots as textplots
 from sonde.render.terminal.text_plots import PlotArea
 
@@ -19,10 +20,7 @@ class TerminalVisualizer:
     NO_COLOR is not set."""
 
     def __init__(self, width: int = 80, height: int = 24, *, unicode: bool | None = None, colour: bool | None = None) -> None:
-        for name, value, minimum in (("width", width, MIN_WIDTH), ("height", height, MIN_HEIGHT)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-                raise SondeError(f"{name}={value!r}: a plot needs at least {minimum}. Use TerminalVisualizer(width=80, height=24).")
-        self.width, self.height = width, height
+        self.width, self.height = require_count(width, "width", minimum=MIN_WIDTH), require_count(height, "height", minimum=MIN_HEIGHT)
         self._unicode, self._colour = unicode, colour
 
     def ascii_histogram(self, values: Any, bins: int = 16) -> str:
@@ -49,17 +47,12 @@ class TerminalVisualizer:
 
 
 def _can_encode(text: str) -> bool:
-    try:
-        text.encode(getattr(sys.stdout, "encoding", None) or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
+    with suppress(UnicodeEncodeError, LookupError):
+        return bool(text.encode(getattr(sys.stdout, "encoding", None) or "ascii"))
+    return False
 
 
 def _supports_color() -> bool:
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
-        return False
-    try:
-        return sys.stdout.isatty()
-    except (AttributeError, ValueError):  # replaced by another object, or closed
-        return False
+    with suppress(AttributeError, ValueError):  # replaced by another object, or closed
+        return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return False

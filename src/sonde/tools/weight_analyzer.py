@@ -13,7 +13,8 @@ from sonde.errors import SondeError
 from sonde.formatting import counted, listing, number
 from sonde.render.plots import Plot, histograms
 from sonde.render.summaries.tables import html_table, text_table
-from sonde.statistics.private_torch_api import CONV, CONV_TRANSPOSE, unwrap_compiled
+from sonde.statistics.private_torch_api import CONV, CONV_TRANSPOSE
+from sonde.tools.safe_hook import require_module
 from sonde.tools.tensors.tensor_statistics import FastStatistics, fast_statistics
 from sonde.tools.weights import dead_units
 from sonde.tools.weights.dead_units import DeadNeuron
@@ -56,13 +57,19 @@ class WeightReport:
 
     def mean(self) -> float:
         """Mean of all finite weights of the model."""
-        num, mean, _ = _pooled(layer.stats for layer in self.layers.values())
-        return mean if num else math.nan
+        return self._pooled()[0]
 
     def std(self) -> float:
         """Standard deviation of all finite weights of the model."""
-        num, _, square = _pooled(layer.stats for layer in self.layers.values())
-        return math.sqrt(square) if num else math.nan
+        return self._pooled()[1]
+
+    def _pooled(self) -> tuple[float, float]:
+        known = [layer.stats for layer in self.layers.values() if layer.stats.num_finite]
+        num = sum(part.num_finite for part in known)
+        if not num:
+            return math.nan, math.nan
+        mean = math.fsum(part.num_finite * part.mean for part in known) / num
+        return mean, math.sqrt(math.fsum(part.num_finite * (part.std**2 + (part.mean - mean) ** 2) for part in known) / num)
 
     def collapsed_layers(self) -> list[str]:
         """Weights with an effective rank far below their full rank."""
@@ -70,26 +77,21 @@ class WeightReport:
 
     def summary(self) -> str:
         """The report as text: a table of parameters, dead neurons, rank collapse and notes."""
-        rows, left_out = self._rows()
-        parts = [self._headline(), "", text_table(_HEAD, rows)]
-        lines = [line for line in (left_out, *self._lines()) if line]
-        return "\n".join([*parts, *([""] if lines else []), *lines])
+        lines = self._lines()
+        return "\n".join([self._headline(), "", text_table(_HEAD, self._rows()), *([""] if lines else []), *lines])
 
     __str__ = summary
 
     def _repr_html_(self) -> str:
-        rows, left_out = self._rows()
-        return html_table(_HEAD, rows, title=self._headline(), notes=[line for line in (left_out, *self._lines()) if line])
+        return html_table(_HEAD, self._rows(), title=self._headline(), notes=self._lines())
 
     def _headline(self) -> str:
         num = sum(layer.stats.num for layer in self.layers.values())
         what = f"{counted(len(self.layers), 'parameter')} of {num:,} numbers"
-        return f"weights: {what}, mean {number(self.mean())}, std {number(self.std())}, {counted(len(self._units()), 'dead neuron')}"
+        num_dead = len({(neuron.layer, neuron.unit) for neuron in self.neurons})
+        return f"weights: {what}, mean {number(self.mean())}, std {number(self.std())}, {counted(num_dead, 'dead neuron')}"
 
-    def _units(self) -> set[tuple[str, int]]:
-        return {(neuron.layer, neuron.unit) for neuron in self.neurons}
-
-    def _rows(self) -> tuple[list[list[object]], str]:
+    def _rows(self) -> list[list[object]]:
         rows: list[list[object]] = []
         for layer in list(self.layers.values())[:MAX_ROWS]:
             stats, found = layer.stats, layer.spectrum
@@ -103,28 +105,27 @@ class WeightReport:
             if layer.initialization.fit in ("small", "large", "fits"):
                 notes += f"; {layer.initialization.fit}"
             rows.append([layer.name, shape, number(stats.mean), number(stats.std) + bad, *ranks, notes])
-        hidden = len(self.layers) - len(rows)
-        return rows, f"and {counted(hidden, 'more parameter')}" if hidden else ""
+        return rows
 
     def _lines(self) -> list[str]:
         lines = []
         by_place: dict[tuple[str, str], list[DeadNeuron]] = {}
         for neuron in self.neurons:
             by_place.setdefault((neuron.layer, neuron.evidence), []).append(neuron)
-        for (layer, evidence), neurons in by_place.items():
+        for (place, evidence), neurons in by_place.items():
             units = listing([str(neuron.unit) for neuron in neurons], MAX_LISTED)
-            lines.append(f"dead in {layer} (by {evidence}): {units}; of {neurons[0].unit}: {neurons[0].reason}")
-        for name in self.collapsed_layers():
-            found = self.layers[name].spectrum
-            assert isinstance(found, WeightSpectrum)
-            lines.append(f"rank collapse in {name}: effective rank {number(found.effective_rank)} of {found.full_rank}")
+            lines.append(f"dead in {place} (by {evidence}): {units}; of {neurons[0].unit}: {neurons[0].reason}")
+        for name, layer in self.layers.items():
+            if isinstance(found := layer.spectrum, WeightSpectrum) and found.is_collapsed:
+                lines.append(f"rank collapse in {name}: effective rank {number(found.effective_rank)} of {found.full_rank}")
         for fit in ("small", "large"):
             names = [name for name, each in self.layers.items() if each.initialization.fit == fit]
             if names:
                 lines.append(f"{fit} weights in {listing(names, MAX_LISTED)}; of {names[0]}: {self.layers[names[0]].initialization.reason}")
         if len(lines) > MAX_ROWS:
             lines = [*lines[:MAX_ROWS], f"and {len(lines) - MAX_ROWS} more"]
-        return [*lines, *self.notes]
+        hidden = len(self.layers) - MAX_ROWS
+        return [*([f"and {counted(hidden, 'more parameter')}"] if hidden > 0 else []), *lines, *self.notes]
 
 
 _HEAD = ("parameter", "shape", "mean", "std", "largest sv", "eff. rank", "initialization")
@@ -135,20 +136,16 @@ class WeightAnalyzer:
 
     def analyze_model(self, model: nn.Module, data: Any = None) -> WeightReport:
         """Returns statistics, initialization, spectrum and dead units of all parameters. `data` is what forward takes: a tensor, a tuple of
-        arguments, a dict of keyword arguments, or a list of such batches. With it the model runs once per batch, in eval mode without
-        gradients, and the random state is restored. The run shows which activation follows a layer and which units never output a value
-        above zero. Without data only the order in nn.Sequential is known."""
-        if not isinstance(model, nn.Module):
-            raise SondeError(f"analyze_model takes a torch.nn.Module, not a {type(model).__name__}. For one tensor use TensorInspector.")
-        model = unwrap_compiled(model) or model
+        arguments, a dict of keyword arguments, or a list of such batches. With it the model runs once per batch in eval mode, which shows
+        the activation after each layer and the units that never output a value above zero."""
+        model = require_module(model, "analyze_model", "For one tensor use TensorInspector.")
         after = NextLayers(next_layers_by_order(model)) if data is None else next_layers_by_forward(model, data)
         layers: dict[str, WeightSummary] = {}
         neurons: list[DeadNeuron] = []
         owners = dict(model.named_modules())
         for path, parameter in model.named_parameters():
             layer, _, kind = path.rpartition(".")
-            owner = owners[layer]
-            activation = after.activation.get(layer)
+            owner, activation = owners[layer], after.activation.get(layer)
             layers[path] = _summary(path, parameter, owner, activation)
             if kind == "weight" and isinstance(owner, (nn.Linear, *CONV)):
                 neurons += _dead_neurons(layer, owner, activation, after)
@@ -167,11 +164,8 @@ class WeightAnalyzer:
 
     def weight_histogram(self, model: nn.Module, *, bins: int = 64) -> Plot:
         """Returns the figure of `plot_weight_histogram` as a `Plot`, to show or to change."""
-        if not isinstance(model, nn.Module):
-            raise SondeError(f"weight_histogram takes a torch.nn.Module, not a {type(model).__name__}.")
-        with torch.no_grad():
-            readable = ((path, p) for path, p in model.named_parameters() if not fast_statistics(p).unsupported)
-            values = {path: parameter.detach() for path, parameter in readable}
+        require_module(model, "weight_histogram")
+        values = {path: parameter.detach() for path, parameter in model.named_parameters() if not fast_statistics(parameter).unsupported}
         if not values:
             raise SondeError(f"{type(model).__name__} has no parameters with readable values, so there is nothing to plot.")
         return histograms(values, name=f"weights of {type(model).__name__}", bins=bins)
@@ -203,13 +197,3 @@ def _dead_neurons(layer: str, owner: nn.Module, activation: str | None, after: N
             yield neuron
     if num_positive is not None:
         yield from dead_units.dead_by_activations(layer, num_positive, num_values)
-
-
-def _pooled(parts: Iterable[FastStatistics]) -> tuple[int, float, float]:
-    """Number, mean and variance of all parts taken together."""
-    known = [part for part in parts if part.num_finite]
-    num = sum(part.num_finite for part in known)
-    if not num:
-        return 0, math.nan, math.nan
-    mean = math.fsum(part.num_finite * part.mean for part in known) / num
-    return num, mean, math.fsum(part.num_finite * (part.std**2 + (part.mean - mean) ** 2) for part in known) / num

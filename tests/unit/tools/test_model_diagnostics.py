@@ -68,7 +68,7 @@ class Skip(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.wide = nn.Sequential(nn.Conv1d(2, 2, 5, padding=2), nn.ReLU(), nn.Conv1d(2, 2, 5, padding=2))
+        self.wide = nn.Sequential(nn.Conv1d(2, 2, 5, padding=2), nn.Tanh(), nn.Conv1d(2, 2, 5, padding=2))
         self.narrow = nn.Conv1d(2, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from sonde.errors import SondeError
 from sonde.formatting import counted, printable, strict_json
 from sonde.render.html.html_page import html_page, html_text
 from sonde.render.plots import style
-from sonde.render.safe_write import make_folder, write_new
+from sonde.render.safe_write import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,10 +61,7 @@ class Plot:
         if kind not in FORMATS:
             reason = f"{kind!r} is no format of pictures" if kind else "it has no suffix"
             raise SondeError(f"{printable(target)}: {reason}. Use one of .{', .'.join(FORMATS)}.")
-        content = self.render(kind, dpi=dpi)  # before the folder is made: it may raise
-        make_folder(target.parent)
-        write_new(target, content, replace=True)
-        return target
+        return replace_file(target, self.render(kind, dpi=dpi))
 
     def render(self, kind: str, *, dpi: int = DPI) -> bytes:
         """The file in one of the formats, as bytes; the same bytes each time."""

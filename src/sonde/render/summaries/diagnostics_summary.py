@@ -1,4 +1,4 @@
-"""Diagnostics of a model for people: the score and its parts, the training, the model, what to do."""
+"""Diagnostics of a model as text or HTML: the score and its parts, the training, the model, recommendations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_ANOMALIES = 3  # of each kind
 
 
 def diagnostics_text(report: DiagnosticsReport) -> str:
-    parts = [f"health {report.health}" + (f", {report.health.ceiling_why}" if report.health.ceiling_why else "")]
+    parts = [_headline(report)]
     for part in report.health.parts:
         parts += hanging(f"  {part.name:<{NAME}}{part.points:<{POINTS + 2}}", part.why)
     for title, rows in (("training", _training(report)), ("model", _model(report))):
@@ -35,32 +35,33 @@ def diagnostics_text(report: DiagnosticsReport) -> str:
 
 
 def diagnostics_html(report: DiagnosticsReport) -> str:
-    head = f"health {report.health}" + (f", {report.health.ceiling_why}" if report.health.ceiling_why else "")
     parts = [(part.name, part.points, part.why) for part in report.health.parts]
     facts = [(name, text) for rows in (_training(report), _model(report)) for name, text in rows]
-    return html_table(("part", "points", "why"), parts, title=head) + html_table(("", ""), facts, notes=report.recommendations)
+    return html_table(("part", "points", "why"), parts, title=_headline(report)) + html_table(("", ""), facts, notes=report.recommendations)
+
+
+def _headline(report: DiagnosticsReport) -> str:
+    return f"health {report.health}" + (f", {report.health.ceiling_why}" if report.health.ceiling_why else "")
 
 
 def _training(report: DiagnosticsReport) -> list[tuple[str, str]]:
-    dynamics = report.dynamics
+    dynamics, found = report.dynamics, report.dynamics.convergence
     if not dynamics.num_steps:
-        return [("", "nothing recorded: give it steps with record_performance(...), or a run with ModelDiagnostics.from_run(...)")]
-    rows = [("steps", f"{dynamics.num_steps:,} with a loss, {dynamics.first_step} to {dynamics.last_step}")]
-    rows.append(("learning", f"{dynamics.learning}: {dynamics.why}"))
-    found = dynamics.convergence
+        return [("", "nothing recorded: pass steps to record_performance(...), or a run to ModelDiagnostics.from_run(...)")]
+    steps = f"{dynamics.num_steps:,} with a loss, {dynamics.first_step} to {dynamics.last_step}"
+    rows = [("steps", steps), ("learning", f"{dynamics.learning}: {dynamics.why}")]
     if found is not None:
         half = f"; half of the rest in about {number(found.half_life_steps)} steps" if found.half_life_steps is not None else ""
         end = f", towards about {number(found.end)}" if found.end is not None else ""
         rows.append(("pace", f"{number(1000 * found.per_step)} per 1,000 steps{end}{half}"))
-        if found.forecast is not None:
-            one = found.forecast
-            between = f"between {number(one.low)} and {number(one.high)} nine times in ten"
-            rows.append(("forecast", f"{number(one.loss)} at step {one.step}, {between}"))
-        else:
-            rows.append(("forecast", f"none: {found.reason}"))
+        forecast = f"none: {found.reason}"
+        if (one := found.forecast) is not None:
+            forecast = f"{number(one.loss)} at step {one.step}, between {number(one.low)} and {number(one.high)} nine times in ten"
+        rows.append(("forecast", forecast))
     if dynamics.plateau is not None:
         rows.append(("plateau", f"since step {dynamics.plateau.since_step}, at {number(dynamics.plateau.level)}"))
-    rows.append(("overfitting", _overfitting(report)))
+    overfits = {None: "could not tell", True: "yes", False: "no"}[dynamics.overfitting.is_overfitting]
+    rows.append(("overfitting", f"{overfits}: {dynamics.overfitting.reason}"))
     efficiency = dynamics.efficiency
     if efficiency.removed_share is not None and efficiency.removed_share > 0:
         costs = [f"{percent(efficiency.removed_share)} of the first loss removed"]
@@ -69,30 +70,21 @@ def _training(report: DiagnosticsReport) -> list[tuple[str, str]]:
         if efficiency.samples_per_second is not None:
             costs.append(f"{number(round(efficiency.samples_per_second, 1))} samples/s")
         rows.append(("efficiency", ", ".join(costs)))
-    rows += _anomalies(report)
-    return rows
-
-
-def _overfitting(report: DiagnosticsReport) -> str:
-    found = report.dynamics.overfitting
-    return f"{'could not tell' if found.is_overfitting is None else 'yes' if found.is_overfitting else 'no'}: {found.reason}"
-
-
-def _anomalies(report: DiagnosticsReport) -> list[tuple[str, str]]:
     kinds: dict[str, list[str]] = {}
-    for one in report.dynamics.anomalies:
-        kinds.setdefault(one.kind, []).append(f"step {one.step} ({one.text})")
-    return [("anomalies" if not i else "", f"{kind}: {listing(steps, MOST_ANOMALIES)}") for i, (kind, steps) in enumerate(kinds.items())]
+    for anomaly in dynamics.anomalies:
+        kinds.setdefault(anomaly.kind, []).append(f"step {anomaly.step} ({anomaly.text})")
+    for kind, places in kinds.items():
+        rows.append(("anomalies" if kind == next(iter(kinds)) else "", f"{kind}: {listing(places, MOST_ANOMALIES)}"))
+    return rows
 
 
 def _model(report: DiagnosticsReport) -> list[tuple[str, str]]:
     one = report.architecture
     if one is None:
         return []
-    rows = []
     trainable = f", {percent(one.trainable_share)} trainable" if one.trainable_share is not None else ""
     size = f", {number(one.model_size_mb)} MiB" if one.model_size_mb is not None else ""
-    rows.append(("parameters", f"{si_number(one.total_parameters)}{trainable}{size}" + (f" ({one.name})" if one.name else "")))
+    rows = [("parameters", f"{si_number(one.total_parameters)}{trainable}{size}" + (f" ({one.name})" if one.name else ""))]
     layers = [f"{num} {name}" for name, num in one.layer_types.items()]
     if one.layer_count is not None or layers:
         count = f"{one.layer_count} with parameters" if one.layer_count is not None else ""

@@ -90,8 +90,7 @@ def _gradients(analysis: Mapping[str, Any], gradients: Mapping[str, Any]) -> str
 
 def _notes(report: Mapping[str, Mapping[str, Any]]) -> list[str]:
     notes = list(report["details"]["notes"])
-    num_hidden = len(notes) - MOST_NOTES
-    return [*notes[:MOST_NOTES], f"and {num_hidden} more"] if num_hidden > 0 else notes
+    return [*notes[:MOST_NOTES], f"and {len(notes) - MOST_NOTES} more"] if len(notes) > MOST_NOTES else notes
 
 
 def _operations(report: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:

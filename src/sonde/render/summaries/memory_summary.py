@@ -1,4 +1,4 @@
-"""A memory report for people: what takes how much at the peak, which modules, whether it fits, what piles up."""
+"""A memory report as text or HTML: usage at the peak by category and module, whether it fits, leaks."""
 
 from __future__ import annotations
 
@@ -29,14 +29,13 @@ def memory_text(report: MemoryReport) -> str:
         parts.append(text_table(("category", "at the peak", "share", ""), _categories(device)))
         modules, more = _modules(device)
         if modules:
-            parts.append(text_table(("module", *SHORT.values()), modules, left=1))
-            parts[-1] += f"\n{more}" if more else ""
+            parts.append("\n".join([text_table(("module", *SHORT.values()), modules), *more]))
     lines = [wrapped(line) for line in _lines(report)]
     return "\n\n".join([*parts, "\n".join(lines)] if lines else parts)
 
 
 def wrapped(line: str) -> str:
-    """A line of facts behind its word, no wider than the table."""
+    """A line of facts after its label, no wider than the table."""
     return "\n".join(wrap(printable(line), WIDTH, subsequent_indent=INDENT, break_on_hyphens=False))
 
 
@@ -44,13 +43,12 @@ def memory_html(report: MemoryReport) -> str:
     device = report.on()
     modules, more = _modules(device)
     tables = html_table(("category", "at the peak", "share", ""), _categories(device), title=_headline(device))
-    return tables + html_table(("module", *SHORT.values()), modules, title="", notes=[line for line in (more, *_lines(report)) if line])
+    return tables + html_table(("module", *SHORT.values()), modules, title="", notes=[*more, *_lines(report)])
 
 
 def _headline(device: DeviceMemory) -> str:
     peak = device.peak
-    at = [WORDS.get(peak.phase, ""), f"of {peak.module}" if peak.module and peak.phase == "forward" else ""]
-    where = " ".join(part for part in at if part)
+    where = WORDS.get(peak.phase, "") + (f" of {peak.module}" if peak.module and peak.phase == "forward" else "")
     line = ", ".join(part for part in (peak.operation, peak.source) if part)
     text = f"peak of tensors on {device.device}: {size(peak.usage.total)}"
     return printable(text + (f", {where}" if where else "") + (f" ({line})" if line else ""))
@@ -63,16 +61,16 @@ def _categories(device: DeviceMemory) -> list[list[str]]:
     return [*rows, ["total", size(total), "", ""]]
 
 
-def _modules(device: DeviceMemory) -> tuple[list[list[str]], str]:
+def _modules(device: DeviceMemory) -> tuple[list[list[str]], list[str]]:
+    """Rows of the table, and a note on omitted modules."""
     found = device.peak.usage.by_module()
-    names = {"": "(no module)"}
-    rows = [
-        [shorten(names.get(path, path), LONGEST_PATH), *(size(parts[category]) if category in parts else "" for category in SHORT)]
-        for path, parts in list(found.items())[:MAX_MODULES]
-    ]
+    rows = []
+    for path, parts in list(found.items())[:MAX_MODULES]:
+        cells = [size(parts[category]) if category in parts else "" for category in SHORT]
+        rows.append([shorten(path or "(no module)", LONGEST_PATH), *cells])
     hidden = list(found.values())[MAX_MODULES:]
-    total = sum(sum(parts.values()) for parts in hidden)
-    return rows, f"and {counted(len(hidden), 'more module')}, {size(total)}" if hidden else ""
+    total = size(sum(sum(parts.values()) for parts in hidden))
+    return rows, [f"and {counted(len(hidden), 'more module')}, {total}"] if hidden else []
 
 
 def _lines(report: MemoryReport) -> list[str]:

@@ -23,15 +23,12 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[object]], *, left: i
 
     lines = [[printable(cell) for cell in row] for row in (head, *rows)]
     widths = [max(cell_len(line[column]) for line in lines) for column in range(len(head))]
-    last = len(head) - 1
-    shown = []
-    for line in lines:
-        cells = []
-        for column, cell in enumerate(line):
-            gap = " " * (widths[column] - cell_len(cell))
-            cells.append(cell + gap if column < left or column == last else gap + cell)
-        shown.append("  ".join(cells).rstrip())
-    return "\n".join(shown)
+
+    def aligned(column: int, cell: str) -> str:
+        gap = " " * (widths[column] - cell_len(cell))
+        return cell + gap if column < left or column == len(head) - 1 else gap + cell
+
+    return "\n".join("  ".join(aligned(*each) for each in enumerate(line)).rstrip() for line in lines)
 
 
 def html_table(head: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "", notes: Sequence[str] = ()) -> str:

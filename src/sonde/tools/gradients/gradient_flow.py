@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median, quantiles
 
-from sonde.formatting import listing, number
+from sonde.formatting import counted, listing, number
 from sonde.rules.gradients.exploding_gradient import USUAL
 from sonde.tools.tensors.tensor_statistics import FastStatistics
 
@@ -21,22 +21,12 @@ class GradientSize:
     l1: float  # l1, l2 and max_abs are over the finite elements
     l2: float
     max_abs: float
-    zeros: int
     nan: int
     inf: int
 
     @classmethod
     def from_statistics(cls, stats: FastStatistics) -> GradientSize:
-        return cls(stats.num, stats.l1, stats.l2, stats.max_abs if stats.num_finite else 0.0, stats.zeros, stats.nan, stats.inf)
-
-    @property
-    def is_finite(self) -> bool:
-        return not (self.nan or self.inf)
-
-    @property
-    def is_zero(self) -> bool:
-        """All elements are exactly zero, and there is at least one."""
-        return self.num > 0 and self.zeros == self.num
+        return cls(stats.num, stats.l1, stats.l2, stats.max_abs if stats.num_finite else 0.0, stats.nan, stats.inf)
 
     def with_nonfinite(self, over_finite: float) -> float:
         """The value over all elements, as torch computes it: NaN or Infinity if the gradient contains them."""
@@ -56,8 +46,7 @@ def combine_sizes(sizes: Iterable[GradientSize]) -> GradientSize:
     parts = list(sizes)
     return GradientSize(
         num=sum(part.num for part in parts), l1=math.fsum(part.l1 for part in parts), l2=math.hypot(*(part.l2 for part in parts)),
-        max_abs=max((part.max_abs for part in parts), default=0.0), zeros=sum(part.zeros for part in parts),
-        nan=sum(part.nan for part in parts), inf=sum(part.inf for part in parts),
+        max_abs=max((p.max_abs for p in parts), default=0.0), nan=sum(p.nan for p in parts), inf=sum(p.inf for p in parts),
     )  # fmt: skip
 
 
@@ -95,20 +84,15 @@ class GradientFrame:
         return math.hypot(*(layer.grad_norm for layer in self.layers))
 
 
-def build_frame(step: int, sizes: Mapping[str, GradientSize], *, vanishing_threshold: float, exploding_threshold: float) -> GradientFrame:
+def build_frame(step: int, sizes: Mapping[str, GradientSize], vanishing_threshold: float, exploding_threshold: float) -> GradientFrame:
     """Builds the frame of one step; layers are flagged by absolute thresholds."""
     largest = max((size.l2 for size in sizes.values() if math.isfinite(size.norm)), default=0.0)
     layers = []
-    for name in sorted(sizes):
-        size = sizes[name]
-        norm, mean_abs = size.norm, size.mean_abs
-        layers.append(
-            LayerGradient(
-                name=name, mean_abs_grad=mean_abs, max_abs_grad=size.with_nonfinite(size.max_abs), grad_norm=norm,
-                is_vanishing=mean_abs < vanishing_threshold, is_exploding=not size.is_finite or size.max_abs > exploding_threshold,
-                flow_intensity=(norm / largest if largest > 0 else 0.0) if math.isfinite(norm) else 1.0,
-            )
-        )
+    for name, size in sorted(sizes.items()):
+        norm, max_abs = size.norm, size.with_nonfinite(size.max_abs)
+        vanishes, explodes = size.mean_abs < vanishing_threshold, not math.isfinite(max_abs) or max_abs > exploding_threshold
+        intensity = (norm / largest if largest > 0 else 0.0) if math.isfinite(norm) else 1.0
+        layers.append(LayerGradient(name, size.mean_abs, max_abs, norm, vanishes, explodes, intensity))
     return GradientFrame(step, tuple(layers))
 
 
@@ -129,20 +113,14 @@ class GradientHealth(StrEnum):
     CRITICAL = "critical"
 
 
-def classify_health(*, exploded: bool, vanished: bool, issue_share: float) -> GradientHealth:
-    """The health class. `issue_share` is the share of steps in which any layer has an issue."""
+def classify_health(frames: Sequence[GradientFrame], *, exploded: bool, vanished: bool) -> GradientHealth:
+    """The health class, by the share of frames in which any layer has an issue."""
+    issue_share = sum(frame.has_issue for frame in frames) / len(frames) if frames else 0.0
     if exploded and issue_share > 0.5:
         return GradientHealth.CRITICAL
     if exploded or issue_share > 0.3:
         return GradientHealth.PROBLEMS_DETECTED
-    if vanished or issue_share > 0.1:
-        return GradientHealth.MINOR_ISSUES
-    return GradientHealth.HEALTHY
-
-
-def issue_share(frames: Sequence[GradientFrame]) -> float:
-    """Share of the frames in which any layer has an issue; 0 without frames."""
-    return sum(frame.has_issue for frame in frames) / len(frames) if frames else 0.0
+    return GradientHealth.MINOR_ISSUES if vanished or issue_share > 0.1 else GradientHealth.HEALTHY
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,32 +139,27 @@ class ClippingAdvice:
 
 def clipping_advice(frames: Sequence[GradientFrame]) -> ClippingAdvice:
     """Advises whether to clip the total norm, and at a value that usual steps rarely reach."""
-    totals = [frame.total_norm for frame in frames]
+    totals, steps = [frame.total_norm for frame in frames], counted(len(frames), "step")
     finite = [total for total in totals if math.isfinite(total)]
     if not finite:
         if not frames:
             return ClippingAdvice(None, None, "no gradients were recorded")
-        why = f"no total norm in {_steps(len(frames))} was finite, so {COMMON_START:g} is only a common default; find the cause first"
+        why = f"no total norm in {steps} was finite, so {COMMON_START:g} is only a common default; find the cause first"
         return ClippingAdvice(True, COMMON_START, why)
     not_exploding = [frame.total_norm for frame in frames if not any(layer.is_exploding for layer in frame.layers)]
     if not not_exploding:
         return _advice_if_every_step_explodes(frames, finite)
-    usual = [
-        norm
-        for at, norm in enumerate(not_exploding)
-        if norm <= OUTLIER * median(not_exploding[max(at - NUM_NEIGHBORS, 0) : at + NUM_NEIGHBORS + 1])
-    ]
-    middle = median(usual)
+    neighbors = (not_exploding[max(at - NUM_NEIGHBORS, 0) : at + NUM_NEIGHBORS + 1] for at in range(len(not_exploding)))
+    usual = [norm for norm, near in zip(not_exploding, neighbors) if norm <= OUTLIER * median(near)]
     num_outliers = len(totals) - len(usual)
     if not num_outliers:
         if len(totals) < ENOUGH_NORMS:
-            why = f"{_steps(len(totals))} recorded, {ENOUGH_NORMS} are needed to know which norms are usual"
-            return ClippingAdvice(None, None, why)
+            return ClippingAdvice(None, None, f"{steps} recorded, {ENOUGH_NORMS} are needed to know which norms are usual")
         why = f"{len(totals)} total norms, {number(min(totals))} to {number(max(totals))}, and none stands out from its neighbors"
         return ClippingAdvice(False, None, why)
     limit = _rounded(quantiles(usual, n=100, method="inclusive")[USUAL_SHARE - 1] if len(usual) > 1 else usual[0])
-    outliers = f"{num_outliers} of {_steps(len(totals))} had an exploding gradient or {OUTLIER:g} times the norm of the neighboring steps"
-    others = f"of the others the median norm is {number(middle)} and {USUAL_SHARE} % are below {number(limit)}"
+    outliers = f"{num_outliers} of {steps} had an exploding gradient or {OUTLIER:g} times the norm of the neighboring steps"
+    others = f"of the others the median norm is {number(median(usual))} and {USUAL_SHARE} % are below {number(limit)}"
     return ClippingAdvice(True, limit or COMMON_START, f"{outliers}; {others}")
 
 
@@ -194,32 +167,27 @@ def _advice_if_every_step_explodes(frames: Sequence[GradientFrame], finite: Sequ
     rest = [math.hypot(*(layer.grad_norm for layer in frame.layers if not layer.is_exploding)) for frame in frames]
     limit = _rounded(median(rest))
     if limit > 0:
-        why = f"every step explodes; {number(limit)} is the median norm of the layers that do not"
-    else:
-        limit = COMMON_START
-        why = f"every layer explodes in every step, with total norms from {number(min(finite))} on, so this is only a common default"
-    return ClippingAdvice(True, limit, why)
+        return ClippingAdvice(True, limit, f"every step explodes; {number(limit)} is the median norm of the layers that do not")
+    why = f"every layer explodes in every step, with total norms from {number(min(finite))} on, so this is only a common default"
+    return ClippingAdvice(True, COMMON_START, why)
 
 
-def recommendations(
-    vanishing: Sequence[str], exploding: Sequence[str], health: GradientHealth, clipping: ClippingAdvice
-) -> tuple[str, ...]:
+def recommendations(vanishing: Sequence[str], exploding: Sequence[str], health: GradientHealth, clipping: ClippingAdvice) -> list[str]:
     """Recommendations as sentences; the last one is for the health class."""
     lines = []
     if vanishing:
-        lines.append(
-            f"Vanishing gradients in {listing(vanishing, MAX_NAMES)}: add residual connections or normalization, "
-            "or use a larger learning rate."
-        )
+        names, advice = listing(vanishing, MAX_NAMES), "add residual connections or normalization, or use a larger learning rate"
+        lines.append(f"Vanishing gradients in {names}: {advice}.")
         lines.append("Check the initialization of these layers: Xavier for tanh and sigmoid, Kaiming for ReLU.")
     if exploding:
-        limit = clipping.max_norm or COMMON_START
-        lines.append(
-            f"Exploding gradients in {listing(exploding, MAX_NAMES)}: clip them by norm, "
-            f"torch.nn.utils.clip_grad_norm_(model.parameters(), {number(limit)}); {clipping.reason}."
-        )
+        call = clipping_call(clipping.max_norm or COMMON_START)
+        lines.append(f"Exploding gradients in {listing(exploding, MAX_NAMES)}: clip them by norm, {call}; {clipping.reason}.")
         lines.append("Lower the learning rate, or use an optimizer that scales its steps, such as Adam.")
-    return (*lines, _CLOSING[health])
+    return [*lines, _CLOSING[health]]
+
+
+def clipping_call(max_norm: float) -> str:
+    return f"torch.nn.utils.clip_grad_norm_(model.parameters(), {number(max_norm)})"
 
 
 _CLOSING = {
@@ -233,7 +201,3 @@ _CLOSING = {
 def _rounded(norm: float) -> float:
     """Rounded to two digits; more are not known."""
     return float(f"{norm:.2g}")
-
-
-def _steps(num: int) -> str:
-    return f"{num} step" if num == 1 else f"{num} steps"

@@ -14,9 +14,7 @@ from sonde.formatting import number
 
 ENOUGH_PAIRS = 10  # measurements: the difference of two noisy squares is itself noisy
 SPIKE = 10.0  # times the median norm
-NEEDS = (
-    "it needs steps of several micro-batches (gradient accumulation), or norms at two batch sizes: record_norm_at(batch_size, norm)"
-)
+NEEDS = "it needs steps of several micro-batches (gradient accumulation), or norms at two batch sizes: record_norm_at(batch_size, norm)"
 
 
 class NormPair(NamedTuple):
@@ -42,32 +40,19 @@ class NoiseScale:
 
 def estimate_noise_scale(pairs: Iterable[NormPair], unit: str) -> NoiseScale:
     """Estimates the noise scale. Noise and signal are averaged before the division: single measurements may be negative."""
-    known = _without_spikes([pair for pair in pairs if math.isfinite(pair.small_square) and math.isfinite(pair.big_square)])
-    if not known:
+    finite = [pair for pair in pairs if math.isfinite(pair.small_square) and math.isfinite(pair.big_square)]
+    if not finite:
         return NoiseScale(None, unit, NEEDS)
+    # A spike would dominate an average of squares.
+    small_limit, big_limit = (SPIKE * SPIKE * median(pair[at] for pair in finite) for at in (1, 3))
+    known = [pair for pair in finite if pair.small_square <= small_limit and pair.big_square <= big_limit]
     if len(known) < ENOUGH_PAIRS:
         return NoiseScale(None, unit, f"{len(known)} measurements, {ENOUGH_PAIRS} are needed")
-    signal = math.fsum(_signal(pair) for pair in known) / len(known)
-    noise = math.fsum(_noise(pair) for pair in known) / len(known)
+    signal = math.fsum((b * big - s * small) / (b - s) for s, small, b, big in known) / len(known)
+    noise = math.fsum((small - big) / (1 / s - 1 / b) for s, small, b, big in known) / len(known)
     if signal <= 0:
         return NoiseScale(None, unit, f"no signal above the noise in {len(known)} measurements: far larger than your batches")
     if noise <= 0:
         return NoiseScale(None, unit, f"no measurable noise in {len(known)} measurements: far smaller than your batches")
-    text = f"from {len(known)} measurements; a larger batch than that saves few steps, a smaller one wastes little"
-    return NoiseScale(noise / signal, unit, text)
-
-
-def _without_spikes(pairs: list[NormPair]) -> list[NormPair]:
-    """The pairs without spikes, which would dominate an average of squares."""
-    if not pairs:
-        return pairs
-    limits = [SPIKE * SPIKE * median(pair[at] for pair in pairs) for at in (1, 3)]
-    return [pair for pair in pairs if pair.small_square <= limits[0] and pair.big_square <= limits[1]]
-
-
-def _signal(pair: NormPair) -> float:
-    return (pair.big_batch * pair.big_square - pair.small_batch * pair.small_square) / (pair.big_batch - pair.small_batch)
-
-
-def _noise(pair: NormPair) -> float:
-    return (pair.small_square - pair.big_square) / (1 / pair.small_batch - 1 / pair.big_batch)
+    reason = f"from {len(known)} measurements; a larger batch than that saves few steps, a smaller one wastes little"
+    return NoiseScale(noise / signal, unit, reason)

@@ -1,8 +1,5 @@
-"""GradientReport: a verdict per layer (healthy, vanishing, exploding, dead) and trends, from the gradients of the recorded steps.
-
-A layer is compared with the last layers of the same model and with its own weights, because the scale of the loss is arbitrary.
-The thresholds are those of the rules for whole runs.
-"""
+"""GradientReport: a verdict per layer (healthy, vanishing, exploding, dead) and trends, with the thresholds of the rules. A layer is
+compared with the last layers of the same model and with its own weights, because the scale of the loss is arbitrary."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,16 +17,8 @@ from sonde.rules._shared.depth_profile import SHALLOWEST
 from sonde.rules._shared.divergence_cause import GROWTH
 from sonde.rules.gradients.exploding_gradient import LEAP, NUM_LEAPS, USUAL
 from sonde.rules.gradients.vanishing_gradient import FADED, PATIENCE
-from sonde.tools.gradients.gradient_flow import (
-    ClippingAdvice,
-    GradientFrame,
-    GradientHealth,
-    LayerGradient,
-    classify_health,
-    clipping_advice,
-    issue_share,
-    recommendations,
-)
+from sonde.tools.gradients import gradient_flow
+from sonde.tools.gradients.gradient_flow import ClippingAdvice, GradientFrame, GradientHealth, LayerGradient
 from sonde.tools.gradients.gradient_noise_scale import NoiseScale
 
 TREND_POINTS = 8  # steps with a positive norm: fewer show no trend
@@ -110,17 +99,14 @@ class GradientReport:
         if self.overall_health is None:
             return f"gradients: {UNKNOWN}. {self.recommendations[0]}"
         rows, left_out = self._rows()
-        parts = [self._headline(), "", text_table(_HEAD, rows)]
-        if left_out:
-            parts.append(left_out)
-        return "\n".join([*parts, "", *self._facts(), "", *(f"- {line}" for line in self.recommendations)])
+        table = [self._headline(), "", text_table(_HEAD, rows), *left_out]
+        return "\n".join([*table, "", *self._facts(), "", *(f"- {line}" for line in self.recommendations)])
 
     __str__ = summary
 
     def _repr_html_(self) -> str:
         rows, left_out = self._rows()
-        notes = [note for note in (left_out, *self._facts(), *self.recommendations) if note]
-        return html_table(_HEAD, rows, title=self._headline(), notes=notes)
+        return html_table(_HEAD, rows, title=self._headline(), notes=[*left_out, *self._facts(), *self.recommendations])
 
     def _headline(self) -> str:
         health = self.overall_health.value.replace("_", " ") if self.overall_health else UNKNOWN
@@ -129,24 +115,18 @@ class GradientReport:
     def _facts(self) -> list[str]:
         return [f"clipping     {self.clipping}", f"noise scale  {self.noise_scale}"]
 
-    def _rows(self) -> tuple[list[list[object]], str]:
-        """Rows of the table and a note on omitted layers. Layers with a verdict come first if there are too many."""
+    def _rows(self) -> tuple[list[list[object]], list[str]]:
+        """Rows of the table and a note on omitted layers. If there are too many, healthy layers are omitted first."""
         layers = list(self.layers.values())
-        shown = layers
-        if len(layers) > MAX_ROWS:
-            worst = sorted(layers, key=lambda layer: layer.verdict == "healthy")[:MAX_ROWS]
-            shown = [layer for layer in layers if layer in worst]
-        rows: list[list[object]] = [
-            [
-                layer.name, number(layer.norms[0]) if layer.norms else "none", number(layer.last_norm) if layer.norms else "none",
-                number(layer.per_weight) if layer.per_weight == layer.per_weight else "", layer.trend,
-                f"{layer.verdict}: {layer.why}" if layer.why else layer.verdict,
-            ]
-            for layer in shown
-        ]
-        hidden = [layer for layer in layers if layer not in shown]
-        bad = sum(layer.verdict != "healthy" for layer in hidden)
-        return rows, f"and {counted(len(hidden), 'more layer')}, {bad} of them not healthy" if hidden else ""
+        worst = sorted(layers, key=lambda layer: layer.verdict == "healthy")[:MAX_ROWS]
+        shown = [layer for layer in layers if layer in worst]
+        rows: list[list[object]] = []
+        for layer in shown:
+            norms = [number(layer.norms[0]), number(layer.norms[-1])] if layer.norms else ["none", "none"]
+            per_weight = number(layer.per_weight) if layer.per_weight == layer.per_weight else ""
+            rows.append([layer.name, *norms, per_weight, layer.trend, f"{layer.verdict}: {layer.why}" if layer.why else layer.verdict])
+        num_hidden, num_bad = len(layers) - len(shown), sum(layer.verdict != "healthy" for layer in layers if layer not in worst)
+        return rows, [f"and {counted(num_hidden, 'more layer')}, {num_bad} of them not healthy"] if num_hidden else []
 
 
 _HEAD = ("layer", "first norm", "last norm", "per weight", "trend", "verdict")
@@ -159,7 +139,7 @@ def build_gradient_report(
     """Builds the report. `order` lists the layers by depth; `scales` has the norms of their weights, if these are known."""
     if not frames:
         advice = ("No gradient was recorded: call register_hooks(model) before backward(), or record_gradient_flow(layer, gradient).",)
-        return GradientReport(0, steps_counted_by, {}, None, clipping_advice(()), noise, advice)
+        return GradientReport(0, steps_counted_by, {}, None, gradient_flow.clipping_advice(()), noise, advice)
     flags = [_flags(frame, order, scales, vanishing_threshold, exploding_threshold) for frame in frames]
     rows: dict[str, list[Row]] = {name: [] for name in order}
     for frame, row in zip(frames, flags):
@@ -167,22 +147,19 @@ def build_gradient_report(
             rows[layer.name].append((frame.step, layer, row.get(layer.name, _NO_ISSUE)))
     layers = {name: _layer_report(name, rows[name], len(frames), scales.get(name, math.nan)) for name in order}
     verdicts = {name: layer.verdict for name, layer in layers.items()}
-    judged = tuple(
-        replace(frame, layers=tuple(_with_verdict_flags(layer, row.get(layer.name, _NO_ISSUE).kind, verdicts) for layer in frame.layers))
-        for frame, row in zip(frames, flags)
-    )
+    judged = tuple(_with_verdicts(frame, row, verdicts) for frame, row in zip(frames, flags))
     vanishing, exploding, dead = ([n for n in order if verdicts[n] == kind] for kind in ("vanishing", "exploding", "dead"))
-    health = classify_health(exploded=bool(exploding), vanished=bool(vanishing or dead), issue_share=issue_share(judged))
-    clipping = clipping_advice(judged)
-    lines = recommendations(vanishing, exploding, health, clipping)
-    if dead:
-        unused = [name for name in dead if not layers[name].norms]
-        zero = [name for name in dead if layers[name].norms]
-        lines = (*_dead_recommendations(zero, unused), *lines)
+    health = gradient_flow.classify_health(judged, exploded=bool(exploding), vanished=bool(vanishing or dead))
+    clipping = gradient_flow.clipping_advice(judged)
+    lines = gradient_flow.recommendations(vanishing, exploding, health, clipping)
+    if unused := [name for name in dead if not layers[name].norms]:
+        lines.insert(0, f"No gradient ever reached {listing(unused)}: the loss does not depend on them, or they are used under no_grad.")
+    if zero := [name for name in dead if layers[name].norms]:
+        lines.insert(0, f"Zero gradients in {listing(zero)}: check for dead ReLUs, a detached tensor or an unused output after them.")
     if clipping.max_norm is not None and not exploding:
-        call = f"torch.nn.utils.clip_grad_norm_(model.parameters(), {number(clipping.max_norm)})"
-        lines = (f"Spikes: {call} removes them; {clipping.reason}.", *(() if health is GradientHealth.HEALTHY else lines))
-    return GradientReport(len(frames), steps_counted_by, layers, health, clipping, noise, lines, judged)
+        spikes = f"Spikes: {gradient_flow.clipping_call(clipping.max_norm)} removes them; {clipping.reason}."
+        lines = [spikes, *([] if health is GradientHealth.HEALTHY else lines)]
+    return GradientReport(len(frames), steps_counted_by, layers, health, clipping, noise, tuple(lines), judged)
 
 
 class LayerFlag(NamedTuple):
@@ -196,18 +173,7 @@ _NO_ISSUE = LayerFlag("", "")
 Row = tuple[int, LayerGradient, LayerFlag]
 
 
-def _dead_recommendations(zero: Sequence[str], unused: Sequence[str]) -> list[str]:
-    lines = []
-    if zero:
-        lines.append(f"Zero gradients in {listing(zero)}: check for dead ReLUs, a detached tensor or an unused output after them.")
-    if unused:
-        lines.append(f"No gradient ever reached {listing(unused)}: the loss does not depend on them, or they are used under no_grad.")
-    return lines
-
-
-def _flags(
-    frame: GradientFrame, order: Sequence[str], scales: Mapping[str, float], vanishing: float, exploding: float
-) -> dict[str, LayerFlag]:
+def _flags(frame: GradientFrame, order: Sequence[str], scales: Mapping[str, float], low: float, high: float) -> dict[str, LayerFlag]:
     """The issues of one step by layer; layers without an issue are missing."""
     here = {layer.name: layer for layer in frame.layers}
     deep = [name for name in order if name in here and 0 < here[name].grad_norm < math.inf]
@@ -229,11 +195,11 @@ def _flags(
             found[name] = LayerFlag("zero", "exactly zero")
         elif min(relative, per_weight) >= GROWTH:
             found[name] = LayerFlag("exploding", compared)
-        elif norm > exploding * scale if known else layer.max_abs_grad > exploding:
+        elif norm > high * scale if known else layer.max_abs_grad > high:
             found[name] = LayerFlag("exploding", absolute)
         elif max(relative, per_weight) <= FADED:
             found[name] = LayerFlag("vanishing", compared)
-        elif norm < vanishing * scale if known else layer.mean_abs_grad < vanishing:
+        elif norm < low * scale if known else layer.mean_abs_grad < low:
             found[name] = LayerFlag("vanishing", absolute)
     return found
 
@@ -272,15 +238,17 @@ def _verdict(rows: Sequence[Row], norms: Sequence[float], num_steps: int) -> tup
 
 
 def _last_streak(rows: Sequence[Row], *kinds: str) -> int:
-    """Number of consecutive last steps with a flag of these kinds."""
     return next((at for at, row in enumerate(reversed(rows)) if row[2].kind not in kinds), len(rows))
 
 
-def _with_verdict_flags(layer: LayerGradient, flag: str, verdicts: Mapping[str, str]) -> LayerGradient:
-    """The layer with its flags corrected by the verdict over all steps: a flag that the verdict does not confirm is no issue."""
-    verdict = verdicts[layer.name]
-    is_exploding = verdict == "exploding" and flag == "exploding"
-    return replace(layer, is_exploding=is_exploding, is_vanishing=verdict in ("vanishing", "dead") and flag in ("vanishing", "zero"))
+def _with_verdicts(frame: GradientFrame, flags: Mapping[str, LayerFlag], verdicts: Mapping[str, str]) -> GradientFrame:
+    """The frame with flags corrected by the verdicts over all steps: a flag that the verdict does not confirm is no issue."""
+    layers = []
+    for layer in frame.layers:
+        verdict, flag = verdicts[layer.name], flags.get(layer.name, _NO_ISSUE).kind
+        vanishes = verdict in ("vanishing", "dead") and flag in ("vanishing", "zero")
+        layers.append(replace(layer, is_exploding=verdict == flag == "exploding", is_vanishing=vanishes))
+    return replace(frame, layers=tuple(layers))
 
 
 def trend(steps: Sequence[int], norms: Sequence[float]) -> str:
@@ -290,11 +258,9 @@ def trend(steps: Sequence[int], norms: Sequence[float]) -> str:
         return UNKNOWN
     x, y = np.array(points, np.float64).T
     x, y = x - x.mean(), y - y.mean()
-    spread = float(x @ x)
+    spread, scatter = float(x @ x), float(y @ y)
     slope = float(x @ y) / spread if spread else 0.0
     change = slope * float(x[-1] - x[0])
-    scatter = float(y @ y)
-    fits = scatter > 0 and slope * slope * spread / scatter >= TREND_FIT
-    if abs(change) < TREND_DECADES or not fits:
+    if abs(change) < TREND_DECADES or slope * slope * spread < TREND_FIT * scatter:
         return "steady"
     return "rising" if change > 0 else "falling"

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sonde.errors import SondeError
-from sonde.formatting import number, printable, strict
+from sonde.formatting import number_or_text, printable, strict
 from sonde.tools.hooks.hook_builder import AlertSeverity
 
 MAX_WAITING = 100  # alerts in the queue; more are dropped and counted
@@ -51,13 +51,14 @@ class Webhook:
         self.num_sent = self.num_failed = self.num_dropped = 0
         self.last_error = ""
         self._reset()
+        atexit.register(_wait_at_exit, weakref.ref(self))
 
     def _reset(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._waiting: queue.Queue[bytes] = queue.Queue(MAX_WAITING)
         self._thread: threading.Thread | None = None
-        self._is_registered = self._gave_up = False
+        self._gave_up = False
 
     def send(self, document: Mapping[str, Any]) -> None:
         """Queues one document. If the queue is full, the document is dropped and counted."""
@@ -74,9 +75,6 @@ class Webhook:
                 self._thread = threading.Thread(target=self._send_queued, name="sonde-webhook", daemon=True)
                 self._thread.start()
             self._gave_up = False
-            if not self._is_registered:
-                self._is_registered = True
-                atexit.register(_wait_at_exit, weakref.ref(self))
 
     def wait(self, seconds: float) -> bool:
         """Waits up to `seconds` for the queue to empty, once. Returns True if all documents were sent or failed."""
@@ -108,9 +106,7 @@ class Webhook:
 
     def _post(self, opener: urllib.request.OpenerDirector, body: bytes) -> None:
         try:
-            request = urllib.request.Request(
-                self._url, body, {"Content-Type": "application/json", "User-Agent": "sonde"}, method="POST"
-            )
+            request = urllib.request.Request(self._url, body, {"Content-Type": "application/json", "User-Agent": "sonde"}, method="POST")
             with opener.open(request, timeout=self._timeout_s):
                 self.num_sent += 1
         except (OSError, HTTPException, ValueError) as error:  # URLError and timeouts are OSErrors
@@ -118,10 +114,8 @@ class Webhook:
             code = error.code if isinstance(error, urllib.error.HTTPError) else None
             self.last_error = f"answered {code}" if code else f"{type(error).__name__}: {getattr(error, 'reason', error)}"
             if self.num_failed == 1:
-                _log.warning(
-                    "sonde: an alert could not be sent to %s (%s). Training continues; further failures are only counted.",
-                    self.host, self.last_error,
-                )  # fmt: skip
+                what = f"an alert could not be sent to {self.host} ({self.last_error})"
+                _log.warning("sonde: %s. Training continues; further failures are only counted.", what)
 
 
 def _host(url: object) -> str | None:
@@ -130,11 +124,10 @@ def _host(url: object) -> str | None:
         return None
     try:
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            return None
-        return f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")
+        host = f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")
     except ValueError:
         return None
+    return host if parts.scheme in ("http", "https") and parts.hostname else None
 
 
 _exit_times: list[float] = []  # the first is the start of the exit: all webhooks share one waiting time
@@ -148,12 +141,7 @@ def _wait_at_exit(ref: weakref.ref[Webhook]) -> None:
 
 
 MAX_KINDS = 1000  # different alerts that are stored; the oldest are dropped
-LEVELS = {
-    AlertSeverity.INFO: logging.INFO,
-    AlertSeverity.WARNING: logging.WARNING,
-    AlertSeverity.ERROR: logging.ERROR,
-    AlertSeverity.CRITICAL: logging.CRITICAL,
-}
+LEVELS = {severity: logging.getLevelNamesMapping()[severity.name] for severity in AlertSeverity}
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,18 +165,9 @@ class Alert:
         return f"{self.message}{place} in step {self.last_step}{f' ({numbers})' if numbers else ''}{again}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Sink:
-    """A receiver of alerts from a severity on."""
-
-    send: Callable[[Alert], object]
-    at_least: AlertSeverity
-    webhook: Webhook | None = None
-
-
 def format_evidence(evidence: Mapping[str, float | str]) -> str:
     """The values as text: `l2 12.3, nan 4`."""
-    return ", ".join(f"{name} {value if isinstance(value, str) else number(value)}" for name, value in evidence.items())
+    return ", ".join(f"{name} {number_or_text(value)}" for name, value in evidence.items())
 
 
 class AlertDispatcher:
@@ -197,8 +176,9 @@ class AlertDispatcher:
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[str, str, str], Alert] = OrderedDict()
         self._undelivered: set[tuple[str, str, str]] = set()  # raised again since the last delivery
-        self._sinks: list[_Sink] = []
-        self._failed: set[int] = set()  # ids of sinks with a logged failure
+        self.webhooks: list[Webhook] = []  # the receivers that are web addresses
+        self._receivers: list[tuple[Callable[[Alert], object], AlertSeverity]] = []  # with the least severity that they receive
+        self._failed: set[int] = set()  # indices of receivers with a logged failure
         self._lock = threading.Lock()
 
     @property
@@ -207,20 +187,15 @@ class AlertDispatcher:
         with self._lock:
             return list(self._known.values())
 
-    @property
-    def webhooks(self) -> list[Webhook]:
-        """The receivers that are web addresses."""
-        return [sink.webhook for sink in self._sinks if sink.webhook is not None]
-
     def send_to(self, target: Callable[[Alert], object] | str, *, at_least: AlertSeverity, timeout_s: float = TIMEOUT_S) -> None:
         """Adds a receiver: a function that takes an `Alert`, or a web address that receives it as JSON."""
-        if callable(target):
-            self._sinks.append(_Sink(target, at_least))
-        elif isinstance(target, str):
+        if isinstance(target, str):
             webhook = Webhook(target, timeout_s=timeout_s)
-            self._sinks.append(_Sink(lambda alert: webhook.send(asdict(alert) | {"text": str(alert)}), at_least, webhook))
-        else:
+            self.webhooks.append(webhook)
+            target = lambda alert: webhook.send(asdict(alert) | {"text": str(alert)})  # noqa: E731
+        elif not callable(target):
             raise SondeError(f"alerts go to a function or to a web address, not to {type(target).__name__}.")
+        self._receivers.append((target, at_least))
 
     def emit(self, alert: Alert) -> Alert:
         """Delivers a new alert, or counts a repeated one. Returns the alert with its count."""
@@ -234,7 +209,7 @@ class AlertDispatcher:
             self._known[key] = alert
             if len(self._known) > MAX_KINDS:
                 self._undelivered.discard(self._known.popitem(last=False)[0])
-            is_delivered = _is_power_of_ten(alert.count)
+            is_delivered = alert.count == 10 ** (len(str(alert.count)) - 1)
             (self._undelivered.discard if is_delivered else self._undelivered.add)(key)
         if is_delivered:
             self._deliver(alert)
@@ -252,18 +227,11 @@ class AlertDispatcher:
 
     def _deliver(self, alert: Alert) -> None:
         _log.log(LEVELS[alert.severity], "sonde: %s: %s", alert.hook, printable(alert))
-        for sink in self._sinks:
-            if alert.severity.rank < sink.at_least.rank:
-                continue
+        for index, (send, at_least) in enumerate(self._receivers):
             try:
-                sink.send(alert)
+                if alert.severity.rank >= at_least.rank:
+                    send(alert)
             except Exception as error:
-                if id(sink) not in self._failed:
-                    self._failed.add(id(sink))
+                if index not in self._failed:
+                    self._failed.add(index)
                     _log.warning("sonde: a receiver of alerts failed (%s: %s). Training continues.", type(error).__name__, error)
-
-
-def _is_power_of_ten(count: int) -> bool:
-    while count % 10 == 0:
-        count //= 10
-    return count == 1

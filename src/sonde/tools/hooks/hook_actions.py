@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from sonde.capture.error_isolation import MAX_FAILURES
-from sonde.errors import SondeError
 from sonde.formatting import counted, strict
 from sonde.render.safe_write import write_new
 from sonde.statistics.torch_fallback import Unsupported, readable
@@ -26,19 +25,8 @@ from sonde.tools.hooks.hook_events import HookEvent, TrainingStopped
 
 _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
 _MAX_NAME = 80  # characters of a layer's name in a file's name
-_IN_NUMPY = frozenset(
-    {
-        torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.bool,
-        torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
-    }
-)  # fmt: skip
-
-
-def make_directory(directory: Path) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SondeError(f"snapshots cannot be written to {directory}: {error.strerror or error}.\nName a writable directory.") from None
+_NUMPY_TYPES = "float16 float32 float64 complex64 complex128 bool int8 int16 int32 int64 uint8 uint16 uint32 uint64"
+_IN_NUMPY = frozenset(getattr(torch, name) for name in _NUMPY_TYPES.split())
 
 
 def save_snapshot(event: HookEvent, directory: Path, hook: str, max_bytes: int) -> Path | str:
@@ -61,19 +49,15 @@ def save_snapshot(event: HookEvent, directory: Path, hook: str, max_bytes: int) 
     }  # fmt: skip
     file = io.BytesIO()
     np.savez(file, values=plain.numpy().reshape(event.shape), about=np.array(json.dumps(strict(about), allow_nan=False)))
-    path = _unused_path(directory, f"{_file_name_part(hook)}_{_file_name_part(event.layer)}_step{event.step:06d}_{about['pass']}")
+    stem = f"{_file_name_part(hook)}_{_file_name_part(event.layer)}_step{event.step:06d}_{about['pass']}"
+    names = itertools.chain([stem], (f"{stem}-{again}" for again in itertools.count(2)))  # earlier snapshots stay
+    path = next(path for name in names if not (path := directory / f"{name}.npz").exists())
     write_new(path, file.getvalue())
     return path
 
 
 def _file_name_part(name: str) -> str:
     return _UNSAFE_CHARACTERS.sub("-", name)[-_MAX_NAME:].lstrip(".") or "model"
-
-
-def _unused_path(directory: Path, stem: str) -> Path:
-    """The first unused file name, so that earlier snapshots stay."""
-    names = itertools.chain([stem], (f"{stem}-{again}" for again in itertools.count(2)))
-    return next(path for name in names if not (path := directory / f"{name}.npz").exists())
 
 
 MAX_NORMS = 1000  # stored gradient norms per layer
@@ -164,11 +148,8 @@ class RegisteredHook:
             self.last_error = f"{type(error).__name__}: {error}"[:500]
             is_first = self.faults == 1
         if is_first:
-            place = f" at {event.layer}" if event.layer else ""
-            _log.warning(
-                "sonde: the hook %r failed%s in step %d (%s). Training continues; after %d failures the hook is disabled.",
-                self.hook.name, place, event.step, self.last_error, MAX_FAILURES,
-            )  # fmt: skip
+            what = f"{self.hook.name!r} failed{f' at {event.layer}' if event.layer else ''} in step {event.step} ({self.last_error})"
+            _log.warning("sonde: the hook %s. Training continues; after %d failures the hook is disabled.", what, MAX_FAILURES)
 
 
 class ActionContext:
@@ -188,7 +169,9 @@ class ActionContext:
             case HookAction.INSPECT_TENSOR:
                 return event.stats
             case HookAction.TRACK_GRADIENTS:
-                return self._track(event)
+                if event.layer in self.gradients or len(self.gradients) < MAX_LAYERS:
+                    self.gradients.setdefault(event.layer, deque(maxlen=MAX_NORMS)).append((event.step, event.grad_norm))
+                return event.grad_norm
             case HookAction.SAVE_SNAPSHOT:
                 return self._save(registered, event)
             case HookAction.ALERT:
@@ -210,14 +193,6 @@ class ActionContext:
             self.stop = TrainingStopped(message, hook=hook.name, layer=event.layer, step=event.step)
         return reason
 
-    def _track(self, event: HookEvent) -> float:
-        norms = self.gradients.get(event.layer)
-        if norms is None and len(self.gradients) < MAX_LAYERS:
-            norms = self.gradients.setdefault(event.layer, deque(maxlen=MAX_NORMS))
-        if norms is not None:
-            norms.append((event.step, event.grad_norm))
-        return event.grad_norm
-
     def _save(self, registered: RegisteredHook, event: HookEvent) -> Any:
         hook = registered.hook
         assert hook.directory is not None  # checked by HookBuilder
@@ -237,11 +212,9 @@ class ActionContext:
             return self.on_pause(event)
         if not self._has_warned_no_console:
             self._has_warned_no_console = True
-            _log.warning(
-                "sonde: the hook %r would pause at %s in step %d (%s), but there is no console. Training continues. "
-                "To handle pauses, set hooks.on_pause to a function of one event.",
-                hook.name, event.layer or "the end of the step", event.step, _reason_with_evidence(hook, event),
-            )  # fmt: skip
+            where = f"{event.layer or 'the end of the step'} in step {event.step} ({_reason_with_evidence(hook, event)})"
+            advice = "Training continues. To handle pauses, set hooks.on_pause to a function of one event."
+            _log.warning("sonde: the hook %r would pause at %s, but there is no console. %s", hook.name, where, advice)
         return None
 
 
@@ -249,13 +222,10 @@ def stored_value(value: Any) -> Any:
     """The value for the history: numbers, strings and Sonde's own types; a description of others, so that no tensor stays alive."""
     if value is None or isinstance(value, (bool, int, float, str)) or type(value).__module__.startswith(("sonde.", "pathlib")):
         return value
-    if isinstance(value, torch.Tensor):
-        return f"Tensor of shape {tuple(value.shape)}"
-    return type(value).__name__
+    return f"Tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 def _reason(hook: HookSpec, event: HookEvent) -> str:
-    """Why the hook fired: the user's message, or the trigger or condition."""
     if hook.message:
         return hook.message
     if hook.trigger is HookTrigger.ON_ANOMALY:
@@ -265,10 +235,7 @@ def _reason(hook: HookSpec, event: HookEvent) -> str:
 
 def _evidence(hook: HookSpec, event: HookEvent) -> dict[str, float | str]:
     names = set(hook.condition.names) if hook.condition is not None else set()
-    if hook.trigger is HookTrigger.ON_ANOMALY:
-        names |= {"nan", "inf", "num"}
-    if "finite" in names:
-        names |= {"nan", "inf"}
+    names |= {"nan", "inf", "num"} if hook.trigger is HookTrigger.ON_ANOMALY else {"nan", "inf"} if "finite" in names else set()
     names -= {"step", "forward", "backward", "finite"}  # already part of the message
     return {name: event.values[name] for name in sorted(names) if name in event.values}
 

@@ -29,8 +29,6 @@ class HookEvent:
     """An output or gradient of a layer, or a step (`layer` is empty and `tensor` None). The argument of callbacks, valid during the call.
     `tensor` is detached but shares memory with the live tensor: copy what you need, and do not change or store it."""
 
-    __slots__ = ("_known", "_stats", "_values", "is_forward", "item", "layer", "metadata", "shape", "step", "tensor")
-
     def __init__(
         self, layer: str, tensor: Tensor | None, known: Mapping[str, float], *, step: int, is_forward: bool = True, item: str = "",
         shape: tuple[int, ...] | None = None, metadata: Mapping[str, Any] | None = None,
@@ -38,7 +36,7 @@ class HookEvent:
         self.layer, self.step, self.is_forward, self.item = layer, step, is_forward, item
         self.tensor = tensor.detach() if tensor is not None else None
         self.shape: tuple[int, ...] = shape if shape is not None else shape_of(tensor) if tensor is not None else ()
-        self.metadata: Mapping[str, Any] = metadata or {}
+        self.metadata = metadata or {}
         self._known = known
         self._stats: FastStatistics | None = None
         self._values: dict[str, float] | None = None
@@ -59,9 +57,7 @@ class HookEvent:
     def grad_norm(self) -> float:
         """The L2 norm of all elements: NaN or infinite if an element is."""
         found = self.stats
-        if found is None or found.unsupported or found.nan:
-            return math.nan
-        return math.inf if found.inf else found.l2
+        return math.nan if found is None or found.unsupported or found.nan else math.inf if found.inf else found.l2
 
     @property
     def values(self) -> Mapping[str, float]:
@@ -83,8 +79,7 @@ class HookEvent:
 
     def __repr__(self) -> str:
         kind = "step" if self.tensor is None else "output" if self.is_forward else "gradient"
-        place = f" of {self.layer}" if self.layer else ""
-        return f"<HookEvent: {kind}{place} in step {self.step}, shape {self.shape}>"
+        return f"<HookEvent: {kind}{f' of {self.layer}' if self.layer else ''} in step {self.step}, shape {self.shape}>"
 
 
 _STATISTICS = ("mean", "std", "min", "max", "mean_abs", "max_abs", "l1", "l2", "zeros", "zero_share", "num", "nan", "inf")

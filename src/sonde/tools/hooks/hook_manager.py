@@ -4,24 +4,25 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import nn
 
 from sonde.condition_expressions import STEP_NAMES
-from sonde.errors import SondeError
+from sonde.errors import SondeError, require_count
+from sonde.render.safe_write import make_folder
 from sonde.statistics import reductions
 from sonde.statistics.find_tensors import read_scalar
 from sonde.tools.hooks.alerts import TIMEOUT_S, Alert, Webhook
-from sonde.tools.hooks.hook_actions import ActionContext, HookStatus, RegisteredHook, make_directory, stored_value
+from sonde.tools.hooks.hook_actions import ActionContext, HookStatus, RegisteredHook, stored_value
 from sonde.tools.hooks.hook_builder import AlertSeverity, HookSpec, HookTrigger, parse_choice
 from sonde.tools.hooks.hook_events import HookEvent, HookResult, TrainingStopped
-from sonde.tools.hooks.layer_hooks import Attachment, check_model_and_optimizers, in_backward
+from sonde.tools.hooks.layer_hooks import Attachment, in_backward
 from sonde.tools.layer_name_patterns import require_name
+from sonde.tools.safe_hook import require_module
 from sonde.tools.tensors.tensor_statistics import as_tensor
 
 MAX_RESULTS = 1000
@@ -34,12 +35,10 @@ class Hooks:
     exception in a hook never reaches the training: it is logged once, and after a few failures the hook is disabled (see `status()`)."""
 
     def __init__(self, *, max_results: int = MAX_RESULTS) -> None:
-        if isinstance(max_results, bool) or not isinstance(max_results, int) or max_results < 1:
-            raise SondeError(f"max_results is a whole number, 1 or more, such as {MAX_RESULTS}, not {max_results!r}.")
         self._context = ActionContext()
         self._hooks: dict[str, RegisteredHook] = {}
         self._names: frozenset[str] = frozenset()  # names used in conditions
-        self._results: deque[HookResult] = deque(maxlen=max_results)
+        self._results: deque[HookResult] = deque(maxlen=require_count(max_results, "max_results"))
         self._num_registered = 0
         self._attachment: Attachment | None = None
         self._plan: dict[tuple[str, bool], list[RegisteredHook]] = {}  # hooks by layer and pass (True: forward)
@@ -49,14 +48,12 @@ class Hooks:
         self._is_updating = False  # an optimizer step is running, so training cannot stop here
         self._thread = threading.local()
 
-    # -- registration and results ------------------------------------------------------------------
-
     def register_hook(self, hook: HookSpec) -> str:
         """Activates a hook. Returns its id, which `remove_hook` takes and results contain."""
         if not isinstance(hook, HookSpec):
             raise SondeError(f"register_hook needs a hook from HookBuilder(name)….build(), not {type(hook).__name__}.")
         if hook.directory is not None:
-            make_directory(hook.directory)
+            make_folder(hook.directory)
         self._num_registered += 1
         registered = RegisteredHook(f"{hook.name}-{self._num_registered}", hook)
         self._hooks[registered.id] = registered
@@ -119,15 +116,16 @@ class Hooks:
         """Delivers alerts to a function, or as JSON to a web address from a background thread, in addition to the log."""
         self._context.alerts.send_to(target, at_least=parse_choice(at_least, AlertSeverity, "severity"), timeout_s=timeout_s)
 
-    # -- attached to a model -----------------------------------------------------------------------
-
     def attach(self, model: nn.Module, optimizer: Any = None) -> Self:
         """Registers torch hooks on the selected layers. The first optimizer counts the steps; without one, call `step()`."""
-        optimizers = check_model_and_optimizers(model, optimizer)
+        require_module(model, "attach", "Pass the model itself.")
+        optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
+        for each in optimizers:
+            if not isinstance(each, torch.optim.Optimizer):
+                raise SondeError(f"optimizer must be a torch.optim.Optimizer or a list of them, not {type(each).__name__}.")
         if self._attachment is not None:
             raise SondeError("these hooks are already attached to a model. Call detach() first, or create another Hooks().")
         self._attachment = Attachment(model, optimizers, self)
-        self._attachment.connect(self._on_optimizer_step_start, self._on_optimizer_step_end)
         self._update_plan()
         return self
 
@@ -142,7 +140,7 @@ class Hooks:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.detach()
 
     def log(self, **values: Any) -> None:
@@ -157,7 +155,7 @@ class Hooks:
             raise SondeError("the attached optimizer counts the steps. Remove step(), or attach the model without its optimizer.")
         self._run_per_step_hooks()
         self._end_step()
-        self._raise_requested_stop()
+        self.raise_requested_stop()
 
     def execute_hooks(
         self, layer_name: str, tensor: Any, shape: Sequence[int] | None = None, is_forward: bool = True,
@@ -173,13 +171,9 @@ class Hooks:
             raise SondeError(f"the tensor of {layer_name!r} has {values.numel()} elements, but shape={wanted} has {math.prod(wanted)}.")
         known = {name: _number(name, value) for name, value in (metadata or {}).items() if name in STEP_NAMES}
         step = int(known.get("step", self._step))
-        due = [each for each in self._hooks.values() if _matches(each.hook, layer_name, is_forward) and each.is_due(step)]
-        event = HookEvent(
-            layer_name, values, self._known(step, is_forward) | known, step=step, is_forward=is_forward, shape=wanted, metadata=metadata
-        )
-        return self._run(due, event)
-
-    # -- called by the torch hooks (layer_hooks.py) ------------------------------------------------
+        due = [each for each in self._hooks.values() if each.hook.matches(layer_name, is_forward) and each.is_due(step)]
+        known = self._known(step, is_forward) | known
+        return self._run(due, HookEvent(layer_name, values, known, step=step, is_forward=is_forward, shape=wanted, metadata=metadata))
 
     def is_due(self, layer: str, *, is_forward: bool) -> bool:
         """True if a hook on this layer is due in this step. Always False inside of a callback."""
@@ -193,8 +187,6 @@ class Hooks:
         if due:
             self._run(due, HookEvent(layer, tensor, self._known(step, is_forward), step=step, is_forward=is_forward, item=item))
 
-    # -- execution ---------------------------------------------------------------------------------
-
     @property
     def _is_busy(self) -> bool:
         return getattr(self._thread, "is_busy", False)
@@ -207,9 +199,7 @@ class Hooks:
         for each in self._hooks.values():
             each.layers = ()
         if self._attachment is not None:
-            plan = self._attachment.update(active, self._raise_requested_stop, keep_uncalled=is_training)
-            both = [(layer, is_forward) for layer in plan for is_forward in (True, False)]
-            self._plan = {key: [each for each in plan[key[0]] if _runs_in_pass(each.hook, key[1])] for key in both}
+            self._plan = self._attachment.update(active, keep_uncalled=is_training)
 
     def _known(self, step: int, is_forward: bool) -> dict[str, float]:
         known = {**self._logged, "step": float(step), "forward": float(is_forward), "backward": float(not is_forward)}
@@ -217,63 +207,57 @@ class Hooks:
         return self._with_learning_rate(known)
 
     def _with_learning_rate(self, known: dict[str, float]) -> dict[str, float]:
-        if "lr" in self._names and self._attachment is not None:
-            rate = self._attachment.learning_rate()
-            if rate is not None:
-                known["lr"] = rate
-        return known
+        rate = self._attachment.learning_rate() if "lr" in self._names and self._attachment is not None else None
+        return known if rate is None else {**known, "lr": rate}
 
     def _run(self, due: Sequence[RegisteredHook], event: HookEvent) -> list[HookResult]:
         if not due or self._is_busy:  # a callback may run the model
             return []
-        results: list[HookResult] = []
         self._thread.is_busy = True
         try:
             with torch.no_grad():
-                for each in due:
-                    self._run_one(each, event, results)
+                results = [result for each in due for result in self._run_one(each, event)]
         finally:
             self._thread.is_busy = False
         self._results.extend(replace(result, value=stored_value(result.value)) for result in results)
         return results
 
-    def _run_one(self, registered: RegisteredHook, event: HookEvent, results: list[HookResult]) -> None:
+    def _run_one(self, registered: RegisteredHook, event: HookEvent) -> Iterator[HookResult]:
+        def result(value: Any, error: str = "") -> HookResult:
+            # The statistics only if they were measured: a result does not trigger a measurement.
+            place = (event.layer, event.step, event.is_forward, event.item, event.shape)
+            return HookResult(registered.id, action, *place, event._stats, value, error)
+
         action = registered.hook.actions[0]
-        value, error = None, ""
         try:
             if not registered.applies_to(event) or not registered.claim():
                 return
             for action in registered.hook.actions:
-                value = self._context.run_action(action, registered, event)
-                results.append(_result(registered, action, event, value))
+                yield result(self._context.run_action(action, registered, event))
         except TrainingStopped as stop:  # a callback may raise it to stop the training
-            value = self._context.request_stop(str(stop).rstrip("."), registered.hook, event)
-            results.append(_result(registered, action, event, value))
+            yield result(self._context.request_stop(str(stop).rstrip("."), registered.hook, event))
         except Exception as failure:
             registered.record_failure(failure, event)
-            error = registered.last_error
-            results.append(_result(registered, action, event, None, error))
+            yield result(None, registered.last_error)
 
-    # -- steps -------------------------------------------------------------------------------------
-
-    def _on_optimizer_step_start(self, optimizer: int) -> None:
+    def on_optimizer_step_start(self, optimizer: int) -> None:
         """Runs the hooks of the whole step; then it is safe to stop."""
         self._run_per_step_hooks(optimizer)
-        self._raise_requested_stop()
+        self.raise_requested_stop()
         self._is_updating = True
 
-    def _on_optimizer_step_end(self, optimizer: int) -> None:
+    def on_optimizer_step_end(self, optimizer: int) -> None:
         self._is_updating = False
         if optimizer == 0:
             self._end_step()
-        self._raise_requested_stop()
+        self.raise_requested_stop()
 
     def _run_per_step_hooks(self, optimizer: int = 0) -> None:
         try:
             on_anomaly = [each for each in self._hooks.values() if each.hook.trigger is HookTrigger.ON_ANOMALY and each.is_due(self._step)]
             if on_anomaly and self._attachment is not None:
                 for name, gradient in self._attachment.nonfinite_gradients(optimizer):
-                    matching = [each for each in on_anomaly if _matches(each.hook, name, is_forward=False)]
+                    matching = [each for each in on_anomaly if each.hook.matches(name, is_forward=False)]
                     self._run(matching, HookEvent(name, gradient, self._known(self._step, False), step=self._step, is_forward=False))
             due = [each for each in self._hooks.values() if each.hook.is_per_step and each.is_due(self._step)]
             if due and optimizer == 0:
@@ -293,7 +277,7 @@ class Hooks:
         except Exception as error:
             _log.warning("sonde: finished hooks could not be removed (%s: %s).", type(error).__name__, error)
 
-    def _raise_requested_stop(self) -> None:
+    def raise_requested_stop(self) -> None:
         """Raises a requested stop at the safe points: before an update, after it, and at the model's next call outside of backward."""
         stop = self._context.stop
         if stop is None or self._is_updating or in_backward():
@@ -303,22 +287,9 @@ class Hooks:
         raise stop
 
 
-def _runs_in_pass(hook: HookSpec, is_forward: bool) -> bool:
-    return hook.on_forward if is_forward else hook.on_backward
-
-
-def _matches(hook: HookSpec, layer: str, is_forward: bool) -> bool:
-    return _runs_in_pass(hook, is_forward) and (hook.patterns is None or hook.patterns.matches(layer))
-
-
 def _number(name: str, value: Any) -> float:
     try:
         number = read_scalar(value)
         return float(value) if number is None else number
     except (TypeError, ValueError, RuntimeError):
         raise SondeError(f"{name} must be a number or a tensor with one element, not {value!r:.100}.") from None
-
-
-def _result(registered: RegisteredHook, action: Any, event: HookEvent, value: Any, error: str = "") -> HookResult:
-    stats = event._stats  # only if it was measured: a result does not trigger a measurement
-    return HookResult(registered.id, action, event.layer, event.step, event.is_forward, event.item, event.shape, stats, value, error)

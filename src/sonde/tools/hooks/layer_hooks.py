@@ -1,7 +1,4 @@
-"""The torch hooks of `Hooks`: on the selected layers of a model, on their outputs for the gradients, and around optimizer steps.
-
-They change no value, keep no model alive, are not copied with the model, and raise nothing except `TrainingStopped` between updates.
-"""
+"""The torch hooks of `Hooks`, on layers, on their outputs and on optimizers: they raise nothing except `TrainingStopped` between steps."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,13 +16,13 @@ from sonde.capture.hook_not_copied_with_module import UncopiedHook
 from sonde.capture.training_callback_interface import TrainingCallbacks
 from sonde.capture.watched_model import WatchedModel
 from sonde.capture.zero_grad_tracking import optimizer_parameters
-from sonde.errors import SondeError
 from sonde.formatting import listing
 from sonde.statistics import reductions
 from sonde.statistics.find_tensors import find_tensors, read_scalar
 from sonde.statistics.private_torch_api import graph_task_id, unwrap_compiled
 from sonde.tools.hooks.hook_actions import RegisteredHook
 from sonde.tools.hooks.hook_builder import HookAction
+from sonde.tools.layer_name_patterns import LayerPatterns
 from sonde.tools.safe_hook import SafeHook
 
 if TYPE_CHECKING:
@@ -34,8 +31,6 @@ if TYPE_CHECKING:
 
 class ModuleHook:
     """The forward hook on one layer, with gradient hooks on its outputs."""
-
-    __slots__ = ("_gradient_hook", "_handle", "_output_hook", "layer", "num_calls", "subscriber")
 
     def __init__(self, layer: str, module: nn.Module, subscriber: Hooks) -> None:
         self.layer, self.subscriber = layer, subscriber
@@ -78,9 +73,8 @@ class NotifyHook(UncopiedHook):
         self._callback = callback
 
     def __call__(self, *args: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        self._callback()
+        if not torch.compiler.is_compiling():
+            self._callback()
 
 
 def in_backward() -> bool:
@@ -99,12 +93,21 @@ class ModelLayers:
         hidden = tuple(f"{path}." if path else "" for path, _ in self.unobservable)
         root = type(body).__name__  # the model itself has no name
         self.modules: dict[str, nn.Module] = {}
-        self.hidden: set[str] = set()  # names inside of unobservable modules
+        self._hidden: set[str] = set()  # names inside of unobservable modules
         for path, module in body.named_modules(remove_duplicate=False):
             self.modules[path or root] = module
             if hidden and f"{path}.".startswith(hidden):
-                self.hidden.add(path or root)
-        self.leaves = [path or root for path, _ in watched.leaves()]
+                self._hidden.add(path or root)
+        self._leaves = [path or root for path, _ in watched.leaves()]
+
+    def select(self, patterns: LayerPatterns | None) -> list[str]:
+        """The names of the observable layers that match, or of all leaves; a module with two names has the first."""
+        names = self._leaves if patterns is None else patterns.select(self.modules)
+        by_module: dict[int, str] = {}
+        for name in names:
+            if name not in self._hidden:
+                by_module.setdefault(id(self.modules[name]), name)
+        return list(by_module.values())
 
 
 MAX_NAMED = 8  # parameters with a non-finite gradient that are reported in one step
@@ -118,51 +121,45 @@ class Attachment:
     def __init__(self, model: nn.Module, optimizers: list[torch.optim.Optimizer], subscriber: Hooks) -> None:
         self._model = weakref.ref(model)
         self._optimizers = [weakref.ref(each) for each in optimizers]
+        self.has_optimizer = bool(optimizers)
         self._subscriber = subscriber
         self._module_hooks: dict[str, ModuleHook] = {}
         self._handles: list[Any] = []
         self._entry_handle: Any = None
         self._has_warned = False
+        for index, optimizer in enumerate(optimizers):  # the first one counts the steps
+            before, after = partial(subscriber.on_optimizer_step_start, index), partial(subscriber.on_optimizer_step_end, index)
+            self._handles.append(optimizer.register_step_pre_hook(NotifyHook(before)))
+            self._handles.append(optimizer.register_step_post_hook(NotifyHook(after)))
 
-    @property
-    def has_optimizer(self) -> bool:
-        return bool(self._optimizers)
-
-    def connect(self, before_update: Callable[[int], None], after_update: Callable[[int], None]) -> None:
-        """Registers hooks on the optimizers. The callbacks receive the index of the optimizer; the first one counts the steps."""
-        for index, ref in enumerate(self._optimizers):
-            optimizer = ref()
-            if optimizer is not None:
-                before, after = partial(before_update, index), partial(after_update, index)
-                self._handles.append(optimizer.register_step_pre_hook(NotifyHook(before)))
-                self._handles.append(optimizer.register_step_post_hook(NotifyHook(after)))
-
-    def update(
-        self, hooks: Sequence[RegisteredHook], on_forward_start: Callable[[], None], *, keep_uncalled: bool
-    ) -> dict[str, list[RegisteredHook]]:
-        """Adds module hooks that are needed and removes others. Returns the hooks by layer. `keep_uncalled` leaves module hooks that were
-        never called: they may be inside compiled code, and their removal would recompile it."""
-        model = self._model()
-        on_layers = [each for each in hooks if not each.hook.is_per_step]
-        plan: dict[str, list[RegisteredHook]] = {}
+    def update(self, hooks: Sequence[RegisteredHook], *, keep_uncalled: bool) -> dict[tuple[str, bool], list[RegisteredHook]]:
+        """Adds module hooks that are needed and removes others. Returns the hooks by layer and pass (True: forward). `keep_uncalled` leaves
+        module hooks that were never called: they may be inside compiled code, and their removal would recompile it."""
+        model, needed = self._model(), set[str]()
+        plan: dict[tuple[str, bool], list[RegisteredHook]] = {}
         if model is None:
             return plan
-        layers = ModelLayers(model) if on_layers else None
-        for each in on_layers:
-            assert layers is not None
-            each.layers = tuple(_selected_layers(each, layers))
-            for name in each.layers:
-                plan.setdefault(name, []).append(each)
-        if layers is not None:
-            self._warn_unobservable(layers)
-            for name in plan.keys() - self._module_hooks.keys():
+        on_layers = [each for each in hooks if not each.hook.is_per_step]
+        if on_layers:
+            layers = ModelLayers(model)
+            for each in on_layers:
+                each.layers = tuple(layers.select(each.hook.patterns))
+                needed.update(each.layers)
+                for key in product(each.layers, (True, False)):
+                    if each.hook.runs_in(is_forward=key[1]):
+                        plan.setdefault(key, []).append(each)
+            if layers.unobservable and not self._has_warned:
+                self._has_warned = True
+                reasons = [f"{path or 'the whole model'}: {reason.partition(';')[0]}" for path, reason in layers.unobservable]
+                _log.warning("sonde: hooks do not observe all layers. %s.", listing(reasons))
+            for name in needed - self._module_hooks.keys():
                 self._module_hooks[name] = ModuleHook(name, layers.modules[name], self._subscriber)
-        for name in self._module_hooks.keys() - plan.keys():
+        for name in self._module_hooks.keys() - needed:
             if self._module_hooks[name].num_calls or not keep_uncalled:
                 self._module_hooks.pop(name).remove()
         may_stop = any(not _MAY_STOP.isdisjoint(each.hook.actions) for each in hooks)
         if may_stop and self._entry_handle is None:
-            self._entry_handle = model.register_forward_pre_hook(NotifyHook(on_forward_start))
+            self._entry_handle = model.register_forward_pre_hook(NotifyHook(self._subscriber.raise_requested_stop))
         elif self._entry_handle is not None and not may_stop and not keep_uncalled:
             self._entry_handle.remove()
             self._entry_handle = None
@@ -196,34 +193,7 @@ class Attachment:
         return read_scalar(optimizer.param_groups[0]["lr"]) if optimizer is not None else None
 
     def remove(self) -> None:
-        for hook in self._module_hooks.values():
-            hook.remove()
-        for handle in (*self._handles, *([self._entry_handle] if self._entry_handle is not None else [])):
-            handle.remove()
+        for each in (*self._module_hooks.values(), *self._handles, self._entry_handle):
+            if each is not None:
+                each.remove()
         self._module_hooks, self._handles, self._entry_handle = {}, [], None
-
-    def _warn_unobservable(self, layers: ModelLayers) -> None:
-        if layers.unobservable and not self._has_warned:
-            self._has_warned = True
-            reasons = [f"{path or 'the whole model'}: {reason.partition(';')[0]}" for path, reason in layers.unobservable]
-            _log.warning("sonde: hooks do not observe all layers. %s.", listing(reasons))
-
-
-def check_model_and_optimizers(model: Any, optimizer: Any) -> list[torch.optim.Optimizer]:
-    """The optimizers as a list. Raises a `SondeError` for other types."""
-    if not isinstance(model, nn.Module):
-        raise SondeError(f"hooks are attached to a torch.nn.Module, not to {type(model).__name__}. Pass the model itself.")
-    optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
-    for each in optimizers:
-        if not isinstance(each, torch.optim.Optimizer):
-            raise SondeError(f"optimizer must be a torch.optim.Optimizer or a list of them, not {type(each).__name__}.")
-    return optimizers
-
-
-def _selected_layers(registered: RegisteredHook, layers: ModelLayers) -> Iterable[str]:
-    patterns = registered.hook.patterns
-    module_ids: set[int] = set()  # a module with two names is hooked once
-    for name in layers.leaves if patterns is None else patterns.select(layers.modules):
-        if name not in layers.hidden and id(layers.modules[name]) not in module_ids:
-            module_ids.add(id(layers.modules[name]))
-            yield name

@@ -43,7 +43,7 @@ class DebugInfo:
     model_name: str = ""
     epoch: int = 0
     batch: int = 0
-    execution_time: LiveNumber = LiveNumber(lambda info: info.elapsed_s())  # seconds, without Sonde's own work
+    execution_time: LiveNumber = LiveNumber(lambda info: float(vars(info)["_clock"]()))  # seconds, without Sonde's own work
     memory_usage: LiveNumber = LiveNumber(lambda info: process_memory_mb())  # MiB of the process in physical memory
     gpu_memory: LiveNumber = LiveNumber(lambda info: gpu_memory_mb())  # MiB of tensors on all GPUs
     gradient_norm: float = 0.0  # L2 norm of all gradients
@@ -69,10 +69,6 @@ class DebugInfo:
         """The operation starts; `clock` returns its seconds so far."""
         vars(self)["_clock"] = clock
 
-    def elapsed_s(self) -> float:
-        """Seconds since the start, while the operation runs."""
-        return float(vars(self)["_clock"]())
-
     def end(self, execution_time: float) -> None:
         """The operation ends: store its time and the memory at its end."""
         vars(self).pop("_clock", None)
@@ -87,8 +83,6 @@ class DebugInfo:
 
 class RunningOperation:
     """Times an operation from `start_clock` to `stop_clock`, without Sonde's work for the operations inside."""
-
-    __slots__ = ("_entered_ns", "_preemptions", "_start_ns", "_stop_ns", "_thread_ns", "excluded_ns", "info", "is_checked", "statistics")
 
     def __init__(self, info: DebugInfo, entered_ns: int) -> None:
         self.info = info

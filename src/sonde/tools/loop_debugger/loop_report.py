@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sonde.config import DebugConfig
-from sonde.errors import SondeError
 from sonde.formatting import counted, listing, strict, strict_json
 from sonde.render.plots.panels import MOST_LINES, EventPanel, Panel, panels
 from sonde.render.plots.plot import Plot
+from sonde.render.summaries.loop_debugger_summary import debug_html, debug_text
 from sonde.tools.layer_name_patterns import require_name
 from sonde.tools.loop_debugger.loop_measurements import LoopMeasurements, memory_details
 from sonde.tools.loop_debugger.operation_history import MemorySeries, OperationCalls, OperationHistory
@@ -22,7 +23,6 @@ from sonde.tools.loop_debugger.operation_history import MemorySeries, OperationC
 if TYPE_CHECKING:
     from sonde.session import DebugSession
 
-SECTIONS = ("summary", "performance_analysis", "memory_analysis", "gradient_analysis", "operation_breakdown")
 STEP = "training_step"
 MAX_SLOW = 20  # names of slow operations, the last ones
 
@@ -39,11 +39,8 @@ class DebugReport(dict[str, dict[str, Any]]):
 
     def operation(self, name: str) -> dict[str, Any]:
         """The times of one operation."""
-        known = self["details"]["operations"]
-        if not known:
-            raise SondeError(f"no operation {name!r} was recorded: nothing is recorded yet.")
-        found: dict[str, Any] = known[require_name(name, known, "operation")]
-        return found
+        known: dict[str, dict[str, Any]] = self["details"]["operations"]
+        return known[require_name(name, known, "operation")]
 
     def to_json(self) -> str:
         """One strict JSON document; a number that is not finite is the string "NaN", "Infinity" or "-Infinity"."""
@@ -51,15 +48,11 @@ class DebugReport(dict[str, dict[str, Any]]):
 
     def text(self) -> str:
         """The report for a terminal."""
-        from sonde.render.summaries.loop_debugger_summary import debug_text
-
         return debug_text(self)
 
     __str__ = text
 
     def _repr_html_(self) -> str:
-        from sonde.render.summaries.loop_debugger_summary import debug_html
-
         return debug_html(self)
 
 
@@ -67,44 +60,31 @@ def build_debug_report(
     history: OperationHistory, measurements: LoopMeasurements, config: DebugConfig, session: DebugSession | None = None
 ) -> DebugReport:
     """The report on the recorded operations; with a session, its verdict and findings are in `details`."""
-    times = list(history.times_s)
+    times, memory, gpu = list(history.times_s), history.memory, history.gpu
     norms = [norm for _, norm in history.gradient_norms if math.isfinite(norm)]
-    has_memory = history.memory.num > 0
+    calls: Counter[str] = Counter()
+    for each in history.operations.values():
+        calls[each.name] += each.num_calls
     return DebugReport(
         summary={
-            "total_debug_operations": history.num,
-            "anomalies_detected": history.num_anomalies,
-            "memory_leaks_detected": history.num_leaks,
-            "performance_issues_detected": history.num_slow,
-            "debug_mode": config.mode.value,
-            "debug_level": config.level.value,
+            "total_debug_operations": history.num, "anomalies_detected": history.num_anomalies,
+            "memory_leaks_detected": history.num_leaks, "performance_issues_detected": history.num_slow,
+            "debug_mode": config.mode.value, "debug_level": config.level.value,
         },
         performance_analysis={
-            "average_execution_time": fmean(times) if times else None,
-            "max_execution_time": max(times, default=None),
+            "average_execution_time": fmean(times) if times else None, "max_execution_time": max(times, default=None),
             "min_execution_time": min(times, default=None),
         },
         memory_analysis={
-            "average_memory_usage": history.memory.mean,
-            "max_memory_usage": history.memory.peak if has_memory else None,
-            "average_gpu_memory": history.gpu.mean,
-            "max_gpu_memory": history.gpu.peak if has_memory else None,
+            "average_memory_usage": memory.mean, "max_memory_usage": memory.peak if memory.num else None,
+            "average_gpu_memory": gpu.mean, "max_gpu_memory": gpu.peak if gpu.num else None,
         },
         gradient_analysis={
-            "average_gradient_norm": fmean(norms) if norms else None,
-            "max_gradient_norm": max(norms, default=None),
+            "average_gradient_norm": fmean(norms) if norms else None, "max_gradient_norm": max(norms, default=None),
             "gradient_anomalies": history.num_gradient_anomalies,
         },
-        operation_breakdown=_calls_by_operation(history),
-        details=_details(history, measurements, session),
-    )
-
-
-def _calls_by_operation(history: OperationHistory) -> dict[str, Any]:
-    calls: dict[str, Any] = {}
-    for each in history.operations.values():
-        calls[each.name] = calls.get(each.name, 0) + each.num_calls
-    return calls
+        operation_breakdown=dict(calls), details=_details(history, measurements, session),
+    )  # fmt: skip
 
 
 def _details(history: OperationHistory, measurements: LoopMeasurements, session: DebugSession | None) -> dict[str, Any]:
@@ -113,25 +93,19 @@ def _details(history: OperationHistory, measurements: LoopMeasurements, session:
     details: dict[str, Any] = {
         "num_training_steps": sum(each.num_calls for each in history.operations.values() if each.name == STEP),
         "num_errors": sum(each.num_errors for each in outermost),
-        "first_loss": losses[0] if losses else None,
-        "last_loss": losses[-1] if losses else None,
+        "first_loss": losses[0] if losses else None, "last_loss": losses[-1] if losses else None,
         "lowest_loss": min((loss for loss in losses if math.isfinite(loss)), default=None),
         "notes": [*history.anomalies, *history.other_notes],  # the first anomaly is first
-        "performance": _performance(history, outermost),
-        "memory": _memory(history, measurements),
-        "gradients": _gradients(history, measurements),
-        "statistics": dict(history.statistics),
-        "operations": _operations(history),
-    }
+        "performance": _performance(history, outermost), "memory": _memory(history, measurements),
+        "gradients": _gradients(history, measurements), "statistics": dict(history.statistics), "operations": _operations(history),
+    }  # fmt: skip
     if session is not None and session.run is not None:
         report = session.report()
-        findings = [strict(asdict(finding)) for finding in report.findings]
-        details |= {"verdict": report.verdict, "findings": findings, "run": str(session.run)}
+        details |= {"verdict": report.verdict, "findings": [strict(asdict(each)) for each in report.findings], "run": str(session.run)}
     return details
 
 
 def _performance(history: OperationHistory, outermost: Sequence[OperationCalls]) -> dict[str, Any]:
-    """Seconds."""
     enclosing = {each.inside for each in history.operations.values()}
     innermost = [each for each in history.operations.values() if each.name not in enclosing]
     steps = [time_s for each in history.operations.values() if each.name == STEP for time_s in each.times_s]
@@ -149,16 +123,13 @@ def _quantiles(times: Sequence[float]) -> dict[str, float]:
 
 
 def _memory(history: OperationHistory, measurements: LoopMeasurements) -> dict[str, Any]:
-    """MiB."""
     if not history.memory.num:
         return {}
     return {
-        "cpu": _memory_series(history.memory),
-        "gpu": _memory_series(history.gpu) if history.gpu.peak > 0 else None,
-        "process": memory_details(),
-        "tensors": dict(measurements.memory_by_category),
+        "cpu": _memory_series(history.memory), "gpu": _memory_series(history.gpu) if history.gpu.peak > 0 else None,
+        "process": memory_details(), "tensors": dict(measurements.memory_by_category),
         "leak_detected": history.memory.trend is not None or history.gpu.trend is not None,
-    }
+    }  # fmt: skip
 
 
 def _memory_series(memory: MemorySeries) -> dict[str, Any]:
@@ -209,22 +180,22 @@ def plot_history(history: OperationHistory) -> Plot:
     outermost = [info for info in infos if not info.inside]
     names = [each.name for each in history.operations.values() if not each.inside]
     last = max((info.number for info in infos), default=0)
-    memory: dict[str, Series] = {}
-    if history.memory.num:
-        memory["process"] = _series(enumerate(info.memory_usage for info in outermost))
-        if history.gpu.peak > 0:
-            memory["GPU"] = _series(enumerate(info.gpu_memory for info in outermost))
+    memory = {"process": _series(enumerate(info.memory_usage for info in outermost))} if history.memory.num else {}
+    if history.gpu.peak > 0:
+        memory["GPU"] = _series(enumerate(info.gpu_memory for info in outermost))
     norms = {"gradient norm": _series(history.gradient_norms)} if history.gradient_norms else {}
     unusual = sorted({number for number, kind in history.events if kind not in ("slow", "memory growth")})
     slow = sorted({number for number, kind in history.events if kind == "slow"})
     times = _times_by_operation(history) if history.times_s else {}
+    events: dict[str, list[float]] = {}
+    for number, kind in dict.fromkeys(history.events):  # an operation may have several problems of one kind
+        events.setdefault(kind, []).append(float(number))
+    empty = "no anomalies" if history.num else "nothing recorded"
     panel_list = (
         Panel("execution time", "ms", times, slow if times else (), "slow", x_label="call"),
         Panel("memory", "MiB" if "GPU" in memory else "MiB (process)", memory, x_label="operation", includes=0.0),
         Panel("gradient norm", "L2 norm", norms, unusual if norms else (), "anomaly", x_label="backward pass"),
-        EventPanel(
-            "anomalies", _steps_by_kind(history), (0, last), empty="no anomalies" if history.num else "nothing recorded", x_label="call"
-        ),
+        EventPanel("anomalies", dict(list(events.items())[:MOST_LINES]), (0, last), empty=empty, x_label="call"),
     )
     title = f"{counted(history.num, 'operation')}: {listing(names)}" if history.num else "nothing recorded"
     return panels("debug analysis", panel_list, notes=title)
@@ -232,7 +203,7 @@ def plot_history(history: OperationHistory) -> Plot:
 
 def _times_by_operation(history: OperationHistory) -> dict[str, Series]:
     """Milliseconds, of the operations that take the most time."""
-    points: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
+    points: dict[tuple[str, str], Series] = {}
     for info in history.infos:
         numbers, times = points.setdefault((info.operation, info.inside), ([], []))
         numbers.append(info.number)
@@ -242,14 +213,6 @@ def _times_by_operation(history: OperationHistory) -> dict[str, Series]:
     return {name: points[name, inside] for name, inside in (repeated or ordered)[:MOST_LINES]}
 
 
-def _steps_by_kind(history: OperationHistory) -> dict[str, list[float]]:
-    """The numbers of the operations with a problem of each kind."""
-    found: dict[str, list[float]] = {}
-    for number, kind in dict.fromkeys(history.events):  # an operation may have several problems of one kind
-        found.setdefault(kind, []).append(float(number))
-    return dict(list(found.items())[:MOST_LINES])
-
-
-def _series(pairs: Any) -> Series:
+def _series(pairs: Iterable[tuple[int, float]]) -> Series:
     points = list(pairs)
     return [float(number) for number, _ in points], [value for _, value in points]

@@ -36,8 +36,6 @@ MAX_SEARCHES = 3  # in one loop: later NaNs follow from the first ones
 class RandomState:
     """The random generators of torch before a step, so that a replay draws the same numbers."""
 
-    __slots__ = ("_cpu", "_cuda")
-
     def __init__(self) -> None:
         self._cpu = torch.get_rng_state()
         self._cuda = torch.cuda.get_rng_state_all() if has_cuda() else None
@@ -49,16 +47,8 @@ class RandomState:
 
 
 def find_cause(modules: Sequence[nn.Module], random_state: RandomState, run: Callable[[], Any]) -> Origin | str:
-    """Runs `run` again: a forward pass, or a step up to its loss, whose backward pass then follows.
-
-    Args:
-        modules: the model, and other modules whose state `run` may change (a loss module).
-        random_state: the generators as they were when the step began.
-        run: returns the output of the model, or the loss.
-
-    Returns:
-        The operation that produced the value, or a sentence with the reason why it is unknown.
-    """
+    """Runs `run` again: a forward pass, or a step up to its loss, whose backward pass then follows. `modules`: the model, and other modules
+    whose state `run` may change. Returns the operation that produced the value, or a sentence with the reason why it is unknown."""
     if any(isinstance(each, StepTracker) for each in subscribers()):
         return "a session watches this training and finds the cause: see its report"
     model = modules[0]

@@ -1,8 +1,5 @@
-"""The history of a loop's operations, bounded in memory, and the checks of each operation against the earlier ones.
-
-No check uses a fixed number of bytes or seconds: a time is compared with the usual time of the same operation, a loss or a gradient norm
-with its recent values, and memory with its own trend.
-"""
+"""The history of a loop's operations, bounded in memory. Each operation is checked against the earlier ones, never against a fixed number
+of bytes or seconds."""
 
 import math
 from collections import deque
@@ -13,7 +10,7 @@ from statistics import median
 from sonde.formatting import number
 from sonde.memory_trend import MemoryTrend, SteadyGrowth
 from sonde.rules.gradients.exploding_gradient import LEAP
-from sonde.spike_detection import ENOUGH, LogNormBound, LossBound, RollingBound
+from sonde.spike_detection import ENOUGH, LogNormBound, LossBound, SpreadBound
 from sonde.tools.gradient_flow_animator import EXPLODING
 from sonde.tools.loop_debugger.loop_operation import DebugInfo
 
@@ -21,19 +18,9 @@ MAX_STORED = 10_000  # operations; all are counted
 MAX_TIMES = 1000  # of one operation, for its quantiles
 MAX_NOTES = 20  # stored of each kind, the first ones; all are counted
 SLOW = math.log(2.5)  # times the usual: on a busy machine single operations are slower too
-SLOW_SPREADS = 4.0  # and so many times farther from the median than the high values of the recent past
 SLOW_SHARE = 0.5  # of the usual time of the enclosing operation: a shorter delay does not matter
 LEAK_SHARE = 0.05  # of the memory at first: allocators take less than that in a short run
 TREND_INTERVAL = 16  # measurements between two computations of the trend of memory
-
-
-class _LogTimes(RollingBound):
-    """Recent logarithms of the time of one operation."""
-
-    __slots__ = ()
-
-    def _bound(self) -> float:
-        return self.median + max(SLOW_SPREADS * (self.high - self.median), SLOW)
 
 
 @dataclass(slots=True)
@@ -46,13 +33,11 @@ class OperationCalls:
     total_s: float = 0.0
     num_errors: int = 0
     times_s: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_TIMES))
-    usual: _LogTimes = field(default_factory=_LogTimes)
+    usual: SpreadBound = field(default_factory=lambda: SpreadBound(SLOW))  # of the logarithm of its time
 
 
 class MemorySeries:
     """Memory of one kind over the operations, MiB, and its trend."""
-
-    __slots__ = ("_growth", "first", "last", "num", "peak", "total", "trend")
 
     def __init__(self) -> None:
         self._growth = MemoryTrend()
@@ -78,17 +63,11 @@ class GradientNorms:
     """Detects an exploding gradient norm from the first step on. The first norm is compared with the norm of the parameters, the following
     ones with the median of those before, and from the 32nd on with the bound that a session uses (`spike_detection.LogNormBound`)."""
 
-    __slots__ = ("_first", "_recent")
-
     def __init__(self) -> None:
         self._first: list[float] = []
         self._recent = LogNormBound()
 
-    @property
-    def is_empty(self) -> bool:
-        return not self._first
-
-    def update(self, norm: float, param_norm: float) -> str:
+    def update(self, norm: float, param_norm: Callable[[], float]) -> str:
         """Take the next norm, finite and above zero. Returns what it is compared with if it explodes, else ""."""
         leap = self._recent.update(math.log(norm))
         if leap is not None:
@@ -99,7 +78,8 @@ class GradientNorms:
         self._first.append(norm)
         if earlier is not None:
             return f"before about {number(earlier)}" if norm > LEAP * earlier else ""
-        return f"{number(norm / param_norm)} times the norm of the parameters" if 0 < EXPLODING * param_norm < norm else ""
+        usual = param_norm()
+        return f"{number(norm / usual)} times the norm of the parameters" if 0 < EXPLODING * usual < norm else ""
 
 
 class OperationHistory:
@@ -128,13 +108,7 @@ class OperationHistory:
 
     def next_number(self, name: str, inside: str) -> int:
         """How many operations of this name have ended."""
-        known = self.operations.get((name, inside))
-        return known.num_calls if known else 0
-
-    def needs_param_norm(self, operation: str) -> bool:
-        """Whether the next gradient norm of this operation is its first one."""
-        recent = self._recent_norms.get(operation)
-        return recent is None or recent.is_empty
+        return self.operations[name, inside].num_calls if (name, inside) in self.operations else 0
 
     def add(self, info: DebugInfo, *, cpu_s: float | None = None) -> None:
         """Store an operation that has ended. `cpu_s`: its time on a processor, where another program interrupted it."""
@@ -167,24 +141,23 @@ class OperationHistory:
             self.add_anomaly(info, "loss spike", f"the loss rises to {number(loss)}, usually about {number(leap.usual)}")
 
     def check_gradient_norm(
-        self, info: DebugInfo, norm: float, *, param_norm: float = 0.0, first_bad: str = "", has_gradients: bool = True
+        self, info: DebugInfo, norm: float, param_norm: Callable[[], float] = float, *, first_bad: str = "", has_gradients: bool = True
     ) -> None:
-        """A gradient norm was measured. `first_bad` is the first parameter with a non-finite gradient."""
+        """A gradient norm was measured. `param_norm` returns the norm of all parameters, which is measured only for the first gradient norm
+        (0: unknown); `first_bad` is the first parameter with a non-finite gradient."""
         self.gradient_norms.append((info.number, norm))
-        kind = ""
         if not math.isfinite(norm):
             kind = "not finite"
             sentence = f"the gradient of {first_bad} is not finite" if first_bad else f"the gradient norm is {number(norm)}"
         elif norm <= 0:
-            why = "all gradients are zero" if has_gradients else "no parameter has a gradient"
-            kind, sentence = "zero gradient", f"the gradient norm is 0: {why}"
+            kind = "zero gradient"
+            sentence = f"the gradient norm is 0: {'all gradients are zero' if has_gradients else 'no parameter has a gradient'}"
+        elif compared := self._recent_norms.setdefault(info.operation, GradientNorms()).update(norm, param_norm):
+            kind, sentence = "exploding gradient", f"the gradient norm explodes: {number(norm)}, {compared}"
         else:
-            compared = self._recent_norms.setdefault(info.operation, GradientNorms()).update(norm, param_norm)
-            if compared:
-                kind, sentence = "exploding gradient", f"the gradient norm explodes: {number(norm)}, {compared}"
-        if kind:
-            self.num_gradient_anomalies += 1
-            self.add_anomaly(info, kind, sentence)
+            return
+        self.num_gradient_anomalies += 1
+        self.add_anomaly(info, kind, sentence)
 
     def _check_time(self, info: DebugInfo, calls: OperationCalls, time_s: float, cpu_s: float | None) -> None:
         slow = calls.usual.update(math.log(time_s))
@@ -195,32 +168,28 @@ class OperationHistory:
         if time_s - usual >= SLOW_SHARE * math.exp(around):
             info.performance_issue_detected = True
             self.num_slow += 1
-            self._add_note(info, "slow", f"{info.operation} took {number(time_s * 1e3)} ms, usually about {number(usual * 1e3)} ms")
+            self.add_note(info, "slow", f"{info.operation} took {number(time_s * 1e3)} ms, usually about {number(usual * 1e3)} ms")
 
     def _check_memory(self, info: DebugInfo) -> None:
         for used, series, name in ((info.memory_usage, self.memory, "memory"), (info.gpu_memory, self.gpu, "GPU memory")):
             was_growing = series.trend is not None
             series.update(used)
             trend = series.trend
-            if trend is not None:
-                info.memory_leak_detected = True
-                if not was_growing:
-                    self.num_leaks += 1
-                    rate, first, last = map(number, (trend.per_step, trend.first, trend.last))
-                    self._add_note(info, "memory growth", f"{name} grows by {rate} MiB per operation: from {first} to {last} MiB")
+            info.memory_leak_detected |= trend is not None
+            if trend is not None and not was_growing:
+                self.num_leaks += 1
+                rate, first, last = map(number, (trend.per_step, trend.first, trend.last))
+                self.add_note(info, "memory growth", f"{name} grows by {rate} MiB per operation: from {first} to {last} MiB")
 
     def add_anomaly(self, info: DebugInfo, kind: str, sentence: str) -> None:
         """Store and report an anomaly of a running operation. An operation counts once, however many it has."""
         if not info.anomaly_detected:
             self.num_anomalies += 1
             info.anomaly_detected = True
-        self._add_note(info, kind, sentence)
+        self.add_note(info, kind, sentence)
 
-    def add_cause(self, info: DebugInfo, sentence: str) -> None:
-        """Store and report the cause of the last anomaly."""
-        self._add_note(info, "cause", sentence)
-
-    def _add_note(self, info: DebugInfo, kind: str, sentence: str) -> None:
+    def add_note(self, info: DebugInfo, kind: str, sentence: str) -> None:
+        """Store and report a problem, or with the kind "cause" the cause of the last anomaly."""
         if sentence not in info.notes:
             info.notes.append(sentence)
         stored = self.other_notes if kind in ("slow", "memory growth") else self.anomalies

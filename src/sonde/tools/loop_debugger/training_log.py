@@ -25,10 +25,7 @@ class RotatingFile(RotatingFileHandler):
         make_folder(path.parent)
         if path.is_symlink() or path.is_dir():
             raise SondeError(f"{printable(path)} is a {'symbolic link' if path.is_symlink() else 'directory'}; Sonde writes a file there.")
-        try:
-            super().__init__(path, maxBytes=max_bytes, backupCount=NUM_OLD, encoding="utf-8", errors="backslashreplace", delay=True)
-        except OSError as error:
-            raise SondeError(f"{printable(path)} cannot be written: {error.strerror or error}.") from None
+        super().__init__(path, maxBytes=max_bytes, backupCount=NUM_OLD, encoding="utf-8", errors="backslashreplace", delay=True)
         self.path = path
         self._has_failed = False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -18,10 +19,8 @@ from sonde.tools.tensors.tensor_statistics import FastStatistics, fast_statistic
 _NAMES = {
     "fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2",
 }  # fmt: skip
-_OTHER_NAMES = {
-    "float": "fp32", "double": "fp64", "half": "fp16", "fp8": "fp8_e4m3", "e4m3": "fp8_e4m3", "e5m2": "fp8_e5m2",
-    **{torch_name: name for name, torch_name in _NAMES.items()},
-}  # fmt: skip
+_OTHER_NAMES = {"float": "fp32", "double": "fp64", "half": "fp16", "fp8": "fp8_e4m3", "e4m3": "fp8_e4m3", "e5m2": "fp8_e5m2"}
+_OTHER_NAMES |= {torch_name: name for name, torch_name in _NAMES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +61,7 @@ def parse_format(dtype: Any) -> NumberFormat:
 
 def format_of_tensor(tensor: Tensor) -> NumberFormat | None:
     """The format of the tensor's dtype; None for integers, complex numbers and rare dtypes."""
-    name = _OTHER_NAMES.get(str(tensor.dtype).removeprefix("torch."))
-    return FORMATS.get(name) if name is not None else None
+    return FORMATS.get(_OTHER_NAMES.get(str(tensor.dtype).removeprefix("torch."), ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +74,6 @@ class Margins:
     flushed_share: float  # share of the non-zero numbers that would become zero
     denormal_share: float  # share of the non-zero numbers that would be denormal and lose digits
     spread_bits: float  # log2 of the steps of the format that the standard deviation spans; infinite for constant values
-
-    def fits(self) -> bool:
-        return self.overflow_log2 >= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,24 +100,14 @@ class Magnitudes:
         below = sum(n for exponent, n in zip(self.exponents, self.counts) if exponent < target.normal_log2)
         if target.normal_log2 <= LOWEST_EXPONENT:  # the histogram ends at the exponents of float32, so for float64 only the maximum decides
             flushed, below = 0, num if math.log2(largest) < target.normal_log2 else 0
-        center = max(abs(self.stats.mean), self.stats.std)
         spread = math.inf
         if self.stats.std > 0:
+            center = max(abs(self.stats.mean), self.stats.std)
             step_log2 = max(math.floor(math.log2(center)) - target.mantissa_bits, target.denormal_log2)
             spread = math.log2(self.stats.std) - step_log2
-        return Margins(
-            format=target, overflow_log2=target.max_log2 - math.log2(largest),
-            underflow_log2=self._exponent_of_lowest_percentile(num) - target.denormal_log2, flushed_share=flushed / num,
-            denormal_share=(below - flushed) / num, spread_bits=spread,
-        )  # fmt: skip
-
-    def _exponent_of_lowest_percentile(self, num: int) -> int:
-        passed = 0
-        for exponent, count in zip(self.exponents, self.counts):
-            passed += count
-            if passed > num / 100:
-                return exponent
-        return self.exponents[-1]
+        first_percent = next(exponent for exponent, passed in zip(self.exponents, accumulate(self.counts)) if passed > num / 100)
+        overflow, underflow = target.max_log2 - math.log2(largest), first_percent - target.denormal_log2
+        return Margins(target, overflow, underflow, flushed / num, (below - flushed) / num, spread)
 
 
 def measure_magnitudes(tensor: Tensor) -> Magnitudes:

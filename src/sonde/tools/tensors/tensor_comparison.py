@@ -21,12 +21,9 @@ MAX_DENSE = 1 << 27  # elements of a sparse tensor that may be converted to dens
 
 @dataclass(frozen=True, slots=True)
 class TensorComparison:
-    """The differences of two tensors.
-
-    Differences and cosine are over the pairs in which both numbers are finite. A pair is different unless its numbers are equal or both
-    NaN. The relative difference is |a - b| / max(|a|, |b|). `distribution_distance` is the earth mover's distance (Wasserstein-1) in the
-    unit of the values; from statistics it is correct to about the width of a bin. Values that could not be computed are NaN or None.
-    """
+    """The differences of two tensors, over the pairs in which both numbers are finite. A pair is different unless its numbers are equal or
+    both NaN. The relative difference is |a - b| / max(|a|, |b|). `distribution_distance` is the earth mover's distance (Wasserstein-1);
+    from statistics it is correct to about the width of a bin. Values that could not be computed are NaN or None."""
 
     basis: str  # "values": elements were compared; "statistics": only histograms
     note: str = ""  # why elements were not compared
@@ -56,8 +53,7 @@ class TensorComparison:
             ("cosine", f"{self.cosine:.6f}"),
         ]
         if self.first_difference is not None and self.first_values is not None:
-            a, b = self.first_values
-            rows.append(("first at", f"{list(self.first_difference)}: {a} and {b}"))
+            rows.append(("first at", f"{list(self.first_difference)}: {self.first_values[0]} and {self.first_values[1]}"))
         if self.num_bad_pairs:
             rows.append(("not finite", counted(self.num_bad_pairs, "pair")))
         return rows
@@ -78,10 +74,8 @@ def compare_values(first: Any, second: Any) -> TensorComparison:
         note = f"The shapes {list(a.shape)} and {list(b.shape)} differ, so only the distributions are compared."
         return TensorComparison("values", note, distribution_distance=distance)
     shape, a, b = a.shape, a.reshape(-1), b.reshape(-1)
-    most = most_relative = 0.0
-    dot = square_a = square_b = 0.0
-    num_different = num_bad = 0
-    first_at = -1
+    most = most_relative = dot = square_a = square_b = 0.0
+    num_different, num_bad, first_at = 0, 0, -1
     scale_a, scale_b = _largest(a), _largest(b)
     for start in range(0, a.size, CHUNK):
         x, y = a[start : start + CHUNK], b[start : start + CHUNK]
@@ -139,9 +133,7 @@ def earth_movers(a: Floats, b: Floats) -> float:
 
 def _histogram_distance(a: TensorHistogram, b: TensorHistogram) -> float:
     edges = np.union1d(a.edges, b.edges)
-    share_a, share_b = (
-        np.interp(edges, one.edges, np.concatenate([[0.0], np.cumsum(one.counts)]) / one.counts.sum()) for one in (a, b)
-    )
+    share_a, share_b = (np.interp(edges, one.edges, np.concatenate([[0.0], np.cumsum(one.counts)]) / one.counts.sum()) for one in (a, b))
     gap = np.abs(share_a - share_b)
     return float(((gap[:-1] + gap[1:]) / 2 * np.diff(edges)).sum())
 

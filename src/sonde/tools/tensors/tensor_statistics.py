@@ -1,11 +1,10 @@
 """Statistics of one tensor, array or list: `fast_statistics` in one pass of the native kernel; `describe` adds percentiles and outliers.
-
-Every dtype and layout is accepted; nothing is changed or kept alive. A tensor that cannot be measured gets the reason in `unsupported`.
-"""
+Every dtype and layout is accepted; a tensor that cannot be measured gets the reason in `unsupported`."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,22 +20,16 @@ from sonde.statistics.torch_fallback import readable, real_part, reason, values_
 
 Floats = npt.NDArray[np.floating[Any]]
 
-_EXACT_IN_FLOAT32 = {
-    getattr(torch, name)
-    for name in (
-        "float32", "float16", "bfloat16", "bool", "uint8", "int8", "int16", "uint16",
-        "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
-    )
-    if hasattr(torch, name)
-}
+_FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")  # as far as this version has them
+_EXACT_IN_FLOAT32 = {torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16}
+_EXACT_IN_FLOAT32 |= {getattr(torch, name) for name in _FLOAT8 if hasattr(torch, name)}
 
 
 @dataclass(frozen=True, slots=True)
 class FastStatistics:
-    """Mean, deviation, extremes, norms and counts of one tensor. Counts are over all elements, the other values over the finite ones (for
-    complex tensors: over their absolute values). Without a finite element, `mean`, `std`, `min` and `max` are NaN and the norms 0. If
-    `unsupported` has a reason, all values are NaN and all counts of zeros, NaN and Inf are 0. `std` divides by the number of elements, as
-    numpy does."""
+    """Mean, deviation, extremes, norms and counts of one tensor. Counts are over all elements, the other values over the finite
+    ones (for complex tensors: over their absolute values). Without a finite element, `mean`, `std`, `min` and `max` are NaN and the norms
+    0. If `unsupported` has a reason, all values are NaN and all counts of zeros, NaN and Inf are 0. `std` is that of numpy."""
 
     num: int
     mean: float
@@ -83,15 +76,13 @@ def as_tensor(value: Any) -> Tensor:
     if isinstance(value, (bool, int, float, complex, list, tuple, np.ndarray, np.generic)):
         try:
             array = np.asarray(value)
-            if array.dtype.kind in "biufc":
-                return _from_numpy(array)
+            if array.dtype.kind not in "biufc":
+                raise TypeError(f"elements of type {array.dtype}")
+            return _from_numpy(array)
         except (ValueError, TypeError, OverflowError, RuntimeError) as error:  # ragged lists, tensors within lists
             return _from_list(value, error)
-        return _from_list(value, TypeError(f"elements of type {array.dtype}"))
-    raise SondeError(
-        f"A {type(value).__name__} is not a tensor: Sonde measures torch tensors, numpy arrays, numbers and lists of numbers.\n"
-        "Did you mean one of its attributes, for instance output.logits?"
-    )
+    kinds, advice = "torch tensors, numpy arrays, numbers and lists of numbers", "Did you mean one of its attributes, as output.logits?"
+    raise SondeError(f"A {type(value).__name__} is not a tensor: Sonde measures {kinds}.\n{advice}")
 
 
 def _from_numpy(array: npt.NDArray[Any]) -> Tensor:
@@ -108,10 +99,8 @@ def _from_list(value: Any, error: Exception) -> Tensor:
             return torch.stack([item.detach() for item in value])
         except Exception as unequal:
             error = unequal
-    raise SondeError(
-        f"This {type(value).__name__} cannot be converted to a tensor: {reason(error)}.\n"
-        "Pass numbers only, in rows of equal length, or inspect its parts one by one."
-    ) from None
+    advice = "Pass numbers only, in rows of equal length, or inspect its parts one by one."
+    raise SondeError(f"This {type(value).__name__} cannot be converted to a tensor: {reason(error)}.\n{advice}") from None
 
 
 @torch.no_grad()
@@ -125,11 +114,12 @@ def fast_statistics(value: Any) -> FastStatistics:
         return _unsupported(tensor, table.unsupported[0])
     row = dict(zip(STATISTICS, table.values[0].tolist()))
     num, zeros, nan, inf = (int(row[name]) for name in ("num", "zeros", "nan", "inf"))
+    mean, std, low, high, l2 = (row[name] for name in ("mean", "std", "min", "max", "l2"))
     num_finite = num - nan - inf
     if not num_finite:
-        return FastStatistics(num, math.nan, math.nan, math.nan, math.nan, 0.0, 0.0, zeros, nan, inf)
-    mean, std, low, high, l2 = (row[name] for name in ("mean", "std", "min", "max", "l2"))
-    if low >= 0 or high <= 0:
+        mean = std = low = high = math.nan
+        l1 = l2 = 0.0
+    elif low >= 0 or high <= 0:
         l1 = abs(mean) * num_finite  # all of one sign, so the mean gives the sum of magnitudes
     else:
         try:
@@ -140,15 +130,10 @@ def fast_statistics(value: Any) -> FastStatistics:
 
 
 def _unsupported(tensor: Tensor, why: str) -> FastStatistics:
-    nan = math.nan
-    return FastStatistics(_num_elements(tensor), nan, nan, nan, nan, nan, nan, 0, 0, 0, why)
-
-
-def _num_elements(tensor: Tensor) -> int:
-    try:
-        return tensor.numel()
-    except Exception:  # a jagged tensor, a lazy parameter
-        return 0
+    num, nan = 0, math.nan
+    with suppress(Exception):  # a jagged tensor and a lazy parameter have no number
+        num = tensor.numel()
+    return FastStatistics(num, nan, nan, nan, nan, nan, nan, 0, 0, 0, why)
 
 
 def _sum_of_magnitudes(tensor: Tensor, *, is_finite: bool) -> float:
@@ -163,9 +148,8 @@ def _sum_of_magnitudes(tensor: Tensor, *, is_finite: bool) -> float:
 
 @torch.no_grad()
 def elements(value: Any) -> tuple[Floats, int]:
-    """Returns all stored elements as one flat numpy array of real numbers (float32 if that is exact) and the number of implicit zeros. Only
-    sparse tensors have implicit zeros. Complex numbers become their absolute values. The array may share memory with the tensor, so do not
-    write to it. Raises a `SondeError` if the tensor cannot be read."""
+    """Returns all stored elements as one flat numpy array of real numbers, and the number of implicit zeros (of a sparse tensor). Complex
+    numbers become their absolute values. The array may share memory with the tensor, so do not write to it."""
     tensor = as_tensor(value)
     try:
         values, num_implicit = values_of(readable(tensor))
@@ -245,15 +229,12 @@ def describe(value: Any, *, bins: int = 64) -> TensorStats:
         raise SondeError(f"A histogram cannot have bins={bins!r}: pass a whole number from 1 to {MAX_BINS:,}, for instance bins=64.")
     tensor = as_tensor(value)
     found = fast_statistics(tensor)
-    place = {
-        "shape": shape_of(tensor), "dtype": str(tensor.dtype).removeprefix("torch."), "device": str(tensor.device),
-        "num_elements": found.num, "num_bytes": num_bytes(tensor),
-    }  # fmt: skip
-    numbers = {"mean": found.mean, "std": found.std, "min": found.min, "max": found.max, "l1_norm": found.l1, "l2_norm": found.l2}
-    counts = {"num_zeros": found.zeros, "num_nan": found.nan, "num_inf": found.inf}
-    known: dict[str, Any] = place | numbers | counts | {"unsupported": found.unsupported}
+    simple = TensorStats(
+        shape_of(tensor), str(tensor.dtype).removeprefix("torch."), str(tensor.device), found.num, num_bytes(tensor), found.mean, found.std,
+        found.min, found.max, found.l1, found.l2, found.zeros, found.nan, found.inf, unsupported=found.unsupported,
+    )  # fmt: skip
     if not found.num_finite:
-        return TensorStats(**known)
+        return simple
     stored, num_implicit = elements(tensor)
     finite = stored if found.is_finite else stored[np.isfinite(stored)]
     ordered = np.sort(finite)
@@ -262,8 +243,8 @@ def describe(value: Any, *, bins: int = 64) -> TensorStats:
     # Outliers are at both ends of the sorted elements. Implicit zeros are outliers only if a bound excludes zero.
     num_below = int(np.searchsorted(ordered, low, "left")) + (num_implicit if low > 0 else 0)
     num_above = ordered.size - int(np.searchsorted(ordered, high, "right")) + (num_implicit if high < 0 else 0)
-    return TensorStats(
-        **known, num_extreme=_num_extreme(ordered, tensor.dtype), num_outliers=num_below + num_above,
+    return replace(
+        simple, num_extreme=_num_extreme(ordered, tensor.dtype), num_outliers=num_below + num_above,
         outliers=_outliers(stored, low, high, found, tensor), percentiles=percentiles, histogram=histogram(ordered, num_implicit, bins),
     )  # fmt: skip
 
@@ -271,21 +252,16 @@ def describe(value: Any, *, bins: int = 64) -> TensorStats:
 def num_bytes(tensor: Tensor) -> int:
     """Bytes of its elements; 0 without memory. A view may keep a larger storage alive: see `TensorInspector.memory`."""
     try:
-        if tensor.is_meta:
-            return 0
-        if tensor.layout is not torch.strided:
-            return sum(part.numel() * part.element_size() for part in _stored_parts(tensor))
-        return tensor.numel() * tensor.element_size()
+        parts = [tensor]
+        if tensor.layout is torch.sparse_coo:
+            parts = [sparse_indices(tensor), sparse_values(tensor)]
+        elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+            parts = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+        elif tensor.layout is not torch.strided:
+            parts = [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+        return 0 if tensor.is_meta else sum(part.numel() * part.element_size() for part in parts)
     except Exception:  # jagged, lazy or a subclass: unknown
         return 0
-
-
-def _stored_parts(tensor: Tensor) -> list[Tensor]:
-    if tensor.layout is torch.sparse_coo:
-        return [sparse_indices(tensor), sparse_values(tensor)]
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
@@ -335,7 +311,6 @@ def histogram(ordered: Floats, num_implicit: int, bins: int) -> TensorHistogram:
 
 
 def _outlier_bounds(ordered: Floats, found: FastStatistics, percentiles: Mapping[int, float]) -> tuple[float, float]:
-    """Lower and upper bound; elements outside are outliers."""
     first, third = percentiles[25], percentiles[75]
     common = (first, third) if first == third else ()
     if common:  # at least half of the elements are equal, as after a ReLU: the bounds come from the others
@@ -365,8 +340,6 @@ def _outliers(stored: Floats, low: float, high: float, found: FastStatistics, te
     (where,) = np.nonzero(np.isfinite(stored) & ((stored < low) | (stored > high)))
     beyond = np.maximum(low - stored[where].astype(np.float64), stored[where] - high)
     farthest = where[np.argsort(-beyond, kind="stable")[:MAX_OUTLIERS]]
-    dense = tensor.layout is torch.strided
-    shape = tuple(tensor.shape)
-    return tuple(
-        Outlier(tuple(int(i) for i in np.unravel_index(at, shape)) if dense else (), float(stored[at])) for at in farthest.tolist()
-    )
+    shape = tuple(tensor.shape) if tensor.layout is torch.strided else ()
+    indices = (tuple(map(int, np.unravel_index(at, shape))) if shape else () for at in farthest.tolist())
+    return tuple(Outlier(index, value) for index, value in zip(indices, stored[farthest].tolist()))

@@ -50,8 +50,8 @@ def dead_by_weights(layer: str, weight: Tensor, bias: Tensor | None, activation:
             reason = f"all of its weights are {number(float(rows[unit, 0]))}: its output depends only on the sum of its inputs"
         else:
             below = float(shift[unit]) if shift is not None else 0.0
-            times = f"{number(-below / norm)} times the norm of its weights"
-            reason = f"its bias of {number(below)} is {times} below zero, and {activation} follows"
+            distance = f"{number(-below / norm)} times the norm of its weights below zero"
+            reason = f"its bias of {number(below)} is {distance}, and {activation} follows"
         yield DeadNeuron(layer, unit, "weights", reason)
 
 

@@ -1,7 +1,4 @@
-"""The activation or normalization that follows each layer, and the units that output values above zero.
-
-Found by hooks in one forward pass, or without data by the order of modules in an `nn.Sequential`.
-"""
+"""The activation or normalization after each layer, by hooks in one forward pass or by the order in an `nn.Sequential`; active units."""
 
 import weakref
 from collections.abc import Callable
@@ -22,12 +19,9 @@ from sonde.tools.safe_hook import SafeHook
 LAYERS = (nn.Linear, *CONV, nn.Bilinear)
 NORMS: tuple[type[nn.Module], ...] = (*BATCH_NORM, nn.LayerNorm, nn.GroupNorm, getattr(nn, "RMSNorm", nn.LayerNorm), nn.LocalResponseNorm)
 PASS_THROUGH: tuple[type[nn.Module], ...] = (nn.Dropout, *DROPOUT, nn.Flatten, nn.Unflatten, *MAX_POOL, nn.Identity)
-ACTIVATIONS = tuple(
-    getattr(nn, name)
-    for name in (
-        "ReLU", "ReLU6", "LeakyReLU", "PReLU", "ELU", "SELU", "GELU", "SiLU", "Mish", "Hardswish", "Softplus", "Tanh", "Sigmoid",
-        "Hardtanh", "Hardsigmoid", "Softmax", "LogSoftmax", "Threshold",
-    )
+ACTIVATIONS = (
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Softplus, nn.Tanh, nn.Sigmoid,
+    nn.Hardtanh, nn.Hardsigmoid, nn.Softmax, nn.LogSoftmax, nn.Threshold,
 )  # fmt: skip
 ZEROING = ("ReLU", "ReLU6")  # activations that output exact zeros for negative inputs
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -63,9 +57,7 @@ def next_layers_by_order(model: nn.Module) -> dict[str, str]:
 def _kind(module: nn.Module) -> str | None:
     if isinstance(module, NORMS):
         return "normalization"
-    if isinstance(module, ACTIVATIONS):
-        return type(module).__name__
-    return "" if isinstance(module, LAYERS) else None
+    return type(module).__name__ if isinstance(module, ACTIVATIONS) else "" if isinstance(module, LAYERS) else None
 
 
 def next_layers_by_forward(model: nn.Module, data: Any) -> NextLayers:
@@ -121,23 +113,18 @@ class _ForwardObserver:
         if not made:
             return
         tensor = made[0][1]
-        if isinstance(module, LAYERS):
-            channels = 1 if isinstance(module, CONV) and tensor.ndim > 2 else tensor.ndim - 1
-            self.last = self._store(_LayerOutput(path, channels, weakref.ref(tensor), _sample(tensor), tensor.shape))
-            return
         source = self._source(used[0][1]) if used else None
-        if source is None:
-            return
-        if isinstance(module, ACTIVATIONS):
-            if type(module).__name__ in ZEROING:
-                self._count(source, tensor)
-        elif isinstance(module, (*NORMS, *PASS_THROUGH)) and tensor.shape == source.shape:
+        if isinstance(module, LAYERS):
+            self.last = self._store(path, 1 if isinstance(module, CONV) and tensor.ndim > 2 else tensor.ndim - 1, tensor)
+        elif source is not None and isinstance(module, ACTIVATIONS) and type(module).__name__ in ZEROING:
+            self._count(source, tensor)
+        elif source is not None and isinstance(module, (*NORMS, *PASS_THROUGH)) and tensor.shape == source.shape:
             # These modules leave the units of the layer as they are, so the next module also follows the layer.
-            self._store(_LayerOutput(source.layer, source.channels, weakref.ref(tensor), _sample(tensor), tensor.shape))
+            self._store(source.layer, source.channels, tensor)
 
-    def _store(self, output: _LayerOutput) -> _LayerOutput:
-        self.outputs[id(output.tensor())] = output
-        return output
+    def _store(self, layer: str, channels: int, tensor: Tensor) -> _LayerOutput:
+        found = self.outputs[id(tensor)] = _LayerOutput(layer, channels, weakref.ref(tensor), _sample(tensor), tensor.shape)
+        return found
 
     def _source(self, tensor: Tensor) -> _LayerOutput | None:
         known = self.outputs.get(id(tensor))
@@ -156,17 +143,14 @@ class _ForwardObserver:
                 return
 
     def _count(self, source: _LayerOutput, tensor: Tensor) -> None:
-        """Adds the positive values of the layer's ReLU to the counts per unit."""
         num_positive = (tensor > 0).movedim(source.channels, -1).flatten(0, -2).sum(0) if tensor.ndim > 1 else (tensor > 0).long()
-        known = self.result.num_positive.get(source.layer)
-        num_positive = num_positive.cpu()
-        self.result.num_positive[source.layer] = (
-            num_positive if known is None or known.shape != num_positive.shape else known + num_positive
-        )
+        known, num_positive = self.result.num_positive.get(source.layer), num_positive.cpu()
+        if known is not None and known.shape == num_positive.shape:
+            num_positive += known
+        self.result.num_positive[source.layer] = num_positive
         num_values = tensor.numel() // max(num_positive.numel(), 1)
         self.result.num_values[source.layer] = self.result.num_values.get(source.layer, 0) + num_values
 
 
 def _sample(tensor: Tensor) -> Tensor:
-    """A copy of the first elements."""
     return tensor.detach().reshape(-1)[:NUM_COMPARED].clone()

@@ -1,8 +1,5 @@
-"""Recognizes how a weight was initialized from its values, and whether the scale fits the activation that follows.
-
-The kurtosis identifies the shape of the distribution, the standard deviation its scale, both within the sampling error. If several
-recipes give the same values, all of them are named.
-"""
+"""Recognizes how a weight was initialized (the kurtosis identifies the shape of the distribution, the standard deviation its scale, both
+within the sampling error), and whether the scale fits the activation that follows."""
 
 import math
 from dataclasses import dataclass, replace
@@ -23,14 +20,10 @@ GRAM_ROWS = 256  # rows whose products are compared
 ORTHOGONAL = 1e-3  # tolerance for the products of rows, relative to their squared length
 FITS_FROM, FITS_TO = 0.5, 2.0  # factor of the signal per layer that several layers in a row can take
 
-GAINS = {
-    "ReLU": math.sqrt(2), "ReLU6": math.sqrt(2), "LeakyReLU": math.sqrt(2), "PReLU": math.sqrt(2), "ELU": math.sqrt(2),
-    "GELU": math.sqrt(2), "SiLU": math.sqrt(2), "Mish": math.sqrt(2), "Hardswish": math.sqrt(2), "Softplus": 1.0,
-    "Tanh": 5 / 3, "Sigmoid": 1.0, "SELU": 1.0, "Softmax": 1.0, "LogSoftmax": 1.0, "Identity": 1.0, "": 1.0,
-}  # fmt: skip
-"""Standard deviation times the root of the fan-in that keeps the scale of the signal. Smooth variants of ReLU count as ReLU."""
-
-KAIMING_FOR = {name for name, gain in GAINS.items() if gain == math.sqrt(2)}
+KAIMING_FOR = ("ReLU", "ReLU6", "LeakyReLU", "PReLU", "ELU", "GELU", "SiLU", "Mish", "Hardswish")  # smooth variants count as ReLU
+# Standard deviation times the root of the fan-in that preserves the scale of the signal.
+GAINS = {**dict.fromkeys(KAIMING_FOR, math.sqrt(2)), "Tanh": 5 / 3}
+GAINS |= dict.fromkeys(("Softplus", "Sigmoid", "SELU", "Softmax", "LogSoftmax", "Identity", ""), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +42,6 @@ class WeightInitialization:
         if self.recipes:
             return " or ".join(self.recipes)
         return self.shape if self.shape == "could not tell" else f"{self.shape} with std {number(self.std)}, which no known recipe gives"
-
-
-_EXACT = ("zeros", "constant", "identity")
 
 
 @torch.no_grad()
@@ -88,9 +78,8 @@ def _orthogonal_gain(matrix: Tensor) -> float | None:
     square = float(lengths.mean())
     tolerance = max(ORTHOGONAL, 8 * torch.finfo(matrix.dtype).eps) * square
     off = float((gram - torch.diag(lengths)).abs().max())
-    if square > 0 and off <= tolerance and float((lengths - square).abs().max()) <= tolerance:
-        return math.sqrt(square)
-    return None
+    is_orthogonal = square > 0 and off <= tolerance and float((lengths - square).abs().max()) <= tolerance
+    return math.sqrt(square) if is_orthogonal else None
 
 
 def _shape(weight: Tensor, found: FastStatistics) -> str:
@@ -115,13 +104,11 @@ def _recipes(weight: Tensor, found: FastStatistics, shape: str, owner: str, hidd
         return ()
     fan_in, fan_out = fan_in_and_fan_out(weight)
     kaiming, xavier = math.sqrt(2 / fan_in), math.sqrt(2 / (fan_in + fan_out))
-    default = {"uniform": 1 / math.sqrt(3 * fan_in)}.get(shape, math.nan)
-    if hidden_size:
-        default = {"uniform": 1 / math.sqrt(3 * hidden_size)}.get(shape, math.nan)
-    elif owner in ("Embedding", "EmbeddingBag"):
-        default = 1.0 if shape == "normal" else math.nan
+    default_shape, default = "uniform", 1 / math.sqrt(3 * (hidden_size or fan_in))
+    if not hidden_size and owner in ("Embedding", "EmbeddingBag"):
+        default_shape, default = "normal", 1.0
     known = [
-        ("torch default", default), (f"Xavier {shape}", xavier), (f"Kaiming {shape}", kaiming),
+        ("torch default", default if shape == default_shape else math.nan), (f"Xavier {shape}", xavier), (f"Kaiming {shape}", kaiming),
         (f"Kaiming {shape}, fan-out", math.sqrt(2 / fan_out)), (f"LeCun {shape}", 1 / math.sqrt(fan_in)),
         (f"Xavier {shape}, gain 5/3", xavier * 5 / 3), (f"{shape} with std 0.02", 0.02), (f"{shape} with std 0.01", 0.01),
     ]  # fmt: skip
@@ -141,10 +128,10 @@ def with_fit(init: WeightInitialization, weight: Tensor, activation: str | None)
         return replace(init, fit="fits", reason="normalization follows and rescales the output")
     if activation not in GAINS:
         return replace(init, fit="could not tell", reason=f"no initialization is known for {activation}")
-    if init.shape in _EXACT and init.shape != "identity":
-        is_constant = init.shape == "constant"
-        reason = "all units start with equal weights and stay equal" if is_constant else "the layer outputs zeros until it is trained"
-        return replace(init, fit="small" if init.shape == "zeros" else "could not tell", reason=reason)
+    if init.shape == "zeros":
+        return replace(init, fit="small", reason="the layer outputs zeros until it is trained")
+    if init.shape == "constant":
+        return replace(init, fit="could not tell", reason="all units start with equal weights and stay equal")
     if init.std != init.std or weight.ndim < 2:
         return replace(init, fit="could not tell", reason=init.reason)
     growth = init.std * math.sqrt(fan_in_and_fan_out(weight)[0]) / GAINS[activation]

@@ -72,9 +72,7 @@ def compute_spectrum(weight: Tensor) -> WeightSpectrum | str:
 def _sampled_indices(size: int, other: int) -> Tensor:
     """Evenly spaced indices of rows or columns; all of them if the other dimension bounds the cost."""
     limit = LONGEST if other <= EXACT_UP_TO else EXACT_UP_TO
-    if size <= limit:
-        return torch.arange(size)
-    return torch.linspace(0, size - 1, limit, dtype=torch.float64).round().long()
+    return torch.arange(size) if size <= limit else torch.linspace(0, size - 1, limit, dtype=torch.float64).round().long()
 
 
 def _largest_singular_value(matrix: Tensor) -> float:

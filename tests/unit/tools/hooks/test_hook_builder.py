@@ -82,9 +82,9 @@ def begun() -> HookBuilder:
         (lambda: begun().layer_patterns([]), "list of patterns is empty"),
         (lambda: begun().layer_patterns(["re:(["]), r"regular expression '\(\[' is not valid"),
         (lambda: begun().layer_patterns([3]), "A pattern is a string"),
-        (lambda: begun().max_executions(0), "max_executions of hook 'mine' is a whole number, 1 or more"),
+        (lambda: begun().max_executions(0), "max_executions of hook 'mine' must be a whole number, 1 or more"),
         (lambda: begun().max_executions(True), "whole number, 1 or more"),
-        (lambda: begun().every_n_steps(-1), "every_n_steps of hook 'mine' is a whole number, 1 or more"),
+        (lambda: begun().every_n_steps(-1), "every_n_steps of hook 'mine' must be a whole number, 1 or more"),
         (lambda: begun().every_n_steps(2.5), "whole number"),
         (lambda: begun().when("gradnorm > 3"), "Nearest: grad_norm"),
         (lambda: begun().callback("print"), "must be a function of one event"),
@@ -126,7 +126,7 @@ def test_an_invalid_hook_is_refused_with_the_call_to_write(build: Callable[[], o
 )
 def test_trigger_condition_and_actions_decide_the_passes(hook: HookBuilder, forward: bool, backward: bool, per_step: bool) -> None:
     built = hook.build()
-    assert (built.on_forward, built.on_backward, built.is_per_step) == (forward, backward, per_step)
+    assert (built.runs_in(is_forward=True), built.runs_in(is_forward=False), built.is_per_step) == (forward, backward, per_step)
 
 
 def test_the_public_names_exist() -> None:

@@ -89,9 +89,9 @@ def test_a_flat_tensor_with_its_shape_keeps_that_shape() -> None:
         (lambda hooks: setattr(hooks, "on_pause", 3), "on_pause must be a function"),
         (lambda hooks: hooks.send_alerts_to(3), "alerts go to a function or to a web address"),
         (lambda hooks: hooks.send_alerts_to(print, at_least="loud"), "no severity 'loud'"),
-        (lambda hooks: hooks.attach("model"), "attached to a torch.nn.Module, not to str"),
+        (lambda hooks: hooks.attach("model"), "attach takes a torch.nn.Module, not a str"),
         (lambda hooks: hooks.attach(torch.nn.Linear(1, 1), "sgd"), "optimizer must be a torch.optim.Optimizer"),
-        (lambda hooks: Hooks(max_results=0), "max_results is a whole number"),
+        (lambda hooks: Hooks(max_results=0), "max_results must be a whole number"),
     ],
 )
 def test_a_wrong_argument_raises_a_clear_error(call: Callable[[Hooks], object], message: str) -> None:
@@ -369,7 +369,7 @@ def test_a_layer_name_never_leads_out_of_the_directory(tmp_path: Path) -> None:
 
 def test_a_directory_that_cannot_be_created_is_refused_at_registration(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(SondeError, match="snapshots cannot be written to"):
+    with pytest.raises(SondeError, match="cannot be made"):
         hooks_with(HookBuilder("keep").trigger("every_forward").snapshot_to(tmp_path / "file" / "x"))
 
 
