@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 
 from torch import nn
 
@@ -29,8 +28,8 @@ class OriginSearch:
         self._tracer.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._tracer.__exit__(kind, error, trace)
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._tracer.__exit__()
         if self._should_raise and error is None and self.origin is not None:
             _raise(self.origin)
 

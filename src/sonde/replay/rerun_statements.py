@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from math import inf
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from sonde.capture.monkeypatch import override
 from sonde.capture.replay_buffer import ForwardCall, ReplayBuffer
 from sonde.errors import CannotReplay
+from sonde.leaks.autograd_graphs_alive import graph_nodes
 from sonde.nonfinite.operation_tracer import is_finite
 from sonde.replay.earlier_micro_batches import EarlierBatch, Select
 from sonde.replay.loss_statements import FrameSlice
@@ -130,7 +132,7 @@ def gradients(loss: Tensor) -> list[Tensor]:
 
 def gradients_by_leaf(loss: Tensor, scale: float = 1.0) -> list[tuple[Tensor, Tensor]]:
     """The leaves of the loss's graph, each with its gradient. `scale` is the loss scale of a GradScaler, which multiplies the loss."""
-    leaves = _leaves(loss)
+    leaves = [node.variable for node in graph_nodes(loss.grad_fn, inf) if isinstance(getattr(node, "variable", None), Tensor)]
     if not leaves:
         return []
     start = torch.full_like(loss, scale)
@@ -150,22 +152,6 @@ def _gradients_by_backward(loss: Tensor, leaves: list[Tensor], start: Tensor) ->
         leaf.grad = None
     torch.autograd.backward(loss, start)
     return [leaf.grad for leaf in leaves]
-
-
-def _leaves(loss: Tensor) -> list[Tensor]:
-    found: dict[int, Tensor] = {}
-    visited: set[Any] = set()
-    todo = [loss.grad_fn]
-    while todo:
-        node = todo.pop()
-        if node is None or node in visited:
-            continue
-        visited.add(node)
-        variable = getattr(node, "variable", None)
-        if isinstance(variable, Tensor):
-            found[id(variable)] = variable
-        todo += [below for below, _ in node.next_functions]
-    return list(found.values())
 
 
 def _same_call(calls: list[ForwardCall], module: nn.Module, args: Any, kwargs: Any) -> ForwardCall | None:
