@@ -8,6 +8,7 @@ import gc
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -85,10 +86,7 @@ class DeviceUsage:
     def peak(self) -> Peak:
         if self._is_peak_pending:
             self._copy_peak()
-        peak = self._peak
-        return Peak(
-            _usage(self._peak_owners), peak.time_s, peak.phase, peak.module, peak.operation, peak.source, self._peak_batch_bytes
-        )  # fmt: skip
+        return replace(self._peak, usage=_usage(self._peak_owners), batch_bytes=self._peak_batch_bytes)
 
     def timeline(self) -> tuple[TimelinePoint, ...]:
         return tuple(self._points)
@@ -166,9 +164,9 @@ class StorageRegistry:
             entry.with_batch = False
         entry.owner = owner
 
-    def owner_of(self, tensor: Tensor) -> Owner | None:
+    def owner_of(self, tensor: Tensor) -> Owner:
         entry = self._live.get(storage_id(tensor))
-        return entry.owner if entry is not None else None
+        return entry.owner if entry is not None else OTHER
 
     def remove_freed(self) -> None:
         """Removes the storages that were freed since the last call."""
@@ -190,10 +188,9 @@ class StorageRegistry:
         return {name: device.usage() for name, device in self.devices.items()}
 
     def _change(self, entry: _StorageEntry, num_bytes: int) -> None:
-        device = self.devices.get(entry.device)
-        if device is None:
-            device = self.devices[entry.device] = DeviceUsage(self.start, self._describe_moment)
-        device.change(entry.owner, num_bytes, with_batch=entry.with_batch)
+        if entry.device not in self.devices:
+            self.devices[entry.device] = DeviceUsage(self.start, self._describe_moment)
+        self.devices[entry.device].change(entry.owner, num_bytes, with_batch=entry.with_batch)
         self._changed.add(entry.device)
 
 

@@ -136,7 +136,7 @@ class NonFiniteTracer:
             if ends := self._events_of(tensor for _, tensor in call.float_tensors):
                 self._finish(ends, include_intentional=True)
                 return
-        outputs = [tensor for tensor in _flatten_tensors(output) if is_floating(tensor)]
+        outputs = [tensor for tensor in flatten_tensors(output) if is_floating(tensor)]
         if not call.written_args and base_name != "lift_fresh" and (func.is_view or self._is_view(call, outputs)):
             return
         if base_name == "set":  # the storage comes from elsewhere: its content was there before
@@ -350,10 +350,11 @@ def _covers_storage(tensor: Tensor) -> bool:
     return storage_id(tensor) != 0 and tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
-def _flatten_tensors(value: Any) -> list[Tensor]:
+def flatten_tensors(value: Any) -> list[Tensor]:
+    """The tensors in the arguments or the result of an operation."""
     if isinstance(value, Tensor):
         return [value]
-    return [tensor for item in value for tensor in _flatten_tensors(item)] if isinstance(value, (list, tuple)) else []
+    return [tensor for item in value for tensor in flatten_tensors(item)] if isinstance(value, (list, tuple)) else []
 
 
 def _is_composite(func: OpOverload) -> bool:
