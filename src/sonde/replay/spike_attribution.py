@@ -30,7 +30,7 @@ from sonde.replay.dataset_indices_of_samples import dataset_indices
 from sonde.replay.loss_statements import FrameSlice, slices_up_to_backward
 from sonde.replay.prevent_side_effects import describe_failure
 from sonde.replay.rerun_statements import Rerun, gradients_by_leaf, value_queries
-from sonde.replay.without_collectives import CAVEAT, forbid_collectives, num_processes, without_ddp
+from sonde.replay.without_collectives import caveats_of_ranks, forbid_collectives, without_ddp
 from sonde.spike_detection import Spike
 from sonde.statistics import reductions
 from sonde.statistics.find_tensors import find_tensors
@@ -78,7 +78,7 @@ class Blame:
 
 
 def attribute_spike(
-    buffer: ReplayBuffer, *, frame: FrameType | None, what: str, leap: Spike, models: Mapping[str, nn.Module] | None = None
+    buffer: ReplayBuffer, *, frame: FrameType | None, what: str, leap: Spike, models: Mapping[str, nn.Module]
 ) -> Blame:
     """Attributes the spike of the current step to samples and layers. Call it in a copy of the process.
 
@@ -87,17 +87,16 @@ def attribute_spike(
         frame: the function of the user that called `backward`.
         what: "loss" or "gradient".
         leap: the value of the spike, the usual value, and the bound that it exceeded.
-        models: the watched models by name; default: those of the recorded calls.
+        models: the watched models by name.
     """
-    models = models or {call.model: call.module for call in buffer.calls}
     modules = [*models.values(), *(call.module for call in buffer.calls)]
-    replay, num = _SpikeReplay(buffer, what, leap, models), num_processes()
+    replay = _SpikeReplay(buffer, what, leap, models)
     try:
         with without_ddp(modules), compile_disabled(), forbid_collectives():
             found = replay.attribute(frame)
     except CannotReplay as error:
         found = replay.from_gradients(str(error))
-    return replace(found, caveats=(*found.caveats, CAVEAT.format(num=num))) if num > 1 else found
+    return replace(found, caveats=(*found.caveats, *caveats_of_ranks()))
 
 
 class _SpikeReplay:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.capture.call_site import is_library
-from sonde.nonfinite.operation_tracer import NonFiniteTracer, is_finite
+from sonde.nonfinite.operation_tracer import NonFiniteTracer
 from sonde.nonfinite.origin import Origin
 from sonde.replay.loss_statements import statements_since_backward, variables_of
 from sonde.replay.rerun_statements import Rerun, gradients_by_leaf
@@ -50,8 +50,7 @@ def find_origin_after_backward(frame: FrameType, rerun: Rerun, models: Mapping[s
         _set_gradients(computed, models.values())
         for code, variables in compiled:
             exec(code, dict(variables))
-        bad = [leaf.grad for leaf, _ in computed if leaf.grad is not None and not is_finite(leaf.grad)]
-        return tracer.origin_of(bad) if bad else None, ""
+        return tracer.origin_of(leaf.grad for leaf, _ in computed if leaf.grad is not None), ""
 
 
 def _set_gradients(computed: list[tuple[Tensor, Tensor]], models: Iterable[nn.Module]) -> None:
@@ -75,9 +74,10 @@ def changes_gradients(statement: ast.AST, resolve: Resolve, depth: int = 0) -> b
             return True
         function = _user_function(resolve(path)) if path and depth < MAX_DEPTH else None
         tree = function_ast(function) if function is not None else None
-        body = tree.body if tree is not None else []
-        if function is not None and any(changes_gradients(part, _globals_of(function), depth + 1) for part in body):
-            return True
+        if function is not None and tree is not None:
+            in_function = partial(lookup, function.__globals__)
+            if any(changes_gradients(part, in_function, depth + 1) for part in tree.body):
+                return True
     return False
 
 
@@ -120,7 +120,3 @@ def _holds_gradients(value: ast.expr, aliases: set[str]) -> bool:
 def _user_function(function: Any) -> FunctionType | None:
     plain = function.__func__ if isinstance(function, MethodType) else function
     return plain if isinstance(plain, FunctionType) and not is_library(plain.__code__.co_filename) else None
-
-
-def _globals_of(function: FunctionType) -> Resolve:
-    return partial(lookup, function.__globals__)

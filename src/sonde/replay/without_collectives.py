@@ -17,8 +17,6 @@ from sonde.errors import CannotReplay
 from sonde.replay.capsule.replay_capsule import move_to_model
 from sonde.statistics.private_torch_api import EagerDispatchMode, OpOverload, op_schema
 
-CAVEAT = "{num} processes train together: this one was run again alone, on its own part of the batch and without averaging gradients"
-
 # Namespaces of the operators of torch.distributed.
 _COLLECTIVES = frozenset({"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"})
 _SHARDED = frozenset({"FullyShardedDataParallel", "FSDPModule"})
@@ -28,6 +26,12 @@ def num_processes() -> int:
     """The number of processes that train together, this one included."""
     distributed = torch.distributed
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def caveats_of_ranks() -> list[str]:
+    """A caveat for the result of a replay if several processes train together."""
+    what = "this one was run again alone, on its own part of the batch and without averaging gradients"
+    return [f"{num_processes()} processes train together: {what}"] if num_processes() > 1 else []
 
 
 @contextmanager

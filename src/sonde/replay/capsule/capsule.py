@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from sonde import __version__
 from sonde.errors import SondeError
+from sonde.nonfinite.explain_forward import dtype_name
 from sonde.nonfinite.origin import Origin
 from sonde.replay.capsule.capsule_file import DESCRIPTION, CapsuleFiles, read_files
-from sonde.replay.capsule.value_serialization import DamagedError, Packer, reason_not_storable, unpack
+from sonde.replay.capsule.value_serialization import DamagedError, Packer, unpack
 from sonde.runlog.format import plain
 
 FORMAT = 1
@@ -68,27 +69,17 @@ class Capsule:
 
 
 def save_capsule(
-    directory: Path | str,
-    *,
-    step: int,
-    model: nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    optimizer: torch.optim.Optimizer | None = None,
-    rng: Any = None,
-    loss_inputs: Mapping[str, Any] | None = None,
-    origin: Origin | None = None,
-    findings: Sequence[Mapping[str, Any]] = (),
-    about: Mapping[str, Any] | None = None,
-    max_mb: float = 512.0,
-) -> Path:
+    directory: Path | str, *, step: int, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any],
+    optimizer: torch.optim.Optimizer | None = None, rng: Any = None, loss_inputs: Mapping[str, Any] | None = None,
+    origin: Origin | None = None, findings: Sequence[Mapping[str, Any]] = (), about: Mapping[str, Any] | None = None, max_mb: float = 512.0,
+) -> Path:  # fmt: skip
     """Stores a step as `directory/step-000041` and returns that path. Call it before the weights are updated. It changes nothing.
 
     The arguments are those of `pack_capsule`.
     """
     description, tensors = pack_capsule(
-        step=step, model=model, args=args, kwargs=kwargs, optimizer=optimizer, rng=rng, loss_inputs=loss_inputs, origin=origin,
-        findings=findings, about=about, max_mb=max_mb,
+        step=step, model=model, args=args, kwargs=kwargs, optimizer=optimizer, rng=rng, loss_inputs=loss_inputs or {}, origin=origin,
+        findings=findings, about=about or {}, max_mb=max_mb,
     )  # fmt: skip
     files = CapsuleFiles(Path(directory), capsule_name(step))
     try:
@@ -105,19 +96,9 @@ def capsule_name(step: int) -> str:
 
 
 def pack_capsule(
-    *,
-    step: int,
-    model: nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    optimizer: torch.optim.Optimizer | None = None,
-    rng: Any = None,
-    loss_inputs: Mapping[str, Any] | None = None,
-    origin: Origin | None = None,
-    findings: Sequence[Mapping[str, Any]] = (),
-    about: Mapping[str, Any] | None = None,
-    max_mb: float = 512.0,
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    *, step: int, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], optimizer: torch.optim.Optimizer | None, rng: Any,
+    loss_inputs: Mapping[str, Any], origin: Origin | None, findings: Sequence[Mapping[str, Any]], about: Mapping[str, Any], max_mb: float,
+) -> tuple[dict[str, Any], dict[str, Tensor]]:  # fmt: skip
     """The contents of the two files of a capsule: its description and its tensors.
 
     Args:
@@ -137,29 +118,34 @@ def pack_capsule(
     is_grad_enabled = torch.is_grad_enabled()
     with torch.no_grad():
         batch = {"args": tuple(args), "kwargs": dict(kwargs), "rng": {"torch": rng} if isinstance(rng, Tensor) else rng}
-        budget = _SizeBudget(max_mb)
         # One packer for both: inputs of the loss are often inputs of the model too, and are stored once.
-        packer, description = _packed(batch | {"loss_inputs": dict(loss_inputs or {})})
+        packer, packed = _packed(batch | {"loss_inputs": dict(loss_inputs)})
         too_large = []
         if _mb(packer.tensors) > max_mb and loss_inputs:
             too_large = [f"loss_inputs: with them the capsule would exceed {max_mb:g} MB"]
-            packer, description = _packed(batch | {"loss_inputs": {}})
-        budget.take_batch(packer.tensors)
+            packer, packed = _packed(batch | {"loss_inputs": {}})
+        size_mb = _mb(packer.tensors)
+        if size_mb > max_mb:
+            raise SondeError(
+                f"The inputs of the model have {size_mb:,.1f} MB, and the limit of a capsule is {max_mb:g} MB.\n"
+                f"Set a larger limit: max_capsule_mb = {int(size_mb) + 1}, or more to store the weights too."
+            )
         tensors, left_out = dict(packer.tensors), packer.left_out + too_large
-        parts = (
-            ("buffers", lambda packer: _pack_named(model.named_buffers(), "buffers", packer)),
-            ("parameters", lambda packer: _pack_named(model.named_parameters(), "parameters", packer)),
-            ("optimizer", lambda packer: None if optimizer is None else packer.pack(optimizer.state_dict(), "optimizer")),
-        )
-        for name, pack in parts:
+        for name in ("buffers", "parameters", "optimizer"):
             part = Packer()
-            description[name] = pack(part)
-            if budget.take(part.tensors):
+            if name == "optimizer":
+                packed[name] = None if optimizer is None else part.pack(optimizer.state_dict(), name)
+            else:
+                packed[name] = _pack_named(model.named_buffers() if name == "buffers" else model.named_parameters(), name, part)
+            size_mb += _mb(part.tensors)
+            if size_mb <= max_mb:
                 tensors |= part.tensors
                 left_out += part.left_out
             else:
+                size_mb -= _mb(part.tensors)
                 left_out.append(f"{name}: {_mb(part.tensors):,.1f} MB, with which the capsule would exceed {max_mb:g} MB")
-                description[name] = None if name == "optimizer" else _without_values(description[name])
+                packed[name] = None if name == "optimizer" else [[*row[:3], {"left_out": "too large"}] for row in packed[name]]
+        devices = [device for device in DEVICES if torch.is_autocast_enabled(device)]
         # Short fields first, so that a person can read the file; then the long lists.
         description = {
             "format": FORMAT,
@@ -168,17 +154,13 @@ def pack_capsule(
             "step": step,
             "model": type(model).__name__,
             "training": [path for path, module in model.named_modules() if module.training],
-            "autocast": {
-                device: str(torch.get_autocast_dtype(device)).removeprefix("torch.")
-                for device in DEVICES
-                if torch.is_autocast_enabled(device)
-            },
+            "autocast": {device: dtype_name(torch.get_autocast_dtype(device)) for device in devices},
             "grad": is_grad_enabled,
             "origin": origin.to_dict() if origin is not None else None,
             "findings": [dict(finding) for finding in findings][:MAX_FINDINGS],
-            "about": Packer().pack(plain(about or {}), "about"),
+            "about": Packer().pack(plain(about), "about"),
             "left_out": left_out,
-            **description,
+            **packed,
         }
     return description, tensors
 
@@ -188,43 +170,18 @@ def _packed(values: Mapping[str, Any]) -> tuple[Packer, dict[str, Any]]:
     return packer, {name: packer.pack(value, name) for name, value in values.items()}
 
 
-class _SizeBudget:
-    """Counts how much of a capsule's size limit is left."""
-
-    def __init__(self, max_mb: float) -> None:
-        self.max_mb = self.left_mb = max_mb
-
-    def take_batch(self, tensors: Mapping[str, Tensor]) -> None:
-        if not self.take(tensors):
-            raise SondeError(
-                f"The inputs of the model have {_mb(tensors):,.1f} MB, and the limit of a capsule is {self.max_mb:g} MB.\n"
-                f"Set a larger limit: max_capsule_mb = {int(_mb(tensors)) + 1}, or more to store the weights too."
-            )
-
-    def take(self, tensors: Mapping[str, Tensor]) -> bool:
-        fits = _mb(tensors) <= self.left_mb
-        self.left_mb -= _mb(tensors) if fits else 0.0
-        return fits
-
-
 def _mb(tensors: Mapping[str, Tensor]) -> float:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) / 2**20
+    return sum(tensor.nbytes for tensor in tensors.values()) / 2**20
 
 
 def _pack_named(named: Any, group: str, packer: Packer) -> list[list[Any]]:
     """`[name, shape, dtype, value]` of each tensor; a tied parameter comes once."""
     rows = []
     for name, tensor in named:
-        is_lazy = nn.parameter.is_lazy(tensor)
         value = packer.tensor(tensor, f"{group}.{name}")
-        if not reason_not_storable(tensor):
-            value.pop("requires_grad", None)
-        rows.append([name, [] if is_lazy else list(tensor.shape), str(tensor.dtype).removeprefix("torch."), value])
+        value.pop("requires_grad", None)
+        rows.append([name, [] if nn.parameter.is_lazy(tensor) else list(tensor.shape), dtype_name(tensor.dtype), value])
     return rows
-
-
-def _without_values(rows: Any) -> list[list[Any]]:
-    return [[*row[:3], {"left_out": "too large"}] for row in rows]
 
 
 # ---- reading
@@ -285,16 +242,10 @@ class _DescriptionReader:
         self._description, self._tensors = description, tensors
 
     def field(self, name: str, kind: type) -> Any:
-        value = self._description.get(name)
-        if type(value) is not kind:
-            raise DamagedError(f"{name} should be a {kind.__name__} and is {_short(value)}")
-        return value
+        return _checked(name, self._description.get(name), kind)
 
     def value(self, name: str, kind: type) -> Any:
-        value = unpack(self._description.get(name), self._tensors)
-        if not isinstance(value, kind):
-            raise DamagedError(f"{name} should be a {kind.__name__} and is {_short(value)}")
-        return value
+        return _checked(name, unpack(self._description.get(name), self._tensors), kind)
 
     def names(self, name: str) -> dict[str, Any]:
         value = self.value(name, dict)
@@ -303,10 +254,7 @@ class _DescriptionReader:
         return dict(value)
 
     def strings(self, name: str) -> list[str]:
-        value = self.field(name, list)
-        if not all(isinstance(text, str) for text in value):
-            raise DamagedError(f"{name} should hold strings only")
-        return list(value)
+        return [_checked(name, text, str) for text in self.field(name, list)]
 
     def stored_tensors(self, name: str) -> dict[str, StoredTensor]:
         found = {}
@@ -344,6 +292,12 @@ class _DescriptionReader:
         return origin
 
 
+def _checked(name: str, value: Any, kind: type) -> Any:
+    if kind is not object and type(value) is not kind:
+        raise DamagedError(f"{name} should be a {kind.__name__} and is {_short(value)}")
+    return value
+
+
 def _is_finding(value: object) -> bool:
     strings = ("rule", "severity", "where", "cause", "fix")
     return isinstance(value, dict) and all(type(value.get(name)) is str for name in strings) and type(value.get("step")) is int
@@ -351,5 +305,5 @@ def _is_finding(value: object) -> bool:
 
 def _short(value: object) -> str:
     if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+        return f"{dtype_name(value.dtype)} {list(value.shape)}"
     return repr(value)[:60] if value is None or isinstance(value, (bool, int, float, str)) else f"a {type(value).__name__}"
