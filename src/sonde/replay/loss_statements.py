@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice
+from traceback import walk_stack
 from types import CodeType, FrameType
 from typing import Any
 
 from sonde.capture.call_site import is_library, read_locals, user_frame
 from sonde.errors import CannotReplay
 from sonde.replay.program_slice import LOOP_VARIABLE, ProgramSlice, ValueQueries, slice_program
-from sonde.replay.statement_effects import access_path, effects_of, effects_of_all, lookup
+from sonde.replay.statement_effects import access_path, called_name, effects_of, effects_of_all, lookup
 
 MAX_CALLERS = 4  # callers of the function that calls backward
 
@@ -159,17 +160,10 @@ def _statements_before(path: BlockPath) -> tuple[list[ast.stmt], dict[int, str]]
             carried = effects_of_all(path[depth + 1][0]).modifies
             if isinstance(inside, ast.For):
                 carried |= effects_of(ast.For(inside.target, ast.Constant(0), [], [])).modifies
-            target = ast.parse(f"({', '.join(sorted(carried))},)", mode="eval").body if carried else ast.Name("_", ast.Load())
             loops[len(before)] = LOOP_VARIABLE
-            before.append(ast.copy_location(ast.For(_as_target(target), ast.Constant(0), [ast.Pass()], []), inside))
+            (loop,) = ast.parse(f"for {', '.join(sorted(carried)) or '_'} in 0: pass").body
+            before.append(ast.copy_location(loop, inside))
     return before, loops
-
-
-def _as_target(target: ast.expr) -> ast.expr:
-    for part in ast.walk(target):
-        if isinstance(part, (ast.Tuple, ast.Name, ast.Attribute)):
-            part.ctx = ast.Store()
-    return target
 
 
 def _is_backward(call: ast.Call) -> bool:
@@ -264,11 +258,8 @@ def _last_call(
 
 
 def _calls(name: str, call: ast.Call) -> bool:
-    return name == (call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else "")
+    return called_name(call) == name
 
 
 def _is_running(frame: FrameType) -> bool:
-    at: FrameType | None = sys._getframe(1)
-    while at is not None and at is not frame:
-        at = at.f_back
-    return at is not None
+    return any(at is frame for at, _ in walk_stack(sys._getframe(1)))
