@@ -57,7 +57,9 @@ class Rerun:
             return module(*args, **kwargs) if select is None else module(*select(args, True), **select(kwargs, True))
 
         result: Any = None
-        with torch.enable_grad(), forbid_collectives(), self._restore_rng_per_call(select), _without_loss_scale():
+        with torch.enable_grad(), forbid_collectives(), self._restore_rng_per_call(select), ExitStack() as stack:
+            # A scaled loss may overflow only because of its scale.
+            stack.callback(override(torch.amp.GradScaler, "scale", lambda original: lambda self, outputs: outputs))
             for part in self.slices:
                 variables = {**part.variables, **dict(zip(part.parameters, result))} if part.parameters else part.variables
                 result = part.slice.run(variables, select, **{CALL: call})
@@ -143,15 +145,11 @@ def gradients_by_leaf(loss: Tensor, scale: float = 1.0) -> list[tuple[Tensor, Te
         hooked = num_processes() > 1 or any(has_accumulation_hooks(leaf) for leaf in leaves)  # those of DDP
         if hooked or "checkpoint" not in str(error).lower():
             raise
-        found = _gradients_by_backward(loss, leaves, start)  # re-entrant checkpointing refuses torch.autograd.grad
+        for leaf in leaves:
+            leaf.grad = None
+        torch.autograd.backward(loss, start)  # re-entrant checkpointing refuses torch.autograd.grad
+        found = [leaf.grad for leaf in leaves]
     return [(leaf, gradient) for leaf, gradient in zip(leaves, found) if gradient is not None]
-
-
-def _gradients_by_backward(loss: Tensor, leaves: list[Tensor], start: Tensor) -> list[Tensor | None]:
-    for leaf in leaves:
-        leaf.grad = None
-    torch.autograd.backward(loss, start)
-    return [leaf.grad for leaf in leaves]
 
 
 def _same_call(calls: list[ForwardCall], module: nn.Module, args: Any, kwargs: Any) -> ForwardCall | None:
@@ -159,16 +157,6 @@ def _same_call(calls: list[ForwardCall], module: nn.Module, args: Any, kwargs: A
     passed = [id(tensor) for _, tensor in find_tensors((args, kwargs))]
     same = (call for call in reversed(calls) if call.module is module)
     return next((call for call in same if passed and passed == [id(tensor) for _, tensor in find_tensors((call.args, call.kwargs))]), None)
-
-
-@contextmanager
-def _without_loss_scale() -> Iterator[None]:
-    """Makes `GradScaler.scale` return the loss unchanged: a scaled loss may overflow only because of its scale."""
-    undo = override(torch.amp.GradScaler, "scale", lambda original: lambda self, outputs: outputs)
-    try:
-        yield
-    finally:
-        undo()
 
 
 # ---- predicates for the slicer
