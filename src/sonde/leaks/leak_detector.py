@@ -126,10 +126,8 @@ class LeakDetector:
 
 
 def _grows_steadily(sizes: Sequence[int]) -> bool:
-    """Whether a graph grows by at least a node per step, at about the same rate in each half and in the last quarter.
-
-    One increase, after which the size stays, is no growth.
-    """
+    """Whether a graph grows by at least a node per step, at about the same rate in each half and in the last quarter. One increase, after
+    which the size stays, is no growth."""
     if sizes[-1] >= MAX_NODES:
         sizes = sizes[: next(i for i, size in enumerate(sizes) if size >= MAX_NODES) + 1]  # beyond, nodes were not counted
     if len(sizes) < MIN_STEPS:

@@ -53,11 +53,9 @@ class _RunningModule(NamedTuple):
 
 
 class ModuleStack:
-    """Tracks which module is running, by global forward hooks, while the context is entered.
-
-    Paths come from `models`; modules of other models have none. If `models` is empty, the first model that is called gets the
-    paths of its submodules, and later ones are prefixed by their class.
-    """
+    """Tracks which module is running, by global forward hooks, while the context is entered. Paths come from `models`; modules of other
+    models have none. If `models` is empty, the first model that is called gets the paths of its submodules, and later ones are prefixed by
+    their class."""
 
     def __init__(self, models: Mapping[str, nn.Module]) -> None:
         self._paths: dict[int, list[str]] = {}
@@ -106,10 +104,9 @@ class ModuleStack:
         if user is None:
             return SourceLine("", "", called)
         key = (user.f_code.co_filename, user.f_lineno)
-        described = self._lines.get(key)
-        if described is None:
-            described = self._lines[key] = describe_line(user)
-        return SourceLine(*described, called)
+        if key not in self._lines:
+            self._lines[key] = describe_line(user)
+        return SourceLine(*self._lines[key], called)
 
     def line_in_backward(self) -> SourceLine | None:
         """The user's line that runs inside backward, in a hook or a custom autograd.Function; None if only torch runs there."""
@@ -121,10 +118,10 @@ class ModuleStack:
         """By storage, the tensors of the models: ("parameter", path) or ("buffer", path)."""
         found: dict[int, tuple[str, str]] = {}
         for name, model in self._models:
-            for kind, items in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
-                for path, tensor in items:
-                    if not nn.parameter.is_lazy(tensor):
-                        found.setdefault(storage_id(tensor), (kind, join_path(name, path)))
+            named = [("parameter", *item) for item in model.named_parameters()] + [("buffer", *item) for item in model.named_buffers()]
+            for kind, path, tensor in named:
+                if not nn.parameter.is_lazy(tensor):
+                    found.setdefault(storage_id(tensor), (kind, join_path(name, path)))
         return found
 
     def root_input(self, storage: int) -> Location | None:

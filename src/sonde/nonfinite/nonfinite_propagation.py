@@ -65,11 +65,8 @@ class PropagationGraph:
     def add(
         self, storage: int, event: NonFiniteEvent, parents: Sequence[NonFiniteEvent] = (), *, keep_earlier: bool = False
     ) -> list[NonFiniteEvent]:
-        """Record that the tensor in a storage is non-finite, following from `parents`.
-
-        With `keep_earlier`, earlier events of the storage stay: other parts of it may still be non-finite.
-        Returns the event in a list, which is empty if there are already MAX_EVENTS.
-        """
+        """Record that the tensor in a storage is non-finite, following from `parents`. With `keep_earlier`, earlier events of the storage
+        stay: other parts of it may still be non-finite. Returns the event in a list, which is empty if there are already MAX_EVENTS."""
         if len(self.events) >= MAX_EVENTS:
             return []
         role, event.index = event.role, len(self.events)
@@ -91,10 +88,8 @@ class PropagationGraph:
 
 
 def earliest_root(ends: Iterable[NonFiniteEvent], *, include_intentional: bool) -> tuple[NonFiniteEvent, NonFiniteEvent] | None:
-    """The earliest event that one of the non-finite tensors `ends` follows from, and that tensor's event.
-
-    None if only masks lead to them and `include_intentional` is False.
-    """
+    """The earliest event that one of the non-finite tensors `ends` follows from, and that tensor's event. None if only masks lead to them
+    and `include_intentional` is False."""
     pairs = [(root, end) for end in ends for root in end.roots]
     chosen = [pair for pair in pairs if not pair[0].is_intentional] or (pairs if include_intentional else [])
     return min(chosen, key=lambda pair: (pair[0].index, pair[1].index), default=None)

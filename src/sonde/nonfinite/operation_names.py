@@ -50,10 +50,7 @@ def base_name(func: OpOverload) -> str:
 
 @cache
 def display_name(func: OpOverload, called: str, module_type: str) -> str:
-    """The name that a user knows.
-
-    That is the function of torch.nn.functional (`called`), else the layer if the layer is one operation, else the operation itself.
-    """
+    """The name that a user knows: of the function of torch.nn.functional (`called`), the layer if it is one operation, or the operation."""
     if module_type in ("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell"):
         return module_type.lower().removesuffix("cell")
     if called and called not in _COMPOSITE_FUNCTIONS:
@@ -63,10 +60,8 @@ def display_name(func: OpOverload, called: str, module_type: str) -> str:
         return "linear"
     if "convolution" in name and module_type.startswith("Conv"):
         return module_type.lower()  # conv2d, convtranspose2d
-    for substring, known in _DISPLAY_NAMES_BY_SUBSTRING.items():
-        if substring in name:
-            return known
-    return _DISPLAY_NAMES.get(name) or name.removesuffix("_backward").removeprefix("linalg_").removeprefix("special_")
+    known = next((known for substring, known in _DISPLAY_NAMES_BY_SUBSTRING.items() if substring in name), _DISPLAY_NAMES.get(name))
+    return known or name.removesuffix("_backward").removeprefix("linalg_").removeprefix("special_")
 
 
 @cache

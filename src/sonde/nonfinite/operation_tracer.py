@@ -49,10 +49,8 @@ def compile_disabled() -> Iterator[None]:
 
 
 class NonFiniteTracer:
-    """Traces the code inside its context; then `origin` is the operation that created the non-finite value, or None.
-
-    `models` gives modules their names. With `ignore_masks`, an Inf that the program writes is an origin only if it reaches the loss.
-    """
+    """Traces the code inside its context; then `origin` is the operation that created the non-finite value, or None. `models` gives modules
+    their names. With `ignore_masks`, an Inf that the program writes is an origin only if it reaches the loss."""
 
     def __init__(self, models: Mapping[str, nn.Module] | None = None, *, ignore_masks: bool = True) -> None:
         self.caveats: list[str] = []
@@ -130,7 +128,11 @@ class NonFiniteTracer:
         """Record the outputs of an operation, and whether they are finite."""
         func = call.func
         base_name = operation_names.base_name(func)
-        node = self._forward_node(call) if call.in_backward else self._add_node(call, base_name)
+        node: AutogradNodeInfo | None = None  # the forward operation, also in backward
+        if not call.in_backward:
+            node = self._add_node(call, base_name)
+        elif call.autograd_node is not None:
+            node = self._nodes.get(private_torch_api.node_sequence_nr(call.autograd_node))
         if call.is_accumulate_grad or (base_name == "ones_like" and _is_backward_seed()):
             self._has_backward = True
             if ends := self._events_of(tensor for _, tensor in call.float_tensors):
@@ -184,7 +186,9 @@ class NonFiniteTracer:
         if role is not Role.PROPAGATED:
             tensors = self._get_model_tensors()
             origin, origin_if_masked = build_origin(call, role, kind, bad[0], node, self._modules, self._producer_names, tensors)
-        is_intentional = role is Role.LITERAL or (role is Role.CREATED and self._is_log_of_mask(call))
+        is_intentional = role is Role.LITERAL
+        if role is Role.CREATED and call.is_log_of_mask():
+            is_intentional = operation_names.PROBABILITY_OPS.isdisjoint(self._producer_names(call.original("input")))
         sequence_nr = node.sequence_nr if node else -1
         events: list[NonFiniteEvent] = []
         for tensor in bad:
@@ -210,7 +214,6 @@ class NonFiniteTracer:
         return parents
 
     def _add_input_event(self, call: OpCall, name: str, node: AutogradNodeInfo | None) -> list[NonFiniteEvent]:
-        """Record an argument that was non-finite before tracing began."""
         tensor, original = call.tensors[name], call.original(name)
         kind, storage = nonfinite_kind([tensor]), storage_id(original)
         self._hold_storage_id(original, storage)
@@ -218,9 +221,6 @@ class NonFiniteTracer:
         origin = build_input_origin(call, name, kind, node, self._modules, model_tensors)
         is_intentional = is_additive_mask(tensor) or (not tensor.dim() and storage not in model_tensors)
         return self._graph.add(storage, NonFiniteEvent(Role.INPUT, kind, "", call.in_backward, -1, is_intentional, origin))
-
-    def _is_log_of_mask(self, call: OpCall) -> bool:
-        return call.is_log_of_mask() and not operation_names.PROBABILITY_OPS.intersection(self._producer_names(call.original("input")))
 
     def _is_view(self, call: OpCall, outputs: list[Tensor]) -> bool:
         """Whether an output shares its storage with an input. Some operations do so without a view schema (_unsafe_view)."""
@@ -244,10 +244,6 @@ class NonFiniteTracer:
             del self._nodes[next(iter(self._nodes))]
         self._last_sequence_nr = max(self._last_sequence_nr, sequence_nr)
         return node
-
-    def _forward_node(self, call: OpCall) -> AutogradNodeInfo | None:
-        """The forward operation whose backward is running."""
-        return self._nodes.get(private_torch_api.node_sequence_nr(call.autograd_node)) if call.autograd_node is not None else None
 
     def _producers_of_call(self, call: OpCall, node: AutogradNodeInfo | None, base_name: str) -> tuple[AutogradNodeInfo, ...]:
         """The producers of the output of a call: its own node, then the producers of its inputs."""
@@ -279,8 +275,7 @@ class NonFiniteTracer:
         return tuple(node.base_name for node in self._producers.get(storage_id(tensor), ()))
 
     def _get_model_tensors(self) -> dict[int, tuple[str, str]]:
-        if self._model_tensors is None:
-            self._model_tensors = self._modules.model_tensors()
+        self._model_tensors = self._modules.model_tensors() if self._model_tensors is None else self._model_tensors
         return self._model_tensors
 
     # ---- the result
@@ -293,7 +288,6 @@ class NonFiniteTracer:
         return [event for event in self._graph.events if not event.is_consumed and (event.in_backward or not self._has_backward)]
 
     def _finish(self, ends: list[NonFiniteEvent], *, include_intentional: bool) -> None:
-        """Determine the origin of these events and stop tracing."""
         self._is_done = True
         if found := earliest_root(ends, include_intentional=include_intentional):
             self._found = refine_origin(*found)
@@ -346,7 +340,6 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def _covers_storage(tensor: Tensor) -> bool:
-    """Whether a tensor covers the whole of its storage."""
     return storage_id(tensor) != 0 and tensor.untyped_storage().nbytes() == tensor.nbytes
 
 

@@ -66,10 +66,8 @@ _INPUT_NAMES = ("self", "other", "mat1", "mat2", "input", "target", "weight")
 
 
 def origin_in_graph(loss: Tensor, *, unpacks: bool = True) -> Origin | None:
-    """The earliest operation in the graph of the loss that is known to have created a non-finite value, or to have received one.
-
-    Without `unpacks`, tensors that a hook packed are not read: unpacking runs the user's code, and with checkpointing the whole forward.
-    """
+    """The earliest operation in the graph of the loss that is known to have created a non-finite value, or to have received one. Without
+    `unpacks`, tensors that a hook packed are not read: unpacking runs the user's code, and with checkpointing the whole forward."""
     read = _saved_tensor if unpacks else _tensor_without_hook
     kind = "nan" if bool(loss.isnan().any()) else "inf"
     for node in sorted(graph_nodes(loss.grad_fn, MAX_NODES), key=node_sequence_nr):

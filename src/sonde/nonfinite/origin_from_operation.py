@@ -59,10 +59,8 @@ def build_origin(
     call: OpCall, role: Role, kind: str, output: Tensor, node: AutogradNodeInfo | None, modules: ModuleStack, producers: Producers,
     model_tensors: ModelTensors,
 ) -> tuple[Origin, Origin | None]:  # fmt: skip
-    """The origin if it is this operation, and the origin if where() hid these values in the forward (None if it did not).
-
-    `role` is that of the event (CREATED, WORSENED or LITERAL); `node` is the forward operation, also in backward.
-    """
+    """The origin if it is this operation, and the origin if where() hid these values in the forward (None if it did not). `node` is the
+    forward operation, also in backward."""
     in_user_code = call.in_backward and modules.line_in_backward() is not None
     in_torch_backward = call.in_backward and not in_user_code
     saved = saved_tensors(call, node) if in_torch_backward else {}

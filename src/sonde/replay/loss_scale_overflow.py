@@ -30,16 +30,9 @@ class OverflowExplanation:
 def explain_overflow(
     buffer: ReplayBuffer, *, frame: FrameType | None, scale: float, models: Mapping[str, nn.Module]
 ) -> OverflowExplanation:
-    """Explains why the gradients of the current step are not finite.
-
-    The step is replayed without the loss scale, and with it if the gradients are finite then. Call it in a copy of the process.
-
-    Args:
-        buffer: the recorded step.
-        frame: the function of the user that called `backward`.
-        scale: the loss scale of the GradScaler.
-        models: the watched models by name.
-    """
+    """Explains why the gradients of the recorded step are not finite. It is replayed without the loss scale `scale` of the GradScaler, and
+    with it if the gradients are finite then. Call it in a copy of the process. `frame` is the function of the user that called `backward`,
+    `models` are the watched models by name."""
     try:
         with without_ddp([*models.values(), *(call.module for call in buffer.calls)]), compile_disabled():
             rerun = Rerun(buffer, slices_up_to_backward(frame, "gradient", value_queries(buffer)))

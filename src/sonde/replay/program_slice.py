@@ -188,21 +188,12 @@ class _SliceSearch:
 
 
 def slice_program(
-    before: list[ast.stmt],
-    goal: ast.expr,
-    variables: Mapping[str, Any],
-    queries: ValueQueries,
-    filename: str,
-    *,
-    later: Sequence[ast.stmt] = (),
-    excluded: Mapping[int, str] | None = None,
-) -> ProgramSlice:
-    """The part of the statements `before` that computes `goal` again, from the present values of the variables.
-
-    `later` holds the statements that ran after the goal. `excluded` maps indices of statements in `before` that must not run to the
-    reason. Raises `CannotReplay`.
-    """
-    search = _SliceSearch(list(before), goal, variables, queries, list(later), dict(excluded or {}))
+    before: list[ast.stmt], goal: ast.expr, variables: Mapping[str, Any], queries: ValueQueries, filename: str, *,
+    later: Sequence[ast.stmt], excluded: Mapping[int, str],
+) -> ProgramSlice:  # fmt: skip
+    """The part of the statements `before` that computes `goal` again, from the present values of the variables. Statements of `later` ran
+    after the goal; `excluded` maps indices of statements in `before` that must not run to the reason. Raises `CannotReplay`."""
+    search = _SliceSearch(list(before), goal, variables, queries, list(later), dict(excluded))
     for _ in range(MAX_ROUNDS):
         lost = search.walk()
         if lost is None:

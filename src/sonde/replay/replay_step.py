@@ -70,11 +70,8 @@ def write_step_capsule(
     files: CapsuleFiles, buffer: ReplayBuffer, *, frame: FrameType | None, what: str, optimizer: Any, origin: Origin,
     findings: Sequence[Mapping[str, Any]], max_mb: float,
 ) -> None:  # fmt: skip
-    """Writes the current step into the files of a capsule.
-
-    The capsule holds the last recorded forward call and the other tensors that the loss is computed from. If a replay found an earlier
-    micro-batch (`buffer.blamed_batch`), it holds that one. Raises `CannotReplay` if no forward was recorded.
-    """
+    """Writes the last recorded forward call, or that of the micro-batch that a replay found (`buffer.blamed_batch`), and the other tensors
+    that the loss is computed from into the files of a capsule. Raises `CannotReplay` if no forward was recorded."""
     if not buffer.calls:
         raise CannotReplay("no forward of the model was recorded in this step")
     earlier: EarlierBatch | None = buffer.blamed_batch
@@ -131,7 +128,7 @@ class _NonFiniteReplay:
 
     def _replay_evaluation(self) -> Origin | None:
         call = self.buffer.calls[-1]
-        found = find_evaluation_origin(call, self.models)
+        found = _find_evaluation_origin(call, self.models)
         if found is None:
             return None
         inputs = step_inputs(Rerun(self.buffer, ()))
@@ -219,11 +216,8 @@ class _NonFiniteReplay:
         return is_finite(loss) and not all(map(is_finite, gradients(loss)))
 
 
-def find_evaluation_origin(call: ForwardCall, models: Mapping[str, nn.Module]) -> Origin | None:
-    """Finds the operation that made the output of a forward call in evaluation non-finite; None if it is an intended Inf.
-
-    Raises `CannotReplay`.
-    """
+def _find_evaluation_origin(call: ForwardCall, models: Mapping[str, nn.Module]) -> Origin | None:
+    """Finds the operation that made the output of a forward call in evaluation non-finite; None if it is an intended Inf."""
     try:
         with NonFiniteTracer(models) as tracer:
             bad = [output for output in _outputs_of(call) if not is_finite(output)]

@@ -82,15 +82,8 @@ class Blame:
 def attribute_spike(
     buffer: ReplayBuffer, *, frame: FrameType | None, what: str, leap: Spike, models: Mapping[str, nn.Module]
 ) -> Blame:
-    """Attributes the spike of the current step to samples and layers. Call it in a copy of the process.
-
-    Args:
-        buffer: the recorded step.
-        frame: the function of the user that called `backward`.
-        what: "loss" or "gradient".
-        leap: the value of the spike, the usual value, and the bound that it exceeded.
-        models: the watched models by name.
-    """
+    """Attributes the spike `leap` of the recorded step to samples and layers. Call it in a copy of the process. `frame` is the function of
+    the user that called `backward`, `what` is "loss" or "gradient", `models` are the watched models by name."""
     modules = [*models.values(), *(call.module for call in buffer.calls)]
     replay = _SpikeReplay(buffer, what, leap, models)
     try:

@@ -63,10 +63,6 @@ class Capsule:
     versions: dict[str, str] = field(default_factory=dict)
     findings: tuple[dict[str, Any], ...] = ()  # of the rules, up to the step before; as in a report's JSON
 
-    @property
-    def has_weights(self) -> bool:
-        return all(stored.values is not None for stored in self.parameters.values())
-
 
 def save_capsule(
     directory: Path | str, *, step: int, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any],
@@ -74,9 +70,7 @@ def save_capsule(
     origin: Origin | None = None, findings: Sequence[Mapping[str, Any]] = (), about: Mapping[str, Any] | None = None, max_mb: float = 512.0,
 ) -> Path:  # fmt: skip
     """Stores a step as `directory/step-000041` and returns that path. Call it before the weights are updated. It changes nothing.
-
-    The arguments are those of `pack_capsule`.
-    """
+    The arguments are those of `pack_capsule`."""
     description, tensors = pack_capsule(
         step=step, model=model, args=args, kwargs=kwargs, optimizer=optimizer, rng=rng, loss_inputs=loss_inputs or {}, origin=origin,
         findings=findings, about=about or {}, max_mb=max_mb,
@@ -189,9 +183,7 @@ def _pack_named(named: Any, group: str, packer: Packer) -> list[list[Any]]:
 
 def load_capsule(path: Path | str, *, max_mb: float = MAX_READ_MB) -> Capsule:
     """Reads and validates a capsule. Nothing in it is executed. Raises `SondeError` if there is none or if it is invalid.
-
-    `path` is the directory or its capsule.json; `max_mb` limits the size of the tensors.
-    """
+    `path` is the directory or its capsule.json; `max_mb` limits the size of the tensors."""
     directory = Path(path).parent if Path(path).name == DESCRIPTION else Path(path)
     if not directory.is_dir():
         raise SondeError(
@@ -225,7 +217,7 @@ def _capsule(path: Path, description: dict[str, Any], tensors: dict[str, Tensor]
         loss_inputs=read.names("loss_inputs"),
         optimizer=read.value("optimizer", object),
         rng=read.value("rng", object),
-        autocast={device: read.dtype(name) for device, name in read.field("autocast", dict).items() if device in DEVICES},
+        autocast={device: unpack({"dtype": name}, {}) for device, name in read.field("autocast", dict).items() if device in DEVICES},
         is_grad_enabled=read.field("grad", bool),
         origin=read.origin(),
         about=read.value("about", dict),
@@ -263,21 +255,21 @@ class _DescriptionReader:
                 raise DamagedError(f"{name} has an entry that is not [name, shape, dtype, value]")
             value = unpack(row[3], self._tensors)
             shape = tuple(row[1])
-            if isinstance(value, Tensor) and (tuple(value.shape) != shape or value.dtype is not self.dtype(row[2])):
+            if isinstance(value, Tensor) and (tuple(value.shape) != shape or value.dtype is not unpack({"dtype": row[2]}, {})):
                 raise DamagedError(f"the values of {row[0]!r} are {_short(value)} and should be {row[2]} {list(shape)}")
             if not all(type(size) is int for size in shape) or row[0] in found:
                 raise DamagedError(f"{name} has an invalid or a second entry {row[0]!r}")
             found[row[0]] = StoredTensor(shape, str(row[2]), value if isinstance(value, Tensor) else None)
         return found
 
-    def dtype(self, name: object) -> torch.dtype:
-        dtype: torch.dtype = unpack({"dtype": name}, {})
-        return dtype
-
     def findings(self) -> tuple[dict[str, Any], ...]:
         data = self._description.get("findings", [])  # capsules of early versions have none
-        if not isinstance(data, list) or len(data) > MAX_FINDINGS or not all(map(_is_finding, data)):
+        if not isinstance(data, list) or len(data) > MAX_FINDINGS:
             raise DamagedError("its findings cannot be read")
+        for finding in data:
+            for name in ("rule", "severity", "where", "cause", "fix"):
+                _checked("findings", _checked("findings", finding, dict).get(name), str)
+            _checked("findings", finding.get("step"), int)
         return tuple(data)
 
     def origin(self) -> Origin | None:
@@ -296,11 +288,6 @@ def _checked(name: str, value: Any, kind: type) -> Any:
     if kind is not object and type(value) is not kind:
         raise DamagedError(f"{name} should be a {kind.__name__} and is {_short(value)}")
     return value
-
-
-def _is_finding(value: object) -> bool:
-    strings = ("rule", "severity", "where", "cause", "fix")
-    return isinstance(value, dict) and all(type(value.get(name)) is str for name in strings) and type(value.get("step")) is int
 
 
 def _short(value: object) -> str:

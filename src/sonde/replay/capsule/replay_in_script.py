@@ -51,11 +51,8 @@ class ReplayResult:
 
 
 def replay_script(capsule: Capsule, script: str, args: Sequence[str] = ()) -> ReplayResult:
-    """Runs a script up to the capsule's step and through it.
-
-    Everything that the script does before that step (reading data, printing) takes place. Raises `SondeError` if it calls no model that
-    matches the capsule.
-    """
+    """Runs a script up to the capsule's step and through it. Everything that the script does before that step (reading data, printing)
+    takes place. Raises `SondeError` if it calls no model that matches the capsule."""
     replayer = ScriptReplayer(capsule)
     variables = dict(os.environ)
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # the operations of compiled code cannot be traced

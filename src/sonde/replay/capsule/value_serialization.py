@@ -141,17 +141,13 @@ def reason_not_storable(tensor: Tensor) -> str:
     """Why a tensor cannot be stored; "" if it can."""
     if torch.nn.parameter.is_lazy(tensor):
         return "a lazy parameter that has no shape yet"
-    if _is_wrapper(tensor):
+    if bool(is_traceable_wrapper_subclass(tensor)) or hasattr(tensor, "full_tensor"):
         return f"a {type(tensor).__name__}, which wraps other tensors"
     if tensor.is_meta:
         return "a tensor on the meta device, which has no values"
     if tensor.layout is not torch.strided:
         return f"a tensor of layout {tensor.layout}"
     return "" if tensor.dtype in STORABLE_DTYPES else f"a tensor of {tensor.dtype}"
-
-
-def _is_wrapper(value: Any) -> bool:
-    return is_traceable_wrapper_subclass(value) or hasattr(value, "full_tensor")
 
 
 def _tensor_name(path: str, number: int) -> str:
