@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from sonde.capture.training_callback_interface import suspended
 from sonde.errors import SondeError
 from sonde.memory_profiler.allocation_tracker import AllocationTracker
-from sonde.memory_profiler.memory_report import MemoryForecast, Usage
+from sonde.memory_profiler.memory_report import MemoryForecast, Usage, check_size
 from sonde.profiler.run_forward_pass import forward_arguments
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.private_torch_api import FakeTensorMode, tree_map_only
@@ -49,10 +49,9 @@ def forecast(
     """See MemoryProfiler.forecast. `measured` are bytes and batch size of a real peak: without a loss, the forecast is scaled to it."""
     if (batch_size is None) == (sequence_length is None):
         raise SondeError("pass either batch_size=… or sequence_length=….")
-    target = batch_size if batch_size is not None else sequence_length
+    target: Any = batch_size if batch_size is not None else sequence_length
     what, dimension = ("batch size", 0) if batch_size is not None else ("sequence length", 1)
-    if not isinstance(target, int) or isinstance(target, bool) or target < 1:
-        raise SondeError(f"a {what} is a whole number, 1 or more, not {target!r}.")
+    check_size(what, target)
     size = next((int(tensor.shape[dimension]) for _, tensor in find_tensors(inputs) if tensor.dim() > dimension), 0)
     if not size:
         raise SondeError(f"none of the inputs has a dimension for the {what}: {_shapes(inputs)}.")

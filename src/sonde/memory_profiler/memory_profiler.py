@@ -186,7 +186,7 @@ def build_report(
     for device, counts in tracker.registry.devices.items():
         allocated, reserved = (None, None) if tracker.is_fake else _allocator_bytes(device)
         devices[device] = DeviceMemory(
-            device, counts.peak(), now.get(device, Usage()), counts.timeline(), counts.batch_most, counts.batch_rest,
+            device, counts.peak(), now.get(device, Usage()), tuple(counts.points), counts.batch_most, counts.batch_rest,
             allocated, reserved, baseline.outside.get(device),
         )  # fmt: skip
     report = MemoryReport(

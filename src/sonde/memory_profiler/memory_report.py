@@ -205,8 +205,7 @@ class MemoryReport:
         needs the model."""
         if not self.batch_size:
             raise SondeError("no model was called during the measurement, so the batch size is not known.")
-        if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
-            raise SondeError(f"a batch size is a whole number, 1 or more, not {batch_size!r}.")
+        check_size("batch size", batch_size)
         memory = self.on(device)
         total, scale = memory.peak.usage.total, batch_size / self.batch_size
         # The peak may be a moment that hardly grows with the batch (an optimizer step): then another moment is the peak of a larger batch.
@@ -257,6 +256,12 @@ class MemoryReport:
         from sonde.render.plots.memory_plot import memory_plot
 
         return memory_plot(self, device)
+
+
+def check_size(what: str, size: Any) -> None:
+    """Raises SondeError if a batch size or a sequence length is not a positive integer."""
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise SondeError(f"a {what} is a whole number, 1 or more, not {size!r}.")
 
 
 def from_dict(document: Mapping[str, Any]) -> MemoryReport:

@@ -135,16 +135,10 @@ def _sqrt(op: BadOp) -> Explanation | None:
     return None
 
 
-def _divisor(op: BadOp) -> tuple[Tensor | None, str]:
-    if op.operation == "reciprocal":
-        return op.input, "input"
-    if op.operation == "addcdiv":
-        return op.as_tensor("tensor2" if "tensor2" in op.tensors else "tensor2[0]"), "tensor2"
-    return op.as_tensor("other"), "other"
-
-
 def _division(op: BadOp) -> Explanation | None:
-    divisor, argument = _divisor(op)
+    argument = {"reciprocal": "input", "addcdiv": "tensor2"}.get(op.operation, "other")
+    divisor = op.input if argument == "input" else op.as_tensor(argument if argument in op.tensors else f"{argument}[0]")
+    divisor = op.as_tensor(argument) if divisor is None else divisor  # a number
     if divisor is None or not (zeros := count(divisor == 0)):
         return None
     what = "0/0" if op.operation != "reciprocal" and count(op.input == 0) == op.input.numel() else "division"

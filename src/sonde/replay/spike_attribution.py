@@ -27,7 +27,7 @@ from sonde.nonfinite.operation_tracer import compile_disabled
 from sonde.nonfinite.origin import TensorSummary
 from sonde.nonfinite.origin_from_operation import summarize
 from sonde.replay.batch_slicing import select_samples, step_inputs
-from sonde.replay.bisect_batch import HeaviestSamples, find_heaviest_samples
+from sonde.replay.bisect_batch import FoundSamples, find_heaviest_samples
 from sonde.replay.dataset_indices_of_samples import dataset_indices
 from sonde.replay.loss_statements import FrameSlice, slices_up_to_backward
 from sonde.replay.prevent_side_effects import describe_failure
@@ -161,7 +161,7 @@ class _SpikeReplay:
 
     # ---- samples
 
-    def _find_samples(self, rerun: Rerun, whole: float, inputs: Sequence[Tensor]) -> HeaviestSamples:
+    def _find_samples(self, rerun: Rerun, whole: float, inputs: Sequence[Tensor]) -> FoundSamples:
         heaviest = self._find_samples_along_dim(rerun, whole)
         if heaviest.samples is None and heaviest.note and self.dim == 0 and inputs and inputs[0].dim() > 2:  # dimension 0 may be time
             self.num, self.dim = inputs[0].shape[1], 1
@@ -171,15 +171,15 @@ class _SpikeReplay:
             self.num, self.dim = inputs[0].shape[0], 0
         return heaviest
 
-    def _find_samples_along_dim(self, rerun: Rerun, whole: float) -> HeaviestSamples:
+    def _find_samples_along_dim(self, rerun: Rerun, whole: float) -> FoundSamples:
         num, excess = self.num, whole - self.usual
         if num < 2:
-            return HeaviestSamples(None, note="" if num else "no batch was found among the inputs of the step")
+            return FoundSamples(None, "" if num else "no batch was found among the inputs of the step")
         value_of = cache(partial(self._value_of, rerun))
         try:
             halves = value_of(tuple(range(num // 2))), value_of(tuple(range(num // 2, num)))
         except Exception as error:
-            return HeaviestSamples(None, note=f"parts of the batch could not be run ({type(error).__name__}: {error})"[:300])
+            return FoundSamples(None, f"parts of the batch could not be run ({type(error).__name__}: {error})"[:300])
         mean = halves[0] * (num // 2) / num + halves[1] * (num - num // 2) / num
         self.is_sum = abs(sum(halves) - whole) < abs(mean - whole)
         if min(abs(sum(halves) - whole), abs(mean - whole)) > SUM_TOLERANCE * abs(excess):
@@ -271,8 +271,8 @@ class _SpikeReplay:
                     yield "target", name, value
 
     def _summarize_inputs(self, rerun: Rerun) -> tuple[TensorSummary, ...]:
-        inputs = [(name, tensor) for kind, name, tensor in self._named_inputs(rerun) if kind == "input"]
-        return summarize({name: tensor for name, tensor in inputs if tensor.is_floating_point()})
+        named = self._named_inputs(rerun)
+        return summarize({name: tensor for kind, name, tensor in named if kind == "input" and tensor.is_floating_point()})
 
     def _norms_by_parameter(self, found: Sequence[tuple[Tensor, Tensor]]) -> tuple[tuple[str, float], ...]:
         return _largest_first((self.names[id(leaf)], _norm([gradient])) for leaf, gradient in found if id(leaf) in self.names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -171,16 +171,14 @@ def _left_out_inputs(value: Any) -> list[str]:
 
 def _loss(loss_fn: Callable[..., Tensor], output: Any, inputs: dict[str, Any]) -> Tensor:
     signature = inspect.signature(loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn)
-    try:
-        signature.bind(output, **inputs)
-    except TypeError:
-        try:
-            signature.bind(output, *inputs.values())
-        except TypeError:
-            names = ", ".join(["output", *inputs])
-            raise SondeError(f"loss_fn takes {signature}, and is called with ({names}). Pass a function with these parameters.") from None
-        return loss_fn(output, *inputs.values())
-    return loss_fn(output, **inputs)
+    for args, kwargs in (((), inputs), (inputs.values(), {})):
+        with suppress(TypeError):
+            bound = signature.bind(output, *args, **kwargs)
+            break
+    else:
+        names = ", ".join(["output", *inputs])
+        raise SondeError(f"loss_fn takes {signature}, and is called with ({names}). Pass a function with these parameters.")
+    return loss_fn(*bound.args, **bound.kwargs)
 
 
 def _sum_of_outputs(output: Any) -> Tensor | None:

@@ -27,7 +27,6 @@ MAX_DEPTH = 32
 MAX_LEAVES = 200_000  # values in one capsule; the optimizer state of a large model has some ten thousand
 MAX_INT = 2**63
 MAX_NAME = 200  # characters of a tensor's name; a longer one is replaced by a number
-PACKED_SEQUENCE_FIELDS = ("data", "batch_sizes", "sorted_indices", "unsorted_indices")
 
 STORABLE_DTYPES = frozenset(
     {
@@ -107,7 +106,7 @@ class Packer:
             items = [item for _, item in each(enumerate(value))]
             return items if isinstance(value, list) else {"tuple": items}
         if isinstance(value, PackedSequence):
-            return {"packed": [item for _, item in each((name, getattr(value, name)) for name in PACKED_SEQUENCE_FIELDS)]}
+            return {"packed": [item for _, item in each((name, getattr(value, name)) for name in PackedSequence._fields)]}
         if isinstance(value, Mapping):
             self.left_out += [f"{path}: an entry with a key of type {type(key).__name__}" for key in value if not _is_key(key)]
             return {"dict": each((key, item) for key, item in value.items() if _is_key(key))}
