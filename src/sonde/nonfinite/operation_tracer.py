@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from sonde.errors import NonFiniteError
 from sonde.nonfinite import operation_names
 from sonde.nonfinite.module_stack import Location, ModuleStack, is_recomputing, storage_id
 from sonde.nonfinite.nonfinite_propagation import NonFiniteEvent, PropagationGraph, Role, earliest_root
@@ -50,12 +51,14 @@ def compile_disabled() -> Iterator[None]:
 
 class NonFiniteTracer:
     """Traces the code inside its context; then `origin` is the operation that created the non-finite value, or None. `models` gives modules
-    their names. With `ignore_masks`, an Inf that the program writes is an origin only if it reaches the loss."""
+    their names. With `ignore_masks`, an Inf that the program writes is an origin only if it reaches the loss. With `raise_on_origin`,
+    `NonFiniteError` is raised as soon as the origin is certain."""
 
-    def __init__(self, models: Mapping[str, nn.Module] | None = None, *, ignore_masks: bool = True) -> None:
+    def __init__(
+        self, models: Mapping[str, nn.Module] | None = None, *, ignore_masks: bool = True, raise_on_origin: bool = False
+    ) -> None:
         self.caveats: list[str] = []
-        self.on_found: Callable[[Origin], None] | None = None  # called once, as soon as the origin is certain; may raise
-        self._ignore_masks = ignore_masks
+        self._ignore_masks, self._raises = ignore_masks, raise_on_origin
         self._modules = ModuleStack(models or {})
         self._graph = PropagationGraph()
         self._nodes: dict[int, AutogradNodeInfo] = {}  # by sequence number
@@ -86,6 +89,16 @@ class NonFiniteTracer:
         self._producers.clear()
         self._nodes.clear()
         self._uninitialized.clear()
+        if not any(error):
+            self.raise_if_found()
+
+    def __str__(self) -> str:
+        return self.origin.summary() if self.origin else "no unintended NaN or Inf was created"
+
+    def raise_if_found(self) -> None:
+        """Raise `NonFiniteError` if that was asked for and the origin is certain."""
+        if self._raises and self.origin is not None:
+            raise NonFiniteError(self.origin.summary(), self.origin)
 
     @property
     def origin(self) -> Origin | None:
@@ -322,9 +335,7 @@ class _TracingMode(EagerDispatchMode):  # type: ignore[no-untyped-call]
                     tracer.on_op_end(call, output)
             except Exception as error:
                 self._stop(func, error)
-            if tracer.origin is not None and tracer.on_found is not None:
-                on_found, tracer.on_found = tracer.on_found, None
-                on_found(tracer.origin)
+            tracer.raise_if_found()
         return output
 
     def _stop(self, func: OpOverload, error: Exception) -> None:
