@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import cached_property
 from itertools import islice
 from traceback import walk_stack
 from typing import Any
@@ -65,7 +66,6 @@ class NonFiniteTracer:
         self._producers: dict[int, tuple[AutogradNodeInfo, ...]] = {}  # by storage: the operations that produced it, nearest first
         self._uninitialized: set[int] = set()  # storages that nothing has written yet
         self._storage_refs: dict[int, StorageWeakRef] = {}
-        self._model_tensors: dict[int, tuple[str, str]] | None = None
         self._last_sequence_nr = -1
         self._has_backward = False
         self._is_done = False
@@ -155,9 +155,9 @@ class NonFiniteTracer:
         if not call.written_args and base_name != "lift_fresh" and (func.is_view or self._is_view(call, outputs)):
             return
         if base_name == "set":  # the storage comes from elsewhere: its content was there before
-            for tensor in outputs:
-                self._graph.clear(storage_id(tensor))
-                self._uninitialized.discard(storage_id(tensor))
+            for storage in map(storage_id, outputs):
+                self._graph.clear(storage)
+                self._uninitialized.discard(storage)
             return
         is_overwritten = not call.written_args or operation_names.overwrites_args(func)
         producers = self._producers_of_call(call, node, base_name)
@@ -197,8 +197,8 @@ class NonFiniteTracer:
             role = Role.WORSENED if is_new or is_target else Role.PROPAGATED
         origin = origin_if_masked = None
         if role is not Role.PROPAGATED:
-            tensors = self._get_model_tensors()
-            origin, origin_if_masked = build_origin(call, role, kind, bad[0], node, self._modules, self._producer_names, tensors)
+            producers, tensors = self._producer_names, self._model_tensors
+            origin, origin_if_masked = build_origin(call, role, kind, bad[0], node, self._modules, producers, tensors)
         is_intentional = role is Role.LITERAL
         if role is Role.CREATED and call.is_log_of_mask():
             is_intentional = operation_names.PROBABILITY_OPS.isdisjoint(self._producer_names(call.original("input")))
@@ -230,9 +230,8 @@ class NonFiniteTracer:
         tensor, original = call.tensors[name], call.original(name)
         kind, storage = nonfinite_kind([tensor]), storage_id(original)
         self._hold_storage_id(original, storage)
-        model_tensors = self._get_model_tensors()
-        origin = build_input_origin(call, name, kind, node, self._modules, model_tensors)
-        is_intentional = is_additive_mask(tensor) or (not tensor.dim() and storage not in model_tensors)
+        origin = build_input_origin(call, name, kind, node, self._modules, self._model_tensors)
+        is_intentional = is_additive_mask(tensor) or (not tensor.dim() and storage not in self._model_tensors)
         return self._graph.add(storage, NonFiniteEvent(Role.INPUT, kind, "", call.in_backward, -1, is_intentional, origin))
 
     def _is_view(self, call: OpCall, outputs: list[Tensor]) -> bool:
@@ -287,9 +286,9 @@ class NonFiniteTracer:
     def _producer_names(self, tensor: Tensor) -> tuple[str, ...]:
         return tuple(node.base_name for node in self._producers.get(storage_id(tensor), ()))
 
-    def _get_model_tensors(self) -> dict[int, tuple[str, str]]:
-        self._model_tensors = self._modules.model_tensors() if self._model_tensors is None else self._model_tensors
-        return self._model_tensors
+    @cached_property
+    def _model_tensors(self) -> dict[int, tuple[str, str]]:
+        return self._modules.model_tensors()
 
     # ---- the result
 

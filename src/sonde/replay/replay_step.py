@@ -29,6 +29,7 @@ from sonde.replay.batch_slicing import select_samples, step_inputs
 from sonde.replay.bisect_batch import find_failing_samples
 from sonde.replay.capsule.capsule import pack_capsule
 from sonde.replay.capsule.capsule_file import CapsuleFiles
+from sonde.replay.capsule.replay_capsule import with_caveats
 from sonde.replay.dataset_indices_of_samples import dataset_indices
 from sonde.replay.earlier_micro_batches import EarlierBatch, Select, earlier_batches
 from sonde.replay.loss_statements import FrameSlice, slices_up_to_backward
@@ -121,17 +122,31 @@ class _NonFiniteReplay:
                 return _with_samples(found, step_inputs(rerun), partial(self._fails, found, rerun), batches_ago=batches_ago)
             if not self.reason:
                 return None
-        found = self._replay_model(rerun)
+        found = self._replay_forwards(rerun) or (origin_in_graph(self.loss) if self.loss is not None else None)
         if found is None:
             raise CannotReplay(self.reason)
         return replace(found, caveats=(*found.caveats, self.reason))
 
     def _replay_evaluation(self) -> Origin | None:
+        """The origin in the last recorded forward; None if its output is an intended Inf."""
         call = self.buffer.calls[-1]
-        found = _find_evaluation_origin(call, self.models)
-        if found is None:
+        try:
+            with NonFiniteTracer(self.models) as tracer:
+                bad = [output for output in _outputs_of(call) if not is_finite(output)]
+                found = tracer.origin_of(bad)
+                has_nan = any(bool(output.isnan().any()) for output in bad)
+        except CannotReplay:
+            raise
+        except Exception as error:  # raised by the user's code in the replay
+            raise CannotReplay(f"the model could not be run again ({type(error).__name__}: {error})"[:500]) from error
+        if not bad:
+            raise CannotReplay("the model was run again and its output was finite: it depends on state outside of the model")
+        if not has_nan and (found is None or not (found.key in NEVER_INTENDED or found.phase == "parameter")):
             return None
+        if found is None:
+            raise CannotReplay("the model was run again and its output was not finite, but no traced operation made it so")
         inputs = step_inputs(Rerun(self.buffer, ()))
+        found = replace(found, how="replayed")
         return _with_samples(found, inputs, lambda select: not all(map(is_finite, _outputs_of(call, select))))
 
     def _replay_whole_step(self, rerun: Rerun) -> Origin | None:
@@ -149,24 +164,23 @@ class _NonFiniteReplay:
             return None
         if found is not None:
             notes = [] if found.phase in ("forward", "backward") else rerun.notes
-            return replace(found, how="replayed", caveats=(*found.caveats, *notes))
+            return with_caveats(found, notes)
         if self.what == "loss" and self.buffer.scaled and is_finite(loss):
             return None  # only the scaled loss overflowed: the GradScaler lowers its scale and continues
         found, not_replayed = self._replay_after_backward(rerun)
         if found is not None:
-            return replace(found, how="replayed", caveats=(*found.caveats, CHANGED_AFTER_BACKWARD))
+            return with_caveats(found, [CHANGED_AFTER_BACKWARD])
         self.had_finite_gradients = self.what == "gradient"
         self.reason = self._why_nothing_was_found(is_finite(loss), [not_replayed, *rerun.notes] if not_replayed else rerun.notes)
         return None
 
     def _why_nothing_was_found(self, has_finite_loss: bool, notes: Sequence[str]) -> str:
+        outcome = f"its {self.what} was finite"
         if not has_finite_loss:
             outcome = "its loss is not finite, but the operation that made it so did not run again"
-        else:
-            outcome = f"its {self.what} was finite"
-            if self.what == "gradient":
-                outcome += ": it went bad after that backward, or in an earlier one of this step"
-                outcome += ", or in another process" if num_processes() > 1 else ""
+        elif self.what == "gradient":
+            outcome += ": it went bad after that backward, or in an earlier one of this step"
+            outcome += ", or in another process" if num_processes() > 1 else ""
         return f"the step was run again and {outcome}" + "".join(f"; {note}" for note in notes[:3])
 
     def _replay_earlier_batches(self, last: Rerun) -> tuple[Origin | None, Rerun]:
@@ -180,7 +194,7 @@ class _NonFiniteReplay:
                 continue
             if found is not None:
                 self.buffer.blamed_batch = earlier
-                return replace(found, how="replayed", caveats=(*found.caveats, earlier.caveat)), rerun
+                return with_caveats(found, [earlier.caveat]), rerun
         return None, last
 
     def _replay_after_backward(self, rerun: Rerun) -> tuple[Origin | None, str]:
@@ -191,10 +205,6 @@ class _NonFiniteReplay:
             return find_origin_after_backward(self.frame, rerun, self.models)
         except Exception as error:  # raised by the user's code in the replay
             return None, f"running the statements after backward again failed ({type(error).__name__}: {error})"[:300]
-
-    def _replay_model(self, rerun: Rerun) -> Origin | None:
-        """The fallback if the step cannot run: the model alone, then the graph of the loss."""
-        return self._replay_forwards(rerun) or (origin_in_graph(self.loss) if self.loss is not None else None)
 
     def _replay_forwards(self, rerun: Rerun) -> Origin | None:
         """The origin in the first recorded forward with a non-finite output. Sets `reason` if they cannot run."""
@@ -214,26 +224,6 @@ class _NonFiniteReplay:
         if found.phase != "backward":
             return not is_finite(loss)
         return is_finite(loss) and not all(map(is_finite, gradients(loss)))
-
-
-def _find_evaluation_origin(call: ForwardCall, models: Mapping[str, nn.Module]) -> Origin | None:
-    """Finds the operation that made the output of a forward call in evaluation non-finite; None if it is an intended Inf."""
-    try:
-        with NonFiniteTracer(models) as tracer:
-            bad = [output for output in _outputs_of(call) if not is_finite(output)]
-            found = tracer.origin_of(bad)
-            has_nan = any(bool(output.isnan().any()) for output in bad)
-    except CannotReplay:
-        raise
-    except Exception as error:  # raised by the user's code in the replay
-        raise CannotReplay(f"the model could not be run again ({type(error).__name__}: {error})"[:500]) from error
-    if not bad:
-        raise CannotReplay("the model was run again and its output was finite: it depends on state outside of the model")
-    if not has_nan and (found is None or not (found.key in NEVER_INTENDED or found.phase == "parameter")):
-        return None
-    if found is None:
-        raise CannotReplay("the model was run again and its output was not finite, but no traced operation made it so")
-    return replace(found, how="replayed")
 
 
 def _outputs_of(call: ForwardCall, select: Select = lambda value, flat: value) -> list[Tensor]:

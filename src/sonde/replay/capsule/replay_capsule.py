@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -67,7 +67,7 @@ def replay(capsule: Capsule, model: nn.Module, loss_fn: Callable[..., Tensor] | 
     return with_caveats(origin or tracer.origin, caveats)
 
 
-def with_caveats(origin: Origin | None, caveats: list[str]) -> Origin | None:
+def with_caveats(origin: Origin | None, caveats: Sequence[str]) -> Origin | None:
     """The origin as the result of a replay, with these caveats added."""
     return None if origin is None else replace(origin, how="replayed", caveats=(*origin.caveats, *caveats))
 
