@@ -179,7 +179,7 @@ class _NonFiniteReplay:
         if not has_finite_loss:
             outcome = "its loss is not finite, but the operation that made it so did not run again"
         elif self.what == "gradient":
-            outcome += ": it went bad after that backward, or in an earlier one of this step"
+            outcome += ": it became non-finite after that backward, or in an earlier one of this step"
             outcome += ", or in another process" if num_processes() > 1 else ""
         return f"the step was run again and {outcome}" + "".join(f"; {note}" for note in notes[:3])
 
