@@ -9,11 +9,12 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
+from sonde.formatting import size
 from sonde.leaks.autograd_graphs_alive import largest_graph
 from sonde.leaks.reference_chains_to_tensor import ReferenceChain, find_owner_paths
 from sonde.statistics.find_tensors import storage_bytes
@@ -23,6 +24,7 @@ MAX_RATIO = 2.5  # of one half of the training to the other: a cache that fills 
 NUM_SAMPLES = 12  # tensors of a kind whose owner is searched: that takes a fraction of a second each
 MIN_TENSORS = 3  # in one container
 MAX_KINDS = 6
+MIN_BYTES_PER_STEP = 4096  # for tensors without a graph: a list of detached losses is common and harmless
 MAX_CONTENTS = 200_000  # objects of a container that are visited
 
 TensorKind = tuple[str, int, bool]  # dtype, number of dimensions, whether it has a graph
@@ -37,15 +39,41 @@ class TrackedTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Accumulation:
-    """Tensors of many steps in one container."""
+class Leak:
+    """Tensors that accumulate in one container."""
 
-    chain: ReferenceChain  # of one tensor from the middle
-    num_tensors: int
+    chain: ReferenceChain  # of one of the tensors
+    num_tensors: int  # that are alive
     num_bytes: int  # of their storages, each counted once
-    num_nodes: int  # of their graphs
-    first_step: int
+    num_nodes: int  # of the autograd graphs that they keep; 0 without a graph
+    first_step: int  # in which the oldest of them was first found
     last_step: int
+
+    @property
+    def holder(self) -> str:
+        return str(self.chain)
+
+    @property
+    def per_step_bytes(self) -> float:
+        return self.num_bytes / max(1, self.last_step - self.first_step + 1)
+
+    @property
+    def cause(self) -> str:
+        tensors = f"{self.num_tensors:,} tensors ({size(self.num_bytes)})" if self.num_tensors else ""
+        graph = f"an autograd graph of {self.num_nodes:,} nodes" if self.num_nodes else ""
+        what = " and ".join(part for part in (tensors, graph) if part)
+        return f"{self.holder} keeps {what} of steps {self.first_step} to {self.last_step}, and there is more with every step."
+
+    @property
+    def fix(self) -> str:
+        if self.chain.through_graph:
+            return "Add up numbers instead of tensors (total += loss.item()), or detach() what is carried from step to step."
+        if self.num_nodes:
+            return "Keep loss.item() or output.detach() instead of the tensor itself: it holds the whole graph of its step."
+        return "Empty it once it was used, or bound it, for instance with collections.deque(maxlen=1000)."
+
+    def __str__(self) -> str:
+        return f"{self.cause} {self.fix}"
 
 
 def tensor_kind(tensor: Tensor) -> TensorKind:
@@ -61,16 +89,17 @@ def alive_tensors(tracked: Iterable[TrackedTensor]) -> list[Tensor]:
     return [tensor for one in tracked if (tensor := one.ref()) is not None]
 
 
-def find_accumulations(
-    tracked: Sequence[TrackedTensor], num_steps: int, growth: Mapping[TensorKind, int] | None = None, *, name: str = ""
-) -> list[Accumulation]:
-    """The containers that hold tensors of all parts of the training.
+def find_leaks(
+    tracked: Sequence[TrackedTensor], num_steps: int, growth: Mapping[TensorKind, int] | None = None, *, name: str = "", every: int = 1
+) -> list[Leak]:
+    """The containers that hold tensors of all parts of the training: with a graph, or large.
 
     Arguments:
         tracked: the tensors that are older than a step's own.
         num_steps: the length of the training; `first_step` counts in the same unit.
         growth: by kind, how many more tensors are alive now than in the middle of the training; None: not checked.
         name: what chains call the tensors; their type and shape by default.
+        every: the number of training steps in a unit of `first_step`.
     """
     kinds: dict[TensorKind, list[TrackedTensor]] = {}
     for one in tracked:
@@ -78,24 +107,24 @@ def find_accumulations(
         if tensor is not None:
             kinds.setdefault(tensor_kind(tensor), []).append(one)
         del tensor
-    found: dict[str, Accumulation] = {}
+    found: dict[str, Leak] = {}
     for kind in sorted(kinds, key=lambda kind: len(kinds[kind]), reverse=True)[:MAX_KINDS]:
         by_step: dict[int, list[TrackedTensor]] = {}
         for one in kinds[kind]:
             by_step.setdefault(one.first_step, []).append(one)
-        if len(by_step) < MIN_STEPS_LEFT or not _is_even(list(by_step), num_steps):
-            continue
         num_late = sum(step >= num_steps / 2 for step in by_step)
-        if growth is not None and growth.get(kind, 0) < max(1, num_late / 3):
+        has_grown = growth is None or growth.get(kind, 0) >= max(1, num_late / 3)
+        if len(by_step) < MIN_STEPS_LEFT or not _is_even(list(by_step), num_steps) or not has_grown:
             continue
-        for container, accumulation in _by_container(by_step, num_steps, tracked, name).items():
-            found.setdefault(container, accumulation)
-    return list(found.values())
+        for container, leak in _by_container(by_step, num_steps, tracked, name).items():
+            found.setdefault(container, leak)
+    leaks = [replace(leak, first_step=leak.first_step * every, last_step=leak.last_step * every + every - 1) for leak in found.values()]
+    return [leak for leak in leaks if leak.num_nodes or leak.per_step_bytes >= MIN_BYTES_PER_STEP]
 
 
 def _by_container(
     by_step: Mapping[int, list[TrackedTensor]], num_steps: int, tracked: Sequence[TrackedTensor], name: str
-) -> dict[str, Accumulation]:
+) -> dict[str, Leak]:
     """The accumulations among tensors of one kind, found by the owners of a sample of them."""
     steps = sorted(by_step)
     num_samples = min(NUM_SAMPLES, len(steps))
@@ -111,9 +140,9 @@ def _by_container(
     for container, members in containers.items():
         first_steps = [one.first_step for one, _ in members]
         if len(members) >= MIN_TENSORS and _is_even(first_steps, num_steps) and not any(chain.is_bounded for _, chain in members):
-            accumulation = _measure(members[len(members) // 2][0], tracked, name)
-            if accumulation is not None:
-                found[container] = accumulation
+            leak = _measure(members[len(members) // 2][0], tracked, name)
+            if leak is not None:
+                found[container] = leak
     return found
 
 
@@ -129,7 +158,7 @@ def _is_even(steps: Sequence[int], num_steps: int) -> bool:
     return min(steps) <= num_steps / 4 and max(steps) >= num_steps * 5 / 8 and early <= MAX_RATIO * late and late <= MAX_RATIO * early
 
 
-def _measure(one: TrackedTensor, tracked: Sequence[TrackedTensor], name: str) -> Accumulation | None:
+def _measure(one: TrackedTensor, tracked: Sequence[TrackedTensor], name: str) -> Leak | None:
     """The accumulation in the container of this tensor."""
     found = next(iter(find_owner_paths(alive_tensors([one]), name=name)), [])
     if not found:
@@ -144,7 +173,7 @@ def _measure(one: TrackedTensor, tracked: Sequence[TrackedTensor], name: str) ->
     tensors = alive_tensors(members)
     first_steps = [other.first_step for other in members]
     num_nodes = largest_graph(tensors)[0] * sum(tensor.grad_fn is not None for tensor in tensors)
-    return Accumulation(chain, len(tensors), storage_bytes(tensors), num_nodes, min(first_steps, default=0), max(first_steps, default=0))
+    return Leak(chain, len(tensors), storage_bytes(tensors), num_nodes, min(first_steps, default=0), max(first_steps, default=0))
 
 
 def _contents(container: Any) -> set[int]:

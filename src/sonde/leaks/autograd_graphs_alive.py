@@ -6,7 +6,7 @@ Graphs are traversed by their nodes alone. Saved tensors are not read: reading o
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -46,10 +46,9 @@ def largest_graph(tensors: Iterable[Tensor], *, limit: int = MAX_NODES) -> tuple
     visited: set[Any] = set()
     most, root = 0, None
     for tensor in with_graph(tensors):
-        before = len(visited)
-        _visit(tensor.grad_fn, visited, limit)
-        if len(visited) - before > most:
-            most, root = len(visited) - before, tensor
+        num = sum(1 for _ in graph_nodes(tensor.grad_fn, limit, visited))
+        if num > most:
+            most, root = num, tensor
         if len(visited) >= limit:
             break
     return most, root
@@ -64,18 +63,16 @@ def root_holding(tensor: Tensor) -> Tensor | None:
     if node is None:  # an input: torch does not report which node saved it, so take the largest graph
         return largest_graph(candidates)[1]
     visited: set[Any] = set()
-    for candidate in candidates:
-        _visit(candidate.grad_fn, visited, MAX_NODES)
-        if node in visited:
-            return candidate
-    return None
+    return next((other for other in candidates if node in graph_nodes(other.grad_fn, MAX_NODES, visited)), None)
 
 
-def _visit(start: Any, visited: set[Any], limit: int) -> None:
+def graph_nodes(start: Any, limit: float, visited: set[Any] | None = None) -> Iterator[Any]:
+    """The nodes of the graph below `start` that are not in `visited`, until it holds `limit` nodes; they are added to it."""
+    visited = set() if visited is None else visited
     pending = [start]
     while pending and len(visited) < limit:
         node = pending.pop()
-        if node is None or node in visited:
-            continue
-        visited.add(node)
-        pending.extend(below for below, _ in node.next_functions)
+        if node is not None and node not in visited:
+            visited.add(node)
+            yield node
+            pending.extend(below for below, _ in node.next_functions)

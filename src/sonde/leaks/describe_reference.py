@@ -12,20 +12,18 @@ from sonde.leaks.local_variables import function_name, local_ids
 
 _MODULE_DICTS = {"_modules", "_parameters", "_buffers"}  # of torch.nn.Module: their entries are attributes of the module to its user
 _HOOK_DICTS = {
-    "_forward_hooks": "forward hook",
-    "_forward_pre_hooks": "forward pre-hook",
-    "_backward_hooks": "backward hook",
+    "_forward_hooks": "forward hook", "_forward_pre_hooks": "forward pre-hook", "_backward_hooks": "backward hook",
     "_backward_pre_hooks": "backward pre-hook",
-}
+}  # fmt: skip
 _MAX_KEY = 40  # characters of a key that are shown
 
 
 class _Link(NamedTuple):
     """A step down a path: the number of objects that it covers, and either an attribute or a description."""
 
-    num_objects: int
-    attribute: str
-    text: str
+    text: str = ""
+    attribute: str = ""
+    num_objects: int = 1
 
 
 def is_a(thing: Any, kind: type | tuple[type, ...]) -> bool:
@@ -34,10 +32,8 @@ def is_a(thing: Any, kind: type | tuple[type, ...]) -> bool:
 
 
 def describe_path(objects: Sequence[Any], root: str) -> list[str]:
-    """The links from `root`, the name of the first object, down to the last object, which gets no link of its own.
-
-    Attributes that follow the root become a part of its name: `fit() local 'self.history'`.
-    """
+    """The links from `root`, the name of the first object, down to the last object, which gets no link of its own. Attributes that follow
+    the root become a part of its name: `fit() local 'self.history'`."""
     links = [root]
     position = 0
     while position < len(objects) - 1:
@@ -59,33 +55,30 @@ def _describe_link(objects: Sequence[Any]) -> _Link:
     if is_a(holder, FunctionType):
         return _link_from_function(holder, child, objects)
     if is_a(holder, dict):
-        return _Link(1, "", f"dict[{key_of(holder, child)}]")
+        return _Link(f"dict[{key_of(holder, child)}]")
     if is_a(holder, (list, tuple, deque)):
-        return _Link(1, "", f"{type(holder).__name__}[{next((i for i, item in enumerate(holder) if item is child), '?')}]")
-    if is_a(holder, (set, frozenset)):
-        return _Link(1, "", type(holder).__name__)
+        return _Link(f"{type(holder).__name__}[{next((i for i, item in enumerate(holder) if item is child), '?')}]")
     if is_a(holder, (MethodType, BuiltinMethodType)):
-        return _Link(1, "", f"method {holder.__name__}()")
+        return _Link(f"method {holder.__name__}()")
     if is_a(holder, functools.partial):
-        return _Link(1, "", f"partial({getattr(holder.func, '__name__', '?')})")
+        return _Link(f"partial({getattr(holder.func, '__name__', '?')})")
     if is_a(holder, CellType):
-        return _Link(1, "", "closure")
+        return _Link("closure")
     if is_a(holder, (FrameType, GeneratorType)):
-        return _Link(1, "", describe_frame_variable(holder, child))
+        return _Link(describe_frame_variable(holder, child))
     attributes = _attributes(holder)
     if attributes is child and below is not None:  # the path contains the __dict__ of the object
         return _link_to_attribute(2, _attribute_name(child, below), below, objects[3] if len(objects) > 3 else None)
-    name = next((name for name, value in attributes.items() if value is child), "") or _slot_name(holder, child)
-    return _link_to_attribute(1, name, child, below) if name else _Link(1, "", type(holder).__name__)
+    name = _attribute_name(attributes, child, "") or _slot_name(holder, child)
+    return _link_to_attribute(1, name, child, below) if name else _Link(type(holder).__name__)
 
 
 def _link_to_attribute(num_objects: int, name: str, value: Any, below: Any) -> _Link:
-    if is_a(value, dict) and below is not None:
-        if name in _MODULE_DICTS:
-            return _Link(num_objects + 1, _attribute_name(value, below), "")
-        if name in _HOOK_DICTS:
-            return _Link(num_objects + 1, "", _HOOK_DICTS[name])
-    return _Link(num_objects, name, "")
+    if is_a(value, dict) and below is not None and name in _MODULE_DICTS:
+        return _Link("", _attribute_name(value, below), num_objects + 1)
+    if is_a(value, dict) and below is not None and name in _HOOK_DICTS:
+        return _Link(_HOOK_DICTS[name], "", num_objects + 1)
+    return _Link("", name, num_objects)
 
 
 def _link_from_function(function: FunctionType, child: Any, objects: Sequence[Any]) -> _Link:
@@ -94,10 +87,8 @@ def _link_from_function(function: FunctionType, child: Any, objects: Sequence[An
     if cells is not None and child is cells and len(objects) > 2:
         index = next((i for i, cell in enumerate(cells) if cell is objects[2]), -1)
         variable = function.__code__.co_freevars[index] if index >= 0 else "?"
-        return _Link(min(3, len(objects) - 1), "", f"{name} closure '{variable}'")
-    if child is function.__defaults__:
-        return _Link(1, "", f"{name} default arguments")
-    return _Link(1, "", name)
+        return _Link(f"{name} closure '{variable}'", "", min(3, len(objects) - 1))
+    return _Link(f"{name} default arguments" if child is function.__defaults__ else name)
 
 
 def describe_frame_variable(holder: FrameType | GeneratorType[Any, Any, Any], child: Any) -> str:
@@ -113,7 +104,8 @@ def key_of(holder: dict[Any, Any], child: Any) -> str:
     """The key of `child` as the program would write it, shortened; its type if the repr could run the user's code."""
     for key, value in holder.items():
         if value is child:
-            return _shorten(repr(key)) if is_a(key, (str, int, float, bool, bytes, tuple)) else type(key).__name__
+            text = repr(key) if is_a(key, (str, int, float, bool, bytes, tuple)) else type(key).__name__
+            return text if len(text) <= _MAX_KEY else text[: _MAX_KEY - 1] + "…"
     return "a key"
 
 
@@ -138,9 +130,5 @@ def _slot_name(holder: Any, child: Any) -> str:
     return ""
 
 
-def _attribute_name(attributes: dict[Any, Any], child: Any) -> str:
-    return next((str(key) for key, value in attributes.items() if value is child), "?")
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= _MAX_KEY else text[: _MAX_KEY - 1] + "…"
+def _attribute_name(attributes: dict[Any, Any], child: Any, default: str = "?") -> str:
+    return next((str(key) for key, value in attributes.items() if value is child), default)

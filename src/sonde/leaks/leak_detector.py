@@ -11,66 +11,18 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from sonde.formatting import size
-from sonde.leaks.accumulated_tensors import (
-    MAX_RATIO,
-    Accumulation,
-    TensorKind,
-    TrackedTensor,
-    alive_tensors,
-    find_accumulations,
-    tensor_kind,
-)
+from sonde.leaks.accumulated_tensors import MAX_RATIO, Leak, TensorKind, TrackedTensor, alive_tensors, find_leaks, tensor_kind
 from sonde.leaks.autograd_graphs_alive import MAX_NODES, largest_graph, live_tensors
 from sonde.leaks.reference_chains_to_tensor import ReferenceChain, find_owners, without_python_referrer
 from sonde.statistics.find_tensors import storage_bytes
 
 MIN_STEPS = 8  # fewer points are no trend
 MIN_AGE = 2  # steps: the last batch, output and loss are still in their variables
-MIN_BYTES_PER_STEP = 4096  # for tensors without a graph: a list of detached losses is common and harmless
 MAX_RECORDS = 256  # beyond, every second record is dropped and only every second step is recorded
-
-
-@dataclass(frozen=True, slots=True)
-class Leak:
-    """Tensors that accumulate in one container."""
-
-    chain: ReferenceChain  # of one of the tensors
-    num_tensors: int  # that are alive
-    num_bytes: int  # of their storages, each counted once
-    num_nodes: int  # of the autograd graphs that they keep; 0 without a graph
-    first_step: int  # in which the oldest of them was first found
-    last_step: int
-
-    @property
-    def holder(self) -> str:
-        return str(self.chain)
-
-    @property
-    def per_step_bytes(self) -> float:
-        return self.num_bytes / max(1, self.last_step - self.first_step + 1)
-
-    @property
-    def cause(self) -> str:
-        tensors = f"{self.num_tensors:,} tensors ({size(self.num_bytes)})" if self.num_tensors else ""
-        graph = f"an autograd graph of {self.num_nodes:,} nodes" if self.num_nodes else ""
-        what = " and ".join(part for part in (tensors, graph) if part)
-        return f"{self.holder} keeps {what} of steps {self.first_step} to {self.last_step}, and there is more with every step."
-
-    @property
-    def fix(self) -> str:
-        if self.chain.through_graph:
-            return "Add up numbers instead of tensors (total += loss.item()), or detach() what is carried from step to step."
-        if self.num_nodes:
-            return "Keep loss.item() or output.detach() instead of the tensor itself: it holds the whole graph of its step."
-        return "Empty it once it was used, or bound it, for instance with collections.deque(maxlen=1000)."
-
-    def __str__(self) -> str:
-        return f"{self.cause} {self.fix}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,26 +66,27 @@ class LeakDetector:
         graph_ids = {id(tensor) for tensor in without_python_referrer(alive_tensors(old))}
         in_python = [one for one in old if id(one.ref()) not in graph_ids]
         in_graphs = [one for one in old if id(one.ref()) in graph_ids]
-        found = to_leaks(find_accumulations(in_python, now + 1, self._growth()), self._every)
+        found = find_leaks(in_python, now + 1, self._growth(), every=self._every)
         growing = self._growing_graph()
         if growing is not None:
             found.insert(0, growing)
         with_graph = [leak for leak in found if leak.num_nodes]
         if len(with_graph) == 1 and in_graphs:  # tensors that graphs saved; with several leaks their owner cannot be determined
-            found[found.index(with_graph[0])] = _add_saved_tensors(with_graph[0], in_graphs)
+            (leak,), saved = with_graph, alive_tensors(in_graphs)
+            found[found.index(leak)] = replace(
+                leak,
+                num_tensors=leak.num_tensors + len(saved),
+                num_bytes=leak.num_bytes + storage_bytes(saved),
+                first_step=min(leak.first_step, *(one.first_step for one in in_graphs)),
+            )
         return sorted(found, key=lambda leak: (leak.num_bytes, leak.num_nodes), reverse=True)
 
     def _record(self) -> None:
         tensors = self._live_tensors()
-        tracked: dict[int, TrackedTensor] = {}
-        for tensor in tensors:
-            known = self._tracked.get(id(tensor))
-            if known is None or known.ref() is not tensor:
-                known = TrackedTensor(weakref.ref(tensor), self._step)
-            tracked[id(tensor)] = known
-        self._tracked = tracked
+        known = {key: one for key, one in self._tracked.items() if one.ref() is not None}
+        self._tracked = {id(tensor): known.get(id(tensor)) or TrackedTensor(weakref.ref(tensor), self._step) for tensor in tensors}
         # Tensors from before the training are not counted: they may be freed at any time, and would hide as much growth.
-        num_alive = Counter(tensor_kind(tensor) for tensor in tensors if tracked[id(tensor)].first_step >= 0)
+        num_alive = Counter(tensor_kind(tensor) for tensor in tensors if self._tracked[id(tensor)].first_step >= 0)
         self._records.append(_StepRecord(num_alive, largest_graph(tensors)[0]))
         if len(self._records) > MAX_RECORDS:
             self._records = self._records[::2]
@@ -172,29 +125,9 @@ class LeakDetector:
         return Leak(ReferenceChain(links, chains[0].is_bounded, through_graph=True), 0, 0, num_nodes, 0, self._step)
 
 
-def to_leaks(accumulations: Sequence[Accumulation], every: int = 1) -> list[Leak]:
-    """The accumulations that matter: with a graph, or large. Their step numbers are in units of `every` steps."""
-    leaks = [
-        Leak(
-            found.chain, found.num_tensors, found.num_bytes, found.num_nodes, found.first_step * every, found.last_step * every + every - 1
-        )
-        for found in accumulations
-    ]
-    return [leak for leak in leaks if leak.num_nodes or leak.per_step_bytes >= MIN_BYTES_PER_STEP]
-
-
-def _add_saved_tensors(leak: Leak, in_graphs: Sequence[TrackedTensor]) -> Leak:
-    tensors = alive_tensors(in_graphs)
-    first_step = min(leak.first_step, *(one.first_step for one in in_graphs))
-    num_bytes = leak.num_bytes + storage_bytes(tensors)
-    return Leak(leak.chain, leak.num_tensors + len(tensors), num_bytes, leak.num_nodes, first_step, leak.last_step)
-
-
 def _grows_steadily(sizes: Sequence[int]) -> bool:
-    """Whether a graph grows by at least a node per step, at about the same rate in each half and in the last quarter.
-
-    One increase, after which the size stays, is no growth.
-    """
+    """Whether a graph grows by at least a node per step, at about the same rate in each half and in the last quarter. One increase, after
+    which the size stays, is no growth."""
     if sizes[-1] >= MAX_NODES:
         sizes = sizes[: next(i for i, size in enumerate(sizes) if size >= MAX_NODES) + 1]  # beyond, nodes were not counted
     if len(sizes) < MIN_STEPS:

@@ -34,11 +34,8 @@ class ReferenceChain:
     @property
     def container(self) -> str:
         """The chain without the parts that differ between tensors of one container: indices, graphs, and the tensor itself."""
-        return " -> ".join(map(_without_index, self.links[: -2 if self.through_graph else -1]))
-
-
-def _without_index(link: str) -> str:
-    return link.partition("[")[0] if link.endswith("]") else link
+        links = self.links[: -2 if self.through_graph else -1]
+        return " -> ".join(link.partition("[")[0] if link.endswith("]") else link for link in links)
 
 
 def find_owners(tensor: Tensor, *, name: str = "", max_chains: int = 3) -> list[ReferenceChain]:
@@ -80,10 +77,7 @@ def without_python_referrer(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The tensors that no Python object and no variable refers to: autograd graphs or other C++ objects hold them."""
     variables = running_locals()
     referrers = gc.get_referrers(*tensors) if tensors else []
-    referenced: set[int] = set()
-    for referrer in referrers:
-        if referrer is not tensors:
-            referenced.update(map(id, gc.get_referents(referrer)))
+    referenced = {id(item) for referrer in referrers if referrer is not tensors for item in gc.get_referents(referrer)}
     return [tensor for tensor in tensors if id(tensor) not in referenced and id(tensor) not in variables]
 
 

@@ -40,10 +40,8 @@ class ReferrerSearch:
         self._search([self._add(target) for target in targets])
 
     def paths(self, target: int) -> list[tuple[ObjectPath, str]]:
-        """The paths to a target, shortest first, each with the name of its variable.
-
-        If no variable leads to it, the paths from the topmost objects, each with the type of that object.
-        """
+        """The paths to a target, shortest first, each with the name of its variable. If no variable leads to it, the paths from the topmost
+        objects, each with the type of that object."""
         found = [(self._path(came_from, top), root) for top, came_from in self._ancestors(target) for root in self._roots[top]]
         if not found:  # an object implemented in C refers to it, or the chain is longer than MAX_LEVELS
             found = [

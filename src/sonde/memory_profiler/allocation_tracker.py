@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -23,7 +24,8 @@ from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.memory_profiler.fake_lstm_workspace import with_workspace
 from sonde.memory_profiler.memory_report import Peak, Usage
 from sonde.memory_profiler.storage_registry import OTHER, Owner, StorageRegistry, add_live_tensors, state_tensors
-from sonde.nonfinite.module_stack import ModuleStack
+from sonde.nonfinite.module_stack import ModuleStack, join_path
+from sonde.nonfinite.operation_tracer import flatten_tensors
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.private_torch_api import ITEM_OP, TorchDispatchMode, current_dispatch_mode, graph_task_id
 
@@ -49,7 +51,7 @@ class AllocationTracker(TorchDispatchMode, TrainingCallbacks):  # type: ignore[n
         self.num_steps = 0
         self.notes: list[str] = []
         self.is_fake = fake
-        self.is_paused = False  # what runs meanwhile is not part of the training
+        self._is_paused = False
         self._on_step = on_step
         self._module_stack = ModuleStack(models)
         self._models: list[tuple[str, weakref.ref[nn.Module]]] = []
@@ -80,13 +82,12 @@ class AllocationTracker(TorchDispatchMode, TrainingCallbacks):  # type: ignore[n
         self._module_stack.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         self._is_entered = True
-        for ref in self._parameters.values():
-            parameter = ref()
+        for parameter in [ref() for ref in self._parameters.values()]:
             if parameter is not None:
                 self._hook_gradient(parameter)
         return self
 
-    def __exit__(self, kind: Any = None, error: Any = None, trace: Any = None) -> None:
+    def __exit__(self, *error: Any) -> None:
         if not self._is_entered:
             return
         self._is_entered = False
@@ -94,21 +95,30 @@ class AllocationTracker(TorchDispatchMode, TrainingCallbacks):  # type: ignore[n
         while self._handles:
             self._handles.pop().remove()
         self._remove_module_hook()
-        self._module_stack.__exit__(kind, error, trace)
+        self._module_stack.__exit__()
         if self._module_stack.has_compiled_model:
             self.notes.append("a compiled model was called: memory inside its compiled parts is not tracked")
         self._module_stack.release()
         if current_dispatch_mode() is self:
-            super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+            super().__exit__(*(error or (None, None, None)))  # type: ignore[no-untyped-call]
         else:
             # Another mode was entered since and not left: popping the topmost mode would remove that one.
             self.notes.append("another torch mode was entered meanwhile; stop the profiler outside of it")
         self.registry.remove_freed()
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Operations inside are not tracked: they are not part of the training."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.is_fake and func is ITEM_OP:
             return _placeholder(args[0])
-        if not self._is_entered or self.is_paused:
+        if not self._is_entered or self._is_paused:
             return func(*args, **(kwargs or {}))
         self._register(None, func, args)
         result = func(*args, **(kwargs or {}))
@@ -125,8 +135,9 @@ class AllocationTracker(TorchDispatchMode, TrainingCallbacks):  # type: ignore[n
         try:
             self._operation, self._args = func, args
             self.registry.remove_freed()
-            for tensor in _flat(args if result is None else result):
-                self.registry.add(tensor, self._owner if result is not None else _unknown_owner)
+            for tensor in flatten_tensors(args if result is None else result):
+                # No tracked operation allocated an argument that is new: it is from numpy, another thread, or before the start.
+                self.registry.add(tensor, self._owner if result is not None else lambda _: (OTHER, False))
             if result is not None:
                 self.registry.end_operation()
         except Exception as error:  # an error of the tracker must not reach the training
@@ -144,7 +155,7 @@ class AllocationTracker(TorchDispatchMode, TrainingCallbacks):  # type: ignore[n
             return owner, bool(self.batch_size) and tensor.dim() > 0 and tuple(tensor.shape) not in self._parameter_shapes
         if self._in_optimizer:
             return ("optimizer state", ""), False
-        if any((self.registry.owner_of(arg) or OTHER)[0] == "activations" for arg in _flat(self._args)):
+        if any(self.registry.owner_of(arg)[0] == "activations" for arg in flatten_tensors(self._args)):
             return ("activations", ""), bool(self.batch_size) and tensor.dim() > 0  # the loss, computed outside of all modules
         return OTHER, False
 
@@ -159,7 +170,7 @@ class AllocationTracker(TorchDispatchMode, TrainingCallbacks):  # type: ignore[n
         return Peak(Usage(), perf_counter() - self.registry.start, phase, module, name, source)
 
     def _on_forward_start(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling() or self.is_paused:
+        if torch.compiler.is_compiling() or self._is_paused:
             return
         try:
             if not self.batch_size and torch.is_grad_enabled():
@@ -174,7 +185,7 @@ class AllocationTracker(TorchDispatchMode, TrainingCallbacks):  # type: ignore[n
             self._models.append((name, weakref.ref(model)))
         for path, module in model.named_modules():
             self._module_ids.add(id(module))
-            full_path = ".".join(part for part in (name, path.removeprefix("_orig_mod").removeprefix(".")) if part) or ROOT
+            full_path = join_path(name, path) or ROOT
             for tensor in (*module._parameters.values(), *module._buffers.values()):
                 if tensor is not None and not nn.parameter.is_lazy(tensor):
                     self._names[id(tensor)] = full_path
@@ -188,8 +199,7 @@ class AllocationTracker(TorchDispatchMode, TrainingCallbacks):  # type: ignore[n
         known = self._parameters.get(id(parameter))
         if known is None or known() is not parameter:
             self._parameters[id(parameter)] = weakref.ref(parameter)
-            if parameter.grad is not None:
-                self._on_gradient(parameter)
+            self._on_gradient(parameter)
             if self._is_entered:
                 self._hook_gradient(parameter)
 
@@ -200,9 +210,8 @@ class AllocationTracker(TorchDispatchMode, TrainingCallbacks):  # type: ignore[n
     def _on_gradient(self, parameter: Tensor) -> None:
         if torch.compiler.is_compiling():
             return
-        gradient = parameter.grad
-        if gradient is not None:
-            self.registry.assign(gradient, ("gradients", self._names.get(id(parameter), "")))
+        if parameter.grad is not None:
+            self.registry.assign(parameter.grad, ("gradients", self._names.get(id(parameter), "")))
 
     def _add_optimizer(self, optimizer: Optimizer) -> None:
         for parameter in optimizer_parameters(optimizer):
@@ -217,7 +226,7 @@ class AllocationTracker(TorchDispatchMode, TrainingCallbacks):  # type: ignore[n
 
     def on_optimizer_step_end(self, optimizer: Optimizer) -> None:
         self._in_optimizer = False
-        if self.is_paused:
+        if self._is_paused:
             return
         try:
             for name, ref in self._models if self.num_steps == 0 else ():  # lazy parameters are initialized by now
@@ -235,23 +244,6 @@ class AllocationTracker(TorchDispatchMode, TrainingCallbacks):  # type: ignore[n
 
 def _in_backward() -> bool:
     return graph_task_id() != -1
-
-
-def _unknown_owner(tensor: Tensor) -> tuple[Owner, bool]:
-    """For tensors that no tracked operation allocated: from numpy, from another thread, from before the start."""
-    return OTHER, False
-
-
-def _flat(values: Any) -> list[Tensor]:
-    if isinstance(values, Tensor):
-        return [values]
-    tensors: list[Tensor] = []
-    for value in values if isinstance(values, (tuple, list)) else ():
-        if isinstance(value, Tensor):
-            tensors.append(value)
-        elif isinstance(value, (tuple, list)):
-            tensors += [item for item in value if isinstance(item, Tensor)]
-    return tensors
 
 
 def _placeholder(tensor: Tensor) -> float | int | bool | complex:

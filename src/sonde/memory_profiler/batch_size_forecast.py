@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from sonde.capture.training_callback_interface import suspended
 from sonde.errors import SondeError
 from sonde.memory_profiler.allocation_tracker import AllocationTracker
-from sonde.memory_profiler.memory_report import MemoryForecast, Usage
+from sonde.memory_profiler.memory_report import MemoryForecast, Usage, check_size
 from sonde.profiler.run_forward_pass import forward_arguments
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.private_torch_api import FakeTensorMode, tree_map_only
@@ -38,14 +38,8 @@ class _ResizableStep:
     loss: Callable[[Any], Any] | None
     optimizer: Optimizer | None
 
-    def smaller_inputs(self, size: int) -> Any:
-        """The first `size` elements of the inputs in that dimension."""
-
-        def resize(tensor: Tensor) -> Tensor:
-            is_resized = tensor.dim() > self.dimension and tensor.shape[self.dimension] == self.size
-            return tensor.detach().narrow(self.dimension, 0, size) if is_resized else tensor
-
-        return tree_map_only(Tensor, resize, self.inputs)
+    def is_resized(self, tensor: Tensor) -> bool:
+        return tensor.dim() > self.dimension and tensor.shape[self.dimension] == self.size
 
 
 def forecast(
@@ -55,10 +49,9 @@ def forecast(
     """See MemoryProfiler.forecast. `measured` are bytes and batch size of a real peak: without a loss, the forecast is scaled to it."""
     if (batch_size is None) == (sequence_length is None):
         raise SondeError("pass either batch_size=… or sequence_length=….")
-    target = batch_size if batch_size is not None else sequence_length
+    target: Any = batch_size if batch_size is not None else sequence_length
     what, dimension = ("batch size", 0) if batch_size is not None else ("sequence length", 1)
-    if not isinstance(target, int) or isinstance(target, bool) or target < 1:
-        raise SondeError(f"a {what} is a whole number, 1 or more, not {target!r}.")
+    check_size(what, target)
     size = next((int(tensor.shape[dimension]) for _, tensor in find_tensors(inputs) if tensor.dim() > dimension), 0)
     if not size:
         raise SondeError(f"none of the inputs has a dimension for the {what}: {_shapes(inputs)}.")
@@ -91,51 +84,42 @@ def _fake_error(step: _ResizableStep) -> float:
 def fake_peak(step: _ResizableStep, size: int) -> Usage:
     """The live bytes at the peak of a step of that size, run with fake tensors."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    copies: dict[int, Any] = {}  # the memo of deepcopy: fake tensors instead of copies of the real ones
-    for tensor in _model_tensors(step.model):
-        copies[id(tensor)] = mode.from_tensor(tensor)
-    for state in step.optimizer.state.values() if step.optimizer is not None else ():
-        for value in state.values() if isinstance(state, dict) else ():
-            if isinstance(value, Tensor):
-                copies[id(value)] = mode.from_tensor(value)
-    with mode:
-        model = copy.deepcopy(step.model, copies)
-        optimizer = copy.deepcopy(step.optimizer, copies) if step.optimizer is not None else None
-        inputs = _fake_inputs(step, size)
-    tracker = AllocationTracker({"": model}, [optimizer] if optimizer is not None else [], fake=True)
-    with mode, tracker:
-        _run(model, inputs, step.loss, optimizer, tracker)
-    return _peak_usage(tracker)
-
-
-def _fake_inputs(step: _ResizableStep, size: int) -> Any:
-    """Inputs of that size; the caller has entered the fake mode."""
+    states = list(step.optimizer.state.values()) if step.optimizer is not None else []
+    tensors = [value for state in states if isinstance(state, dict) for value in state.values() if isinstance(value, Tensor)]
+    # The memo of deepcopy: fake tensors instead of copies of the real ones.
+    copies: dict[int, Any] = {id(tensor): mode.from_tensor(tensor) for tensor in (*_model_tensors(step.model), *tensors)}
 
     def resize(tensor: Tensor) -> Tensor:
         shape = list(tensor.shape)
-        if tensor.dim() > step.dimension and shape[step.dimension] == step.size:
+        if step.is_resized(tensor):
             shape[step.dimension] = size
         return torch.empty(shape, dtype=tensor.dtype, device=tensor.device, requires_grad=tensor.requires_grad)
 
-    return tree_map_only(Tensor, resize, step.inputs)
+    with mode:
+        model, optimizer = copy.deepcopy((step.model, step.optimizer), copies)
+        inputs = tree_map_only(Tensor, resize, step.inputs)
+        return _run(model, inputs, step.loss, optimizer)
 
 
 def _real_peak(step: _ResizableStep, size: int) -> int:
     model, optimizer = copy.deepcopy((step.model, step.optimizer))
-    # `fake`, so that existing tensors are not counted
-    tracker = AllocationTracker({"": model}, [optimizer] if optimizer is not None else [], fake=True)
-    tracker.is_fake = False
-    with torch.random.fork_rng(devices=[]), tracker:
-        _run(model, step.smaller_inputs(size), step.loss, optimizer, tracker)
-    return _peak_usage(tracker).total
+
+    def resize(tensor: Tensor) -> Tensor:
+        return tensor.detach().narrow(step.dimension, 0, size) if step.is_resized(tensor) else tensor
+
+    with torch.random.fork_rng(devices=[]):
+        return _run(model, tree_map_only(Tensor, resize, step.inputs), step.loss, optimizer, fake=False).total
 
 
 def _run(
-    model: nn.Module, inputs: Any, loss: Callable[[Any], Any] | None, optimizer: Optimizer | None, tracker: AllocationTracker
-) -> None:
+    model: nn.Module, inputs: Any, loss: Callable[[Any], Any] | None, optimizer: Optimizer | None, *, fake: bool = True
+) -> Usage:
+    """The live bytes at the peak of some steps."""
+    tracker = AllocationTracker({"": model}, [optimizer] if optimizer is not None else [], fake=True)  # existing tensors do not count
+    tracker.is_fake = fake
     trains = any(parameter.requires_grad for parameter in model.parameters())
     ((args, kwargs),) = forward_arguments(tuple(inputs) if isinstance(inputs, list) else inputs)
-    with torch.set_grad_enabled(trains):
+    with tracker, torch.set_grad_enabled(trains):
         for _ in range(NUM_STEPS):
             model.zero_grad(set_to_none=True)
             output = model(*args, **kwargs)
@@ -147,6 +131,7 @@ def _run(
                 tracker.on_optimizer_step_start(optimizer, False)
                 optimizer.step()
                 tracker.on_optimizer_step_end(optimizer)
+    return peak_usage(tracker)
 
 
 def _default_loss(output: Any) -> Any:
@@ -157,7 +142,8 @@ def _default_loss(output: Any) -> Any:
     return sum(sums[1:], start=sums[0]) if sums else None
 
 
-def _peak_usage(tracker: AllocationTracker) -> Usage:
+def peak_usage(tracker: AllocationTracker) -> Usage:
+    """The live bytes at the peak of the device with the highest one."""
     peaks = [device.peak().usage for device in tracker.registry.devices.values()]
     return max(peaks, key=lambda usage: usage.total, default=Usage())
 

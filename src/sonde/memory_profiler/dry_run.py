@@ -24,6 +24,7 @@ from sonde.capture.call_site import is_library
 from sonde.capture.monkeypatch import override
 from sonde.capture.training_callback_interface import TrainingCallbacks
 from sonde.errors import Stopped
+from sonde.formatting import counted
 from sonde.memory_profiler.allocation_tracker import AllocationTracker
 from sonde.memory_profiler.memory_profiler import ProcessBaseline, build_report
 from sonde.memory_profiler.memory_report import MemoryReport
@@ -121,10 +122,14 @@ class _StepCounter(TrainingCallbacks):
 @contextmanager
 def _fake_tensors() -> Iterator[None]:
     """Makes every new tensor fake, except those of data loaders."""
+
+    def step(self: Any, optimizer: Optimizer, state: Any, *args: Any, **kwargs: Any) -> Any:
+        return optimizer.step(*args, **kwargs)  # a fake gradient cannot be checked for overflow
+
     with ExitStack() as stack:
         stack.callback(override(DataLoader, "__iter__", _iterate_for_real))
         stack.callback(override(DataLoaderIterator, "__next__", _fetch_for_real))
-        stack.callback(override(torch.amp.GradScaler, GRAD_SCALER_STEP, _step_unchecked))
+        stack.callback(override(torch.amp.GradScaler, GRAD_SCALER_STEP, lambda original: step))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         yield
 
@@ -149,15 +154,8 @@ def _fetch_for_real(original: Any) -> Any:
     return __next__
 
 
-def _step_unchecked(original: Any) -> Any:
-    def step(self: Any, optimizer: Optimizer, state: Any, *args: Any, **kwargs: Any) -> Any:
-        return optimizer.step(*args, **kwargs)  # a fake gradient cannot be checked for overflow
-
-    return step
-
-
 def _after(num_steps: int) -> str:
-    return f"after {num_steps} optimizer step{'s' if num_steps > 1 else ''}" if num_steps else "before any optimizer stepped"
+    return f"after {counted(num_steps, 'optimizer step')}" if num_steps else "before any optimizer stepped"
 
 
 def _user_line(error: BaseException) -> str:

@@ -23,13 +23,10 @@ def with_workspace(func: Any, args: Any, result: Any) -> Any:
     if _LSTM is None or func is not _LSTM.default or not isinstance(result, tuple) or result[_WORKSPACE].numel():
         return result
     source = args[_INPUT]
-    shapes = tuple((tuple(arg.shape), arg.dtype) if isinstance(arg, Tensor) else _hashable(arg) for arg in args)
+    hashable = [tuple(arg) if isinstance(arg, list) else arg for arg in args]
+    shapes = tuple((tuple(arg.shape), arg.dtype) if isinstance(arg, Tensor) else arg for arg in hashable)
     num_bytes = round(_small_workspace(shapes) * source.shape[0] * source.shape[1] / (_STEPS * _BATCH))
     return (*result[:_WORKSPACE], result[_WORKSPACE].new_empty(num_bytes), *result[_WORKSPACE + 1 :])
-
-
-def _hashable(arg: Any) -> Any:
-    return tuple(arg) if isinstance(arg, list) else arg
 
 
 @cache

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from time import perf_counter
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -17,7 +16,7 @@ from sonde.capture import process_memory
 from sonde.errors import SondeError
 from sonde.leaks.leak_detector import LeakDetector
 from sonde.memory_profiler.allocation_tracker import AllocationTracker
-from sonde.memory_profiler.batch_size_forecast import forecast
+from sonde.memory_profiler.batch_size_forecast import forecast, peak_usage
 from sonde.memory_profiler.memory_report import (
     AccumulatedTensors,
     DeviceMemory,
@@ -79,7 +78,7 @@ class MemoryProfiler:
     def __enter__(self) -> Self:
         return self.start() if self._tracker is None else self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._tracker is not None and error is None:
             self._find_leaks()
         self.close()
@@ -115,20 +114,15 @@ class MemoryProfiler:
         return build_report(tracker, snapshots=tuple(self._snapshots), leaks=self._found_leaks, baseline=self._baseline)
 
     def _report_of_snapshots(self) -> MemoryReport:
-        devices: dict[str, DeviceMemory] = {}
+        moments: dict[str, list[Peak]] = {}  # by device
         for one in self._snapshots:
             for device, usage in one.usage.items():
-                known = devices.get(device)
-                peak = Peak(usage, one.time_s)
-                if known is not None and known.peak.usage.total >= usage.total:
-                    peak = known.peak
-                devices[device] = DeviceMemory(device, peak, usage)
+                moments.setdefault(device, []).append(Peak(usage, one.time_s))
+        devices = {
+            device: DeviceMemory(device, max(each, key=lambda one: one.usage.total), each[-1].usage) for device, each in moments.items()
+        }
         note = "only snapshots were taken: memory between them, and activations held by autograd graphs, are not known"
-        limit = process_memory.limit()
-        return MemoryReport(
-            devices, tuple(self._snapshots), process=_process_memory(), peak_rss=process_memory.peak_rss(),
-            limit=limit.num_bytes if limit else None, limit_by=limit.by if limit else "", notes=(note,),
-        )  # fmt: skip
+        return _with_process_memory(MemoryReport(devices, tuple(self._snapshots), notes=(note,)))
 
     def _find_leaks(self) -> None:
         num_steps = self._tracker.num_steps if self._tracker is not None else 0
@@ -158,26 +152,12 @@ class MemoryProfiler:
             raise SondeError("a forecast needs a model and its inputs: profiler.forecast(model, inputs, batch_size=256)")
         measured = None
         if self._last_tracker is not None and loss is None:
-            peaks = [device.peak() for device in self._last_tracker.registry.devices.values()]
-            peak = max(peaks, key=lambda one: one.usage.total, default=None)
-            measured = (peak.usage.total, self._last_tracker.batch_size) if peak is not None else None
-        with self._paused():
+            measured = (peak_usage(self._last_tracker).total, self._last_tracker.batch_size)
+        with self._tracker.paused() if self._tracker is not None else nullcontext():
             return forecast(
                 model, inputs, batch_size=batch_size, sequence_length=sequence_length, loss=loss, optimizer=optimizer, measured=measured,
                 check=check,
             )  # fmt: skip
-
-    @contextmanager
-    def _paused(self) -> Iterator[None]:
-        """Operations inside are not tracked."""
-        tracker = self._tracker
-        if tracker is not None:
-            tracker.is_paused = True
-        try:
-            yield
-        finally:
-            if tracker is not None:
-                tracker.is_paused = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,25 +181,28 @@ def build_report(
 ) -> MemoryReport:  # fmt: skip
     """The report of a tracker, which may still run."""
     now = tracker.registry.usage()
-    limit = process_memory.limit()
+    baseline = baseline or ProcessBaseline()
     devices = {}
     for device, counts in tracker.registry.devices.items():
         allocated, reserved = (None, None) if tracker.is_fake else _allocator_bytes(device)
-        outside = baseline.outside.get(device) if baseline is not None else None
         devices[device] = DeviceMemory(
-            device, counts.peak(), now.get(device, Usage()), counts.timeline(), counts.batch_most, counts.batch_rest,
-            allocated, reserved, outside,
+            device, counts.peak(), now.get(device, Usage()), tuple(counts.points), counts.batch_most, counts.batch_rest,
+            allocated, reserved, baseline.outside.get(device),
         )  # fmt: skip
-    return MemoryReport(
-        devices, snapshots, leaks, _process_memory(), baseline.rss if baseline is not None else None, process_memory.peak_rss(),
-        limit.num_bytes if limit else None, limit.by if limit else "", tracker.num_steps, tracker.batch_size, tracker.is_fake,
-        (*tracker.notes, *notes),
+    report = MemoryReport(
+        devices, snapshots, leaks, base_rss=baseline.rss, num_steps=tracker.num_steps, batch_size=tracker.batch_size,
+        is_fake=tracker.is_fake, notes=(*tracker.notes, *notes),
     )  # fmt: skip
+    return _with_process_memory(report)
+
+
+def _with_process_memory(report: MemoryReport) -> MemoryReport:
+    limit, by = process_memory.limit() or (None, "")
+    return replace(report, process=_process_memory(), peak_rss=process_memory.peak_rss(), limit=limit, limit_by=by)
 
 
 def _process_memory() -> ProcessMemory:
-    heap = process_memory.heap()
-    return ProcessMemory(process_memory.rss(), *(heap if heap is not None else (None, None)))
+    return ProcessMemory(process_memory.rss(), *(process_memory.heap() or (None, None)))
 
 
 def _allocator_bytes(device: str) -> tuple[int | None, int | None]:
@@ -227,6 +210,5 @@ def _allocator_bytes(device: str) -> tuple[int | None, int | None]:
     if device.startswith("cuda"):
         return torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
     if device == "cpu":
-        heap = process_memory.heap()
-        return heap if heap is not None else (None, None)
+        return process_memory.heap() or (None, None)
     return None, None

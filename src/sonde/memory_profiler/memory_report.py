@@ -1,11 +1,11 @@
 """The memory of a training as values: live bytes, the peak, the timeline, and forecasts for other sizes; as strict JSON and back."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+from sonde import formatting
 from sonde.errors import SondeError
-from sonde.formatting import strict
 
 CATEGORIES = ("parameters", "gradients", "optimizer state", "activations", "other")
 """`parameters`: of models, including buffers. `gradients`: of parameters and, during the backward, of activations. `optimizer state`:
@@ -144,10 +144,9 @@ class MemoryForecast:
         return self.peak_bytes / GB
 
     def __str__(self) -> str:
-        from sonde.formatting import size
-
         error = f", within {self.error_share:.1%} of what was measured" if self.error_share is not None else ""
-        return f"{self.what} {self.size}: {size(self.peak_bytes)} ({self.measured_size}: {size(self.measured_bytes)}); {self.how}{error}"
+        peak, measured = formatting.size(self.peak_bytes), formatting.size(self.measured_bytes)
+        return f"{self.what} {self.size}: {peak} ({self.measured_size}: {measured}); {self.how}{error}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +205,7 @@ class MemoryReport:
         needs the model."""
         if not self.batch_size:
             raise SondeError("no model was called during the measurement, so the batch size is not known.")
-        if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
-            raise SondeError(f"a batch size is a whole number, 1 or more, not {batch_size!r}.")
+        check_size("batch size", batch_size)
         memory = self.on(device)
         total, scale = memory.peak.usage.total, batch_size / self.batch_size
         # The peak may be a moment that hardly grows with the batch (an optimizer step): then another moment is the peak of a larger batch.
@@ -236,14 +234,8 @@ class MemoryReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Strict JSON; `from_dict` reads it. Totals and shares are included for readers without Sonde."""
-        data = {each.name: getattr(self, each.name) for each in fields(self)}
-        data["devices"] = {name: _device_to_dict(one) for name, one in self.devices.items()}
-        data["snapshots"] = [
-            {**asdict(one), "usage": {device: _usage_to_dict(usage) for device, usage in one.usage.items()}} for one in self.snapshots
-        ]
-        data["kept"] = [asdict(one) for one in self.kept]
-        data["process"] = asdict(self.process)
-        document: dict[str, Any] = strict({"format": FORMAT, "schema": SCHEMA, **data, "peak_gb": self.peak_gb(), "fits": self.fits()})
+        data = {"format": FORMAT, "schema": SCHEMA, **_to_dict(self), "peak_gb": self.peak_gb(), "fits": self.fits()}
+        document: dict[str, Any] = formatting.strict(data)
         return document
 
     def summary(self) -> str:
@@ -264,6 +256,12 @@ class MemoryReport:
         from sonde.render.plots.memory_plot import memory_plot
 
         return memory_plot(self, device)
+
+
+def check_size(what: str, size: Any) -> None:
+    """Raises SondeError if a batch size or a sequence length is not a positive integer."""
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise SondeError(f"a {what} is a whole number, 1 or more, not {size!r}.")
 
 
 def from_dict(document: Mapping[str, Any]) -> MemoryReport:
@@ -288,18 +286,22 @@ def from_dict(document: Mapping[str, Any]) -> MemoryReport:
         raise SondeError(f"this memory report is damaged and cannot be read: {error}.\nMeasure again to make a new one.") from error
 
 
-def _usage_to_dict(usage: Usage) -> dict[str, Any]:
-    return {"total": usage.total, "by_place": {category: dict(modules) for category, modules in usage.by_place.items()}}
-
-
-def _device_to_dict(one: DeviceMemory) -> dict[str, Any]:
-    return {
-        "device": one.device,
-        "peak": {**{each.name: getattr(one.peak, each.name) for each in fields(one.peak)}, "usage": _usage_to_dict(one.peak.usage)},
-        "now": _usage_to_dict(one.now), "categories": list(CATEGORIES),
-        "timeline": [[point.time_s, *point.values] for point in one.timeline], "batch_most": one.batch_most, "batch_rest": one.batch_rest,
-        "allocated": one.allocated, "reserved": one.reserved, "outside": one.outside, "fragmentation": one.fragmentation,
-    }  # fmt: skip
+def _to_dict(value: Any) -> Any:
+    """A value of this module as dicts and lists, with totals and shares."""
+    if isinstance(value, TimelinePoint):
+        return [value.time_s, *value.values]
+    if isinstance(value, Mapping):
+        return {key: _to_dict(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [_to_dict(item) for item in value]
+    if not is_dataclass(value):
+        return value
+    data = {each.name: _to_dict(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Usage):
+        data["total"] = value.total
+    if isinstance(value, DeviceMemory):
+        data |= {"categories": CATEGORIES, "fragmentation": value.fragmentation}
+    return data
 
 
 def _usage_from_dict(data: Mapping[str, Any]) -> Usage:

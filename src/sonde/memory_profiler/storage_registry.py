@@ -8,6 +8,7 @@ import gc
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -40,7 +41,7 @@ class DeviceUsage:
         self._peak = Peak(Usage())
         self._peak_owners: dict[Owner, int] = {}
         self._peak_batch_bytes = 0
-        self._points: list[TimelinePoint] = []
+        self.points: list[TimelinePoint] = []  # the timeline
         self._changes_per_point, self._num_changes = 1, 0  # the latter since the last point
 
     def change(self, owner: Owner, num_bytes: int, *, with_batch: bool = False) -> None:
@@ -52,31 +53,32 @@ class DeviceUsage:
             self.batch_bytes += num_bytes
             if self.batch_bytes >= self.batch_most:
                 self.batch_most, self.batch_rest = self.batch_bytes, self.total - self.batch_bytes
-        self._owners[owner] = self._owners.get(owner, 0) + num_bytes
-        self._categories[_INDEX[owner[0]]] += num_bytes
+        self._add(owner, num_bytes)
         if self.total >= self._highest and num_bytes > 0:  # also if equal: in later steps more owners are known
             self._highest, self._is_peak_pending = self.total, True
             self._peak = self._describe_moment()
 
     def move(self, before: Owner, after: Owner, num_bytes: int) -> None:
         """Assigns the same bytes to another owner."""
-        self._owners[before] = self._owners.get(before, 0) - num_bytes
-        self._owners[after] = self._owners.get(after, 0) + num_bytes
-        self._categories[_INDEX[before[0]]] -= num_bytes
-        self._categories[_INDEX[after[0]]] += num_bytes
+        self._add(before, -num_bytes)
+        self._add(after, num_bytes)
+
+    def _add(self, owner: Owner, num_bytes: int) -> None:
+        self._owners[owner] = self._owners.get(owner, 0) + num_bytes
+        self._categories[_INDEX[owner[0]]] += num_bytes
 
     def end_operation(self) -> None:
         """Adds a point to the timeline. Once it is full, neighboring points are merged and the higher one stays."""
         point = TimelinePoint(perf_counter() - self._start, tuple(self._categories))
         self._num_changes += 1
-        if self._points and self._num_changes < self._changes_per_point:
-            if point.total > self._points[-1].total:
-                self._points[-1] = point
+        if self.points and self._num_changes < self._changes_per_point:
+            if point.total > self.points[-1].total:
+                self.points[-1] = point
             return
         self._num_changes = 0
-        self._points.append(point)
-        if len(self._points) >= MAX_POINTS:
-            self._points = [max(pair, key=lambda one: one.total) for pair in zip(self._points[::2], self._points[1::2])]
+        self.points.append(point)
+        if len(self.points) >= MAX_POINTS:
+            self.points = [max(pair, key=lambda one: one.total) for pair in zip(self.points[::2], self.points[1::2])]
             self._changes_per_point *= 2
 
     def usage(self) -> Usage:
@@ -85,13 +87,7 @@ class DeviceUsage:
     def peak(self) -> Peak:
         if self._is_peak_pending:
             self._copy_peak()
-        peak = self._peak
-        return Peak(
-            _usage(self._peak_owners), peak.time_s, peak.phase, peak.module, peak.operation, peak.source, self._peak_batch_bytes
-        )  # fmt: skip
-
-    def timeline(self) -> tuple[TimelinePoint, ...]:
-        return tuple(self._points)
+        return replace(self._peak, usage=_usage(self._peak_owners), batch_bytes=self._peak_batch_bytes)
 
     def _copy_peak(self) -> None:
         self._is_peak_pending = False
@@ -166,9 +162,9 @@ class StorageRegistry:
             entry.with_batch = False
         entry.owner = owner
 
-    def owner_of(self, tensor: Tensor) -> Owner | None:
+    def owner_of(self, tensor: Tensor) -> Owner:
         entry = self._live.get(storage_id(tensor))
-        return entry.owner if entry is not None else None
+        return entry.owner if entry is not None else OTHER
 
     def remove_freed(self) -> None:
         """Removes the storages that were freed since the last call."""
@@ -190,10 +186,9 @@ class StorageRegistry:
         return {name: device.usage() for name, device in self.devices.items()}
 
     def _change(self, entry: _StorageEntry, num_bytes: int) -> None:
-        device = self.devices.get(entry.device)
-        if device is None:
-            device = self.devices[entry.device] = DeviceUsage(self.start, self._describe_moment)
-        device.change(entry.owner, num_bytes, with_batch=entry.with_batch)
+        if entry.device not in self.devices:
+            self.devices[entry.device] = DeviceUsage(self.start, self._describe_moment)
+        self.devices[entry.device].change(entry.owner, num_bytes, with_batch=entry.with_batch)
         self._changed.add(entry.device)
 
 
@@ -205,9 +200,8 @@ def add_live_tensors(registry: StorageRegistry) -> None:
             continue  # left by torch.compile or torch.export: it has no memory, and reading its symbolic size may end the process
         try:
             registry.add(tensor, _guess_owner)
-            gradient = tensor.grad if tensor.is_leaf else None
-            if gradient is not None:
-                registry.assign(gradient, ("gradients", ""))
+            if tensor.is_leaf and tensor.grad is not None:
+                registry.assign(tensor.grad, ("gradients", ""))
         except Exception:  # a tensor subclass that raises when it is inspected
             continue
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import FrameType, TracebackType
+from traceback import walk_stack
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -52,11 +53,9 @@ class _RunningModule(NamedTuple):
 
 
 class ModuleStack:
-    """Tracks which module is running, by global forward hooks, while the context is entered.
-
-    Paths come from `models`; modules of other models have none. If `models` is empty, the first model that is called gets the
-    paths of its submodules, and later ones are prefixed by their class.
-    """
+    """Tracks which module is running, by global forward hooks, while the context is entered. Paths come from `models`; modules of other
+    models have none. If `models` is empty, the first model that is called gets the paths of its submodules, and later ones are prefixed by
+    their class."""
 
     def __init__(self, models: Mapping[str, nn.Module]) -> None:
         self._paths: dict[int, list[str]] = {}
@@ -77,7 +76,7 @@ class ModuleStack:
         self._remove_hooks = hook_all_modules(before=self._on_forward_start, after=self._on_forward_end)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._remove_hooks()
         self._stack.clear()
         self._lines.clear()
@@ -100,41 +99,29 @@ class ModuleStack:
 
     def line(self) -> SourceLine:
         """The running line of the user's code."""
-        frame: FrameType | None = sys._getframe(1)
         user = user_frame(2)
-        called = ""
-        while frame is not None and frame is not user:
-            file = frame.f_code.co_filename
-            if file in _FUNCTIONAL:
-                called = frame.f_code.co_name
-                break
-            frame = frame.f_back
+        called = next((frame.f_code.co_name for frame in _frames_up_to(user) if frame.f_code.co_filename in _FUNCTIONAL), "")
         if user is None:
             return SourceLine("", "", called)
         key = (user.f_code.co_filename, user.f_lineno)
-        described = self._lines.get(key)
-        if described is None:
-            described = self._lines[key] = describe_line(user)
-        return SourceLine(*described, called)
+        if key not in self._lines:
+            self._lines[key] = describe_line(user)
+        return SourceLine(*self._lines[key], called)
 
     def line_in_backward(self) -> SourceLine | None:
         """The user's line that runs inside backward, in a hook or a custom autograd.Function; None if only torch runs there."""
-        frame: FrameType | None = sys._getframe(1)
         user = user_frame(2)
-        while frame is not None and frame is not user:
-            if frame.f_code.co_filename == _ENGINE:
-                return None
-            frame = frame.f_back
-        return self.line() if user is not None else None
+        in_torch = user is None or any(frame.f_code.co_filename == _ENGINE for frame in _frames_up_to(user))
+        return None if in_torch else self.line()
 
     def model_tensors(self) -> dict[int, tuple[str, str]]:
         """By storage, the tensors of the models: ("parameter", path) or ("buffer", path)."""
         found: dict[int, tuple[str, str]] = {}
         for name, model in self._models:
-            for kind, items in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
-                for path, tensor in items:
-                    if not nn.parameter.is_lazy(tensor):
-                        found.setdefault(storage_id(tensor), (kind, _join_path(name, path)))
+            named = [("parameter", *item) for item in model.named_parameters()] + [("buffer", *item) for item in model.named_buffers()]
+            for kind, path, tensor in named:
+                if not nn.parameter.is_lazy(tensor):
+                    found.setdefault(storage_id(tensor), (kind, join_path(name, path)))
         return found
 
     def root_input(self, storage: int) -> Location | None:
@@ -144,7 +131,7 @@ class ModuleStack:
     def _add_model(self, name: str, model: nn.Module) -> None:
         self._models.append((name, model))
         for path, module in model.named_modules(remove_duplicate=False):
-            self._paths.setdefault(id(module), []).append(_join_path(name, path))
+            self._paths.setdefault(id(module), []).append(join_path(name, path))
 
     def _on_forward_start(self, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling() or threading.get_ident() != self._thread:
@@ -175,21 +162,25 @@ class ModuleStack:
     def _on_forward_end(self, module: nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or threading.get_ident() != self._thread:
             return
-        for i in range(len(self._stack) - 1, -1, -1):
-            if self._stack[i].id == id(module):
-                path = self._stack[i].path
+        for i, running in reversed(list(enumerate(self._stack))):
+            if running.id == id(module):
                 del self._stack[i:]
-                if path:
-                    self.max_abs_outputs[path] = max((_max_abs(tensor) for _, tensor in find_tensors(output)), default=0.0)
+                if running.path:
+                    self.max_abs_outputs[running.path] = max((_max_abs(tensor) for _, tensor in find_tensors(output)), default=0.0)
                 return
+
+
+def _frames_up_to(user: FrameType | None) -> Iterator[FrameType]:
+    """The frames from here up to the user's, which is left out."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame is not user:
+        yield frame
+        frame = frame.f_back
 
 
 def is_recomputing() -> bool:
     """Whether torch.utils.checkpoint is running a part of the forward again."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename != _CHECKPOINT:
-        frame = frame.f_back
-    return frame is not None
+    return any(frame.f_code.co_filename == _CHECKPOINT for frame, _ in walk_stack(sys._getframe(1)))
 
 
 def storage_id(tensor: torch.Tensor) -> int:
@@ -209,6 +200,7 @@ def _max_abs(tensor: torch.Tensor) -> float:
     return max(abs(float(table.values[0, column])) for column in (_MIN, _MAX))
 
 
-def _join_path(name: str, path: str) -> str:
+def join_path(name: str, path: str) -> str:
+    """The path of a module or parameter in the model `name`."""
     path = path.removeprefix("_orig_mod").removeprefix(".")  # torch.compile wraps the model
     return f"{name}.{path}" if name and path else name or path

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sonde.nonfinite.module_stack import storage_id
+from sonde.nonfinite.module_stack import Location, storage_id
 from sonde.statistics.private_torch_api import OpOverload, op_schema, saved_value, saved_value_names
 
 _RUNNING_STATISTICS = frozenset({"running_mean", "running_var"})
@@ -23,10 +23,7 @@ class AutogradNodeInfo:
 
     sequence_nr: int  # of the autograd node
     base_name: str  # "nll_loss_forward"
-    display_name: str  # "cross_entropy"
-    module: str
-    source: str
-    text: str
+    location: Location  # its operation is "cross_entropy"
     has_saved_tensor_hooks: bool  # hooks (checkpointing) hold its saved tensors: reading them would run the forward again
     parameters: tuple[int, ...] = ()  # storages of the parameters among its arguments
     producer_modules: tuple[str, ...] = ()  # modules whose operations produced its arguments, nearest first
@@ -50,12 +47,9 @@ class OpCall:
         self.written_args: set[str] = set()
         self.was_finite: dict[str, bool] = {}
         self._originals: dict[str, Tensor] = {}
-        arguments = _arguments(func)
-        for (name, is_written), value in zip(arguments, args):
-            self._add_argument(name, value, is_written)
-        by_name = dict(arguments)
-        for name, value in kwargs.items():
-            self._add_argument(name, value, by_name.get(name, False))
+        is_written = _arguments(func)
+        for name, value in (*zip(is_written, args), *kwargs.items()):
+            self._add_argument(name, value, is_written.get(name, False))
 
     def _add_argument(self, name: str, value: Any, is_written: bool) -> None:
         if isinstance(value, Tensor):
@@ -119,12 +113,8 @@ def saved_tensors(call: OpCall, node: AutogradNodeInfo | None) -> dict[str, Tens
     """The tensors that the forward saved for the running backward, as `saved <name>`."""
     if call.autograd_node is None or node is None or node.has_saved_tensor_hooks:
         return {}
-    found = {}
-    for name in saved_value_names(call.autograd_node):
-        value = saved_value(call.autograd_node, name)
-        if isinstance(value, Tensor):
-            found[f"saved {name}"] = value.detach()
-    return found
+    saved = {name: saved_value(call.autograd_node, name) for name in saved_value_names(call.autograd_node)}
+    return {f"saved {name}": value.detach() for name, value in saved.items() if isinstance(value, Tensor)}
 
 
 def select_model_tensors(tensors: Mapping[str, Tensor], model_tensors: Mapping[int, tuple[str, str]]) -> dict[str, tuple[str, str]]:
@@ -133,9 +123,7 @@ def select_model_tensors(tensors: Mapping[str, Tensor], model_tensors: Mapping[i
 
 
 @cache
-def _arguments(func: OpOverload) -> list[tuple[str, bool]]:
-    """Names of the arguments and whether the operation writes them. The schema names the first `self`, the documentation `input`."""
-    return [
-        ("input" if argument.name == "self" else argument.name, bool(argument.alias_info and argument.alias_info.is_write))
-        for argument in op_schema(func).arguments
-    ]
+def _arguments(func: OpOverload) -> dict[str, bool]:
+    """By name of an argument, whether the operation writes it. The schema names the first `self`, the documentation `input`."""
+    arguments = op_schema(func).arguments
+    return {"input" if one.name == "self" else one.name: bool(one.alias_info and one.alias_info.is_write) for one in arguments}

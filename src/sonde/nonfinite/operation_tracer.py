@@ -8,44 +8,27 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from types import TracebackType
+from functools import cached_property
+from itertools import islice
+from traceback import walk_stack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from sonde.errors import NonFiniteError
 from sonde.nonfinite import operation_names
-from sonde.nonfinite.module_stack import ModuleStack, is_recomputing, storage_id
-from sonde.nonfinite.nonfinite_propagation import (
-    CREATED,
-    INPUT,
-    LITERAL,
-    PROPAGATED,
-    WORSENED,
-    NonFiniteEvent,
-    PropagationGraph,
-    earliest_root,
-)
+from sonde.nonfinite.module_stack import Location, ModuleStack, is_recomputing, storage_id
+from sonde.nonfinite.nonfinite_propagation import NonFiniteEvent, PropagationGraph, Role, earliest_root
 from sonde.nonfinite.operation_call import AutogradNodeInfo, OpCall, is_additive_mask, is_floating
 from sonde.nonfinite.origin import Origin
 from sonde.nonfinite.origin_from_operation import build_input_origin, build_origin, nonfinite_kind, refine_origin
-from sonde.statistics import reductions
-from sonde.statistics.private_torch_api import (
-    EagerDispatchMode,
-    OpOverload,
-    current_autograd_node,
-    graph_task_id,
-    has_kernel,
-    has_saved_tensor_hooks,
-    is_compiler_loaded,
-    next_sequence_nr,
-    node_sequence_nr,
-    op_schema,
-)
+from sonde.statistics import private_torch_api, reductions
+from sonde.statistics.private_torch_api import EagerDispatchMode, OpOverload, has_kernel, op_schema
 
 _log = logging.getLogger("sonde")
 
@@ -58,7 +41,7 @@ MAX_STORAGES = 100_000  # storages whose producers are stored
 @contextmanager
 def compile_disabled() -> Iterator[None]:
     """Run compiled models in eager mode inside: compiled code has no operations and no layers to inspect."""
-    if not is_compiler_loaded():
+    if not private_torch_api.is_compiler_loaded():
         yield
         return
     with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
@@ -68,22 +51,21 @@ def compile_disabled() -> Iterator[None]:
 
 
 class NonFiniteTracer:
-    """Traces the code inside its context; then `origin` is the operation that created the non-finite value, or None.
+    """Traces the code inside its context; then `origin` is the operation that created the non-finite value, or None. `models` gives modules
+    their names. With `ignore_masks`, an Inf that the program writes is an origin only if it reaches the loss. With `raise_on_origin`,
+    `NonFiniteError` is raised as soon as the origin is certain."""
 
-    `models` gives modules their names. With `ignore_masks`, an Inf that the program writes is an origin only if it reaches the loss.
-    """
-
-    def __init__(self, models: Mapping[str, nn.Module] | None = None, *, ignore_masks: bool = True) -> None:
+    def __init__(
+        self, models: Mapping[str, nn.Module] | None = None, *, ignore_masks: bool = True, raise_on_origin: bool = False
+    ) -> None:
         self.caveats: list[str] = []
-        self.on_found: Callable[[Origin], None] | None = None  # called once, as soon as the origin is certain; may raise
-        self._ignore_masks = ignore_masks
+        self._ignore_masks, self._raises = ignore_masks, raise_on_origin
         self._modules = ModuleStack(models or {})
         self._graph = PropagationGraph()
         self._nodes: dict[int, AutogradNodeInfo] = {}  # by sequence number
         self._producers: dict[int, tuple[AutogradNodeInfo, ...]] = {}  # by storage: the operations that produced it, nearest first
         self._uninitialized: set[int] = set()  # storages that nothing has written yet
         self._storage_refs: dict[int, StorageWeakRef] = {}
-        self._model_tensors: dict[int, tuple[str, str]] | None = None
         self._last_sequence_nr = -1
         self._has_backward = False
         self._is_done = False
@@ -91,7 +73,7 @@ class NonFiniteTracer:
         self._stack = ExitStack()
 
     def __enter__(self) -> NonFiniteTracer:
-        self._last_sequence_nr = next_sequence_nr() - 1
+        self._last_sequence_nr = private_torch_api.next_sequence_nr() - 1
         with ExitStack() as stack:
             stack.enter_context(self._modules)
             stack.enter_context(compile_disabled())
@@ -99,7 +81,7 @@ class NonFiniteTracer:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stack.close()
         if not self._is_done:
             self._finish(self._unconsumed_events(), include_intentional=not self._ignore_masks)
@@ -107,6 +89,16 @@ class NonFiniteTracer:
         self._producers.clear()
         self._nodes.clear()
         self._uninitialized.clear()
+        if not any(error):
+            self.raise_if_found()
+
+    def __str__(self) -> str:
+        return self.origin.summary() if self.origin else "no unintended NaN or Inf was created"
+
+    def raise_if_found(self) -> None:
+        """Raise `NonFiniteError` if that was asked for and the origin is certain."""
+        if self._raises and self.origin is not None:
+            raise NonFiniteError(self.origin.summary(), self.origin)
 
     @property
     def origin(self) -> Origin | None:
@@ -134,11 +126,11 @@ class NonFiniteTracer:
         if self._is_done:
             return None
         call = OpCall(func, args, kwargs)
-        if graph_task_id() != -1:
+        if private_torch_api.graph_task_id() != -1:
             self._has_backward = True
             if not (torch.is_grad_enabled() and is_recomputing()):  # a recomputed part of the forward counts as forward
                 call.in_backward = True
-                call.autograd_node = current_autograd_node()
+                call.autograd_node = private_torch_api.current_autograd_node()
                 call.is_accumulate_grad = call.autograd_node is not None and call.autograd_node.name() == "torch::autograd::AccumulateGrad"
         if call.written_args and not operation_names.overwrites_args(func):
             call.was_finite = {name: is_finite(tensor) for name, tensor in call.float_tensors}
@@ -149,19 +141,23 @@ class NonFiniteTracer:
         """Record the outputs of an operation, and whether they are finite."""
         func = call.func
         base_name = operation_names.base_name(func)
-        node = self._forward_node(call) if call.in_backward else self._add_node(call, base_name)
+        node: AutogradNodeInfo | None = None  # the forward operation, also in backward
+        if not call.in_backward:
+            node = self._add_node(call, base_name)
+        elif call.autograd_node is not None:
+            node = self._nodes.get(private_torch_api.node_sequence_nr(call.autograd_node))
         if call.is_accumulate_grad or (base_name == "ones_like" and _is_backward_seed()):
             self._has_backward = True
             if ends := self._events_of(tensor for _, tensor in call.float_tensors):
                 self._finish(ends, include_intentional=True)
                 return
-        outputs = [tensor for tensor in _flatten_tensors(output) if is_floating(tensor)]
+        outputs = [tensor for tensor in flatten_tensors(output) if is_floating(tensor)]
         if not call.written_args and base_name != "lift_fresh" and (func.is_view or self._is_view(call, outputs)):
             return
         if base_name == "set":  # the storage comes from elsewhere: its content was there before
-            for tensor in outputs:
-                self._graph.clear(storage_id(tensor))
-                self._uninitialized.discard(storage_id(tensor))
+            for storage in map(storage_id, outputs):
+                self._graph.clear(storage)
+                self._uninitialized.discard(storage)
             return
         is_overwritten = not call.written_args or operation_names.overwrites_args(func)
         producers = self._producers_of_call(call, node, base_name)
@@ -179,9 +175,8 @@ class NonFiniteTracer:
         bad = [tensor for tensor in outputs[: 1 if operation_names.has_auxiliary_outputs(func) else None] if not is_finite(tensor)]
         parents = self._parents(call, node) if bad or self._graph else []
         if not bad:
-            for tensor in outputs:
-                if call.written_args and _covers_storage(tensor):
-                    self._graph.clear(storage_id(tensor))
+            for tensor in filter(_covers_storage, outputs if call.written_args else ()):
+                self._graph.clear(storage_id(tensor))
         elif not any(storage_id(tensor) in self._uninitialized for tensor in bad):
             self._add_output_events(call, base_name, node, bad, parents)
 
@@ -194,35 +189,26 @@ class NonFiniteTracer:
         if call.in_backward and node is not None:
             # Backward runs, so the loss is finite: the non-finite output of this operation in the forward did no harm so far.
             parents = [parent for parent in parents if parent.in_backward or parent.sequence_nr != node.sequence_nr]
-        role = LITERAL if literals else CREATED
+        role = Role.LITERAL if literals else Role.CREATED
         if parents:
             is_new = kind == "nan" and all(parent.kind == "inf" for parent in parents) and not any(number != number for number in literals)
             is_lookup = base_name in operation_names.TARGET_LOOKUP_OPS
             is_target = kind == "inf" and is_lookup and all(parent.is_intentional for parent in parents)
-            role = WORSENED if is_new or is_target else PROPAGATED
+            role = Role.WORSENED if is_new or is_target else Role.PROPAGATED
         origin = origin_if_masked = None
-        if role != PROPAGATED:
-            origin, origin_if_masked = build_origin(
-                call, role, kind, bad[0], node, self._modules, self._producer_names, self._get_model_tensors()
-            )
-        events = [
-            self._graph.add(
-                storage_id(tensor),
-                parents,
-                role=role,
-                kind=kind,
-                operation=base_name,
-                in_backward=call.in_backward,
-                sequence_nr=node.sequence_nr if node else -1,
-                origin=origin,
-                origin_if_masked=origin_if_masked,
-                is_intentional=role == LITERAL or (role == CREATED and self._is_log_of_mask(call)),
-                keep_earlier=bool(call.written_args),
-            )
-            for tensor in bad
-        ]
+        if role is not Role.PROPAGATED:
+            producers, tensors = self._producer_names, self._model_tensors
+            origin, origin_if_masked = build_origin(call, role, kind, bad[0], node, self._modules, producers, tensors)
+        is_intentional = role is Role.LITERAL
+        if role is Role.CREATED and call.is_log_of_mask():
+            is_intentional = operation_names.PROBABILITY_OPS.isdisjoint(self._producer_names(call.original("input")))
+        sequence_nr = node.sequence_nr if node else -1
+        events: list[NonFiniteEvent] = []
+        for tensor in bad:
+            event = NonFiniteEvent(role, kind, base_name, call.in_backward, sequence_nr, is_intentional, origin, origin_if_masked)
+            events += self._graph.add(storage_id(tensor), event, parents, keep_earlier=bool(call.written_args))
         if call.writes_to_parameter():  # an update that makes a weight non-finite
-            self._finish([event for event in events if event], include_intentional=True)
+            self._finish(events, include_intentional=True)
 
     def _parents(self, call: OpCall, node: AutogradNodeInfo | None) -> list[NonFiniteEvent]:
         """The events of the non-finite inputs, which are marked as consumed."""
@@ -241,26 +227,12 @@ class NonFiniteTracer:
         return parents
 
     def _add_input_event(self, call: OpCall, name: str, node: AutogradNodeInfo | None) -> list[NonFiniteEvent]:
-        """Record an argument that was non-finite before tracing began."""
         tensor, original = call.tensors[name], call.original(name)
         kind, storage = nonfinite_kind([tensor]), storage_id(original)
         self._hold_storage_id(original, storage)
-        model_tensors = self._get_model_tensors()
-        event = self._graph.add(
-            storage,
-            (),
-            role=INPUT,
-            kind=kind,
-            operation="",
-            in_backward=call.in_backward,
-            sequence_nr=-1,
-            origin=build_input_origin(call, name, kind, node, self._modules, model_tensors),
-            is_intentional=is_additive_mask(tensor) or (not tensor.dim() and storage not in model_tensors),
-        )
-        return [event] if event else []
-
-    def _is_log_of_mask(self, call: OpCall) -> bool:
-        return call.is_log_of_mask() and not operation_names.PROBABILITY_OPS.intersection(self._producer_names(call.original("input")))
+        origin = build_input_origin(call, name, kind, node, self._modules, self._model_tensors)
+        is_intentional = is_additive_mask(tensor) or (not tensor.dim() and storage not in self._model_tensors)
+        return self._graph.add(storage, NonFiniteEvent(Role.INPUT, kind, "", call.in_backward, -1, is_intentional, origin))
 
     def _is_view(self, call: OpCall, outputs: list[Tensor]) -> bool:
         """Whether an output shares its storage with an input. Some operations do so without a view schema (_unsafe_view)."""
@@ -271,22 +243,19 @@ class NonFiniteTracer:
 
     def _add_node(self, call: OpCall, base_name: str) -> AutogradNodeInfo:
         """Store the forward operation of the autograd node that it has just created."""
-        sequence_nr = next_sequence_nr() - 1
+        sequence_nr = private_torch_api.next_sequence_nr() - 1
         line = self._modules.line()
         display_name = operation_names.display_name(call.func, line.called, self._modules.module_type)
-        has_hooks = has_saved_tensor_hooks(ignore_tracing=True)
+        has_hooks = private_torch_api.has_saved_tensor_hooks(ignore_tracing=True)
         parameters = tuple(storage_id(tensor) for tensor in call.tensors.values() if isinstance(tensor, nn.Parameter))
-        node = AutogradNodeInfo(sequence_nr, base_name, display_name, self._modules.module, line.source, line.text, has_hooks, parameters)
+        location = Location(display_name, self._modules.module, line.source, line.text)
+        node = AutogradNodeInfo(sequence_nr, base_name, location, has_hooks, parameters)
         for each in range(max(self._last_sequence_nr + 1, sequence_nr - 3), sequence_nr + 1):  # one operation may create several nodes
             self._nodes[each] = node
         while len(self._nodes) > MAX_NODES:
             del self._nodes[next(iter(self._nodes))]
         self._last_sequence_nr = max(self._last_sequence_nr, sequence_nr)
         return node
-
-    def _forward_node(self, call: OpCall) -> AutogradNodeInfo | None:
-        """The forward operation whose backward is running."""
-        return self._nodes.get(node_sequence_nr(call.autograd_node)) if call.autograd_node is not None else None
 
     def _producers_of_call(self, call: OpCall, node: AutogradNodeInfo | None, base_name: str) -> tuple[AutogradNodeInfo, ...]:
         """The producers of the output of a call: its own node, then the producers of its inputs."""
@@ -298,7 +267,7 @@ class NonFiniteTracer:
                 each.is_masked = True
         producers = tuple(dict.fromkeys(nodes))[:MAX_PRODUCERS]
         if node and not call.in_backward:
-            node.producer_modules = tuple(dict.fromkeys(each.module for each in producers[1:] if each.module))
+            node.producer_modules = tuple(dict.fromkeys(each.location.module for each in producers[1:] if each.location.module))
         return producers
 
     def _set_producers(self, tensor: Tensor, storage: int, producers: tuple[AutogradNodeInfo, ...]) -> None:
@@ -317,10 +286,9 @@ class NonFiniteTracer:
     def _producer_names(self, tensor: Tensor) -> tuple[str, ...]:
         return tuple(node.base_name for node in self._producers.get(storage_id(tensor), ()))
 
-    def _get_model_tensors(self) -> dict[int, tuple[str, str]]:
-        if self._model_tensors is None:
-            self._model_tensors = self._modules.model_tensors()
-        return self._model_tensors
+    @cached_property
+    def _model_tensors(self) -> dict[int, tuple[str, str]]:
+        return self._modules.model_tensors()
 
     # ---- the result
 
@@ -332,7 +300,6 @@ class NonFiniteTracer:
         return [event for event in self._graph.events if not event.is_consumed and (event.in_backward or not self._has_backward)]
 
     def _finish(self, ends: list[NonFiniteEvent], *, include_intentional: bool) -> None:
-        """Determine the origin of these events and stop tracing."""
         self._is_done = True
         if found := earliest_root(ends, include_intentional=include_intentional):
             self._found = refine_origin(*found)
@@ -367,9 +334,7 @@ class _TracingMode(EagerDispatchMode):  # type: ignore[no-untyped-call]
                     tracer.on_op_end(call, output)
             except Exception as error:
                 self._stop(func, error)
-            if tracer.origin is not None and tracer.on_found is not None:
-                on_found, tracer.on_found = tracer.on_found, None
-                on_found(tracer.origin)
+            tracer.raise_if_found()
         return output
 
     def _stop(self, func: OpOverload, error: Exception) -> None:
@@ -385,14 +350,14 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def _covers_storage(tensor: Tensor) -> bool:
-    """Whether a tensor covers the whole of its storage."""
     return storage_id(tensor) != 0 and tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
-def _flatten_tensors(value: Any) -> list[Tensor]:
+def flatten_tensors(value: Any) -> list[Tensor]:
+    """The tensors in the arguments or the result of an operation."""
     if isinstance(value, Tensor):
         return [value]
-    return [tensor for item in value for tensor in _flatten_tensors(item)] if isinstance(value, (list, tuple)) else []
+    return [tensor for item in value for tensor in flatten_tensors(item)] if isinstance(value, (list, tuple)) else []
 
 
 def _is_composite(func: OpOverload) -> bool:
@@ -404,11 +369,4 @@ def _is_composite(func: OpOverload) -> bool:
 
 def _is_backward_seed() -> bool:
     """Whether torch.autograd is creating the initial gradient of a backward."""
-    frame = sys._getframe(1)
-    for _ in range(12):
-        if frame.f_code.co_name == "_make_grads":
-            return True
-        if frame.f_back is None:
-            return False
-        frame = frame.f_back
-    return False
+    return any(frame.f_code.co_name == "_make_grads" for frame, _ in islice(walk_stack(sys._getframe(1)), 12))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from math import isfinite
 from typing import Any
 
-MAX_LISTED = 8  # samples in a sentence; `samples` holds all of them
+from sonde.formatting import listing, strict
 
-_JSON_SPELLING = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # as in every JSON that Sonde writes
+MAX_LISTED = 8  # samples in a sentence; `samples` holds all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +24,6 @@ class TensorSummary:
     zeros: int
     nan: int
     inf: int
-
-    @property
-    def is_finite(self) -> bool:
-        return not (self.nan or self.inf)
 
     def __str__(self) -> str:
         """`input float32 [32, 10], 0 to 0.73, 12 zeros`."""
@@ -91,18 +86,17 @@ class Origin:
             lines.append(f"  samples {self._format_samples()}")
         return "\n".join([*lines, *(f"  note    {caveat}" for caveat in self.caveats)])
 
-    def __str__(self) -> str:
-        return self.summary()
+    __str__ = summary
 
     def _format_samples(self) -> str:
         if not self.samples:
             return "no single one: it takes the whole batch"
-        in_batch = f"{_listing(self.samples)} of the batch"
-        return f"{in_batch}, {_listing(self.indices)} of the dataset" if self.indices else in_batch
+        named = [(self.samples, "batch"), (self.indices or (), "dataset")]
+        return ", ".join(f"{listing([*map(str, numbers)], MAX_LISTED)} of the {what}" for numbers, what in named if numbers)
 
     def to_dict(self) -> dict[str, Any]:
         """Strict JSON: lists, numbers and strings; non-finite numbers are "NaN", "Infinity" or "-Infinity"."""
-        return {name: _to_strict_json(value) for name, value in asdict(self).items()}
+        return {name: strict(value) for name, value in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Origin:
@@ -115,16 +109,3 @@ class Origin:
         values["inputs"] = tuple(TensorSummary.from_dict(tensor) for tensor in values.get("inputs", ()))
         values["output"] = TensorSummary.from_dict(values["output"]) if values.get("output") else None
         return cls(**values)
-
-
-def _listing(numbers: tuple[int, ...]) -> str:
-    shown = ", ".join(map(str, numbers[:MAX_LISTED]))
-    return f"{shown} and {len(numbers) - MAX_LISTED} more" if len(numbers) > MAX_LISTED else shown
-
-
-def _to_strict_json(value: Any) -> Any:
-    if isinstance(value, float) and not isfinite(value):
-        return _JSON_SPELLING[str(value)]
-    if isinstance(value, dict):
-        return {key: _to_strict_json(item) for key, item in value.items()}
-    return [_to_strict_json(item) for item in value] if isinstance(value, (list, tuple)) else value

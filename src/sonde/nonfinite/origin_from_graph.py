@@ -6,12 +6,14 @@ Used if the step cannot be replayed. It finds less than a trace: operation names
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from sonde.leaks.autograd_graphs_alive import graph_nodes
+from sonde.nonfinite.explain_forward import Explanation
 from sonde.nonfinite.operation_tracer import is_finite
 from sonde.nonfinite.origin import Origin
 from sonde.statistics.private_torch_api import node_sequence_nr, saved_value, saved_value_handle
@@ -19,7 +21,6 @@ from sonde.statistics.private_torch_api import node_sequence_nr, saved_value, sa
 MAX_NODES = 20_000
 MAX_FACTOR_SIZE = 1 << 24  # elements: larger factors are not multiplied again
 CAVEAT = "read from the graph of the loss: line and module are not known"
-
 
 _Read = Callable[[Any, str], Tensor | None]  # a saved tensor of a node
 
@@ -32,21 +33,6 @@ class _DomainCheck(NamedTuple):
     values: str
     key: str
     fix: str
-
-
-class _Factors(NamedTuple):
-    """An operation whose both factors are saved, so that its result can be computed again."""
-
-    first: str
-    second: str
-    compute: Callable[[Any, Any], Tensor]
-
-
-class _GraphFinding(NamedTuple):
-    phase: str
-    cause: str
-    fix: str
-    key: str
 
 
 def _is_nonfinite(x: Tensor) -> Tensor:
@@ -68,12 +54,10 @@ _DOMAIN_CHECKS = {
     "softmax": _SOFTMAX,
     "logsoftmax": _SOFTMAX,
 }
-_FACTORS = {
-    "mul": _Factors("self", "other", torch.mul),
-    "mm": _Factors("self", "mat2", torch.mm),
-    "bmm": _Factors("self", "mat2", torch.bmm),
-    "pow": _Factors("self", "exponent", torch.pow),
-}
+# Both operands are saved, so the result can be computed again: the name of the second one (the first is "self"), and the function.
+_RECOMPUTED: Mapping[str, tuple[str, Callable[[Any, Any], Tensor]]] = {
+    "mul": ("other", torch.mul), "mm": ("mat2", torch.mm), "bmm": ("mat2", torch.bmm), "pow": ("exponent", torch.pow),
+}  # fmt: skip
 # A non-finite input of these is also in their output. Others may get an Inf on purpose: a maximum, a softmax, logsumexp.
 _PROPAGATING_OPS = frozenset(
     {"mul", "div", "mm", "bmm", "addmm", "convolution", "mseloss", "l1loss", "smoothl1loss", "huberloss", "binarycrossentropy"}
@@ -82,50 +66,47 @@ _INPUT_NAMES = ("self", "other", "mat1", "mat2", "input", "target", "weight")
 
 
 def origin_in_graph(loss: Tensor, *, unpacks: bool = True) -> Origin | None:
-    """The earliest operation in the graph of the loss that is known to have created a non-finite value, or to have received one.
-
-    Without `unpacks`, tensors that a hook packed are not read: unpacking runs the user's code, and with checkpointing the whole forward.
-    """
+    """The earliest operation in the graph of the loss that is known to have created a non-finite value, or to have received one. Without
+    `unpacks`, tensors that a hook packed are not read: unpacking runs the user's code, and with checkpointing the whole forward."""
     read = _saved_tensor if unpacks else _tensor_without_hook
     kind = "nan" if bool(loss.isnan().any()) else "inf"
-    for node in sorted(_nodes(loss), key=lambda node: node_sequence_nr(node)):
-        operation = _operation_name(node)
+    for node in sorted(graph_nodes(loss.grad_fn, MAX_NODES), key=node_sequence_nr):
+        operation = re.sub(r"Backward\d*$", "", node.name().rpartition("::")[2]).lower()
         with torch.no_grad():
-            found = _created(node, operation, read) or _received(node, operation, read)
+            created = _created(node, operation, read)
+            found = created or _received(node, operation, read)
         if found is not None:
-            return Origin(kind, found.phase, operation, "", "", "", found.cause, found.fix, found.key, how="graph", caveats=(CAVEAT,))
+            phase = "forward" if created else "input"
+            return Origin(kind, phase, operation, "", "", "", **found._asdict(), how="graph", caveats=(CAVEAT,))
     return None
 
 
-def _created(node: Any, operation: str, read: _Read) -> _GraphFinding | None:
-    """The finding if this operation created a non-finite value from finite inputs."""
-    check, factors = _DOMAIN_CHECKS.get(operation), _FACTORS.get(operation)
+def _created(node: Any, operation: str, read: _Read) -> Explanation | None:
+    """The explanation if this operation created a non-finite value from finite inputs."""
+    check = _DOMAIN_CHECKS.get(operation)
     if check is not None:
         saved = read(node, check.saved)
         num = int(check.is_bad(saved).sum()) if saved is not None and (check.saved == "result" or is_finite(saved)) else 0
         if saved is not None and num:
             cause = f"{operation} met {num:,} {check.values} among {saved.numel():,} values"
-            return _GraphFinding("forward", cause, check.fix, check.key)
-    elif factors is not None:
-        first = read(node, factors.first)
-        if first is None or first.numel() > MAX_FACTOR_SIZE:
-            return None
-        second = read(node, factors.second) if operation != "pow" else saved_value(node, "exponent")
-        if second is None:
+            return Explanation(check.key, cause, check.fix)
+    elif operation in _RECOMPUTED:
+        name, compute = _RECOMPUTED[operation]
+        first = read(node, "self")
+        second: Any = read(node, name) if operation != "pow" else saved_value(node, "exponent")
+        if first is None or second is None or first.numel() > MAX_FACTOR_SIZE:
             return None
         if not is_finite(first) or (isinstance(second, Tensor) and not is_finite(second)):
             return None
-        num = int((~factors.compute(first, second).isfinite()).sum())
-        if num:
+        if num := int(_is_nonfinite(compute(first, second)).sum()):
             size = float(first.abs().max())
             cause = f"{operation} of {first.numel():,} values up to {size:.3g} makes {num:,} that leave the range of their type"
-            fix = "keep what goes into it small: normalize it, clip it, or compute with logarithms"
-            return _GraphFinding("forward", cause, fix, "overflow")
+            return Explanation("overflow", cause, "keep what goes into it small: normalize it, clip it, or compute with logarithms")
     return None
 
 
-def _received(node: Any, operation: str, read: _Read) -> _GraphFinding | None:
-    """The finding if an input of this operation is non-finite, and no earlier node in the graph is known to have created it."""
+def _received(node: Any, operation: str, read: _Read) -> Explanation | None:
+    """The explanation if an input of this operation is non-finite, and no earlier node in the graph is known to have created it."""
     for name in _INPUT_NAMES if operation in _PROPAGATING_OPS else ():
         saved = read(node, name)
         if saved is not None and not is_finite(saved):
@@ -133,12 +114,8 @@ def _received(node: Any, operation: str, read: _Read) -> _GraphFinding | None:
             bad = " and ".join(f"{num:,} {what}" for num, what in ((nan, "NaN"), (inf, "Inf")) if num)
             cause = f"{bad} among {saved.numel():,} values were given to {operation}"
             fix = "look where these numbers come from: data with missing values, a state of your own, or an operation before this one"
-            return _GraphFinding("input", cause, fix, "nan-input")
+            return Explanation("nan-input", cause, fix)
     return None
-
-
-def _operation_name(node: Any) -> str:
-    return re.sub(r"Backward\d*$", "", node.name().rpartition("::")[2]).lower()
 
 
 def _saved_tensor(node: Any, name: str) -> Tensor | None:
@@ -152,15 +129,3 @@ def _saved_tensor(node: Any, name: str) -> Tensor | None:
 def _tensor_without_hook(node: Any, name: str) -> Tensor | None:
     handle = saved_value_handle(node, name)
     return _saved_tensor(node, name) if getattr(handle, "unpack_hook", handle) is None and handle is not None else None
-
-
-def _nodes(loss: Tensor) -> Iterator[Any]:
-    visited: set[Any] = set()
-    pending = [loss.grad_fn]
-    while pending and len(visited) < MAX_NODES:
-        node = pending.pop()
-        if node is None or node in visited:
-            continue
-        visited.add(node)
-        yield node
-        pending += [below for below, _ in node.next_functions]

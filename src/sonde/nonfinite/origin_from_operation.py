@@ -12,9 +12,9 @@ from torch import Tensor
 from sonde.events import STATISTICS
 from sonde.nonfinite import operation_names
 from sonde.nonfinite.explain_backward import explain_backward, explain_masked
-from sonde.nonfinite.explain_forward import BadOp, Explanation, explain_forward
+from sonde.nonfinite.explain_forward import BadOp, Explanation, dtype_name, explain_forward
 from sonde.nonfinite.module_stack import Location, ModuleStack, storage_id
-from sonde.nonfinite.nonfinite_propagation import LITERAL, WORSENED, NonFiniteEvent
+from sonde.nonfinite.nonfinite_propagation import NonFiniteEvent, Role
 from sonde.nonfinite.operation_call import AutogradNodeInfo, OpCall, saved_tensors, select_model_tensors
 from sonde.nonfinite.origin import Origin, TensorSummary
 from sonde.statistics.private_torch_api import custom_function, op_schema
@@ -40,7 +40,7 @@ def summarize(tensors: Mapping[str, Tensor]) -> tuple[TensorSummary, ...]:
         TensorSummary(
             name,
             tuple(tensor.shape),
-            str(tensor.dtype).removeprefix("torch."),
+            dtype_name(tensor.dtype),
             tensor.numel(),
             float(row[_COLUMNS["min"]]),
             float(row[_COLUMNS["max"]]),
@@ -56,33 +56,26 @@ def nonfinite_kind(tensors: list[Tensor]) -> str:
 
 
 def build_origin(
-    call: OpCall,
-    role: str,
-    kind: str,
-    output: Tensor,
-    node: AutogradNodeInfo | None,
-    modules: ModuleStack,
-    producers: Producers,
+    call: OpCall, role: Role, kind: str, output: Tensor, node: AutogradNodeInfo | None, modules: ModuleStack, producers: Producers,
     model_tensors: ModelTensors,
-) -> tuple[Origin, Origin | None]:
-    """The origin if it is this operation, and the origin if where() hid these values in the forward (None if it did not).
-
-    `role` is that of the event (CREATED, WORSENED or LITERAL); `node` is the forward operation, also in backward.
-    """
+) -> tuple[Origin, Origin | None]:  # fmt: skip
+    """The origin if it is this operation, and the origin if where() hid these values in the forward (None if it did not). `node` is the
+    forward operation, also in backward."""
     in_user_code = call.in_backward and modules.line_in_backward() is not None
-    saved = saved_tensors(call, node) if call.in_backward and not in_user_code else {}
+    in_torch_backward = call.in_backward and not in_user_code
+    saved = saved_tensors(call, node) if in_torch_backward else {}
     overwritten = call.written_args if operation_names.overwrites_args(call.func) else ()  # these already hold the result
     tensors = saved | {name: tensor for name, tensor in call.tensors.items() if name not in overwritten}
     originals = {name: call.original(name) if name in call.tensors else tensor for name, tensor in tensors.items()}
     owned = select_model_tensors(originals, model_tensors)
     base_name = operation_names.base_name(call.func)
     forward_name = ""
-    if call.in_backward and not in_user_code:
+    if in_torch_backward:
         forward_name = node.base_name if node else _forward_name(call.autograd_node) or base_name
     values = {name: readable(tensor) for name, tensor in tensors.items()}
-    called = "" if node is None or in_user_code or node.display_name == base_name else node.display_name
+    called = "" if node is None or in_user_code or node.location.operation == base_name else node.location.operation
     location = _locate(call, node, modules)
-    if role == LITERAL:
+    if role is Role.LITERAL:
         explanation = _explain_literal(kind, location.operation)
     else:
         made_by = {name: producers(tensor) for name, tensor in originals.items()}
@@ -90,24 +83,18 @@ def build_origin(
         explanation = explain_backward(bad_op, forward_name) if forward_name else explain_forward(bad_op)
     labels = {name: owned[name][1] if name in owned else _label(name, call, location.operation, in_user_code) for name in values}
     origin = Origin(
-        kind=kind,
-        phase="backward" if call.in_backward else "forward",
-        operation=location.operation,
-        module=location.module,
-        source=location.source,
-        text=location.text,
-        cause=explanation.cause,
-        fix=explanation.fix,
-        key=explanation.key,
+        kind,
+        "backward" if call.in_backward else "forward",
+        *location,
+        **explanation._asdict(),
         inputs=summarize({labels[name]: tensor for name, tensor in values.items()}),
         output=summarize({"": readable(output)})[0],
-        parameters=_parameters(owned, node if call.in_backward and not in_user_code else None, model_tensors),
+        parameters=_parameters(owned, node if in_torch_backward else None, model_tensors),
         after=node.producer_modules if node else (),
     )
-    if not call.in_backward or in_user_code or node is None or not node.is_masked or explanation.key in ("other", "nan-grad-where"):
+    if not in_torch_backward or node is None or not node.is_masked or explanation.key in ("other", "nan-grad-where"):
         return origin, None
-    masked = explain_masked(explanation, node.display_name)
-    return origin, replace(origin, key=masked.key, cause=masked.cause, fix=masked.fix)
+    return origin, replace(origin, **explain_masked(explanation, node.location.operation)._asdict())
 
 
 def build_input_origin(
@@ -135,19 +122,7 @@ def build_input_origin(
         wrote = "step" if what == "parameter" else "forward"  # which may be one of the same step
         cause = f"{what} {path} holds {num:,} {made} among {tensor.numel():,} values: an earlier {wrote} or a checkpoint put them there"
         fix = f"start again from a state that is finite, and look at the {wrote} that first wrote them"
-    return Origin(
-        kind=kind,
-        phase=phase,
-        operation=operation,
-        module=location.module,
-        source=location.source,
-        text=location.text,
-        cause=cause,
-        fix=fix,
-        key=key,
-        inputs=(summary,),
-        parameters=(path,) if what == "parameter" else (),
-    )
+    return Origin(kind, phase, *location, cause, fix, key, inputs=(summary,), parameters=(path,) if what == "parameter" else ())
 
 
 def refine_origin(root: NonFiniteEvent, end: NonFiniteEvent) -> Origin | None:
@@ -157,13 +132,10 @@ def refine_origin(root: NonFiniteEvent, end: NonFiniteEvent) -> Origin | None:
         return None
     if root.origin_if_masked is not None and (root.kind == "nan" or root.met_zero):
         return root.origin_if_masked
-    if origin.key == "exp-overflow" and "sum" in end.ops_on_path and end.ops_on_path & {f"{WORSENED} div", "log"}:
-        return replace(
-            origin,
-            key="unstable-softmax",
-            cause=f"{origin.cause}; then it is divided by, or the logarithm is taken of, its sum: a softmax by hand",
-            fix="use torch.softmax, F.log_softmax, torch.logsumexp or F.cross_entropy: they subtract the maximum first",
-        )
+    if origin.key == "exp-overflow" and "sum" in end.ops_on_path and end.ops_on_path & {f"{Role.WORSENED} div", "log"}:
+        cause = f"{origin.cause}; then it is divided by, or the logarithm is taken of, its sum: a softmax by hand"
+        fix = "use torch.softmax, F.log_softmax, torch.logsumexp or F.cross_entropy: they subtract the maximum first"
+        return replace(origin, key="unstable-softmax", cause=cause, fix=fix)
     return origin
 
 
@@ -180,18 +152,13 @@ def _locate(call: OpCall, node: AutogradNodeInfo | None, modules: ModuleStack) -
         return Location(operation_names.display_name(call.func, line.called, modules.module_type), modules.module, line.source, line.text)
     own = modules.line_in_backward()
     if own is not None:  # a backward or a hook of the user is running: name the line in it
-        operation = _custom_function_name(call) or operation_names.display_name(call.func, own.called, "")
-        return Location(operation, node.module if node else "", own.source, own.text)
+        function = custom_function(call.autograd_node)
+        operation = function.__name__ if function else operation_names.display_name(call.func, own.called, "")
+        return Location(operation, node.location.module if node else "", own.source, own.text)
     if node is not None:
-        return Location(node.display_name, node.module, node.source, node.text)
+        return node.location
     line = modules.line()
     return Location(_forward_name(call.autograd_node) or operation_names.display_name(call.func, "", ""), "", line.source, line.text)
-
-
-def _custom_function_name(call: OpCall) -> str:
-    """The class of the custom autograd.Function whose backward is running, else ""."""
-    function = custom_function(call.autograd_node)
-    return function.__name__ if function else ""
 
 
 def _label(argument: str, call: OpCall, operation: str, in_user_code: bool) -> str:
@@ -203,11 +170,8 @@ def _label(argument: str, call: OpCall, operation: str, in_user_code: bool) -> s
 
 def _explain_literal(kind: str, operation: str) -> Explanation:
     made = "NaN" if kind == "nan" else "Inf"
-    return Explanation(
-        "written",
-        f"the program itself writes {made} here ({operation}), and the result follows from it",
-        "keep it out of the result: select with torch.where or masked_fill after the operation, or write a finite number",
-    )
+    fix = "keep it out of the result: select with torch.where or masked_fill after the operation, or write a finite number"
+    return Explanation("written", f"the program itself writes {made} here ({operation}), and the result follows from it", fix)
 
 
 def _forward_name(autograd_node: Any) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sonde.replay.earlier_micro_batches import map_tensors
 from sonde.replay.rerun_statements import Rerun
 from sonde.statistics.find_tensors import find_tensors
 
@@ -32,25 +33,22 @@ def select_samples(value: Any, samples: Tensor, num: int, dim: int, *, flat: Any
         flat: whether a tensor may be a flattened batch of sequences, with a multiple of `num` rows. A tensor here means True, and that
             `value` is an index into it.
     """
-    if isinstance(value, Tensor):
-        if dim and value.dim() > dim and value.shape[dim] == num and not value.requires_grad:
-            return value.index_select(dim, samples.to(value.device))
-        if not value.dim() or value.requires_grad or value.shape[0] < num or value.shape[0] % num:
-            return value
+
+    def select(tensor: Tensor) -> Tensor:
+        if dim and tensor.dim() > dim and tensor.shape[dim] == num and not tensor.requires_grad:
+            return tensor.index_select(dim, samples.to(tensor.device))
+        if not tensor.dim() or tensor.requires_grad or tensor.shape[0] < num or tensor.shape[0] % num:
+            return tensor
         indexes_dataset = isinstance(flat, Tensor) and flat.dim() > 0 and len(flat) not in (num, len(samples))  # not the batch
-        if not indexes_dataset and _is_arange(value, num):
-            return value[: len(samples)]
-        flat = flat is not False
-        per_sample = value.shape[0] // num
-        if per_sample > 1 and (not flat or value.dim() > 1):
-            return value
-        rows = (samples.to(value.device)[:, None] * per_sample + torch.arange(per_sample, device=value.device)).reshape(-1)
-        return value.index_select(0, rows)
-    if isinstance(value, dict):
-        return {key: select_samples(item, samples, num, dim, flat=flat) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(select_samples(item, samples, num, dim, flat=flat) for item in value)
-    return value
+        if not indexes_dataset and _is_arange(tensor, num):
+            return tensor[: len(samples)]
+        per_sample = tensor.shape[0] // num
+        if per_sample > 1 and (flat is False or tensor.dim() > 1):
+            return tensor
+        rows = (samples.to(tensor.device)[:, None] * per_sample + torch.arange(per_sample, device=tensor.device)).reshape(-1)
+        return tensor.index_select(0, rows)
+
+    return map_tensors(select, value)
 
 
 def _is_arange(value: Tensor, num: int) -> bool:

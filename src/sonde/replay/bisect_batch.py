@@ -22,12 +22,13 @@ EXHAUSTIVE = 16  # samples: a batch up to this size is searched to single sample
 WIDESPREAD = 0.5  # share of the batch: if more samples than that fail by themselves, the data is not the cause
 
 
-@dataclass(slots=True)
-class FailingSamples:
-    """The samples of a batch that fail."""
+@dataclass(frozen=True, slots=True)
+class FoundSamples:
+    """The responsible samples of a batch."""
 
-    samples: tuple[int, ...] | None  # (): only the whole batch fails; None: the samples are not the cause, or it is unknown
+    samples: tuple[int, ...] | None  # (): only the whole batch is responsible; None: the samples are not the cause, or it is unknown
     note: str = ""
+    shares: tuple[float, ...] = ()  # of the excess of a number, one per sample, the largest first
 
 
 @dataclass(slots=True)
@@ -70,7 +71,7 @@ def _every_first_sample_fails(trials: _Trials, groups: Sequence[Sequence[int]]) 
         return True
 
 
-def find_failing_samples(num: int, fails: Callable[[Sequence[int]], bool]) -> FailingSamples:
+def find_failing_samples(num: int, fails: Callable[[Sequence[int]], bool]) -> FoundSamples:
     """Finds the samples that make a step fail.
 
     Args:
@@ -78,7 +79,7 @@ def find_failing_samples(num: int, fails: Callable[[Sequence[int]], bool]) -> Fa
         fails: runs the step on some samples and returns whether it fails. It is called O(log num) times.
     """
     if num < 2:
-        return FailingSamples(None)
+        return FoundSamples(None)
     trials = _Trials(fails, left=6 * ceil(log2(num)) + 8, until=perf_counter() + MAX_S)
     groups: list[list[int]] = [list(range(num))]
     found: list[int] = []
@@ -99,24 +100,24 @@ def find_failing_samples(num: int, fails: Callable[[Sequence[int]], bool]) -> Fa
                 is_scattered = not _every_first_sample_fails(trials, groups)
                 if is_scattered:
                     continue
-                return FailingSamples(None, "every part of the batch triggers it, so the samples are not to blame")
+                return FoundSamples(None, "every part of the batch triggers it, so the samples are not to blame")
     except Exception as error:
         note = f"smaller parts of the batch could not be run ({type(error).__name__}: {error})"[:300]
-        return FailingSamples(tuple(sorted(found)) or None, note)
+        return FoundSamples(tuple(sorted(found)) or None, note)
     if groups:
         num_suspects = sum(map(len, groups)) + len(found)
         if num_suspects > WIDESPREAD * num and not is_scattered:
-            return FailingSamples(None, "most of the batch triggers it, so the samples are not to blame")
+            return FoundSamples(None, "most of the batch triggers it, so the samples are not to blame")
         found += [sample for group in groups for sample in group if len(group) == 1]
         if needs_several and not found:
-            return FailingSamples((), "no sample triggers it by itself: several together do")
+            return FoundSamples((), "no sample triggers it by itself: several together do")
         note = f"these are some of the samples that trigger it; {num_suspects} are suspected"
-        return FailingSamples(tuple(sorted(found)) or None, note)
+        return FoundSamples(tuple(sorted(found)) or None, note)
     if needs_several and not found:
-        return FailingSamples((), "no part of the batch triggers it by itself")
+        return FoundSamples((), "no part of the batch triggers it by itself")
     if len(found) == num:
-        return FailingSamples(None, "every sample triggers it by itself, so the samples are not to blame")
-    return FailingSamples(tuple(sorted(found)))
+        return FoundSamples(None, "every sample triggers it by itself, so the samples are not to blame")
+    return FoundSamples(tuple(sorted(found)))
 
 
 # ---- samples that make a number large
@@ -127,18 +128,9 @@ NEGLIGIBLE = 0.02  # share of the excess: a sample that contributes less is one 
 MAX_SHARE_OF_BATCH = 0.5  # more samples than that are not an exception
 
 
-@dataclass(frozen=True, slots=True)
-class HeaviestSamples:
-    """The samples of a batch that make a number too large."""
-
-    samples: tuple[int, ...] | None  # the heaviest first; (): spread over the batch; None: unknown
-    shares: tuple[float, ...] = ()  # of the excess, one per sample
-    note: str = ""
-
-
 def find_heaviest_samples(
     num: int, excess: float, decrease_without: Callable[[Sequence[int]], float], *, max_s: float = MAX_S
-) -> HeaviestSamples:
+) -> FoundSamples:
     """Finds the samples that contribute most of the excess of a number over its usual value.
 
     Args:
@@ -148,7 +140,7 @@ def find_heaviest_samples(
         max_s: seconds after which the search stops.
     """
     if num < 2 or not excess > 0:
-        return HeaviestSamples(None)
+        return FoundSamples(None)
     until = perf_counter() + max_s
     trials_left = 8 * ceil(log2(num)) + 16
     heap: list[tuple[float, list[int]]] = [(-excess, list(range(num)))]
@@ -181,8 +173,8 @@ def find_heaviest_samples(
             heapq.heappush(heap, (-part, half))
     covered = sum(found.values())
     if not found and note:
-        return HeaviestSamples(None, note=note)
+        return FoundSamples(None, note)
     if covered < SPREAD * excess or len(found) > max(1, MAX_SHARE_OF_BATCH * num):
-        return HeaviestSamples((), note=note)
+        return FoundSamples((), note)
     heaviest = sorted(found, key=lambda sample: -found[sample])
-    return HeaviestSamples(tuple(heaviest), tuple(found[sample] / excess for sample in heaviest), note)
+    return FoundSamples(tuple(heaviest), note, tuple(found[sample] / excess for sample in heaviest))

@@ -28,12 +28,8 @@ def dataset_indices(samples: Sequence[int], inputs: Sequence[Tensor], batch_size
     # gc.get_objects takes a tenth of a second in a large program, so it is the fallback for loaders that started before the patches.
     for list_objects in (torch_patches.iterators.copy, gc.get_objects):
         loaders = [item for item in list_objects() if DataLoaderIterator is not None and issubclass(type(item), DataLoaderIterator)]
-        found = {
-            indices
-            for loader in loaders
-            if (indices := _by_content(loader, samples, inputs, batch_size) or _by_order(loader, samples, batches_ago))
-        }
-        if found:
+        guesses = [_by_content(loader, samples, inputs, batch_size) or _by_order(loader, samples, batches_ago) for loader in loaders]
+        if found := set(filter(None, guesses)):
             return found.pop() if len(found) == 1 else None
     return None
 
@@ -43,8 +39,9 @@ def _by_order(loader: Any, samples: Sequence[int], batches_ago: int) -> tuple[in
     sampler, num_batches = iterator_position(loader)
     if not isinstance(sampler, BatchSampler) or not isinstance(sampler.sampler, SequentialSampler) or num_batches <= batches_ago:
         return None
-    first = (num_batches - 1 - batches_ago) * sampler.batch_size
-    return _through_subset(iterator_dataset(loader), [first + sample for sample in samples])
+    first, dataset = (num_batches - 1 - batches_ago) * sampler.batch_size, iterator_dataset(loader)
+    positions = [first + sample for sample in samples]
+    return tuple(int(dataset.indices[position]) for position in positions) if isinstance(dataset, Subset) else tuple(positions)
 
 
 def _by_content(loader: Any, samples: Sequence[int], inputs: Sequence[Tensor], batch_size: int) -> tuple[int, ...] | None:
@@ -71,10 +68,3 @@ def _by_content(loader: Any, samples: Sequence[int], inputs: Sequence[Tensor], b
 def _equal(column: Tensor, row: Tensor) -> Tensor:
     equal = (column == row) | ((column != column) & (row != row))  # NaN equals NaN here
     return equal.reshape(len(column), -1).all(dim=1) if column.dim() > 1 else equal
-
-
-def _through_subset(dataset: Any, positions: Sequence[int]) -> tuple[int, ...]:
-    """Positions in a Subset as indices of the dataset that it is a part of."""
-    if isinstance(dataset, Subset):
-        return tuple(int(dataset.indices[position]) for position in positions)
-    return tuple(positions)

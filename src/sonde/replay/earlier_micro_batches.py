@@ -33,7 +33,7 @@ class EarlierBatch:
         """A `select` that first replaces tensors of the last micro-batch by those of this one, then applies `select` if there is one."""
 
         def replaced(value: Any, flat: bool) -> Any:
-            own = self._replaced(value)
+            own = map_tensors(lambda tensor: self.replacements.get(id(tensor), tensor), value)
             return own if select is None else select(own, flat)
 
         return replaced
@@ -44,19 +44,19 @@ class EarlierBatch:
             raise CannotReplay("that micro-batch called the models in another order")
         return self.calls[index]
 
-    def _replaced(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return self.replacements.get(id(value), value)
-        if isinstance(value, dict):
-            return {key: self._replaced(item) for key, item in value.items()}
-        if type(value) in (list, tuple):
-            return type(value)(self._replaced(item) for item in value)
-        return value
-
     @property
     def caveat(self) -> str:
         which = f"micro-batch {self.num - self.batches_ago} of the last {self.num} before the update"
         return f"it comes from {which}; its labels are not stored, so those of the last micro-batch were used"
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """`value` with each tensor in it replaced by `function(tensor)`."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: map_tensors(function, item) for key, item in value.items()}
+    return type(value)(map_tensors(function, item) for item in value) if type(value) in (list, tuple) else value
 
 
 def earlier_batches(calls: Sequence[ForwardCall], calls_per_loss: int) -> Iterator[EarlierBatch]:

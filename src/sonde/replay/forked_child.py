@@ -90,10 +90,9 @@ class ReplayChild:
                 self._end()
                 return answer
             if has_ended:
-                status = self._end()
-                if status is not None and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
-                    return ChildAnswer(self._data, self._too_long)
-                return ChildAnswer(self._data, f"the process that ran it again ended ({_describe(status)})")
+                how = _describe(self._end())
+                ended = f"the process that ran it again ended ({how})"
+                return ChildAnswer(self._data, self._too_long if how == "killed by SIGALRM" else ended)
             if monotonic() >= self._deadline:
                 self.kill()
                 return ChildAnswer(self._data, self._too_long)
@@ -115,8 +114,7 @@ class ReplayChild:
 
     def _receive(self, timeout_s: float) -> bool:
         """Read what has come; whether the child has ended."""
-        ready = _wait_readable(self._watched, timeout_s)
-        has_ended = self._pidfd in ready if self._pidfd is not None else False
+        has_ended = self._pidfd in _wait_readable(self._watched, timeout_s)
         while True:
             try:
                 piece = os.read(self._reader, 1 << 20)
@@ -166,14 +164,12 @@ def run_in_child(work: Work, *, limit_s: float = LIMIT_S) -> ChildAnswer:
 
 
 def check_memory(step_bytes: int) -> None:
-    """While a child lives, every page that a step writes is copied. Raises `CannotReplay` where there is no memory for that.
-
-    `step_bytes`: the parameters, gradients and optimizer state, which a step writes.
-    """
+    """While a child lives, every page that a step writes is copied. Raises `CannotReplay` where there is no memory for `step_bytes` of
+    parameters, gradients and optimizer state."""
     available = process_memory.available()
     if available is not None and step_bytes + SPARE_BYTES > available:
-        needed, free = ((num / 2**30) for num in (step_bytes + SPARE_BYTES, available))
-        raise CannotReplay(f"a second process may need {needed:.1f} GB of memory, and {free:.1f} GB are free")
+        needed = (step_bytes + SPARE_BYTES) / 2**30
+        raise CannotReplay(f"a second process may need {needed:.1f} GB of memory, and {available / 2**30:.1f} GB are free")
 
 
 def can_fork() -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from types import FrameType
 
@@ -29,32 +28,22 @@ class OverflowExplanation:
 
 
 def explain_overflow(
-    buffer: ReplayBuffer, *, frame: FrameType | None, scale: float, models: Mapping[str, nn.Module] | None = None
+    buffer: ReplayBuffer, *, frame: FrameType | None, scale: float, models: Mapping[str, nn.Module]
 ) -> OverflowExplanation:
-    """Explains why the gradients of the current step are not finite.
-
-    The step is replayed without the loss scale, and with it if the gradients are finite then. Call it in a copy of the process.
-
-    Args:
-        buffer: the recorded step.
-        frame: the function of the user that called `backward`.
-        scale: the loss scale of the GradScaler.
-        models: the watched models by name; default: those of the recorded calls.
-    """
-    models = models or {call.model: call.module for call in buffer.calls}
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(without_ddp([*models.values(), *(call.module for call in buffer.calls)]))
-            stack.enter_context(compile_disabled())
+    """Explains why the gradients of the recorded step are not finite. It is replayed without the loss scale `scale` of the GradScaler, and
+    with it if the gradients are finite then. Call it in a copy of the process. `frame` is the function of the user that called `backward`,
+    `models` are the watched models by name."""
+    try:
+        with without_ddp([*models.values(), *(call.module for call in buffer.calls)]), compile_disabled():
             rerun = Rerun(buffer, slices_up_to_backward(frame, "gradient", value_queries(buffer)))
             loss = rerun()
             if not is_finite(loss) or not all(map(is_finite, gradients(loss))):
                 return OverflowExplanation("number", find_nonfinite_origin(buffer, frame=frame, loss=None, what="gradient", models=models))
             with NonFiniteTracer(models) as tracer:
                 bad = [gradient for _, gradient in gradients_by_leaf(rerun(), scale) if not is_finite(gradient)]
-                origin = tracer.origin_of(bad) if bad else None
-        except Exception as error:  # `CannotReplay`, or raised by the user's code in the replay
-            return OverflowExplanation("", reason=describe_failure(error))
+                origin = tracer.origin_of(bad)
+    except Exception as error:  # `CannotReplay`, or raised by the user's code in the replay
+        return OverflowExplanation("", reason=describe_failure(error))
     if not bad:
         return OverflowExplanation("", reason="the step was run again and its gradients were finite, with and without the loss scale")
     return OverflowExplanation("scale", origin)

@@ -10,16 +10,17 @@ import ast
 import linecache
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import islice
+from traceback import walk_stack
 from types import CodeType, FrameType
 from typing import Any
 
 from sonde.capture.call_site import is_library, read_locals, user_frame
 from sonde.errors import CannotReplay
 from sonde.replay.program_slice import LOOP_VARIABLE, ProgramSlice, ValueQueries, slice_program
-from sonde.replay.statement_effects import access_path, effects_of, effects_of_all, lookup
+from sonde.replay.statement_effects import access_path, called_name, effects_of, effects_of_all, lookup
 
 MAX_CALLERS = 4  # callers of the function that calls backward
 
@@ -55,7 +56,7 @@ def slices_up_to_backward(
             return [_slice_return_value(loss_frame, queries)]
         raise CannotReplay(f"{frame.f_code.co_name} does not call backward itself: a library does")
     variables = variables_of(frame)
-    slices = [FrameSlice(_slice(path, later, _loss_expression(call, variables), variables, queries, frame), variables)]
+    slices = [_slice(path, later, _loss_expression(call, variables), variables, queries, frame)]
     for _ in range(MAX_CALLERS):
         parameters = frame.f_code.co_varnames[: frame.f_code.co_argcount + frame.f_code.co_kwonlyargcount]
         missing = [name for name in parameters if name in slices[0].slice.not_recomputed]
@@ -66,9 +67,7 @@ def slices_up_to_backward(
             outer, passed = _slice_caller(caller, frame, missing, queries)
         except CannotReplay:
             break  # the present values of the parameters are used
-        first = slices[0]
-        slices[0] = FrameSlice(first.slice, first.variables, passed)
-        slices.insert(0, outer)
+        slices[:1] = [outer, replace(slices[0], parameters=passed)]
         frame = caller
     return slices
 
@@ -83,7 +82,7 @@ def _slice_return_value(frame: FrameType, queries: ValueQueries) -> FrameSlice:
     variables, goal = variables_of(frame), last.value
     if isinstance(goal, ast.Dict) or isinstance(lookup(variables, access_path(goal)), Mapping):
         goal = ast.fix_missing_locations(ast.copy_location(ast.Subscript(goal, ast.Constant("loss"), ast.Load()), goal))
-    return FrameSlice(_slice(path, [], goal, variables, queries, frame), variables)
+    return _slice(path, [], goal, variables, queries, frame)
 
 
 def statements_since_backward(frame: FrameType) -> list[tuple[FrameType, list[ast.stmt]]]:
@@ -137,19 +136,13 @@ def _slice_caller(caller: FrameType, callee: FrameType, missing: list[str], quer
         raise CannotReplay(f"the caller of {callee.f_code.co_name} did not pass {', '.join(missing)}")
     goal = ast.copy_location(ast.Tuple([args[name] for name in passed], ast.Load()), call)
     variables = variables_of(caller)
-    return FrameSlice(_slice(path, later, goal, variables, queries, caller), variables), passed
+    return _slice(path, later, goal, variables, queries, caller), passed
 
 
 def _slice(
     path: BlockPath, later: list[ast.stmt], goal: ast.expr, variables: Mapping[str, Any], queries: ValueQueries, frame: FrameType
-) -> ProgramSlice:
-    before, loops = _statements_before(path)
-    return slice_program(before, goal, variables, queries, frame.f_code.co_filename, later=later, excluded=loops)
-
-
-def _statements_before(path: BlockPath) -> tuple[list[ast.stmt], dict[int, str]]:
-    """The statements that ran before the current one. An enclosing loop becomes an empty loop that assigns every variable of the loop;
-    the second value maps the indices of these to LOOP_VARIABLE."""
+) -> FrameSlice:
+    """Slices the statements that ran before the one at `path`. An enclosing loop becomes an empty one that assigns its variables."""
     before: list[ast.stmt] = []
     loops: dict[int, str] = {}
     for depth, (block, index) in enumerate(path):
@@ -159,17 +152,11 @@ def _statements_before(path: BlockPath) -> tuple[list[ast.stmt], dict[int, str]]
             carried = effects_of_all(path[depth + 1][0]).modifies
             if isinstance(inside, ast.For):
                 carried |= effects_of(ast.For(inside.target, ast.Constant(0), [], [])).modifies
-            target = ast.parse(f"({', '.join(sorted(carried))},)", mode="eval").body if carried else ast.Name("_", ast.Load())
             loops[len(before)] = LOOP_VARIABLE
-            before.append(ast.copy_location(ast.For(_as_target(target), ast.Constant(0), [ast.Pass()], []), inside))
-    return before, loops
-
-
-def _as_target(target: ast.expr) -> ast.expr:
-    for part in ast.walk(target):
-        if isinstance(part, (ast.Tuple, ast.Name, ast.Attribute)):
-            part.ctx = ast.Store()
-    return target
+            (loop,) = ast.parse(f"for {', '.join(sorted(carried)) or '_'} in 0: pass").body
+            before.append(ast.copy_location(loop, inside))
+    found = slice_program(before, goal, variables, queries, frame.f_code.co_filename, later=later, excluded=loops)
+    return FrameSlice(found, variables)
 
 
 def _is_backward(call: ast.Call) -> bool:
@@ -190,9 +177,7 @@ def _loss_expression(call: ast.Call, variables: Mapping[str, Any]) -> ast.expr:
 # ---- finding the call in the source
 
 
-@lru_cache(maxsize=8)
-def _parsed(source: str) -> ast.Module:
-    return ast.parse(source)
+_parsed: Callable[[str], ast.Module] = lru_cache(maxsize=8)(ast.parse)
 
 
 def _body(code: CodeType) -> list[ast.stmt]:
@@ -264,11 +249,8 @@ def _last_call(
 
 
 def _calls(name: str, call: ast.Call) -> bool:
-    return name == (call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else "")
+    return called_name(call) == name
 
 
 def _is_running(frame: FrameType) -> bool:
-    at: FrameType | None = sys._getframe(1)
-    while at is not None and at is not frame:
-        at = at.f_back
-    return at is not None
+    return any(at is frame for at, _ in walk_stack(sys._getframe(1)))

@@ -36,7 +36,7 @@ from sonde.errors import CannotReplay
 
 SPARE_BYTES = 256 << 20  # of memory that must be left after shared memory was copied
 
-_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (....) \S+ \S+ \d+ *(.*)")
+_WRITABLE_SHARED_MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) .w.s \S+ \S+ \d+ *(.*)$", re.MULTILINE)
 _READ_WRITE, _PRIVATE_ANONYMOUS, _MOVE_TO_ADDRESS = 3, 0x22, 3  # of mmap and mremap
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _MEMORY_DEVICES = 1  # the major number of /dev/null, /dev/zero and /dev/urandom
@@ -116,19 +116,11 @@ def _shared_mappings() -> list[tuple[int, int]]:
     """Start and end of the writable shared mappings of this process; those of devices are left as they are."""
     try:
         with open("/proc/self/maps") as file:
-            lines = file.read().splitlines()
+            found = _WRITABLE_SHARED_MAPPING.findall(file.read())
     except OSError:
         return []
-    found = []
-    for line in lines:
-        match = _MAPPING.match(line)
-        if match is None:
-            continue
-        start, end, rights, path = match.groups()
-        is_device = path.startswith("/dev/") and not path.startswith(("/dev/shm", "/dev/zero"))
-        if rights[1] == "w" and rights[3] == "s" and not is_device:
-            found.append((int(start, 16), int(end, 16)))
-    return found
+    is_memory = re.compile(r"(?!/dev/)|/dev/shm|/dev/zero").match
+    return [(int(start, 16), int(end, 16)) for start, end, path in found if is_memory(path)]
 
 
 # ---- open files

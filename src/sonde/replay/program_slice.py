@@ -23,6 +23,7 @@ from sonde.replay.statement_effects import (
     access_path,
     covers,
     effects_of,
+    effects_of_all,
     effects_of_methods,
     lookup,
     overlaps,
@@ -124,7 +125,7 @@ class _SliceSearch:
 
     def _select(self, index: int, computed: set[str]) -> tuple[str, int] | None:
         """Adds the needed part of a statement to the slice, or reads its results from the variables if it must not run."""
-        piece = _needed_part(self.statements[index], set(self.needed), self.effects_of)
+        piece = _needed_part(self.statements[index], set(self.needed), self.effects_of_methods)
         reason = self.excluded.get(index) or ("" if piece is None else reason_not_replayable(piece))
         if piece is None or reason:
             for path in computed:
@@ -178,29 +179,21 @@ class _SliceSearch:
         """The value of an access path is lost: calls the model that used it with its recorded inputs, or excludes the statement."""
         if by == len(self.statements):
             raise CannotReplay(f"the value of {path} that the loss was computed from is no longer available")
-        changed = _with_recorded_inputs(self.statements[by], path, partial(lookup, self.variables), self.queries.has_recorded_inputs)
-        if changed is not None and path in effects_of(self.statements[by]).reads:  # a method may read it too
-            self.statements[by] = changed
+        statement = self.statements[by]
+        changed = _UseRecordedInputs(path, self.variables, self.queries.has_recorded_inputs).visit(copy.deepcopy(statement))
+        if path in effects_of(statement).reads and path not in effects_of(changed).reads:  # a method may read it too
+            self.statements[by] = ast.fix_missing_locations(changed)
         else:
             self.excluded[by] = f"it needs a value of {path} that is no longer available"
 
 
 def slice_program(
-    before: list[ast.stmt],
-    goal: ast.expr,
-    variables: Mapping[str, Any],
-    queries: ValueQueries,
-    filename: str,
-    *,
-    later: Sequence[ast.stmt] = (),
-    excluded: Mapping[int, str] | None = None,
-) -> ProgramSlice:
-    """The part of the statements `before` that computes `goal` again, from the present values of the variables.
-
-    `later` holds the statements that ran after the goal. `excluded` maps indices of statements in `before` that must not run to the
-    reason. Raises `CannotReplay`.
-    """
-    search = _SliceSearch(list(before), goal, variables, queries, list(later), dict(excluded or {}))
+    before: list[ast.stmt], goal: ast.expr, variables: Mapping[str, Any], queries: ValueQueries, filename: str, *,
+    later: Sequence[ast.stmt], excluded: Mapping[int, str],
+) -> ProgramSlice:  # fmt: skip
+    """The part of the statements `before` that computes `goal` again, from the present values of the variables. Statements of `later` ran
+    after the goal; `excluded` maps indices of statements in `before` that must not run to the reason. Raises `CannotReplay`."""
+    search = _SliceSearch(list(before), goal, variables, queries, list(later), dict(excluded))
     for _ in range(MAX_ROUNDS):
         lost = search.walk()
         if lost is None:
@@ -208,23 +201,19 @@ def slice_program(
         search.relax(*lost)
     else:
         raise CannotReplay("the statements before the loss depend on each other in too many ways")
-    body = [search.selected[index] for index in sorted(search.selected)]
-    target = ast.Assign(targets=[ast.Name(RESULT, ast.Store())], value=goal)
-    ast.copy_location(target, goal)
-    body.append(target)
+    result = ast.copy_location(ast.Assign(targets=[ast.Name(RESULT, ast.Store())], value=goal), goal)
+    body = [*(search.selected[index] for index in sorted(search.selected)), result]
     of_methods = {path for piece in body for effects in [search.effects_of_methods(piece)] for path in effects.reads | effects.modifies}
     attributes = {path for piece in body for path in effects_of(piece).modifies if "." in path and not overlaps(of_methods, path)}
     attribute_variables = {path: "_sonde_" + path.replace(".", "__") for path in sorted(attributes)}
-    if attribute_variables:
-        body = [_RenameAttributes(attribute_variables).visit(copy.deepcopy(piece)) for piece in body]
-    body = _with_library_contexts(body, variables)
-    selecting = [_WrapInSelect().visit(copy.deepcopy(piece)) for piece in body]
-    code, selecting_code = (
-        compile(ast.fix_missing_locations(ast.Module(body=each, type_ignores=[])), filename, "exec") for each in (body, selecting)
-    )
+    module = copy.deepcopy(ast.Module(body=body, type_ignores=[]))
+    for transformer in (_RenameAttributes(attribute_variables), _LibraryContexts(variables)):
+        module = transformer.visit(module)
+    selecting = _WrapInSelect().visit(copy.deepcopy(module))
+    code, selecting_code = (compile(ast.fix_missing_locations(each), filename, "exec") for each in (module, selecting))
     return ProgramSlice(
         code, selecting_code, frozenset(search.inputs), frozenset(search.not_recomputed),
-        tuple(piece.lineno for piece in body), tuple(search.notes), attribute_variables,
+        tuple(piece.lineno for piece in module.body), tuple(search.notes), attribute_variables,
     )  # fmt: skip
 
 
@@ -277,23 +266,15 @@ class _WrapInSelect(ast.NodeTransformer):
         return self._wrap(node, flat=False)
 
 
-def _with_recorded_inputs(
-    statement: ast.stmt, path: str, resolve: Callable[[str], Any], has_recorded_inputs: Callable[[Any], bool]
-) -> ast.stmt | None:
-    """`out, h = model(x, h)` with the recorded inputs of the model; None if the statement still reads `path` then."""
-    changed = ast.fix_missing_locations(_UseRecordedInputs(path, resolve, has_recorded_inputs).visit(copy.deepcopy(statement)))
-    return changed if path not in effects_of(changed).reads else None
-
-
 class _UseRecordedInputs(ast.NodeTransformer):
     """Replaces calls of models that read an access path by CALL."""
 
-    def __init__(self, path: str, resolve: Callable[[str], Any], has_recorded_inputs: Callable[[Any], bool]) -> None:
-        self.path, self.resolve, self.has_recorded_inputs = path, resolve, has_recorded_inputs
+    def __init__(self, path: str, variables: Mapping[str, Any], has_recorded_inputs: Callable[[Any], bool]) -> None:
+        self.path, self.variables, self.has_recorded_inputs = path, variables, has_recorded_inputs
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        callee = access_path(node.func)
-        if callee and self.path in effects_of(node).reads - effects_of(node.func).reads and self.has_recorded_inputs(self.resolve(callee)):
+        callee, is_read = access_path(node.func), self.path in effects_of(node).reads - effects_of(node.func).reads
+        if callee and is_read and self.has_recorded_inputs(lookup(self.variables, callee)):
             call = ast.Call(func=ast.Name(CALL, ast.Load()), args=[node.func], keywords=[])
             return ast.copy_location(call, node)
         return self.generic_visit(node)
@@ -302,69 +283,50 @@ class _UseRecordedInputs(ast.NodeTransformer):
 # ---- the needed part of a statement
 
 
-def _needed_part(statement: ast.stmt, needed: set[str], effects_of: EffectsOf) -> ast.stmt | None:
+def _needed_part(statement: ast.stmt, needed: set[str], of_methods: EffectsOf) -> ast.stmt | None:
     """A compound statement without the statements that compute nothing needed (a progress bar, a list of losses); None if none is left."""
     if isinstance(statement, (ast.If, ast.For, ast.While, ast.With, ast.Try)):
         if isinstance(statement, (ast.For, ast.While)):
-            carried: set[str] = set()
-            while not carried >= (more := _reads_of_all(_needed_statements(statement.body, needed | carried, effects_of), effects_of)):
-                carried |= more
-            needed = needed | carried
+            while True:  # an iteration reads what the one before it has computed
+                reads = effects_of_all(_needed_statements(statement.body, needed, of_methods), of_methods).reads
+                if reads <= needed:
+                    break
+                needed = needed | reads
         piece = copy.copy(statement)
-        body = _needed_statements(statement.body, needed, effects_of)
+        body = _needed_statements(statement.body, needed, of_methods)
         piece.body = body or [ast.copy_location(ast.Pass(), statement)]
         if not isinstance(piece, ast.With):
-            piece.orelse = _needed_statements(piece.orelse, needed, effects_of)
+            piece.orelse = _needed_statements(piece.orelse, needed, of_methods)
         if isinstance(piece, ast.Try):
-            piece.finalbody = _needed_statements(piece.finalbody, needed, effects_of)
+            piece.finalbody = _needed_statements(piece.finalbody, needed, of_methods)
         return piece if body or getattr(piece, "orelse", None) else None
     if isinstance(statement, (ast.Break, ast.Continue)):
         return statement
-    return statement if any(overlaps(effects_of(statement).modifies, path) for path in needed) else None
+    modified = effects_of(statement, of_methods).modifies
+    return statement if any(overlaps(modified, path) for path in needed) else None
 
 
-def _reads_of_all(statements: Sequence[ast.stmt], effects_of: EffectsOf) -> set[str]:
-    found = Effects()
-    for statement in statements:
-        found.extend(effects_of(statement))
-    return found.reads
-
-
-def _needed_statements(block: list[ast.stmt], needed: set[str], effects_of: EffectsOf) -> list[ast.stmt]:
+def _needed_statements(block: list[ast.stmt], needed: set[str], of_methods: EffectsOf) -> list[ast.stmt]:
     pieces: list[ast.stmt] = []
     for statement in reversed(block):
-        piece = _needed_part(statement, needed, effects_of)
+        piece = _needed_part(statement, needed, of_methods)
         if piece is not None:
             pieces.append(piece)
-            effects = effects_of(piece)
+            effects = effects_of(piece, of_methods)
             needed = {path for path in needed if not covers(effects.writes, path)} | effects.reads
     return pieces[::-1]
 
 
-def _with_library_contexts(body: list[ast.stmt], variables: Mapping[str, Any]) -> list[ast.stmt]:
-    """Keeps context managers of libraries (autocast, no_grad), which affect the arithmetic; removes those of the user (a timer)."""
-    flat: list[ast.stmt] = []
-    for piece in body:
-        visited = _LibraryContexts(variables).visit(piece)
-        flat += visited if isinstance(visited, list) else [visited]
-    return flat
-
-
 class _LibraryContexts(ast.NodeTransformer):  # at module level: a class defined in a function would keep the user's variables alive
-    """Removes context managers that are not known library ones."""
+    """Retains context managers of libraries (autocast, no_grad), which affect the arithmetic; removes those of the user (a timer)."""
 
     def __init__(self, variables: Mapping[str, Any]) -> None:
         self.variables = variables
 
     def visit_With(self, node: ast.With) -> Any:
         self.generic_visit(node)
-        known = [item for item in node.items if _is_from_library(item.context_expr, self.variables)]
-        if len(known) == len(node.items):
-            return node
-        if not known:
-            return node.body
-        node.items = known
-        return node
+        node.items = [item for item in node.items if _is_from_library(item.context_expr, self.variables)]
+        return node if node.items else node.body
 
 
 def _is_from_library(expression: ast.expr, variables: Mapping[str, Any]) -> bool:

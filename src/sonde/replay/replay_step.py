@@ -25,17 +25,18 @@ from sonde.errors import CannotReplay
 from sonde.nonfinite.operation_tracer import NonFiniteTracer, compile_disabled, is_finite
 from sonde.nonfinite.origin import Origin
 from sonde.nonfinite.origin_from_graph import origin_in_graph
-from sonde.replay import without_collectives
 from sonde.replay.batch_slicing import select_samples, step_inputs
 from sonde.replay.bisect_batch import find_failing_samples
 from sonde.replay.capsule.capsule import pack_capsule
 from sonde.replay.capsule.capsule_file import CapsuleFiles
+from sonde.replay.capsule.replay_capsule import with_caveats
 from sonde.replay.dataset_indices_of_samples import dataset_indices
 from sonde.replay.earlier_micro_batches import EarlierBatch, Select, earlier_batches
 from sonde.replay.loss_statements import FrameSlice, slices_up_to_backward
 from sonde.replay.prevent_side_effects import describe_failure
 from sonde.replay.rerun_statements import Rerun, gradients, value_queries
 from sonde.replay.statements_after_backward import find_origin_after_backward
+from sonde.replay.without_collectives import caveats_of_ranks, forbid_collectives, num_processes, without_ddp
 from sonde.statistics.find_tensors import find_tensors
 
 PHASES_WITHOUT_SAMPLES = ("parameter", "buffer")  # the number was bad before the batch came
@@ -45,7 +46,7 @@ NEVER_INTENDED = frozenset({"overflow", "fp16-overflow", "exp-overflow", "unstab
 
 
 def find_nonfinite_origin(
-    buffer: ReplayBuffer, *, frame: FrameType | None, loss: Tensor | None, what: str, models: Mapping[str, nn.Module] | None = None
+    buffer: ReplayBuffer, *, frame: FrameType | None, loss: Tensor | None, what: str, models: Mapping[str, nn.Module]
 ) -> Origin | None:
     """Finds the operation that made a number of the current step non-finite.
 
@@ -54,29 +55,24 @@ def find_nonfinite_origin(
         frame: the function of the user that called `backward`.
         loss: the non-finite loss, if there is one; its graph is searched if nothing can run again.
         what: what is non-finite: "loss", "gradient", or "evaluation" (the output of the last recorded call).
-        models: the watched models by name; default: those of the recorded calls.
+        models: the watched models by name.
 
     Returns None if a GradScaler handles the number, or if it is an intended Inf. Raises `CannotReplay` if no origin can be found.
     """
     if torch.compiler.is_compiling():
         return None
-    models = models or {call.model: call.module for call in buffer.calls}
     modules = [*models.values(), *(call.module for call in buffer.calls)]
-    with without_collectives.without_ddp(modules), compile_disabled():
+    with without_ddp(modules), compile_disabled():
         found = _NonFiniteReplay(buffer, frame, loss, what, models).find_origin()
-    num = without_collectives.num_processes()
-    return replace(found, caveats=(*found.caveats, without_collectives.CAVEAT.format(num=num))) if found is not None and num > 1 else found
+    return found and replace(found, caveats=(*found.caveats, *caveats_of_ranks()))
 
 
 def write_step_capsule(
     files: CapsuleFiles, buffer: ReplayBuffer, *, frame: FrameType | None, what: str, optimizer: Any, origin: Origin,
     findings: Sequence[Mapping[str, Any]], max_mb: float,
 ) -> None:  # fmt: skip
-    """Writes the current step into the files of a capsule.
-
-    The capsule holds the last recorded forward call and the other tensors that the loss is computed from. If a replay found an earlier
-    micro-batch (`buffer.blamed_batch`), it holds that one. Raises `CannotReplay` if no forward was recorded.
-    """
+    """Writes the last recorded forward call, or that of the micro-batch that a replay found (`buffer.blamed_batch`), and the other tensors
+    that the loss is computed from into the files of a capsule. Raises `CannotReplay` if no forward was recorded."""
     if not buffer.calls:
         raise CannotReplay("no forward of the model was recorded in this step")
     earlier: EarlierBatch | None = buffer.blamed_batch
@@ -126,18 +122,32 @@ class _NonFiniteReplay:
                 return _with_samples(found, step_inputs(rerun), partial(self._fails, found, rerun), batches_ago=batches_ago)
             if not self.reason:
                 return None
-        found = self._replay_model(rerun)
+        found = self._replay_forwards(rerun) or (origin_in_graph(self.loss) if self.loss is not None else None)
         if found is None:
             raise CannotReplay(self.reason)
         return replace(found, caveats=(*found.caveats, self.reason))
 
     def _replay_evaluation(self) -> Origin | None:
+        """The origin in the last recorded forward; None if its output is an intended Inf."""
         call = self.buffer.calls[-1]
-        found = find_evaluation_origin(call, self.models)
-        if found is None:
+        try:
+            with NonFiniteTracer(self.models) as tracer:
+                bad = [output for output in _outputs_of(call) if not is_finite(output)]
+                found = tracer.origin_of(bad)
+                has_nan = any(bool(output.isnan().any()) for output in bad)
+        except CannotReplay:
+            raise
+        except Exception as error:  # raised by the user's code in the replay
+            raise CannotReplay(f"the model could not be run again ({type(error).__name__}: {error})"[:500]) from error
+        if not bad:
+            raise CannotReplay("the model was run again and its output was finite: it depends on state outside of the model")
+        if not has_nan and (found is None or not (found.key in NEVER_INTENDED or found.phase == "parameter")):
             return None
+        if found is None:
+            raise CannotReplay("the model was run again and its output was not finite, but no traced operation made it so")
         inputs = step_inputs(Rerun(self.buffer, ()))
-        return _with_samples(found, inputs, lambda select: not all(is_finite(output) for output in _outputs_of(call, select)))
+        found = replace(found, how="replayed")
+        return _with_samples(found, inputs, lambda select: not all(map(is_finite, _outputs_of(call, select))))
 
     def _replay_whole_step(self, rerun: Rerun) -> Origin | None:
         """Runs forward, loss and backward with every operation traced. Sets `reason` if that finds nothing."""
@@ -148,31 +158,29 @@ class _NonFiniteReplay:
                 if not is_finite(loss):
                     found = tracer.origin_of(loss)
                 elif self.what == "gradient":
-                    bad = [gradient for gradient in gradients(loss) if not is_finite(gradient)]
-                    found = tracer.origin_of(bad) if bad else None
+                    found = tracer.origin_of(gradients(loss))
         except Exception as error:  # raised by the user's code in the replay: its result cannot be trusted
             self.reason = describe_failure(error)
             return None
         if found is not None:
             notes = [] if found.phase in ("forward", "backward") else rerun.notes
-            return replace(found, how="replayed", caveats=(*found.caveats, *notes))
+            return with_caveats(found, notes)
         if self.what == "loss" and self.buffer.scaled and is_finite(loss):
             return None  # only the scaled loss overflowed: the GradScaler lowers its scale and continues
         found, not_replayed = self._replay_after_backward(rerun)
         if found is not None:
-            return replace(found, how="replayed", caveats=(*found.caveats, CHANGED_AFTER_BACKWARD))
+            return with_caveats(found, [CHANGED_AFTER_BACKWARD])
         self.had_finite_gradients = self.what == "gradient"
         self.reason = self._why_nothing_was_found(is_finite(loss), [not_replayed, *rerun.notes] if not_replayed else rerun.notes)
         return None
 
     def _why_nothing_was_found(self, has_finite_loss: bool, notes: Sequence[str]) -> str:
+        outcome = f"its {self.what} was finite"
         if not has_finite_loss:
             outcome = "its loss is not finite, but the operation that made it so did not run again"
-        else:
-            outcome = f"its {self.what} was finite"
-            if self.what == "gradient":
-                outcome += ": it went bad after that backward, or in an earlier one of this step"
-                outcome += ", or in another process" if without_collectives.num_processes() > 1 else ""
+        elif self.what == "gradient":
+            outcome += ": it became non-finite after that backward, or in an earlier one of this step"
+            outcome += ", or in another process" if num_processes() > 1 else ""
         return f"the step was run again and {outcome}" + "".join(f"; {note}" for note in notes[:3])
 
     def _replay_earlier_batches(self, last: Rerun) -> tuple[Origin | None, Rerun]:
@@ -181,13 +189,12 @@ class _NonFiniteReplay:
             rerun = Rerun(self.buffer, last.slices, earlier)
             try:
                 with NonFiniteTracer(self.models) as tracer:
-                    bad = [gradient for gradient in gradients(rerun()) if not is_finite(gradient)]
-                    found = tracer.origin_of(bad) if bad else None
+                    found = tracer.origin_of(gradients(rerun()))
             except Exception:  # it cannot replace the last micro-batch: another size, another branch
                 continue
             if found is not None:
                 self.buffer.blamed_batch = earlier
-                return replace(found, how="replayed", caveats=(*found.caveats, earlier.caveat)), rerun
+                return with_caveats(found, [earlier.caveat]), rerun
         return None, last
 
     def _replay_after_backward(self, rerun: Rerun) -> tuple[Origin | None, str]:
@@ -199,20 +206,12 @@ class _NonFiniteReplay:
         except Exception as error:  # raised by the user's code in the replay
             return None, f"running the statements after backward again failed ({type(error).__name__}: {error})"[:300]
 
-    def _replay_model(self, rerun: Rerun) -> Origin | None:
-        """The fallback if the step cannot run: the model alone, then the graph of the loss."""
-        found = self._replay_forwards(rerun)
-        if found is not None:
-            return found
-        return origin_in_graph(self.loss) if self.loss is not None else None
-
     def _replay_forwards(self, rerun: Rerun) -> Origin | None:
         """The origin in the first recorded forward with a non-finite output. Sets `reason` if they cannot run."""
         try:
             for index in range(max(1, len(self.buffer.calls))):
                 with NonFiniteTracer(self.models) as tracer:
-                    bad = [output for output in rerun.model_outputs(index) if not is_finite(output)]
-                    found = tracer.origin_of(bad) if bad else None
+                    found = tracer.origin_of(rerun.model_outputs(index))
                 if found is not None:
                     return replace(found, how="replayed")
         except Exception as error:  # raised by the user's code in the replay
@@ -224,36 +223,13 @@ class _NonFiniteReplay:
         loss = rerun(select)
         if found.phase != "backward":
             return not is_finite(loss)
-        return is_finite(loss) and not all(is_finite(gradient) for gradient in gradients(loss))
-
-
-def find_evaluation_origin(call: ForwardCall, models: Mapping[str, nn.Module]) -> Origin | None:
-    """Finds the operation that made the output of a forward call in evaluation non-finite; None if it is an intended Inf.
-
-    Raises `CannotReplay`.
-    """
-    try:
-        with NonFiniteTracer(models) as tracer:
-            bad = [output for output in _outputs_of(call) if not is_finite(output)]
-            found = tracer.origin_of(bad)
-            has_nan = any(bool(output.isnan().any()) for output in bad)
-    except CannotReplay:
-        raise
-    except Exception as error:  # raised by the user's code in the replay
-        raise CannotReplay(f"the model could not be run again ({type(error).__name__}: {error})"[:500]) from error
-    if not bad:
-        raise CannotReplay("the model was run again and its output was finite: it depends on state outside of the model")
-    if not has_nan and (found is None or not (found.key in NEVER_INTENDED or found.phase == "parameter")):
-        return None
-    if found is None:
-        raise CannotReplay("the model was run again and its output was not finite, but no traced operation made it so")
-    return replace(found, how="replayed")
+        return is_finite(loss) and not all(map(is_finite, gradients(loss)))
 
 
 def _outputs_of(call: ForwardCall, select: Select = lambda value, flat: value) -> list[Tensor]:
     """The outputs of a recorded forward call, run on the inputs that `select` returns."""
     torch.set_rng_state(call.rng)
-    with without_collectives.forbid_collectives():
+    with forbid_collectives():
         output = call.module(*select(call.args, True), **select(dict(call.kwargs), True))
     return [tensor for _, tensor in find_tensors(output) if tensor.is_floating_point()]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from math import inf
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from sonde.capture.monkeypatch import override
 from sonde.capture.replay_buffer import ForwardCall, ReplayBuffer
 from sonde.errors import CannotReplay
+from sonde.leaks.autograd_graphs_alive import graph_nodes
 from sonde.nonfinite.operation_tracer import is_finite
 from sonde.replay.earlier_micro_batches import EarlierBatch, Select
 from sonde.replay.loss_statements import FrameSlice
@@ -55,7 +57,9 @@ class Rerun:
             return module(*args, **kwargs) if select is None else module(*select(args, True), **select(kwargs, True))
 
         result: Any = None
-        with torch.enable_grad(), forbid_collectives(), self._restore_rng_per_call(select), _without_loss_scale():
+        with torch.enable_grad(), forbid_collectives(), self._restore_rng_per_call(select), ExitStack() as stack:
+            # A scaled loss may overflow only because of its scale.
+            stack.callback(override(torch.amp.GradScaler, "scale", lambda original: lambda self, outputs: outputs))
             for part in self.slices:
                 variables = {**part.variables, **dict(zip(part.parameters, result))} if part.parameters else part.variables
                 result = part.slice.run(variables, select, **{CALL: call})
@@ -130,7 +134,7 @@ def gradients(loss: Tensor) -> list[Tensor]:
 
 def gradients_by_leaf(loss: Tensor, scale: float = 1.0) -> list[tuple[Tensor, Tensor]]:
     """The leaves of the loss's graph, each with its gradient. `scale` is the loss scale of a GradScaler, which multiplies the loss."""
-    leaves = _leaves(loss)
+    leaves = [node.variable for node in graph_nodes(loss.grad_fn, inf) if isinstance(getattr(node, "variable", None), Tensor)]
     if not leaves:
         return []
     start = torch.full_like(loss, scale)
@@ -141,31 +145,11 @@ def gradients_by_leaf(loss: Tensor, scale: float = 1.0) -> list[tuple[Tensor, Te
         hooked = num_processes() > 1 or any(has_accumulation_hooks(leaf) for leaf in leaves)  # those of DDP
         if hooked or "checkpoint" not in str(error).lower():
             raise
-        found = _gradients_by_backward(loss, leaves, start)  # re-entrant checkpointing refuses torch.autograd.grad
+        for leaf in leaves:
+            leaf.grad = None
+        torch.autograd.backward(loss, start)  # re-entrant checkpointing refuses torch.autograd.grad
+        found = [leaf.grad for leaf in leaves]
     return [(leaf, gradient) for leaf, gradient in zip(leaves, found) if gradient is not None]
-
-
-def _gradients_by_backward(loss: Tensor, leaves: list[Tensor], start: Tensor) -> list[Tensor | None]:
-    for leaf in leaves:
-        leaf.grad = None
-    torch.autograd.backward(loss, start)
-    return [leaf.grad for leaf in leaves]
-
-
-def _leaves(loss: Tensor) -> list[Tensor]:
-    found: dict[int, Tensor] = {}
-    visited: set[Any] = set()
-    todo = [loss.grad_fn]
-    while todo:
-        node = todo.pop()
-        if node is None or node in visited:
-            continue
-        visited.add(node)
-        variable = getattr(node, "variable", None)
-        if isinstance(variable, Tensor):
-            found[id(variable)] = variable
-        todo += [below for below, _ in node.next_functions]
-    return list(found.values())
 
 
 def _same_call(calls: list[ForwardCall], module: nn.Module, args: Any, kwargs: Any) -> ForwardCall | None:
@@ -173,16 +157,6 @@ def _same_call(calls: list[ForwardCall], module: nn.Module, args: Any, kwargs: A
     passed = [id(tensor) for _, tensor in find_tensors((args, kwargs))]
     same = (call for call in reversed(calls) if call.module is module)
     return next((call for call in same if passed and passed == [id(tensor) for _, tensor in find_tensors((call.args, call.kwargs))]), None)
-
-
-@contextmanager
-def _without_loss_scale() -> Iterator[None]:
-    """Makes `GradScaler.scale` return the loss unchanged: a scaled loss may overflow only because of its scale."""
-    undo = override(torch.amp.GradScaler, "scale", lambda original: lambda self, outputs: outputs)
-    try:
-        yield
-    finally:
-        undo()
 
 
 # ---- predicates for the slicer

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from math import isfinite, sqrt
 from pathlib import Path
 from statistics import median
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -21,16 +22,17 @@ from torch import Tensor, nn
 
 from sonde.capture.replay_buffer import ReplayBuffer
 from sonde.errors import CannotReplay
+from sonde.nonfinite.module_stack import join_path
 from sonde.nonfinite.operation_tracer import compile_disabled
 from sonde.nonfinite.origin import TensorSummary
 from sonde.nonfinite.origin_from_operation import summarize
 from sonde.replay.batch_slicing import select_samples, step_inputs
-from sonde.replay.bisect_batch import HeaviestSamples, find_heaviest_samples
+from sonde.replay.bisect_batch import FoundSamples, find_heaviest_samples
 from sonde.replay.dataset_indices_of_samples import dataset_indices
 from sonde.replay.loss_statements import FrameSlice, slices_up_to_backward
 from sonde.replay.prevent_side_effects import describe_failure
 from sonde.replay.rerun_statements import Rerun, gradients_by_leaf, value_queries
-from sonde.replay.without_collectives import CAVEAT, forbid_collectives, num_processes, without_ddp
+from sonde.replay.without_collectives import caveats_of_ranks, forbid_collectives, without_ddp
 from sonde.spike_detection import Spike
 from sonde.statistics import reductions
 from sonde.statistics.find_tensors import find_tensors
@@ -78,26 +80,18 @@ class Blame:
 
 
 def attribute_spike(
-    buffer: ReplayBuffer, *, frame: FrameType | None, what: str, leap: Spike, models: Mapping[str, nn.Module] | None = None
+    buffer: ReplayBuffer, *, frame: FrameType | None, what: str, leap: Spike, models: Mapping[str, nn.Module]
 ) -> Blame:
-    """Attributes the spike of the current step to samples and layers. Call it in a copy of the process.
-
-    Args:
-        buffer: the recorded step.
-        frame: the function of the user that called `backward`.
-        what: "loss" or "gradient".
-        leap: the value of the spike, the usual value, and the bound that it exceeded.
-        models: the watched models by name; default: those of the recorded calls.
-    """
-    models = models or {call.model: call.module for call in buffer.calls}
+    """Attributes the spike `leap` of the recorded step to samples and layers. Call it in a copy of the process. `frame` is the function of
+    the user that called `backward`, `what` is "loss" or "gradient", `models` are the watched models by name."""
     modules = [*models.values(), *(call.module for call in buffer.calls)]
-    replay, num = _SpikeReplay(buffer, what, leap, models), num_processes()
+    replay = _SpikeReplay(buffer, what, leap, models)
     try:
         with without_ddp(modules), compile_disabled(), forbid_collectives():
             found = replay.attribute(frame)
     except CannotReplay as error:
-        found = replay.from_gradients(str(error))
-    return replace(found, caveats=(*found.caveats, CAVEAT.format(num=num))) if num > 1 else found
+        found = blame_gradients(models, what, str(error))
+    return replace(found, caveats=(*found.caveats, *caveats_of_ranks()))
 
 
 class _SpikeReplay:
@@ -111,27 +105,26 @@ class _SpikeReplay:
         self.dim = 0  # dimension of the samples in the inputs
         self.is_sum = False  # the loss is the sum over the samples; else their mean
         self.direction: dict[int, Tensor] = {}  # unit gradient of the whole batch, by id of the parameter
-        self.names = {id(p): _join_path(name, path) for name, model in models.items() for path, p in model.named_parameters()}
+        self.names = {id(p): join_path(name, path) for name, model in models.items() for path, p in model.named_parameters()}
 
     def attribute(self, frame: FrameType | None) -> Blame:
         """Replays as much of the step as possible: all of it, else the model, else nothing."""
         try:
             slices = slices_up_to_backward(frame, self.what, value_queries(self.buffer), self.buffer.loss_frame)
-            rerun = Rerun(self.buffer, slices)
-            return self._replay_whole_step(rerun)
+            return self._replay_whole_step(Rerun(self.buffer, slices))
         except Exception as error:  # raised by the user's code in the replay: its result cannot be trusted
             reason = describe_failure(error)
         try:
             return self._replay_model(Rerun(self.buffer, ()), reason)
         except Exception:
-            return self.from_gradients(reason)
+            return blame_gradients(self.models, self.what, reason)
 
     # ---- the whole step
 
     def _replay_whole_step(self, rerun: Rerun) -> Blame:
         inputs = step_inputs(rerun)
         self.num, self.dim = _batch_size(inputs)
-        with LayerMagnitudes(self.models, self.num) as layers:
+        with layer_magnitudes(self.models, self.num) as layers:
             loss = rerun()
         if not rerun.num_calls and rerun.reads_graph:
             raise CannotReplay("; ".join(rerun.notes[:3]) or "the loss is computed from outputs that the model gave before")
@@ -144,18 +137,16 @@ class _SpikeReplay:
             self.direction = {id(leaf): gradient / value for leaf, gradient in found}
         del loss, found
         source, text = _loss_line(rerun.slices)
-        blame = Blame(gradients=norms[:MAX_REPORTED], inputs=self._summarize_inputs(rerun), batch_size=self.num, source=source, text=text)
+        layer = _owner(norms[0][0]) if self.what == "gradient" and norms else ""
+        shown, summaries = norms[:MAX_REPORTED], self._summarize_inputs(rerun)
+        blame = Blame(layer=layer, gradients=shown, inputs=summaries, batch_size=self.num, source=source, text=text)
         if self.buffer.has_same_batch:  # without a spike there: what has changed since is the weights
-            layer = _owner(norms[0][0]) if self.what == "gradient" and norms else ""
-            return replace(blame, layer=layer, blame="update", caveats=tuple(rerun.notes[:3]))
+            return replace(blame, blame="update", caveats=tuple(rerun.notes[:3]))
         heaviest = self._find_samples(rerun, value, inputs)
-        if heaviest.note:
-            self.caveats.append(heaviest.note)
-        if self.what == "gradient" and norms:
-            blame = replace(blame, layer=_owner(norms[0][0]))
+        self.caveats += [heaviest.note] if heaviest.note else []
         if heaviest.samples:
             blame = replace(blame, samples=heaviest.samples, shares=heaviest.shares)
-            blame = self._explain_samples(blame, rerun, layers.outputs, norms, inputs)
+            blame = self._explain_samples(blame, rerun, layers, norms, inputs)
         elif heaviest.samples == ():
             blame = replace(blame, samples=(), blame="batch")
         return replace(blame, caveats=(*self.caveats, *rerun.notes[:3]))
@@ -170,7 +161,7 @@ class _SpikeReplay:
 
     # ---- samples
 
-    def _find_samples(self, rerun: Rerun, whole: float, inputs: Sequence[Tensor]) -> HeaviestSamples:
+    def _find_samples(self, rerun: Rerun, whole: float, inputs: Sequence[Tensor]) -> FoundSamples:
         heaviest = self._find_samples_along_dim(rerun, whole)
         if heaviest.samples is None and heaviest.note and self.dim == 0 and inputs and inputs[0].dim() > 2:  # dimension 0 may be time
             self.num, self.dim = inputs[0].shape[1], 1
@@ -180,29 +171,22 @@ class _SpikeReplay:
             self.num, self.dim = inputs[0].shape[0], 0
         return heaviest
 
-    def _find_samples_along_dim(self, rerun: Rerun, whole: float) -> HeaviestSamples:
+    def _find_samples_along_dim(self, rerun: Rerun, whole: float) -> FoundSamples:
         num, excess = self.num, whole - self.usual
         if num < 2:
-            return HeaviestSamples(None, note="" if num else "no batch was found among the inputs of the step")
-        cached: dict[tuple[int, ...], float] = {}
-
-        def value_of(samples: Sequence[int]) -> float:
-            key = tuple(samples)
-            if key not in cached:
-                cached[key] = self._value_of(rerun, key)
-            return cached[key]
-
+            return FoundSamples(None, "" if num else "no batch was found among the inputs of the step")
+        value_of = cache(partial(self._value_of, rerun))
         try:
-            halves = value_of(range(num // 2)), value_of(range(num // 2, num))
+            halves = value_of(tuple(range(num // 2))), value_of(tuple(range(num // 2, num)))
         except Exception as error:
-            return HeaviestSamples(None, note=f"parts of the batch could not be run ({type(error).__name__}: {error})"[:300])
+            return FoundSamples(None, f"parts of the batch could not be run ({type(error).__name__}: {error})"[:300])
         mean = halves[0] * (num // 2) / num + halves[1] * (num - num // 2) / num
         self.is_sum = abs(sum(halves) - whole) < abs(mean - whole)
         if min(abs(sum(halves) - whole), abs(mean - whole)) > SUM_TOLERANCE * abs(excess):
             self.caveats.append("the samples do not add up to the whole: they are normalized or compared with each other")
 
         def decrease_without(group: Sequence[int]) -> float:
-            rest = sorted(set(range(num)) - set(group))
+            rest = tuple(sorted(set(range(num)) - set(group)))
             return whole - value_of(rest) * (1.0 if self.is_sum else len(rest) / num)
 
         return find_heaviest_samples(num, excess, decrease_without)
@@ -220,12 +204,7 @@ class _SpikeReplay:
         return rerun(lambda value, flat: select_samples(value, indices, self.num, self.dim, flat=flat))
 
     def _explain_samples(
-        self,
-        blame: Blame,
-        rerun: Rerun,
-        layers: Sequence[SampleMagnitudes],
-        norms: Sequence[tuple[str, float]],
-        inputs: Sequence[Tensor],
+        self, blame: Blame, rerun: Rerun, layers: Sequence[SampleMagnitudes], norms: Sequence[tuple[str, float]], inputs: Sequence[Tensor]
     ) -> Blame:
         """Adds the value without the samples, and the input, target or layer in which they differ from the others."""
         samples = blame.samples or ()
@@ -255,12 +234,12 @@ class _SpikeReplay:
         """Runs the model alone and searches samples with unusual inputs or layer outputs."""
         inputs = [(name, tensor) for _, name, tensor in self._named_inputs(rerun)]
         self.num = inputs[0][1].shape[0] if inputs else 0
-        with LayerMagnitudes(self.models, self.num) as layers:
+        with layer_magnitudes(self.models, self.num) as layers:
             rerun.model_outputs()
-        blame = replace(self.from_gradients(reason), how="model", inputs=self._summarize_inputs(rerun))
+        blame = replace(blame_gradients(self.models, self.what, reason), how="model", inputs=self._summarize_inputs(rerun))
         if self.num < 2:
             return blame
-        measured = [*(sample_magnitudes(name, tensor, self.num) for name, tensor in inputs), *layers.outputs]
+        measured = [*(sample_magnitudes(name, tensor, self.num) for name, tensor in inputs), *layers]
         for position, magnitudes in enumerate(measured):
             outliers = magnitudes.outliers(OUTLIER_FACTOR) if magnitudes else ()
             if magnitudes and outliers and len(outliers) <= self.num / 4:
@@ -272,10 +251,6 @@ class _SpikeReplay:
                     odd=SampleDeviation(magnitudes.name, own, usual), batch_size=self.num,
                 )  # fmt: skip
         return blame
-
-    def from_gradients(self, reason: str) -> Blame:
-        """Attributes by the present gradients, without running anything. `reason`: why nothing can run."""
-        return blame_gradients(self.models, self.what, reason)
 
     # ---- names
 
@@ -296,8 +271,8 @@ class _SpikeReplay:
                     yield "target", name, value
 
     def _summarize_inputs(self, rerun: Rerun) -> tuple[TensorSummary, ...]:
-        inputs = [(name, tensor) for kind, name, tensor in self._named_inputs(rerun) if kind == "input"]
-        return summarize({name: tensor for name, tensor in inputs if tensor.is_floating_point()})
+        named = self._named_inputs(rerun)
+        return summarize({name: tensor for kind, name, tensor in named if kind == "input" and tensor.is_floating_point()})
 
     def _norms_by_parameter(self, found: Sequence[tuple[Tensor, Tensor]]) -> tuple[tuple[str, float], ...]:
         return _largest_first((self.names[id(leaf)], _norm([gradient])) for leaf, gradient in found if id(leaf) in self.names)
@@ -305,7 +280,7 @@ class _SpikeReplay:
 
 def blame_gradients(models: Mapping[str, nn.Module], what: str, reason: str) -> Blame:
     """Attributes a spike of the gradient norm by the present gradients, without running anything. `reason`: why nothing runs."""
-    named = [(_join_path(name, path), p.grad) for name, model in models.items() for path, p in model.named_parameters()]
+    named = [(join_path(name, path), p.grad) for name, model in models.items() for path, p in model.named_parameters()]
     norms = _largest_first((path, _norm([gradient])) for path, gradient in named if gradient is not None) if what == "gradient" else ()
     caveat = f"the step could not be run again: {reason}"
     return Blame(gradients=norms[:MAX_REPORTED], layer=_owner(norms[0][0]) if norms else "", how="gradients", caveats=(caveat,))
@@ -322,9 +297,8 @@ def _norm(tensors: Any) -> float:
 def _most_changed_layer(norms: Sequence[tuple[str, float]], others: Mapping[str, float]) -> str:
     """The layer whose gradient changes most without the samples, among those with at least a tenth of the whole norm."""
     total = sqrt(sum(norm * norm for _, norm in norms))
-    large = [(name, norm) for name, norm in norms if norm >= 0.1 * total]
-    name = max(large, key=lambda pair: pair[1] / max(others.get(pair[0], 0.0), TINY), default=("", 0.0))[0]
-    return _owner(name)
+    ratios = [(norm / max(others.get(name, 0.0), TINY), name) for name, norm in norms if norm >= 0.1 * total]
+    return _owner(max(ratios, key=lambda pair: pair[0], default=(0.0, ""))[1])
 
 
 def _owner(parameter: str) -> str:
@@ -334,8 +308,7 @@ def _owner(parameter: str) -> str:
 def _loss_line(slices: Sequence[FrameSlice]) -> tuple[str, str]:
     """The line that computes the loss, as ("train.py:41", text): the last simple statement of the slices before `backward`."""
     for part in reversed(slices):
-        file = part.slice.code.co_filename
-        below = part.slice.lines[-1]
+        file, below = part.slice.code.co_filename, part.slice.lines[-1]
         every = [line for *_, line in part.slice.code.co_lines() if line]
         for number in reversed(part.slice.lines[:-1]):
             text = linecache.getline(file, number).strip()
@@ -345,8 +318,8 @@ def _loss_line(slices: Sequence[FrameSlice]) -> tuple[str, str]:
             if not text.startswith(("if ", "for ", "while ", "try:")):  # it is unknown which of their statements ran
                 return f"{Path(file).name}:{number}", text
             below = number
-    first = slices[0].slice
-    return f"{Path(first.code.co_filename).name}:{first.lines[-1]}", linecache.getline(first.code.co_filename, first.lines[-1]).strip()
+    file, number = slices[0].slice.code.co_filename, slices[0].slice.lines[-1]
+    return f"{Path(file).name}:{number}", linecache.getline(file, number).strip()
 
 
 def _batch_size(inputs: Sequence[Tensor]) -> tuple[int, int]:
@@ -354,15 +327,9 @@ def _batch_size(inputs: Sequence[Tensor]) -> tuple[int, int]:
     if not inputs:
         return 0, 0
     first = inputs[0]
-    if first.dim() > 2:
-        num_same = [sum(size in tensor.shape[:1] for tensor in inputs[1:]) for size in first.shape[:2]]
-        if num_same[1] > num_same[0]:
-            return first.shape[1], 1
-    return first.shape[0], 0
-
-
-def _join_path(name: str, path: str) -> str:
-    return f"{name}.{path}" if name else path
+    num_same = [sum(size in tensor.shape[:1] for tensor in inputs[1:]) for size in first.shape[:2]]
+    dim = 1 if first.dim() > 2 and num_same[1] > num_same[0] else 0
+    return first.shape[dim], dim
 
 
 # ---- magnitudes of samples
@@ -388,48 +355,32 @@ class SampleMagnitudes:
 
 def sample_magnitudes(name: str, tensor: Tensor, num: int) -> SampleMagnitudes | None:
     """The magnitudes of `num` samples; None if no dimension of the tensor has that size, or if it is empty or not floating point."""
-    dim = next((dim for dim in (0, 1) if tensor.dim() > dim and tensor.shape[dim] == num), None)
-    if dim is None or not tensor.is_floating_point() or tensor.numel() == 0:
+    if num not in tensor.shape[:2] or not tensor.is_floating_point() or tensor.numel() == 0:
         return None
+    dim = tensor.shape.index(num)
     with torch.no_grad():
         rows = tensor.detach().movedim(dim, 0).reshape(num, -1)
         return SampleMagnitudes(name, tuple(rows.abs().to(torch.float64).mean(1).tolist()))
 
 
-class LayerMagnitudes:
+@contextmanager
+def layer_magnitudes(models: Mapping[str, nn.Module], num: int) -> Iterator[list[SampleMagnitudes]]:
     """Measures the outputs of layers per sample, by forward hooks, in the order of execution."""
+    outputs: list[SampleMagnitudes] = []
 
-    def __init__(self, models: Mapping[str, nn.Module], num: int) -> None:
-        self.outputs: list[SampleMagnitudes] = []
-        self._num = num
-        self._stack = ExitStack()
-        self._layers = [
-            (".".join(part for part in (name, path) if part), module)
-            for name, model in models.items()
-            for path, module in model.named_modules()
-            if not module._modules or module._parameters
-        ]
+    def on_forward_end(path: str, module: nn.Module, args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling() or graph_task_id() != -1 or len(outputs) >= MAX_LAYERS:
+            return  # a graph task is running: backward recomputes a checkpointed part of the forward
+        measured = [sample_magnitudes(path, tensor, num) for _, tensor in find_tensors(output)[:1]]
+        outputs.extend(filter(None, measured))
 
-    def __enter__(self) -> LayerMagnitudes:
-        with ExitStack() as stack:
-            for path, module in self._layers:
-                stack.callback(module.register_forward_hook(self._hook(path)).remove)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._stack.close()
-
-    def _hook(self, path: str) -> Any:
-        def on_forward_end(module: nn.Module, args: Any, output: Any) -> None:
-            if torch.compiler.is_compiling() or graph_task_id() != -1 or len(self.outputs) >= MAX_LAYERS:
-                return  # a graph task is running: backward recomputes a checkpointed part of the forward
-            for _, tensor in find_tensors(output)[:1]:
-                magnitudes = sample_magnitudes(path, tensor, self._num)
-                if magnitudes is not None:
-                    self.outputs.append(magnitudes)
-
-        return on_forward_end
+    with ExitStack() as stack:
+        for name, model in models.items():
+            for path, module in model.named_modules():
+                if not module._modules or module._parameters:
+                    hook = partial(on_forward_end, join_path(name, path))
+                    stack.callback(module.register_forward_hook(hook).remove)
+        yield outputs
 
 
 def find_deviating_layer(layers: Sequence[SampleMagnitudes], samples: Collection[int], min_ratio: float) -> SampleDeviation | None:

@@ -10,7 +10,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -65,6 +65,11 @@ def access_path(node: ast.AST) -> str:
     return ""
 
 
+def called_name(call: ast.Call) -> str:
+    """The name of the function or the method that is called; "" if it has none."""
+    return call.func.attr if isinstance(call.func, ast.Attribute) else access_path(call.func)
+
+
 def covers(paths: Iterable[str], path: str) -> bool:
     """Whether `paths` holds the path itself or an object that it is an attribute of."""
     return any(path == other or path.startswith(f"{other}.") for other in paths)
@@ -82,7 +87,15 @@ def effects_of(node: ast.AST, of_methods: EffectsOf | None = None) -> Effects:
     """
     match node:
         case ast.If():
-            return _branches(node.test, [node.body, node.orelse], of_methods)
+            found = effects_of(node.test, of_methods)
+            branches = [effects_of_all(block, of_methods) for block in (node.body, node.orelse)]
+            always = branches[0].writes & branches[1].writes
+            for branch in branches:
+                found.reads |= branch.reads
+                found.mutates |= branch.mutates
+                found.maybe_writes |= (branch.writes | branch.maybe_writes) - always
+            found.writes |= always
+            return found
         case ast.For() | ast.While():
             found = effects_of(node.iter if isinstance(node, ast.For) else node.test, of_methods)
             body = Effects(writes=_targets(node.target)) if isinstance(node, ast.For) else Effects()
@@ -144,34 +157,22 @@ def effects_of_methods(node: ast.AST, resolve: Resolve, depth: int = 0) -> Effec
         elif isinstance(called, MethodType):
             owner = path.rpartition(".")[0]
         function = method.__func__ if isinstance(method, MethodType) else None
-        tree = function_ast(function) if isinstance(function, FunctionType) and not is_library(function.__code__.co_filename) else None
+        tree = function_ast(function.__code__) if isinstance(function, FunctionType) else None
         if tree is None or not tree.args.args:
             continue
         own = tree.args.args[0].arg
         inside = effects_of_all(tree.body)
         for statement in tree.body:
-            deeper = effects_of_methods(statement, _attributes_of(own, owner, resolve), depth + 1)
+            deeper = effects_of_methods(statement, partial(_resolve_in_method, own, owner, resolve), depth + 1)
             inside.extend(deeper if isinstance(statement, (ast.Expr, ast.Assign, ast.Return)) else _conditional(deeper))
         for paths, inner in ((found.reads, inside.reads), (found.writes, inside.writes), (found.maybe_writes, inside.maybe_writes)):
             paths |= {owner + name.removeprefix(own) for name in inner if name.startswith(f"{own}.")}
     return found
 
 
-def _attributes_of(own: str, owner: str, resolve: Resolve) -> Resolve:
-    """Resolves attributes of `self` inside of a method of `owner`."""
-    return lambda path: resolve(owner + path.removeprefix(own)) if path.startswith(f"{own}.") else MISSING
-
-
-def _branches(test: ast.expr, blocks: list[list[ast.stmt]], of_methods: EffectsOf | None) -> Effects:
-    found = effects_of(test, of_methods)
-    each = [effects_of_all(block, of_methods) for block in blocks]
-    always = set.intersection(*(effects.writes for effects in each))
-    for effects in each:
-        found.reads |= effects.reads
-        found.mutates |= effects.mutates
-        found.maybe_writes |= (effects.writes | effects.maybe_writes) - always
-    found.writes |= always
-    return found
+def _resolve_in_method(own: str, owner: str, resolve: Resolve, path: str) -> Any:
+    """The value of an attribute of `self`, which is named `own`, in a method of `owner`."""
+    return resolve(owner + path.removeprefix(own)) if path.startswith(f"{own}.") else MISSING
 
 
 def _conditional(effects: Effects) -> Effects:
@@ -238,27 +239,21 @@ def reason_not_replayable(node: ast.AST) -> str:
         if isinstance(part, (ast.Global, ast.Nonlocal, ast.Delete, ast.Return)):
             return f"line {part.lineno} is a {type(part).__name__.lower()} statement"
         if isinstance(part, ast.Call):
-            name = part.func.attr if isinstance(part.func, ast.Attribute) else part.func.id if isinstance(part.func, ast.Name) else ""
+            name = called_name(part)
             if name in FORBIDDEN_CALLS:
                 return f"line {part.lineno} calls {name}(), which {FORBIDDEN_CALLS[name]}"
     return ""
 
 
-def function_ast(function: FunctionType) -> ast.FunctionDef | None:
-    """The syntax tree of a function, with the line numbers of its file; None if it cannot be parsed (a lambda in the middle of a line)."""
-    return _code_ast(function.__code__)
-
-
 @lru_cache(maxsize=64)
-def _code_ast(code: CodeType) -> ast.FunctionDef | None:
+def function_ast(code: CodeType) -> ast.FunctionDef | None:
+    """The syntax tree of a function of the user, with the line numbers of its file; None for a function of a library, and if it cannot be
+    parsed (a lambda in the middle of a line)."""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(code))).body[0]
+        tree = None if is_library(code.co_filename) else ast.parse(textwrap.dedent(inspect.getsource(code))).body[0]
     except (OSError, SyntaxError, TypeError, IndexError):
         return None
-    if not isinstance(tree, ast.FunctionDef):
-        return None
-    ast.increment_lineno(tree, code.co_firstlineno - 1)
-    return tree
+    return ast.increment_lineno(tree, code.co_firstlineno - 1) if isinstance(tree, ast.FunctionDef) else None
 
 
 def lookup(variables: Any, path: str) -> Any:

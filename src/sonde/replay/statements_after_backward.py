@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.capture.call_site import is_library
-from sonde.nonfinite.operation_tracer import NonFiniteTracer, is_finite
+from sonde.nonfinite.operation_tracer import NonFiniteTracer
 from sonde.nonfinite.origin import Origin
 from sonde.replay.loss_statements import statements_since_backward, variables_of
 from sonde.replay.rerun_statements import Rerun, gradients_by_leaf
@@ -50,8 +49,7 @@ def find_origin_after_backward(frame: FrameType, rerun: Rerun, models: Mapping[s
         _set_gradients(computed, models.values())
         for code, variables in compiled:
             exec(code, dict(variables))
-        bad = [leaf.grad for leaf, _ in computed if leaf.grad is not None and not is_finite(leaf.grad)]
-        return tracer.origin_of(bad) if bad else None, ""
+        return tracer.origin_of(leaf.grad for leaf, _ in computed if leaf.grad is not None), ""
 
 
 def _set_gradients(computed: list[tuple[Tensor, Tensor]], models: Iterable[nn.Module]) -> None:
@@ -67,29 +65,24 @@ def _set_gradients(computed: list[tuple[Tensor, Tensor]], models: Iterable[nn.Mo
 
 def changes_gradients(statement: ast.AST, resolve: Resolve, depth: int = 0) -> bool:
     """Whether a statement, or a function of the user that it calls, changes a `.grad`."""
-    if any(is_gradient(path, statement) for path in _modified_paths(statement)):
+    parts = [statement, *(part for part in ast.walk(statement) if isinstance(part, ast.stmt))]
+    if any(_is_gradient(path, statement) for part in parts for path in effects_of(part).modifies):
         return True
     for call in (part for part in ast.walk(statement) if isinstance(part, ast.Call)):
         path = access_path(call.func)
         if path.rpartition(".")[2] in _CLIP_FUNCTIONS:
             return True
-        function = _user_function(resolve(path)) if path and depth < MAX_DEPTH else None
-        tree = function_ast(function) if function is not None else None
-        body = tree.body if tree is not None else []
-        if function is not None and any(changes_gradients(part, _globals_of(function), depth + 1) for part in body):
+        called: Any = resolve(path) if path and depth < MAX_DEPTH else None
+        function: Any = called.__func__ if isinstance(called, MethodType) else called
+        tree = function_ast(function.__code__) if isinstance(function, FunctionType) else None
+        if tree is not None and any(changes_gradients(part, partial(lookup, function.__globals__), depth + 1) for part in tree.body):
             return True
     return False
 
 
-def is_gradient(path: str, within: ast.AST) -> bool:
+def _is_gradient(path: str, within: ast.AST) -> bool:
     """Whether an access path is `p.grad`, `p.grad.data`, or an alias of one: `g` in `for g in [p.grad for p in …]`."""
     return "grad" in path.split(".")[1:] or path.partition(".")[0] in _gradient_aliases(within)
-
-
-def _modified_paths(statement: ast.AST) -> set[str]:
-    """The access paths that a statement or a statement inside it modifies."""
-    inner = {path for part in ast.walk(statement) if isinstance(part, ast.stmt) for path in effects_of(part).modifies}
-    return effects_of(statement).modifies | inner
 
 
 def _gradient_aliases(within: ast.AST) -> set[str]:
@@ -115,12 +108,3 @@ def _holds_gradients(value: ast.expr, aliases: set[str]) -> bool:
         return any(_holds_gradients(item, aliases) for item in value.elts)
     path = access_path(value)
     return "grad" in path.split(".")[1:] or path in aliases
-
-
-def _user_function(function: Any) -> FunctionType | None:
-    plain = function.__func__ if isinstance(function, MethodType) else function
-    return plain if isinstance(plain, FunctionType) and not is_library(plain.__code__.co_filename) else None
-
-
-def _globals_of(function: FunctionType) -> Resolve:
-    return partial(lookup, function.__globals__)

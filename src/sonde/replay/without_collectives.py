@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +17,6 @@ from torch import nn
 from sonde.errors import CannotReplay
 from sonde.replay.capsule.replay_capsule import move_to_model
 from sonde.statistics.private_torch_api import EagerDispatchMode, OpOverload, op_schema
-
-CAVEAT = "{num} processes train together: this one was run again alone, on its own part of the batch and without averaging gradients"
 
 # Namespaces of the operators of torch.distributed.
 _COLLECTIVES = frozenset({"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"})
@@ -28,6 +27,12 @@ def num_processes() -> int:
     """The number of processes that train together, this one included."""
     distributed = torch.distributed
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def caveats_of_ranks() -> list[str]:
+    """A caveat for the result of a replay if several processes train together."""
+    what = "this one was run again alone, on its own part of the batch and without averaging gradients"
+    return [f"{num_processes()} processes train together: {what}"] if num_processes() > 1 else []
 
 
 @contextmanager
@@ -45,7 +50,7 @@ def without_ddp(modules: Iterable[nn.Module]) -> Iterator[None]:
     with ExitStack() as undo:
         for part in every:
             if isinstance(part, nn.parallel.DistributedDataParallel) and "forward" not in part.__dict__:
-                part.__dict__["forward"] = _InnerForward(part)
+                part.__dict__["forward"] = partial(_call_inner, part)
                 undo.callback(part.__dict__.pop, "forward", None)
         yield
 
@@ -55,15 +60,8 @@ def forbid_collectives() -> AbstractContextManager[Any]:
     return _ForbidCollectives() if num_processes() > 1 else nullcontext()  # type: ignore[no-untyped-call]
 
 
-class _InnerForward:
-    """Replaces the forward of a `DistributedDataParallel` by that of the module inside."""
-
-    def __init__(self, wrapper: nn.Module) -> None:
-        self.wrapper = wrapper
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        inner: Any = self.wrapper.module
-        return inner(*move_to_model(args, inner), **move_to_model(kwargs, inner))
+def _call_inner(wrapper: Any, *args: Any, **kwargs: Any) -> Any:
+    return wrapper.module(*move_to_model(args, wrapper.module), **move_to_model(kwargs, wrapper.module))
 
 
 class _ForbidCollectives(EagerDispatchMode):  # type: ignore[no-untyped-call]

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from sonde.errors import SondeError, require_count
 from sonde.formatting import counted, number, percent, printable, size, strict_json
-from sonde.leaks.accumulated_tensors import TrackedTensor, find_accumulations
-from sonde.leaks.leak_detector import MIN_AGE, Leak, to_leaks
+from sonde.leaks.accumulated_tensors import Leak, TrackedTensor, find_leaks
+from sonde.leaks.leak_detector import MIN_AGE
 from sonde.leaks.reference_chains_to_tensor import ReferenceChain, find_owners
 from sonde.render.plots import Plot
 from sonde.render.plots.step_curves import percentiles
@@ -213,7 +213,7 @@ class TensorInspector:
                     first.setdefault(id(tensor), TrackedTensor(weakref.ref(tensor), at))
                 del tensor
             old = [one for one in first.values() if one.first_step < len(infos) - MIN_AGE]
-            found += to_leaks(find_accumulations(old, len(infos), name=name))
+            found += find_leaks(old, len(infos), name=name)
         return sorted(found, key=lambda leak: leak.num_bytes, reverse=True)
 
     def _find_info(self, value: Any) -> TensorInfo | None:

@@ -10,7 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import leak_programs  # noqa: E402
-from sonde.leaks.leak_detector import Leak, LeakDetector, _grows_steadily  # noqa: E402
+from sonde.leaks.accumulated_tensors import Leak  # noqa: E402
+from sonde.leaks.leak_detector import LeakDetector, _grows_steadily  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

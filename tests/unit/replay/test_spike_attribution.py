@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 import sonde  # noqa: E402
 from sonde import Run  # noqa: E402
-from sonde.replay.spike_attribution import LayerMagnitudes, find_deviating_layer, sample_magnitudes  # noqa: E402
+from sonde.replay.spike_attribution import find_deviating_layer, layer_magnitudes, sample_magnitudes  # noqa: E402
 
 SPIKE = 45  # the step of the spike; the usual value is known by then
 
@@ -491,10 +491,10 @@ def test_the_layer_at_which_a_sample_begins_to_deviate_is_named():
     model = nn.Sequential(nn.Identity(), Odd(), nn.ReLU())
     x = torch.rand(8, 4)
     x[3, 0] = 6.0
-    with LayerMagnitudes({"": model}, 8) as layers:
+    with layer_magnitudes({"": model}, 8) as layers:
         model(x)
-    assert [one.name for one in layers.outputs] == ["0", "1", "2"]
-    found = find_deviating_layer(layers.outputs, (3,), 10.0)
+    assert [one.name for one in layers] == ["0", "1", "2"]
+    found = find_deviating_layer(layers, (3,), 10.0)
     assert found.name == "1"
     assert found.size > 1000 * found.others
     assert not any(module._forward_hooks for module in model.modules())
@@ -502,19 +502,19 @@ def test_the_layer_at_which_a_sample_begins_to_deviate_is_named():
 
 def test_samples_that_are_like_the_others_deviate_at_no_layer():
     model = nn.Linear(4, 4)
-    with LayerMagnitudes({"net": model}, 6) as layers:
+    with layer_magnitudes({"net": model}, 6) as layers:
         model(torch.ones(6, 4))
-    assert layers.outputs[0].name == "net"
-    assert find_deviating_layer(layers.outputs, (2,), 4.0) is None
+    assert layers[0].name == "net"
+    assert find_deviating_layer(layers, (2,), 4.0) is None
 
 
 def test_a_sample_that_is_much_smaller_than_the_others_deviates_too():
     table = nn.Embedding(10, 4)
     with torch.no_grad():
         table.weight[7] *= 1e-7
-    with LayerMagnitudes({"": nn.Sequential(table)}, 5) as layers:
+    with layer_magnitudes({"": nn.Sequential(table)}, 5) as layers:
         table(torch.tensor([0, 1, 7, 3, 4]))
-    found = find_deviating_layer(layers.outputs, (2,), 4.0)
+    found = find_deviating_layer(layers, (2,), 4.0)
     assert found.name == "0"
     assert found.size < 1e-5 * found.others
 

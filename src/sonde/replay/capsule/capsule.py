@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from sonde import __version__
 from sonde.errors import SondeError
+from sonde.nonfinite.explain_forward import dtype_name
 from sonde.nonfinite.origin import Origin
 from sonde.replay.capsule.capsule_file import DESCRIPTION, CapsuleFiles, read_files
-from sonde.replay.capsule.value_serialization import DamagedError, Packer, reason_not_storable, unpack
+from sonde.replay.capsule.value_serialization import DamagedError, Packer, unpack
 from sonde.runlog.format import plain
 
 FORMAT = 1
@@ -62,33 +63,17 @@ class Capsule:
     versions: dict[str, str] = field(default_factory=dict)
     findings: tuple[dict[str, Any], ...] = ()  # of the rules, up to the step before; as in a report's JSON
 
-    @property
-    def has_weights(self) -> bool:
-        return all(stored.values is not None for stored in self.parameters.values())
-
 
 def save_capsule(
-    directory: Path | str,
-    *,
-    step: int,
-    model: nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    optimizer: torch.optim.Optimizer | None = None,
-    rng: Any = None,
-    loss_inputs: Mapping[str, Any] | None = None,
-    origin: Origin | None = None,
-    findings: Sequence[Mapping[str, Any]] = (),
-    about: Mapping[str, Any] | None = None,
-    max_mb: float = 512.0,
-) -> Path:
+    directory: Path | str, *, step: int, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any],
+    optimizer: torch.optim.Optimizer | None = None, rng: Any = None, loss_inputs: Mapping[str, Any] | None = None,
+    origin: Origin | None = None, findings: Sequence[Mapping[str, Any]] = (), about: Mapping[str, Any] | None = None, max_mb: float = 512.0,
+) -> Path:  # fmt: skip
     """Stores a step as `directory/step-000041` and returns that path. Call it before the weights are updated. It changes nothing.
-
-    The arguments are those of `pack_capsule`.
-    """
+    The arguments are those of `pack_capsule`."""
     description, tensors = pack_capsule(
-        step=step, model=model, args=args, kwargs=kwargs, optimizer=optimizer, rng=rng, loss_inputs=loss_inputs, origin=origin,
-        findings=findings, about=about, max_mb=max_mb,
+        step=step, model=model, args=args, kwargs=kwargs, optimizer=optimizer, rng=rng, loss_inputs=loss_inputs or {}, origin=origin,
+        findings=findings, about=about or {}, max_mb=max_mb,
     )  # fmt: skip
     files = CapsuleFiles(Path(directory), capsule_name(step))
     try:
@@ -105,19 +90,9 @@ def capsule_name(step: int) -> str:
 
 
 def pack_capsule(
-    *,
-    step: int,
-    model: nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    optimizer: torch.optim.Optimizer | None = None,
-    rng: Any = None,
-    loss_inputs: Mapping[str, Any] | None = None,
-    origin: Origin | None = None,
-    findings: Sequence[Mapping[str, Any]] = (),
-    about: Mapping[str, Any] | None = None,
-    max_mb: float = 512.0,
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    *, step: int, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], optimizer: torch.optim.Optimizer | None, rng: Any,
+    loss_inputs: Mapping[str, Any], origin: Origin | None, findings: Sequence[Mapping[str, Any]], about: Mapping[str, Any], max_mb: float,
+) -> tuple[dict[str, Any], dict[str, Tensor]]:  # fmt: skip
     """The contents of the two files of a capsule: its description and its tensors.
 
     Args:
@@ -137,29 +112,34 @@ def pack_capsule(
     is_grad_enabled = torch.is_grad_enabled()
     with torch.no_grad():
         batch = {"args": tuple(args), "kwargs": dict(kwargs), "rng": {"torch": rng} if isinstance(rng, Tensor) else rng}
-        budget = _SizeBudget(max_mb)
         # One packer for both: inputs of the loss are often inputs of the model too, and are stored once.
-        packer, description = _packed(batch | {"loss_inputs": dict(loss_inputs or {})})
+        packer, packed = _packed(batch | {"loss_inputs": dict(loss_inputs)})
         too_large = []
         if _mb(packer.tensors) > max_mb and loss_inputs:
             too_large = [f"loss_inputs: with them the capsule would exceed {max_mb:g} MB"]
-            packer, description = _packed(batch | {"loss_inputs": {}})
-        budget.take_batch(packer.tensors)
+            packer, packed = _packed(batch | {"loss_inputs": {}})
+        size_mb = _mb(packer.tensors)
+        if size_mb > max_mb:
+            raise SondeError(
+                f"The inputs of the model have {size_mb:,.1f} MB, and the limit of a capsule is {max_mb:g} MB.\n"
+                f"Set a larger limit: max_capsule_mb = {int(size_mb) + 1}, or more to store the weights too."
+            )
         tensors, left_out = dict(packer.tensors), packer.left_out + too_large
-        parts = (
-            ("buffers", lambda packer: _pack_named(model.named_buffers(), "buffers", packer)),
-            ("parameters", lambda packer: _pack_named(model.named_parameters(), "parameters", packer)),
-            ("optimizer", lambda packer: None if optimizer is None else packer.pack(optimizer.state_dict(), "optimizer")),
-        )
-        for name, pack in parts:
+        for name in ("buffers", "parameters", "optimizer"):
             part = Packer()
-            description[name] = pack(part)
-            if budget.take(part.tensors):
+            if name == "optimizer":
+                packed[name] = None if optimizer is None else part.pack(optimizer.state_dict(), name)
+            else:
+                packed[name] = _pack_named(model.named_buffers() if name == "buffers" else model.named_parameters(), name, part)
+            size_mb += _mb(part.tensors)
+            if size_mb <= max_mb:
                 tensors |= part.tensors
                 left_out += part.left_out
             else:
+                size_mb -= _mb(part.tensors)
                 left_out.append(f"{name}: {_mb(part.tensors):,.1f} MB, with which the capsule would exceed {max_mb:g} MB")
-                description[name] = None if name == "optimizer" else _without_values(description[name])
+                packed[name] = None if name == "optimizer" else [[*row[:3], {"left_out": "too large"}] for row in packed[name]]
+        devices = [device for device in DEVICES if torch.is_autocast_enabled(device)]
         # Short fields first, so that a person can read the file; then the long lists.
         description = {
             "format": FORMAT,
@@ -168,17 +148,13 @@ def pack_capsule(
             "step": step,
             "model": type(model).__name__,
             "training": [path for path, module in model.named_modules() if module.training],
-            "autocast": {
-                device: str(torch.get_autocast_dtype(device)).removeprefix("torch.")
-                for device in DEVICES
-                if torch.is_autocast_enabled(device)
-            },
+            "autocast": {device: dtype_name(torch.get_autocast_dtype(device)) for device in devices},
             "grad": is_grad_enabled,
             "origin": origin.to_dict() if origin is not None else None,
             "findings": [dict(finding) for finding in findings][:MAX_FINDINGS],
-            "about": Packer().pack(plain(about or {}), "about"),
+            "about": Packer().pack(plain(about), "about"),
             "left_out": left_out,
-            **description,
+            **packed,
         }
     return description, tensors
 
@@ -188,43 +164,18 @@ def _packed(values: Mapping[str, Any]) -> tuple[Packer, dict[str, Any]]:
     return packer, {name: packer.pack(value, name) for name, value in values.items()}
 
 
-class _SizeBudget:
-    """Counts how much of a capsule's size limit is left."""
-
-    def __init__(self, max_mb: float) -> None:
-        self.max_mb = self.left_mb = max_mb
-
-    def take_batch(self, tensors: Mapping[str, Tensor]) -> None:
-        if not self.take(tensors):
-            raise SondeError(
-                f"The inputs of the model have {_mb(tensors):,.1f} MB, and the limit of a capsule is {self.max_mb:g} MB.\n"
-                f"Set a larger limit: max_capsule_mb = {int(_mb(tensors)) + 1}, or more to store the weights too."
-            )
-
-    def take(self, tensors: Mapping[str, Tensor]) -> bool:
-        fits = _mb(tensors) <= self.left_mb
-        self.left_mb -= _mb(tensors) if fits else 0.0
-        return fits
-
-
 def _mb(tensors: Mapping[str, Tensor]) -> float:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) / 2**20
+    return sum(tensor.nbytes for tensor in tensors.values()) / 2**20
 
 
 def _pack_named(named: Any, group: str, packer: Packer) -> list[list[Any]]:
     """`[name, shape, dtype, value]` of each tensor; a tied parameter comes once."""
     rows = []
     for name, tensor in named:
-        is_lazy = nn.parameter.is_lazy(tensor)
         value = packer.tensor(tensor, f"{group}.{name}")
-        if not reason_not_storable(tensor):
-            value.pop("requires_grad", None)
-        rows.append([name, [] if is_lazy else list(tensor.shape), str(tensor.dtype).removeprefix("torch."), value])
+        value.pop("requires_grad", None)
+        rows.append([name, [] if nn.parameter.is_lazy(tensor) else list(tensor.shape), dtype_name(tensor.dtype), value])
     return rows
-
-
-def _without_values(rows: Any) -> list[list[Any]]:
-    return [[*row[:3], {"left_out": "too large"}] for row in rows]
 
 
 # ---- reading
@@ -232,9 +183,7 @@ def _without_values(rows: Any) -> list[list[Any]]:
 
 def load_capsule(path: Path | str, *, max_mb: float = MAX_READ_MB) -> Capsule:
     """Reads and validates a capsule. Nothing in it is executed. Raises `SondeError` if there is none or if it is invalid.
-
-    `path` is the directory or its capsule.json; `max_mb` limits the size of the tensors.
-    """
+    `path` is the directory or its capsule.json; `max_mb` limits the size of the tensors."""
     directory = Path(path).parent if Path(path).name == DESCRIPTION else Path(path)
     if not directory.is_dir():
         raise SondeError(
@@ -268,7 +217,7 @@ def _capsule(path: Path, description: dict[str, Any], tensors: dict[str, Tensor]
         loss_inputs=read.names("loss_inputs"),
         optimizer=read.value("optimizer", object),
         rng=read.value("rng", object),
-        autocast={device: read.dtype(name) for device, name in read.field("autocast", dict).items() if device in DEVICES},
+        autocast={device: unpack({"dtype": name}, {}) for device, name in read.field("autocast", dict).items() if device in DEVICES},
         is_grad_enabled=read.field("grad", bool),
         origin=read.origin(),
         about=read.value("about", dict),
@@ -285,16 +234,10 @@ class _DescriptionReader:
         self._description, self._tensors = description, tensors
 
     def field(self, name: str, kind: type) -> Any:
-        value = self._description.get(name)
-        if type(value) is not kind:
-            raise DamagedError(f"{name} should be a {kind.__name__} and is {_short(value)}")
-        return value
+        return _checked(name, self._description.get(name), kind)
 
     def value(self, name: str, kind: type) -> Any:
-        value = unpack(self._description.get(name), self._tensors)
-        if not isinstance(value, kind):
-            raise DamagedError(f"{name} should be a {kind.__name__} and is {_short(value)}")
-        return value
+        return _checked(name, unpack(self._description.get(name), self._tensors), kind)
 
     def names(self, name: str) -> dict[str, Any]:
         value = self.value(name, dict)
@@ -303,10 +246,7 @@ class _DescriptionReader:
         return dict(value)
 
     def strings(self, name: str) -> list[str]:
-        value = self.field(name, list)
-        if not all(isinstance(text, str) for text in value):
-            raise DamagedError(f"{name} should hold strings only")
-        return list(value)
+        return [_checked(name, text, str) for text in self.field(name, list)]
 
     def stored_tensors(self, name: str) -> dict[str, StoredTensor]:
         found = {}
@@ -315,21 +255,21 @@ class _DescriptionReader:
                 raise DamagedError(f"{name} has an entry that is not [name, shape, dtype, value]")
             value = unpack(row[3], self._tensors)
             shape = tuple(row[1])
-            if isinstance(value, Tensor) and (tuple(value.shape) != shape or value.dtype is not self.dtype(row[2])):
+            if isinstance(value, Tensor) and (tuple(value.shape) != shape or value.dtype is not unpack({"dtype": row[2]}, {})):
                 raise DamagedError(f"the values of {row[0]!r} are {_short(value)} and should be {row[2]} {list(shape)}")
             if not all(type(size) is int for size in shape) or row[0] in found:
                 raise DamagedError(f"{name} has an invalid or a second entry {row[0]!r}")
             found[row[0]] = StoredTensor(shape, str(row[2]), value if isinstance(value, Tensor) else None)
         return found
 
-    def dtype(self, name: object) -> torch.dtype:
-        dtype: torch.dtype = unpack({"dtype": name}, {})
-        return dtype
-
     def findings(self) -> tuple[dict[str, Any], ...]:
         data = self._description.get("findings", [])  # capsules of early versions have none
-        if not isinstance(data, list) or len(data) > MAX_FINDINGS or not all(map(_is_finding, data)):
+        if not isinstance(data, list) or len(data) > MAX_FINDINGS:
             raise DamagedError("its findings cannot be read")
+        for finding in data:
+            for name in ("rule", "severity", "where", "cause", "fix"):
+                _checked("findings", _checked("findings", finding, dict).get(name), str)
+            _checked("findings", finding.get("step"), int)
         return tuple(data)
 
     def origin(self) -> Origin | None:
@@ -344,12 +284,13 @@ class _DescriptionReader:
         return origin
 
 
-def _is_finding(value: object) -> bool:
-    strings = ("rule", "severity", "where", "cause", "fix")
-    return isinstance(value, dict) and all(type(value.get(name)) is str for name in strings) and type(value.get("step")) is int
+def _checked(name: str, value: Any, kind: type) -> Any:
+    if kind is not object and type(value) is not kind:
+        raise DamagedError(f"{name} should be a {kind.__name__} and is {_short(value)}")
+    return value
 
 
 def _short(value: object) -> str:
     if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+        return f"{dtype_name(value.dtype)} {list(value.shape)}"
     return repr(value)[:60] if value is None or isinstance(value, (bool, int, float, str)) else f"a {type(value).__name__}"

@@ -59,14 +59,12 @@ class CapsuleFiles:
             os.makedirs(parent, exist_ok=True)
             os.mkdir(self._temporary)
             for file in (TENSORS, DESCRIPTION):
-                descriptor = os.open(self._temporary / file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-                self.descriptors += (descriptor,)
+                self.descriptors += (os.open(self._temporary / file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644),)
         except OSError as error:
             self.discard()
-            raise self._write_error(error.strerror or str(error)) from error
+            raise self._write_error(error) from error
 
     def write(self, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Write both files."""
         text = json.dumps(description, indent=1, allow_nan=False).encode("ascii")
         if len(text) > MAX_JSON:
             raise SondeError(f"{DESCRIPTION} of the capsule would have {len(text) >> 20} MB; the limit is {MAX_JSON >> 20} MB.")
@@ -76,7 +74,7 @@ class CapsuleFiles:
                 while rest:
                     rest = rest[os.write(descriptor, rest) :]
         except OSError as error:
-            raise self._write_error(error.strerror or str(error)) from error
+            raise self._write_error(error) from error
 
     def commit(self) -> Path:
         """Give the directory its name, or that with a number if it is taken, and return its path."""
@@ -88,10 +86,9 @@ class CapsuleFiles:
             return _rename(self._temporary, self._target)
         except OSError as error:
             self.discard()
-            raise self._write_error(error.strerror or str(error)) from error
+            raise self._write_error(error) from error
 
     def discard(self) -> None:
-        """Remove the files."""
         self._close()
         shutil.rmtree(self._temporary, ignore_errors=True)
 
@@ -100,9 +97,9 @@ class CapsuleFiles:
         for descriptor in descriptors:
             os.close(descriptor)
 
-    def _write_error(self, reason: str) -> SondeError:
+    def _write_error(self, error: OSError) -> SondeError:
         return SondeError(
-            f"No capsule could be written to {self._target.parent}: {reason}.\n"
+            f"No capsule could be written to {self._target.parent}: {error.strerror or error}.\n"
             "The training is not affected. Free some space, or set a smaller max_capsule_mb or another output_dir."
         )
 
@@ -130,7 +127,6 @@ def _sync(path: Path) -> None:
 
 
 def _rename(temporary: Path, target: Path) -> Path:
-    """Gives the directory its final name, with a number if the name is taken."""
     for number in range(1, MAX_SAME_STEP):
         path = target if number == 1 else target.with_name(f"{target.name}-{number}")
         try:
@@ -192,10 +188,9 @@ def _json(content: bytes, name: str) -> dict[str, Any]:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    if len(dict(pairs)) != len(pairs):
         raise ValueError("the same key twice")
-    return found
+    return dict(pairs)
 
 
 def _refuse_constant(name: str) -> None:

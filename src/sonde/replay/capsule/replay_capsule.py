@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sonde.capture.restore_model_state import state_restored
 from sonde.errors import SondeError
+from sonde.formatting import listing
 from sonde.nonfinite.operation_tracer import NonFiniteTracer, is_finite
 from sonde.nonfinite.origin import Origin
 from sonde.replay.capsule.capsule import Capsule, StoredTensor
@@ -23,7 +24,6 @@ from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.private_torch_api import tree_map_only
 
 MT19937_WORDS = 624  # in the state of NumPy's generator
-MAX_NAMED = 3  # tensors that a message names
 
 
 def replay(capsule: Capsule, model: nn.Module, loss_fn: Callable[..., Tensor] | None = None) -> Origin | None:
@@ -67,11 +67,9 @@ def replay(capsule: Capsule, model: nn.Module, loss_fn: Callable[..., Tensor] | 
     return with_caveats(origin or tracer.origin, caveats)
 
 
-def with_caveats(origin: Origin | None, caveats: list[str]) -> Origin | None:
+def with_caveats(origin: Origin | None, caveats: Sequence[str]) -> Origin | None:
     """The origin as the result of a replay, with these caveats added."""
-    if origin is None:
-        return None
-    return replace(origin, how="replayed", caveats=(*origin.caveats, *caveats))
+    return None if origin is None else replace(origin, how="replayed", caveats=(*origin.caveats, *caveats))
 
 
 def is_same_origin(one: Origin | None, other: Origin | None) -> bool:
@@ -95,42 +93,33 @@ def mismatch(capsule: Capsule, model: nn.Module) -> str:
     """How a model differs from that of a capsule; "" if it matches."""
     if type(model).__name__ != capsule.model_class:
         return f"its class is {type(model).__name__}, the capsule's {capsule.model_class}"
-    return _difference("parameter", capsule.parameters, dict(model.named_parameters())) or _difference(
-        "buffer", capsule.buffers, dict(model.named_buffers())
-    )
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    return _difference("parameter", capsule.parameters, parameters) or _difference("buffer", capsule.buffers, buffers)
 
 
 def _difference(what: str, stored: dict[str, StoredTensor], live: dict[str, Any]) -> str:
-    missing = [name for name in stored if name not in live]
-    if missing:
-        return f"it has no {what} {_some_names(missing)}"
-    added = [name for name in live if name not in stored]
-    if added:
-        return f"it has a {what} {_some_names(added)} that the capsule does not have"
+    if missing := [name for name in stored if name not in live]:
+        return f"it has no {what} {listing(missing)}"
+    if added := [name for name in live if name not in stored]:
+        return f"it has a {what} {listing(added)} that the capsule does not have"
     for name, tensor in stored.items():
         if not nn.parameter.is_lazy(live[name]) and tuple(live[name].shape) != tensor.shape:
             return f"its {what} {name} is {list(live[name].shape)}, the capsule's {list(tensor.shape)}"
     return ""
 
 
-def _some_names(names: list[str]) -> str:
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(names[:MAX_NAMED]) + more
-
-
 def apply_to_model(capsule: Capsule, model: nn.Module) -> list[str]:
     """Sets the capsule's weights, buffers, training modes and random state. Returns caveats about those that could not be set."""
     live = dict(model.named_parameters()) | dict(model.named_buffers())
-    missing = []
+    stored = capsule.parameters | capsule.buffers
+    missing = [name for name, tensor in stored.items() if tensor.values is None]
     with torch.no_grad():
-        for name, tensor in (capsule.parameters | capsule.buffers).items():
-            if tensor.values is None:
-                missing.append(name)
-            else:
+        for name, tensor in stored.items():
+            if tensor.values is not None:
                 live[name].copy_(tensor.values)
     for path, module in model.named_modules():
         module.training = path in capsule.training
-    caveats = [f"the capsule has no values of {_some_names(missing)}: the model's own were used"] if missing else []
+    caveats = [f"the capsule has no values of {listing(missing)}: the model's own were used"] if missing else []
     if capsule.rng is None:
         return [*caveats, "the capsule has no random state: dropout and other random operations differ"]
     try:
@@ -182,16 +171,14 @@ def _left_out_inputs(value: Any) -> list[str]:
 
 def _loss(loss_fn: Callable[..., Tensor], output: Any, inputs: dict[str, Any]) -> Tensor:
     signature = inspect.signature(loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn)
-    try:
-        signature.bind(output, **inputs)
-    except TypeError:
-        try:
-            signature.bind(output, *inputs.values())
-        except TypeError:
-            names = ", ".join(["output", *inputs])
-            raise SondeError(f"loss_fn takes {signature}, and is called with ({names}). Pass a function with these parameters.") from None
-        return loss_fn(output, *inputs.values())
-    return loss_fn(output, **inputs)
+    for args, kwargs in (((), inputs), (inputs.values(), {})):
+        with suppress(TypeError):
+            bound = signature.bind(output, *args, **kwargs)
+            break
+    else:
+        names = ", ".join(["output", *inputs])
+        raise SondeError(f"loss_fn takes {signature}, and is called with ({names}). Pass a function with these parameters.")
+    return loss_fn(*bound.args, **bound.kwargs)
 
 
 def _sum_of_outputs(output: Any) -> Tensor | None:

@@ -11,10 +11,10 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import islice
 from types import FrameType
 from typing import Any
 
@@ -31,7 +31,7 @@ from sonde.nonfinite.origin import Origin
 from sonde.replay.capsule.capsule import Capsule
 from sonde.replay.capsule.replay_capsule import apply_to_model, mismatch, move_to_model, replay, with_caveats
 from sonde.replay.capsule.value_serialization import fill_left_out
-from sonde.script_runner import run_file
+from sonde.script_runner import run_file, script_environment
 from sonde.statistics.find_tensors import find_tensors
 
 MAX_FRAMES = 64
@@ -51,18 +51,13 @@ class ReplayResult:
 
 
 def replay_script(capsule: Capsule, script: str, args: Sequence[str] = ()) -> ReplayResult:
-    """Runs a script up to the capsule's step and through it.
-
-    Everything that the script does before that step (reading data, printing) takes place. Raises `SondeError` if it calls no model that
-    matches the capsule.
-    """
+    """Runs a script up to the capsule's step and through it. Everything that the script does before that step (reading data, printing)
+    takes place. Raises `SondeError` if it calls no model that matches the capsule."""
     replayer = ScriptReplayer(capsule)
-    argv, path, variables = sys.argv, list(sys.path), dict(os.environ)
-    sys.argv = [script, *args]
-    sys.path[0:1] = [str(Path(script).resolve().parent)]
+    variables = dict(os.environ)
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # the operations of compiled code cannot be traced
     try:
-        with replayer.install():
+        with script_environment(script, args, module=False), replayer.install():
             run_file(script)
         ending = "ended"
     except _ReplayFinished:
@@ -74,7 +69,6 @@ def replay_script(capsule: Capsule, script: str, args: Sequence[str] = ()) -> Re
             traceback.print_exception(error)
         ending = f"failed with {type(error).__name__}: {error}"
     finally:
-        sys.argv, sys.path[:] = argv, path
         os.environ.clear()
         os.environ.update(variables)
     if not replayer.has_started:
@@ -141,20 +135,17 @@ class ScriptReplayer(TrainingCallbacks):
 
     def _wrap_call(self, original: Any) -> Any:
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            return self._call(original, module, args, kwargs)
+            self._stop_if_finished()
+            if self.has_started or not self._matches(module):
+                return original(module, *args, **kwargs)
+            args, kwargs = self._begin(module, args, kwargs)
+            output = original(module, *args, **kwargs)
+            if self._capsule.about.get("what") == "evaluation" and self._tracer is not None:  # there is no loss
+                self.origin = self._tracer.origin_of(tensor for _, tensor in find_tensors(output))
+                self._end()
+            return output
 
         return __call__
-
-    def _call(self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._stop_if_finished()
-        if self.has_started or not self._matches(module):
-            return original(module, *args, **kwargs)
-        args, kwargs = self._begin(module, args, kwargs)
-        output = original(module, *args, **kwargs)
-        if self._capsule.about.get("what") == "evaluation" and self._tracer is not None:  # there is no loss
-            self.origin = self._tracer.origin_of(tensor for _, tensor in find_tensors(output) if _is_bad(tensor))
-            self._end()
-        return output
 
     def _matches(self, module: nn.Module) -> bool:
         why = mismatch(self._capsule, module)
@@ -178,7 +169,8 @@ class ScriptReplayer(TrainingCallbacks):
         return args, kwargs
 
     def _assign_loss_inputs(self, values: dict[str, Any]) -> None:
-        frames = list(_user_frames())
+        around = islice(traceback.walk_stack(sys._getframe()), MAX_FRAMES)
+        frames = [frame for frame, _ in around if not is_library(frame.f_code.co_filename)]  # the innermost first
         for name, value in values.items():
             owners = [frame for frame in frames if name in frame.f_locals]
             if not owners:
@@ -202,23 +194,19 @@ class ScriptReplayer(TrainingCallbacks):
     def _finish(self) -> None:
         tracer, self._tracer = self._tracer, None
         if tracer is not None:
-            tracer.__exit__(None, None, None)
+            tracer.__exit__()
             self.origin = self.origin or tracer.origin
-        self._assigned.clear()
-
-    def _check_assigned(self) -> None:
-        changed = {name for frame, name, value in self._assigned if frame.f_locals.get(name) is not value}
-        self.notes += [f"{name} was assigned again after the model's call: the script's own value was used" for name in sorted(changed)]
         self._assigned.clear()
 
     def on_backward_start(self, tensors: Any) -> None:
         self._stop_if_finished()
         if self._tracer is None:
             return
-        self._check_assigned()
+        changed = {name for frame, name, value in self._assigned if frame.f_locals.get(name) is not value}
+        self.notes += [f"{name} was assigned again after the model's call: the script's own value was used" for name in sorted(changed)]
+        self._assigned.clear()
         losses = [tensors] if isinstance(tensors, Tensor) else list(tensors or ())
-        bad = [loss for loss in losses if _is_bad(loss)]
-        if bad:
+        if bad := [loss for loss in losses if isinstance(loss, Tensor) and not is_finite(loss)]:
             self.origin = self._tracer.origin_of(bad)
             self._end()
 
@@ -226,7 +214,7 @@ class ScriptReplayer(TrainingCallbacks):
         # If backward raised an exception, that exception ends the step.
         if self._tracer is None or self._model is None or sys.exc_info()[0] is not None:
             return
-        if any(p.grad is not None and _is_bad(p.grad) for p in self._model.parameters()):
+        if any(p.grad is not None and not is_finite(p.grad) for p in self._model.parameters()):
             self._end()
 
     def on_optimizer_step_start(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
@@ -239,21 +227,6 @@ class ScriptReplayer(TrainingCallbacks):
 
     def on_optimizer_step_end(self, optimizer: torch.optim.Optimizer) -> None:
         self.on_optimizer_step_start(optimizer, False)
-
-
-def _is_bad(tensor: Any) -> bool:
-    return isinstance(tensor, Tensor) and tensor.is_floating_point() and not is_finite(tensor.detach())
-
-
-def _user_frames() -> Iterator[FrameType]:
-    """The frames of the user's code around a call, the innermost first."""
-    frame: FrameType | None = sys._getframe(1)
-    for _ in range(MAX_FRAMES):
-        if frame is None:
-            return
-        if not is_library(frame.f_code.co_filename):
-            yield frame
-        frame = frame.f_back
 
 
 def _assign(frame: FrameType, name: str, value: Any) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +27,6 @@ MAX_DEPTH = 32
 MAX_LEAVES = 200_000  # values in one capsule; the optimizer state of a large model has some ten thousand
 MAX_INT = 2**63
 MAX_NAME = 200  # characters of a tensor's name; a longer one is replaced by a number
-PACKED_SEQUENCE_FIELDS = ("data", "batch_sizes", "sorted_indices", "unsorted_indices")
 
 STORABLE_DTYPES = frozenset(
     {
@@ -100,35 +99,22 @@ class Packer:
         return packed
 
     def _container(self, value: Any, path: str, depth: int) -> Any:
-        def each(items: Any) -> list[Any]:
-            return [self.pack(item, f"{path}.{i}", depth) for i, item in enumerate(items)]
+        def each(named: Iterable[tuple[Any, Any]]) -> list[list[Any]]:
+            return [[name, self.pack(item, f"{path}.{name}", depth)] for name, item in named]
 
+        if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+            items = [item for _, item in each(enumerate(value))]
+            return items if isinstance(value, list) else {"tuple": items}
         if isinstance(value, PackedSequence):
-            return {"packed": [self.pack(getattr(value, name), f"{path}.{name}", depth) for name in PACKED_SEQUENCE_FIELDS]}
-        if isinstance(value, list):
-            return each(value)
-        if isinstance(value, tuple):
-            if hasattr(value, "_fields"):
-                return self._fields(value, value._fields, path, depth)
-            return {"tuple": each(value)}
+            return {"packed": [item for _, item in each((name, getattr(value, name)) for name in PackedSequence._fields)]}
         if isinstance(value, Mapping):
-            return self._mapping(value, path, depth)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return self._fields(value, [field.name for field in dataclasses.fields(value)], path, depth)
+            self.left_out += [f"{path}: an entry with a key of type {type(key).__name__}" for key in value if not _is_key(key)]
+            return {"dict": each((key, item) for key, item in value.items() if _is_key(key))}
+        if isinstance(value, tuple) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+            # By its fields: the class of a dataclass or a named tuple is code and is not stored.
+            names = getattr(value, "_fields", ()) if isinstance(value, tuple) else [field.name for field in dataclasses.fields(value)]
+            return {"fields": each((name, getattr(value, name, None)) for name in names)}
         return self._leave_out(path, f"a {type(value).__name__}, which cannot be stored")
-
-    def _mapping(self, value: Mapping[Any, Any], path: str, depth: int) -> Any:
-        pairs = []
-        for key, item in value.items():
-            if not _is_key(key):
-                self.left_out.append(f"{path}: an entry with a key of type {type(key).__name__}")
-                continue
-            pairs.append([key, self.pack(item, f"{path}.{key}", depth)])
-        return {"dict": pairs}
-
-    def _fields(self, value: Any, names: Any, path: str, depth: int) -> Any:
-        """A dataclass or a named tuple by its fields: its class is code and is not stored."""
-        return {"fields": [[name, self.pack(getattr(value, name, None), f"{path}.{name}", depth)] for name in names]}
 
     def _number(self, value: complex, path: str) -> Any:
         if isinstance(value, int):
@@ -154,17 +140,13 @@ def reason_not_storable(tensor: Tensor) -> str:
     """Why a tensor cannot be stored; "" if it can."""
     if torch.nn.parameter.is_lazy(tensor):
         return "a lazy parameter that has no shape yet"
-    if _is_wrapper(tensor):
+    if bool(is_traceable_wrapper_subclass(tensor)) or hasattr(tensor, "full_tensor"):
         return f"a {type(tensor).__name__}, which wraps other tensors"
     if tensor.is_meta:
         return "a tensor on the meta device, which has no values"
     if tensor.layout is not torch.strided:
         return f"a tensor of layout {tensor.layout}"
     return "" if tensor.dtype in STORABLE_DTYPES else f"a tensor of {tensor.dtype}"
-
-
-def _is_wrapper(value: Any) -> bool:
-    return is_traceable_wrapper_subclass(value) or hasattr(value, "full_tensor")
 
 
 def _tensor_name(path: str, number: int) -> str:
@@ -186,9 +168,13 @@ def unpack(tree: Any, tensors: Mapping[str, Tensor], depth: int = 0) -> Any:
     if tree is None or isinstance(tree, (bool, str)):
         return tree
     if isinstance(tree, int):
-        return _checked(tree, -MAX_INT <= tree < MAX_INT, "an integer of more than 64 bits")
+        if not -MAX_INT <= tree < MAX_INT:
+            raise DamagedError("an integer of more than 64 bits")
+        return tree
     if isinstance(tree, float):
-        return _checked(tree, math.isfinite(tree), "a number that is not finite")
+        if not math.isfinite(tree):  # 1e999
+            raise DamagedError("a number that is not finite")
+        return tree
     if depth > MAX_DEPTH + 1:
         raise DamagedError(f"values nested deeper than {MAX_DEPTH}")
     if isinstance(tree, list):
@@ -198,10 +184,44 @@ def unpack(tree: Any, tensors: Mapping[str, Tensor], depth: int = 0) -> Any:
     if "tensor" in tree:
         return _tensor(tree, tensors)
     (kind, content), *more = tree.items()
-    read = _KINDS.get(kind)
-    if more or read is None:
-        raise DamagedError(f"a value of the unknown kind {', '.join(map(str, tree))[:80]!r}")
-    return read(content, tensors, depth + 1)
+    value = None if more else _value(kind, content, tensors, depth + 1)
+    if value is None:
+        raise DamagedError(f"an invalid value of the kind {', '.join(map(str, tree))[:80]!r}")
+    return value
+
+
+def _value(kind: str, content: Any, tensors: Mapping[str, Tensor], depth: int) -> Any:
+    """The value of `{kind: content}`; None if it is invalid."""
+    parts = [unpack(item, tensors, depth) for item in content] if kind in ("tuple", "packed", "complex") and type(content) is list else []
+    try:
+        match kind, content:
+            case "tuple", list():
+                return tuple(parts)
+            case "dict", list():
+                return _dict(content, tensors, depth)
+            case "fields", list():
+                found = _dict(content, tensors, depth)
+                is_valid = all(isinstance(name, str) and name.isidentifier() and not name.startswith("__") for name in found)
+                return SimpleNamespace(**found) if is_valid else None
+            case "packed", [_, _, _, _]:
+                is_valid = all(isinstance(part, Tensor) or (part is None and i > 1) for i, part in enumerate(parts))
+                return PackedSequence(*parts) if is_valid else None
+            case "float", "nan" | "inf" | "-inf":
+                return float(content)
+            case "complex", [_, _]:
+                return complex(*parts) if all(isinstance(part, float) for part in parts) else None
+            case "array", str():
+                return _named(content, tensors).numpy()
+            case "dtype", str():
+                dtype = getattr(torch, content, None)
+                return dtype if isinstance(dtype, torch.dtype) else None
+            case "device", str():
+                return torch.device(content)
+            case "left_out", str():
+                return LeftOut(content)
+    except (TypeError, RuntimeError):  # a tensor without a NumPy dtype, or a device that torch does not know
+        return None
+    return None
 
 
 def _tensor(tree: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Tensor:
@@ -222,83 +242,13 @@ def _named(name: object, tensors: Mapping[str, Tensor]) -> Tensor:
     return tensors[name]
 
 
-def _items(content: Any, tensors: Mapping[str, Tensor], depth: int) -> list[Any]:
-    if not isinstance(content, list):
-        raise DamagedError("a container that is not a list")
-    return [unpack(item, tensors, depth) for item in content]
-
-
 def _dict(content: Any, tensors: Mapping[str, Tensor], depth: int) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
-    for pair in content if isinstance(content, list) else [None]:
+    for pair in content:
         if not isinstance(pair, list) or len(pair) != 2 or not _is_key(pair[0]) or pair[0] in found:
             raise DamagedError("a dict with an invalid entry")
         found[pair[0]] = unpack(pair[1], tensors, depth)
     return found
-
-
-def _fields(content: Any, tensors: Mapping[str, Tensor], depth: int) -> SimpleNamespace:
-    found = _dict(content, tensors, depth)
-    is_valid = all(isinstance(name, str) and name.isidentifier() and not name.startswith("__") for name in found)
-    return SimpleNamespace(**_checked(found, is_valid, "a field with an invalid name"))
-
-
-def _packed(content: Any, tensors: Mapping[str, Tensor], depth: int) -> PackedSequence:
-    parts = _items(content, tensors, depth)
-    is_valid = len(parts) == 4 and all(isinstance(part, Tensor) for part in parts[:2])
-    is_valid = is_valid and all(part is None or isinstance(part, Tensor) for part in parts)
-    data, batch_sizes, *orders = _checked(parts, is_valid, "an invalid packed sequence")
-    return PackedSequence(data, batch_sizes, *orders)
-
-
-def _float(content: Any, tensors: Mapping[str, Tensor], depth: int) -> float:
-    return float(_checked(content, content in ("nan", "inf", "-inf"), "an invalid float"))
-
-
-def _complex(content: Any, tensors: Mapping[str, Tensor], depth: int) -> complex:
-    parts = _items(content, tensors, depth)
-    return complex(*_checked(parts, len(parts) == 2 and all(isinstance(part, float) for part in parts), "an invalid complex number"))
-
-
-def _array(content: Any, tensors: Mapping[str, Tensor], depth: int) -> np.ndarray[Any, Any]:
-    try:
-        return _named(content, tensors).numpy()
-    except (TypeError, RuntimeError):
-        raise DamagedError("an array without a NumPy dtype") from None
-
-
-def _dtype(content: Any, tensors: Mapping[str, Tensor], depth: int) -> torch.dtype:
-    dtype = getattr(torch, content, None) if isinstance(content, str) else None
-    if not isinstance(dtype, torch.dtype):
-        raise DamagedError("a dtype that torch does not know")
-    return dtype
-
-
-def _device(content: Any, tensors: Mapping[str, Tensor], depth: int) -> torch.device:
-    try:
-        return torch.device(_checked(content, isinstance(content, str), "an invalid device"))
-    except RuntimeError:
-        raise DamagedError("a device that torch does not know") from None
-
-
-def _checked(value: Any, is_valid: bool, problem: str) -> Any:
-    if not is_valid:
-        raise DamagedError(problem)
-    return value
-
-
-_KINDS: dict[str, Callable[[Any, Mapping[str, Tensor], int], Any]] = {
-    "tuple": lambda content, tensors, depth: tuple(_items(content, tensors, depth)),
-    "dict": _dict,
-    "fields": _fields,
-    "packed": _packed,
-    "float": _float,
-    "complex": _complex,
-    "array": _array,
-    "dtype": _dtype,
-    "device": _device,
-    "left_out": lambda content, tensors, depth: LeftOut(_checked(content, isinstance(content, str), "an invalid reason")),
-}
 
 
 def fill_left_out(value: Any, live: Any) -> Any:
