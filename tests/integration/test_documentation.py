@@ -13,8 +13,11 @@ from sonde.rules.registry import RULES
 def in_general(text: str) -> list[str]:
     """The words of an output without what differs each time: numbers, curves, names of runs, where lines are wrapped.
 
-    What follows from a cause, which rules could tell, and how the cost is said depend on how many steps the machine had time to observe.
+    Consequences, the list of rules and the cost depend on how many steps the machine had time to observe. A message of Sonde during the
+    training comes from a child process, before or after the next line of the script: such lines are compared first.
     """
+    rows = text.splitlines(keepends=True)
+    text = "".join(sorted(rows, key=lambda row: not row.startswith("sonde: ")))
     text = re.sub(r"^  └─.*?(?=^\s*$)|^rules .*?(?=^run )", "", text, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"\d{4}-\d\d-\d\d_\S+", "RUN", text)
     text = re.sub(r"[▁▂▃▄▅▆▇█✗↑↓]+", "CURVE", text)
