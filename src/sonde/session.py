@@ -37,6 +37,8 @@ from sonde.capture.live.conditional_switches import TriggerProbe, Triggers
 from sonde.capture.live.debug_switches import Switches, SwitchProbe
 from sonde.capture.model_discovery import ModelDiscovery
 from sonde.capture.model_registry import ModelRegistry
+from sonde.capture.probes.loss import LossProbe
+from sonde.capture.probes.memory import MemoryProbe
 from sonde.capture.probes.probe import Probe, ProbeContext
 from sonde.capture.run_log_recorder import StepRecorder
 from sonde.capture.step_tracker import IncidentHandler, StepTracker
@@ -198,8 +200,9 @@ class DebugSession:
 
             cause = find_out_of_memory(error)
             if cause is not None:
-                optimizers = [each for _, each in tracker.gradients.optimizers()]
-                event = explain_out_of_memory(cause, self._models_by_name(), optimizers, tracker.buffer, tracker.outside_bytes)
+                optimizers, memory = tracker.gradients.optimizers(), tracker.probe(MemoryProbe)
+                outside_bytes = 0 if memory is None else memory.outside_bytes
+                event = explain_out_of_memory(cause, self._models_by_name(), optimizers, tracker.buffer, outside_bytes)
                 self._recorder.emit(event, tracker.boundaries.number)
         except Exception as failure:
             if self.strict:
@@ -222,8 +225,11 @@ class DebugSession:
         if error is None:
             self.close("exit", exit_code=None)  # the exit code is not known here
         else:
-            self.record_exception(error)
-            self.close("exception", exit_code=1, exception=f"{type(error).__name__}: {error}"[:2000])
+            self._close_after(error)
+
+    def _close_after(self, error: BaseException) -> None:
+        self.record_exception(error)
+        self.close("exception", exit_code=1, exception=f"{type(error).__name__}: {error}"[:2000])
 
     def __enter__(self) -> Self:
         return self if self.is_started else self.start()
@@ -234,8 +240,7 @@ class DebugSession:
         elif isinstance(error, KeyboardInterrupt):
             self.close("interrupted", exit_code=130, exception="KeyboardInterrupt")
         else:
-            self.record_exception(error)
-            self.close("exception", exit_code=1, exception=f"{type(error).__name__}: {error}"[:2000])
+            self._close_after(error)
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -270,7 +275,7 @@ class DebugSession:
                     continue
                 number = read_scalar(value)
                 if number is None:
-                    tracker.log_deferred(name, value, step)
+                    tracker.probe(LossProbe).log_deferred(name, value, step)
                 else:
                     numbers[name] = number
             except Exception as error:
@@ -355,20 +360,15 @@ class DebugSession:
     # -- for frameworks that run the training --------------------------------------------------------
 
     def set_hints(
-        self, *, has_single_closures: bool | None = None, library_calls_backward: bool | None = None,
-        loss_divisor: Callable[[], float] | None = None,
-    ) -> None:  # fmt: skip
+        self, *, has_single_closures: bool = False, library_calls_backward: bool = False, loss_divisor: Callable[[], float] | None = None
+    ) -> None:
         """What a framework knows of the training and a session cannot see: optimizers run their closure exactly once; the framework calls
         backward on a loss that a function of the user's has returned; each loss is divided before backward."""
-        if self._tracker is None:
-            return
-        hints = self._tracker.state.hints
-        if has_single_closures is not None:
-            hints.has_single_closures = has_single_closures
-        if library_calls_backward is not None:
-            hints.library_calls_backward = library_calls_backward
-        if loss_divisor is not None:
-            hints.loss_divisor = loss_divisor
+        if self._tracker is not None:
+            hints = self._tracker.state.hints
+            hints.has_single_closures |= has_single_closures
+            hints.library_calls_backward |= library_calls_backward
+            hints.loss_divisor = loss_divisor or hints.loss_divisor
 
     def find_entry_points(self, model: nn.Module) -> None:
         """Not the model itself is called, but a method of it, which calls its parts: they are searched in the first steps."""
@@ -420,7 +420,7 @@ class DebugSession:
             model = watched.model
             if model is not None:
                 own = {id(p) for p in model.parameters()}
-                optimizers = [each for _, each in tracker.gradients.optimizers() if any(id(p) in own for p in optimizer_parameters(each))]
+                optimizers = [each for each in tracker.gradients.optimizers() if any(id(p) in own for p in optimizer_parameters(each))]
                 yield model, optimizers[0] if len(optimizers) == 1 else None
 
     # -- inside ------------------------------------------------------------------------------------
@@ -444,11 +444,7 @@ class DebugSession:
         tracker = self._tracker
         if tracker is None or self.run is None:
             return []
-        searches = ReplaySearches(
-            self._models_by_name,
-            lambda: [optimizer for _, optimizer in tracker.gradients.optimizers()],
-            in_process=self.config.replay == "in_process",
-        )
+        searches = ReplaySearches(self._models_by_name, tracker.gradients.optimizers, in_process=self.config.replay == "in_process")
         context = HandlerContext(self.config, tracker, self.run, self._models_by_name, self.trained_models, searches)
         handlers: list[IncidentHandler] = [MemoryGrowthHandler(context)]
         if self.config.measured.explains_incidents:

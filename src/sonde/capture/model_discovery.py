@@ -142,7 +142,7 @@ class ModelDiscovery:
 
     def _are_all_found(self) -> bool:
         known = {id(p) for watched in self._models for _, p in watched.parameters()}
-        held = [id(p) for _, optimizer in self._tracker.gradients.optimizers() for p in optimizer_parameters(optimizer)]
+        held = [id(p) for optimizer in self._tracker.gradients.optimizers() for p in optimizer_parameters(optimizer)]
         return bool(held) and known.issuperset(held)
 
 

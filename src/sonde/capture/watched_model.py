@@ -142,3 +142,8 @@ def depends_on_mode(module: nn.Module) -> bool:
     if isinstance(module, BATCH_NORM):
         return bool(module.track_running_stats)
     return isinstance(module, (nn.MultiheadAttention, nn.RNNBase)) and module.dropout > 0
+
+
+def join_path(*parts: str) -> str:
+    """A dotted path of those parts that are not empty."""
+    return ".".join(filter(None, parts))

@@ -17,12 +17,11 @@ from torch import Tensor, nn
 
 from sonde.capture import process_memory
 from sonde.capture.call_site import is_library, read_locals
-from sonde.capture.memory_by_category import materialized_tensors, memory_by_category
 from sonde.capture.replay_buffer import ReplayBuffer
 from sonde.events import MemoryExhausted
 from sonde.memory_profiler.memory_profiler import MemoryProfiler
 from sonde.replay.forked_child import run_in_child
-from sonde.statistics.find_tensors import find_tensors
+from sonde.statistics.find_tensors import find_tensors, materialized_tensors, memory_by_category
 
 MAX_CAUSES = 5  # exceptions below an exception that are looked at
 MAX_OPERANDS = 6

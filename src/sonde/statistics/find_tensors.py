@@ -1,4 +1,4 @@
-"""Finds the tensors in the arguments and results of modules; reads a single number without waiting for a device."""
+"""Finds the tensors in arguments and results, models and optimizers; reads a single number without waiting for a device."""
 
 from __future__ import annotations
 
@@ -60,6 +60,24 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
         except Exception:  # sparse tensors and some subclasses have no storage
             continue
     return sum(num_bytes.values())
+
+
+def memory_by_category(models: Mapping[str, torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, int]:
+    """Bytes of `parameters` (with buffers), `gradients` and `optimizer_state`."""
+    parameters = materialized_tensors(models)
+    gradients = [tensor.grad for tensor in parameters if tensor.is_leaf and tensor.grad is not None]
+    states = optimizer_state_tensors(optimizers)
+    return {"parameters": storage_bytes(parameters), "gradients": storage_bytes(gradients), "optimizer_state": storage_bytes(states)}
+
+
+def materialized_tensors(models: Mapping[str, torch.nn.Module]) -> list[torch.Tensor]:
+    """Parameters and buffers, without those of lazy modules that have not run."""
+    held = [tensor for model in models.values() for tensor in (*model.parameters(), *model.buffers())]
+    return [tensor for tensor in held if not torch.nn.parameter.is_lazy(tensor)]
+
+
+def optimizer_state_tensors(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.Tensor]:
+    return [tensor for optimizer in optimizers for state in optimizer.state.values() for _, tensor in find_tensors(state)]
 
 
 def numpy_view(tensor: torch.Tensor) -> np.ndarray[Any, Any]:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sonde.capture import process_memory
-from sonde.capture.memory_by_category import memory_by_category
+from sonde.capture.watched_model import join_path
 from sonde.events import STATISTICS, PlacementChanged
 from sonde.statistics.batched_device_reads import on_device
-from sonde.statistics.find_tensors import find_tensors
+from sonde.statistics.find_tensors import find_tensors, memory_by_category, optimizer_state_tensors
 from sonde.statistics.tensor_statistics_table import StatisticsTable
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class SwitchOutput:
     def record_memory(self) -> dict[str, float]:
         """Memory by category, into the step's scalars."""
         models = {watched.name: body for watched in self._context.models if (body := watched.body) is not None}
-        held = memory_by_category(models, [each for _, each in self._context.gradients.optimizers()])
+        held = memory_by_category(models, self._context.gradients.optimizers())
         account = {f"{name}_mb": num / MB for name, num in held.items()}
         self._scalars.update(account)
         return account
@@ -96,20 +96,15 @@ class SwitchOutput:
         return {"backwards": int(scalars["backwards"]), "backward_ms": scalars["backward_ms"], "loss": scalars["loss"]}
 
     def _device_placement(self, step: int) -> dict[str, Any]:
-        optimizers = [optimizer for _, optimizer in self._context.gradients.optimizers()]
-        states = [value for each in optimizers for state in each.state.values() for _, value in find_tensors(state)]
-        placed = {
+        placed: dict[str, Any] = {
             "parameters": _count(str(p.device) for _, p in self._parameters()),
             "inputs": _count(str(tensor.device) for tensor in self._inputs()),
-            "optimizer_state": _count(str(tensor.device) for tensor in states),
+            "optimizer_state": _count(str(tensor.device) for tensor in optimizer_state_tensors(self._context.gradients.optimizers())),
         }
         kinds = {name: sorted(devices) for name, devices in placed.items()}
         if kinds != self._placement:
             self._placement = kinds
-            event = PlacementChanged(
-                parameters=placed["parameters"], inputs=placed["inputs"], optimizer_state=placed["optimizer_state"]
-            )
-            self._recorder.emit(event, step)
+            self._recorder.emit(PlacementChanged(**placed), step)
         return {**placed, "transfer_ms": self._scalars["transfer_ms"]}
 
     def _mixed_precision(self, step: int) -> dict[str, Any]:
@@ -159,9 +154,7 @@ class SwitchOutput:
     # -- shared ---------------------------------------------------------------------------
 
     def _parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
-        for watched in self._context.models:
-            for name, parameter in watched.parameters():
-                yield f"{watched.name}.{name}" if watched.name else name, parameter
+        return ((join_path(watched.name, name), p) for watched in self._context.models for name, p in watched.parameters())
 
     def _inputs(self) -> list[torch.Tensor]:
         return [tensor for call in self._context.buffer.calls for _, tensor in find_tensors((call.args, call.kwargs))]
