@@ -171,7 +171,7 @@ class DebugSession:
             with contextlib.ExitStack() as stack:
                 if self.config.enable_visualization and self.run is not None:
                     stack.callback(self.tools.draw_plots, self.run, self._models_by_name())
-                stack.callback(self._recorder.close)
+                stack.callback(self._recorder.writer.close)
                 stack.callback(self._recorder.flush)
                 ended = Ended(how=how, exit_code=exit_code, exception=exception)
                 stack.callback(self._recorder.emit, ended, tracker.boundaries.number)
@@ -182,7 +182,7 @@ class DebugSession:
                 stack.callback(tracker.pause)
                 stack.callback(tracker.close_handlers)
                 stack.callback(self._switches.close)
-                if not self._recorder.wait(STALLED_S):
+                if not self._recorder.writer.wait(STALLED_S):
                     _log.warning("sonde: the disk does not answer; the end of the run in %s is not written.", self.run)
                 tracker.finish()
         except Exception as error:
