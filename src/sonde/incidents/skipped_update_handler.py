@@ -14,18 +14,16 @@ import torch
 
 from sonde.capture.call_site import user_frame
 from sonde.capture.incident_types import Incident, SkippedUpdateIncident
-from sonde.events import STATISTICS, UpdateSkipped
+from sonde.events import UpdateSkipped
 from sonde.incidents import HandlerContext
 from sonde.incidents.replay_search import Search
 from sonde.replay.forked_child import ChildAnswer
 from sonde.replay.loss_scale_overflow import explain_overflow
-from sonde.statistics.tensor_statistics_table import StatisticsTable
+from sonde.statistics.tensor_statistics_table import measure_columns
 
 MAX_RECORDED = 16  # skipped updates; how many there are is counted anyway
 SEARCH_BELOW = (1024.0, 1.0)  # scales: from the usual 65536 a healthy one settles after a few halvings. One search at each of these
 SEARCH_NAN_BELOW = 8192.0  # the same where a gradient holds NaN, which a scale alone seldom makes
-
-_NAN, _INF = STATISTICS.index("nan"), STATISTICS.index("inf")
 
 
 class SkippedUpdateHandler:
@@ -79,8 +77,5 @@ class SkippedUpdateHandler:
 
 def _find_bad(parameters: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], int]:
     """The parameters whose gradients are not finite, and the number of NaN in them."""
-    table = StatisticsTable(len(parameters))
-    table.measure(0, [p.grad for p in parameters])
-    table.synchronize()
-    counts = table.values[:, [_NAN, _INF]]
-    return [p for p, num in zip(parameters, counts.sum(axis=1)) if num], int(counts[:, 0].sum())
+    columns = measure_columns([p.grad for p in parameters])
+    return [p for p, num in zip(parameters, columns["nan"] + columns["inf"]) if num], int(columns["nan"].sum())

@@ -1,7 +1,6 @@
 """Adds a mark to the trace whenever an autograd node starts.
 
-Full backward hooks on modules are not used: they insert nodes of their own around a module, fail when a successor works in place, and never
-run when the output is not a tensor. A pre-hook on a node that returns None leaves the gradients unchanged.
+Full backward hooks on modules are not used: they insert nodes of their own around a module and fail when a successor works in place.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """Trace of one measured step: the start and end of every module call, and the start of every autograd node, each with a counter reading.
 
-The counter is a clock, or any other counter that only increases: the same trace attributes FLOPs and bytes to modules. Nothing is computed
-while the step runs; layer_times_from_trace.py evaluates the trace afterwards.
-
-Forward: a module call has a reading at its start and at its end. Backward: autograd numbers its nodes in the order of their creation, so
-the node numbers at the start and end of a call identify the nodes that the call created. Each node that starts adds a mark; everything
-until the next mark belongs to the call that created the node. Gradient accumulation runs right after the node that produced the gradient
-and is therefore attributed to the same call.
+The counter is a clock, or any other counter that only increases, such as FLOPs; layer_times_from_trace.py evaluates the trace afterwards.
+Autograd numbers its nodes in the order of their creation, so the node numbers at the start and end of a call identify the nodes that the
+call created. Each node that starts adds a mark; everything until the next mark belongs to the call that created the node.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Times the forward calls of modules while a step is measured; nothing is installed on the modules themselves.
 
-All modules: one pair of torch's global module hooks (`hook_all_modules`). Copies, pickles and traced models made during a measured
-step are unchanged. Hooks on module instances would also disable the fast path of nn.TransformerEncoderLayer, which checks for them. The
+All modules: one pair of torch's global module hooks (hooks on instances would disable the fast path of nn.TransformerEncoderLayer). The
 time of a module includes the user's forward pre-hooks on it, but not its forward hooks.
-
-Only the outermost modules: `watch_forward`, a descriptor for `__call__` on their classes. A global hook slows every module call by
-2 to 5 µs, which would falsify a step that is measured as a whole.
+Only the outermost modules: `watch_forward`. A global hook slows every module call by 2 to 5 µs, which would falsify a step that is measured
+as a whole.
 """
 
 from __future__ import annotations
@@ -151,9 +149,7 @@ def _remove_filter(entry: Any) -> None:
 
 
 def _keyword_arguments() -> dict[str, Any]:
-    """The keyword arguments of the module call that runs a global forward pre-hook.
-
-    torch does not pass them to global pre-hooks, so they are read from the frame of `Module._call_impl` that called the hook.
-    """
+    """The keyword arguments of the module call that runs a global forward pre-hook: torch does not pass them, so they are read from the
+    frame of `Module._call_impl` that called the hook."""
     kwargs = sys._getframe(2).f_locals.get("kwargs")
     return kwargs if isinstance(kwargs, dict) else {}

@@ -11,10 +11,10 @@ import torch
 
 from sonde.capture import process_memory
 from sonde.capture.watched_model import join_path
-from sonde.events import STATISTICS, PlacementChanged
+from sonde.events import PlacementChanged
 from sonde.statistics.batched_device_reads import on_device
 from sonde.statistics.find_tensors import find_tensors, memory_by_category, optimizer_state_tensors
-from sonde.statistics.tensor_statistics_table import StatisticsTable
+from sonde.statistics.tensor_statistics_table import measure_columns
 
 if TYPE_CHECKING:
     from sonde.capture.probes.probe import ProbeContext
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 MB = 2**20
 MAX_PARAMETERS = 4096  # whose norms are taken one by one
 
-_L2, _NAN, _INF = (STATISTICS.index(name) for name in ("l2", "nan", "inf"))
 _VALIDATION = ("val_loss", "valid_loss", "validation_loss", "eval_loss", "test_loss")  # how people log what early stopping looks at
 
 
@@ -39,23 +38,15 @@ class SwitchOutput:
         self._num_skipped = 0
         self.early_stopping: EarlyStopping | None = None  # one that the user asked the session for
         self.reports: dict[str, Callable[[int], dict[str, Any] | None]] = {
-            "memory_usage": self._memory_usage,
-            "gradient_norms": self._gradient_norms,
-            "forward_pass": self._forward_pass,
-            "backward_pass": self._backward_pass,
-            "device_placement": self._device_placement,
-            "mixed_precision": self._mixed_precision,
-            "data_loading": self._data_loading,
-            "validation": self._validation,
-            "early_stopping": self._early_stopping,
+            "memory_usage": self._memory_usage, "gradient_norms": self._gradient_norms, "forward_pass": self._forward_pass,
+            "backward_pass": self._backward_pass, "device_placement": self._device_placement, "mixed_precision": self._mixed_precision,
+            "data_loading": self._data_loading, "validation": self._validation, "early_stopping": self._early_stopping,
             "lr_scheduling": self._lr_scheduling,
-        }
+        }  # fmt: skip
 
     def on_log(self, values: Mapping[str, float]) -> None:
         """The user logged these values."""
         self._logged.update({name: value for name, value in values.items() if name.lower() in _VALIDATION})
-
-    # -- one function per switch ----------------------------------------------------------------------------
 
     def _memory_usage(self, step: int) -> dict[str, Any]:
         scalars = self._scalars
@@ -77,13 +68,11 @@ class SwitchOutput:
         report: dict[str, Any] = {"grad_norm": self._scalars["grad_norm"]}
         named = [(name, p.grad) for name, p in self._parameters() if p.grad is not None and not on_device(p.grad)][:MAX_PARAMETERS]
         if named:
-            rows = StatisticsTable(len(named))
-            rows.measure(0, [gradient for _, gradient in named])
-            rows.synchronize()
-            norms = rows.values[:, _L2]
+            columns = measure_columns([gradient for _, gradient in named])
+            norms = columns["l2"]
             largest, smallest = int(norms.argmax()), int(norms.argmin())
             report["largest"], report["smallest"] = (f"{named[i][0]} {norms[i]:.4g}" for i in (largest, smallest))
-            report["num_not_finite"] = int((rows.values[:, [_NAN, _INF]].sum(axis=1) > 0).sum())
+            report["num_not_finite"] = int((columns["nan"] + columns["inf"] > 0).sum())
             self._recorder.log(step, {"gradient_norms.largest": float(norms[largest]), "gradient_norms.smallest": float(norms[smallest])})
         return report
 
@@ -150,8 +139,6 @@ class SwitchOutput:
         changed = [name for name, value in rates.items() if self._rates.get(name, value) != value]
         self._rates |= rates
         return {**rates, "scheduler_steps": int(scalars["scheduler_steps"]), "changed": " ".join(changed) or "none"}
-
-    # -- shared ---------------------------------------------------------------------------
 
     def _parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
         return ((join_path(watched.name, name), p) for watched in self._context.models for name, p in watched.parameters())

@@ -105,8 +105,6 @@ class ParameterProbe(Probe):
             block.measured.clear()
         self._histograms.clear()
 
-    # -- measuring ---------------------------------------------------------------------------------
-
     def _measure_parameters(self, block: _ParameterBlock, parameters: list[torch.Tensor]) -> None:
         if self._measured.weights and block.site_ids:
             if block.snapshot.available:

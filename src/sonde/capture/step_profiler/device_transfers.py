@@ -1,8 +1,7 @@
 """Records transfers of tensors between devices: lines, bytes, and whether they are avoidable.
 
-Two consecutive steps are recorded: the profiled one and, if it moved tensors, the next. The transfers of the second step are reported, with
-those that the first step made too: a batch is a new tensor in each step, a constant is the same tensor with the same content. Steps that
-are farther apart cannot be compared, because a loader returns the same data again. Only weak references are held.
+Two consecutive steps are recorded: the profiled one and, if it moved tensors, the next, whose transfers are reported with those that the
+first step made too: a batch is a new tensor in each step, a constant is the same tensor with the same content.
 Tested on the meta device and on a device written in Python, not with a real accelerator.
 """
 
@@ -114,17 +113,17 @@ class DeviceTransfers:
     def finish_step(self) -> list[Transfer] | None:
         """End a step. Returns its transfers, longest first; None if the step before was not recorded."""
         self._patch.check()
-        entries = self._entries
-        held = find_holders(self._models.bodies_that_ran(), {key[0] for entry in entries.values() for key in (*entry.same, *entry.again)})
-        summaries = [entry.summarize(held) for entry in entries.values()] if self._before is not None else None
-        self._before, self._entries, self._came = entries, {}, {}
-        return None if summaries is None else sorted(summaries, key=lambda transfer: -transfer.ms)
+        is_second = self._before is not None
+        self._before, self._entries, self._came = self._entries, {}, {}
+        if not is_second:
+            return None
+        entries = self._before.values()
+        held = find_holders(self._models.bodies_that_ran(), {key[0] for entry in entries for key in (*entry.same, *entry.again)})
+        return sorted((entry.summarize(held) for entry in entries), key=lambda transfer: -transfer.ms)
 
     def stop(self) -> None:
         self._patch.stop()
         self._before, self._entries, self._came = None, {}, {}
-
-    # -- one call ----------------------------------------------------------------------------------
 
     def _on_call(self, call: MethodCall) -> None:
         given = call.args[1] if len(call.args) > 1 else call.kwargs.get("other")
@@ -135,12 +134,10 @@ class DeviceTransfers:
         frame = direct_user_frame(call.frame, MAX_BETWEEN)
         if frame is not None:
             key = (frame.f_code.co_filename, frame.f_lineno, source.device, goal.device)
-            entry = self._entries.get(key)
-            if entry is None and len(self._entries) < MAX_LINES:
-                entry = self._entries[key] = _LineTransfers(describe_line(frame), f".{call.name}()", source.device, goal.device)
-            if entry is not None:
-                before = self._before.get(key) if self._before else None
-                self._add(entry, before, source, goal, call)
+            if key not in self._entries and len(self._entries) < MAX_LINES:
+                self._entries[key] = _LineTransfers(describe_line(frame), f".{call.name}()", source.device, goal.device)
+            if key in self._entries:
+                self._add(self._entries[key], self._before.get(key) if self._before else None, source, goal, call)
         self._timer.own_ns += perf_counter_ns() - began
 
     def _add(self, entry: _LineTransfers, before: _LineTransfers | None, source: Tensor, goal: Tensor, call: MethodCall) -> None:
@@ -193,7 +190,6 @@ class DeviceTransfers:
 
 
 def _weak_storage(tensor: Tensor) -> Any:
-    """A weak reference to the storage."""
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 

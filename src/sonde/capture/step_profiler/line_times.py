@@ -1,8 +1,8 @@
 """Times each line of the user's code in one step, and counts its executions.
 
-`sys.settrace` calls a tracer for every line. Only frames of the user's code are traced by line; a frame of a library causes one event. The
-time of a line includes all calls until the next line of the user's code starts: `loss.backward()` includes the whole backward,
-`x = layer(x)` the work of torch. If a debugger is tracing already, nothing is timed.
+`sys.settrace` calls a tracer for every line of the user's code; a frame of a library causes one event. The time of a line includes all
+calls until the next line of the user's code starts: `loss.backward()` includes the whole backward. If a debugger is tracing already,
+nothing is timed.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ MAX_PAUSES = 2  # per step: after the first, tracing resumes with the next phase
 MAX_LINES = 24  # recorded per step: a report names one or two
 LIBRARY_NS = 150  # measured cost of the event of a library frame; reading a clock for each would double it
 EVENT_NS = 60  # measured cost of calling a tracer, which the tracer itself cannot time
+
 
 @cache
 def is_library(filename: str) -> bool:
@@ -119,8 +120,6 @@ class LineTimes:
                 release_locals(frame)
         self._traced.clear()
 
-    # -- tracers -----------------------------------------------------------------------------------
-
     def _on_call(self, frame: FrameType, event: str, arg: Any) -> Trace | None:
         self._num_library += 1
         if is_library(frame.f_code.co_filename):
@@ -136,11 +135,8 @@ class LineTimes:
         began = perf_counter_ns()
         self._add_elapsed(began)
         if event == "line":
-            key = self._current = (frame.f_code.co_filename, frame.f_lineno)
-            known = self._times.get(key)
-            if known is None:
-                known = self._add_line(key, frame)
-            known[1] += 1
+            key = self._current = self._known_key(frame)
+            self._times[key][1] += 1
         elif event == "return":
             self._current = self._key(frame.f_back)
         self._num_events += 1
@@ -153,8 +149,6 @@ class LineTimes:
         self._last_ns, self._last_own_ns = now, self._timer.own_ns
         return self._local
 
-    # -- accounting --------------------------------------------------------------------------------
-
     def _add_elapsed(self, now: int) -> None:
         if self._num_library:
             self._timer.own_ns += self._num_library * LIBRARY_NS
@@ -166,17 +160,14 @@ class LineTimes:
         """The current line of the user's code in a frame or its callers."""
         while frame is not None and is_library(frame.f_code.co_filename):
             frame = frame.f_back
-        if frame is None:
-            return None
+        return None if frame is None else self._known_key(frame)
+
+    def _known_key(self, frame: FrameType) -> Key:
         key = (frame.f_code.co_filename, frame.f_lineno)
         if key not in self._times:
-            self._add_line(key, frame)
+            self._functions[key] = frame.f_code.co_name
+            self._times[key] = [0.0, 0.0]
         return key
-
-    def _add_line(self, key: Key, frame: FrameType) -> list[float]:
-        self._functions[key] = frame.f_code.co_name
-        known = self._times[key] = [0.0, 0.0]
-        return known
 
 
 _running: set[LineTimes] = set()

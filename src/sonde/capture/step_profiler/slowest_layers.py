@@ -98,8 +98,6 @@ class LayerTimes:
         slowest = sorted(costs, key=lambda layer: -costs[layer].forward)[:MAX_RECORDED]
         return [_summarize(*leaves[layer], costs[layer], shapes.get(layer, []), is_backward_known) for layer in slowest]
 
-    # -- callbacks of the timers -------------------------------------------------------------------
-
     def _read(self) -> int:
         return perf_counter_ns() - self._timer.own_ns
 
@@ -108,15 +106,12 @@ class LayerTimes:
         self._timer.own_ns = perf_counter_ns() - reading + self._hook_ns
 
     def _is_training_call(self) -> bool:
-        if graph_task_id() != -1:  # a recomputation: code between the layers would count for the layer whose node started it
-            self._is_backward_known = False
+        is_recomputation = graph_task_id() != -1  # code between the layers would count for the layer whose node started it
+        if not is_recomputation and not torch.is_grad_enabled():
             return False
-        if not torch.is_grad_enabled():
-            return False
-        is_timed_thread = self._trace.thread == get_ident()
-        if not is_timed_thread:  # each thread numbers its autograd nodes from 0, so they cannot be told apart
-            self._is_backward_known = False
-        return is_timed_thread
+        is_timed = not is_recomputation and self._trace.thread == get_ident()  # each thread numbers its autograd nodes from 0
+        self._is_backward_known = self._is_backward_known and is_timed
+        return is_timed
 
     def _add_shapes(self, layer: int, args: Any, output: Any) -> None:
         first, calls = args[0] if args else None, self._shapes.setdefault(layer, [])
@@ -141,10 +136,6 @@ def _summarize(path: str, module: nn.Module, cost: ModuleCost, calls: CallShapes
 def _multiplications(module: nn.Module, num_in: int, num_out: int) -> float:
     """The number of multiplications of a matrix product or a convolution; 0 for other layers."""
     weight = module._parameters.get("weight")
-    if weight is None:
+    if weight is None or not isinstance(module, (nn.Linear, *CONV)):
         return 0.0
-    if isinstance(module, CONV_TRANSPOSE):
-        return num_in * weight.numel() / weight.shape[0]
-    if isinstance(module, (nn.Linear, *CONV)):
-        return num_out * weight.numel() / weight.shape[0]
-    return 0.0
+    return (num_in if isinstance(module, CONV_TRANSPOSE) else num_out) * weight.numel() / weight.shape[0]

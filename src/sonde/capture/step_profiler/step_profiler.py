@@ -1,9 +1,8 @@
 """Profiles occasional steps in detail: time per line and layer, synchronization points, transfers.
 
 A profile may cost as much as the step itself, so it is rare: the first after 0.4 s of training (20 s with tiny steps), each next one after
-twice the time, or later if the last one was expensive. If slow steps occur at equal distances, the next slow one is profiled too. The
-result is one event, and its cost is part of Sonde's reported cost. If the step moved tensors between devices, the transfers of the next
-step are recorded too.
+twice the time, or later if the last one was expensive. If slow steps occur at equal distances, the next slow one is profiled too. If the
+step moved tensors between devices, the transfers of the next step are recorded too.
 """
 
 from __future__ import annotations
@@ -56,14 +55,12 @@ class StepProfiler:
         self.due_ns, self.long_ns = FIRST_NS, LONG_NS  # training time of the next profile
         self._num_delayed = 0
         self._trained_ns = 0
-        self._usual_ns: float = 0.0
+        self._usual_ns = 0.0
         self._slow: deque[int] = deque(maxlen=16)  # numbers of the last slow steps
         self._expected = -1
         self._num_slow = 0
         self._reason = ""
         self._fetch_ns = self._fetch_cpu_ns = 0
-
-    # -- decision ----------------------------------------------------------------------------------
 
     def on_step_start(self, step: int, last_ns: int, *, is_observed: bool) -> None:
         """Called for every step. `last_ns` is the duration of the last step without Sonde; observed steps are avoided."""
@@ -102,8 +99,6 @@ class StepProfiler:
                 self._expected = 2 * slow - earlier
                 break
         self._slow.append(slow)
-
-    # -- one step ----------------------------------------------------------------------------------
 
     def _start(self, reason: str) -> None:
         self.due_ns = 2 * self._trained_ns
