@@ -98,7 +98,5 @@ def read_scalar(value: Any) -> float | None:
         if number is not None:
             return number
         value = value.detach()
-        if value.dtype in (torch.float32, torch.float64, torch.int64):
-            return float(numpy_view(value).reshape(()))
-        return float(value.to(torch.float64).numpy().reshape(()))
+        value = numpy_view(value if value.dtype in (torch.float32, torch.float64, torch.int64) else value.to(torch.float64)).reshape(())
     return float(value)

@@ -75,7 +75,7 @@ class ParameterSnapshot:
             plain = None if tensor is None else readable(tensor)
             if plain is not None and plain.layout is not torch.strided:
                 plain = None  # of sparse parameters the update is not measured
-            if copy is not None and (plain is None or not _has_same_layout(plain, copy)):
+            if copy is not None and (plain is None or _layout(plain) != _layout(copy)):
                 self.num_bytes -= copy.nbytes
                 copy = self._copies[i] = None
             if plain is None:
@@ -101,10 +101,5 @@ class ParameterSnapshot:
         self.release()
 
 
-def _has_same_layout(plain: Tensor, copy: Tensor) -> bool:
-    return (
-        plain.shape == copy.shape
-        and plain.dtype == copy.dtype
-        and plain.device == copy.device
-        and plain.is_contiguous() == copy.is_contiguous()
-    )
+def _layout(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.dtype, tensor.device, tensor.is_contiguous()

@@ -81,12 +81,8 @@ def _unwrapped(tensor: Tensor) -> Tensor:
     if kind.__name__ == "NestedTensor":
         raise Unsupported("nested and jagged tensors are not measured")
     if kind.__name__ == "DTensor":
-        return _plain(tensor.to_local())  # type: ignore[attr-defined]  # the local shard: gathering would be a collective
-    return _plain(tensor)
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    kind = type(tensor)
+        tensor = tensor.to_local()  # type: ignore[attr-defined]  # the local shard: gathering would be a collective
+        kind = type(tensor)
     if kind is Tensor or kind is Parameter:
         return tensor
     if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
@@ -114,12 +110,9 @@ def statistics(tensor: Tensor, minus: Tensor | None = None) -> Tensor | None:
     if tensor.numel() == 0:
         return None
     values, num_implicit = values_of(tensor)
-    if minus is None:
-        values, repeats = _without_expansion(values)
-    elif num_implicit or minus.shape != values.shape:
+    if minus is not None and (num_implicit or minus.shape != values.shape):
         raise Unsupported("its shape or layout changed within the step")
-    else:
-        repeats = 1
+    values, repeats = _without_expansion(values) if minus is None else (values, 1)
     wide = _wide(values.device)
     chunks = _chunks(values, minus, wide)
     scale: Tensor | None = None
