@@ -149,9 +149,7 @@ Row = Mapping[str, Any]
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
 class _EventDataclass:
     """Makes its subclasses frozen dataclasses with keyword arguments only, which inherit their methods from `TypedEvent`.
-
-    `@dataclass(frozen=True, slots=True)` compiles six methods for each of the 37 classes, which takes half as long as to import numpy.
-    """
+    `@dataclass(frozen=True, slots=True)` compiles six methods for each of the 37 classes, which takes half as long as to import numpy."""
 
     KIND: ClassVar[str]  # the kind in the log
 
@@ -161,11 +159,8 @@ class _EventDataclass:
 
 
 class TypedEvent(_EventDataclass):
-    """Base of the event types.
-
-    Each field is `Annotated[type, description]`. A field without a default is always written. When a log lacks a field, the decoder uses
-    its default, or the empty value of its type.
-    """
+    """Base of the event types. Each field is `Annotated[type, description]`. A field without a default is always written. When a log lacks
+    a field, the decoder uses its default, or the empty value of its type."""
 
     step: int = -1  # set by the decoder; a writer passes the step beside the event
     extra: Mapping[str, Any] = field(default_factory=dict)  # keys of the log that this version does not know
@@ -750,10 +745,8 @@ def encode(event: TypedEvent) -> tuple[str, dict[str, Any]]:
 
 
 def decode(kind: str, step: int, data: object) -> TypedEvent | UnreadableEvent:
-    """The typed event of a kind, step and data that come from a log. Never raises.
-
-    A missing field takes its default. A value of the wrong type makes the event unreadable. Unknown kinds and keys are kept in `extra`.
-    """
+    """The typed event of a kind, step and data that come from a log. Never raises. A missing field takes its default. A value of the wrong
+    type makes the event unreadable. Unknown kinds and keys are kept in `extra`."""
     if not isinstance(kind, str) or not isinstance(data, Mapping):
         return UnreadableEvent(str(kind), step, "its kind is not a text or its data is not an object", data)
     event_type: Any = _TYPE_OF_KIND.get(kind)

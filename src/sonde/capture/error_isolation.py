@@ -12,10 +12,8 @@ _log = logging.getLogger("sonde")
 
 
 class ErrorIsolation:
-    """Counts the errors of probes, disables those that keep failing, and reports each once.
-
-    `on_disabled(probe, where, error)` records it in the run. With `strict`, every error is raised again.
-    """
+    """Counts the errors of probes, disables those that keep failing, and reports each once. `on_disabled(probe, where, error)` records it
+    in the run. With `strict`, every error is raised again."""
 
     def __init__(self, on_disabled: Callable[[str, str, str], None], *, strict: bool) -> None:
         self._on_disabled, self._strict = on_disabled, strict

@@ -23,10 +23,8 @@ from sonde.statistics.private_torch_api import compiled_wrapper, skip_in_dynamo,
 
 
 class WatchedCall:
-    """Stands for `__call__` on a class of modules and calls back for the watched instances; other instances pass.
-
-    Nothing is put on an instance, so a watched module is traced, scripted, saved, copied and compiled as if it were not watched.
-    """
+    """Stands for `__call__` on a class of modules and calls back for the watched instances; other instances pass. Nothing is put on an
+    instance, so a watched module is traced, scripted, saved, copied and compiled as if it were not watched."""
 
     def __init__(self, owner: type[nn.Module]) -> None:
         self.owner: Any = owner

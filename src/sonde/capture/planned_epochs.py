@@ -49,11 +49,8 @@ def lines_of_callers() -> list[tuple[str, int]]:
 
 
 def enclosing_epoch_loop(attached_at: Sequence[tuple[str, int]] = ()) -> EpochLoop | None:
-    """The epoch loop around the loader that starts now.
-
-    None if the loop is not simple, or if it also encloses the lines `attached_at` of the session's start: the session may end before the
-    loop does.
-    """
+    """The epoch loop around the loader that starts now. None if the loop is not simple, or if it also encloses the lines `attached_at` of
+    the session's start: the session may end before the loop does."""
     frame = _caller()
     inner = frame.f_lineno if frame is not None else 0
     for _ in range(MAX_FRAMES):

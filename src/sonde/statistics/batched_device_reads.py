@@ -47,10 +47,8 @@ class DeferredReads:
 
 
 def fetch_all(requests: Sequence[tuple[Tensor, Use]]) -> list[tuple[Tensor, Use]]:
-    """Read all these numbers, in one transfer per device, and pass them to their functions.
-
-    Returns the requests that cannot be read now: those of a device on which a CUDA graph is being captured, which a transfer would break.
-    """
+    """Read all these numbers, in one transfer per device, and pass them to their functions. Returns the requests that cannot be read now:
+    those of a device on which a CUDA graph is being captured, which a transfer would break."""
     by_device: dict[torch.device, list[tuple[Tensor, Use]]] = {}
     for numbers, use in requests:
         by_device.setdefault(numbers.device, []).append((numbers, use))

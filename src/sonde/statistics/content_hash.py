@@ -17,11 +17,9 @@ _NUMPY_DTYPES = {torch.float32, torch.float64, torch.int64, torch.int32, torch.u
 
 
 def content_hash(tensor: Tensor) -> int | None:
-    """Hash dtype, shape and elements of a tensor; the strides do not matter.
-
-    Returns 52 bits, which a float64 holds exactly. Up to `MAX_BYTES_HASHED` every element counts, above it evenly spaced samples.
-    None for a tensor that is not supported, or that is on a device, because hashing it would wait.
-    """
+    """Hash dtype, shape and elements of a tensor; the strides do not matter. Returns 52 bits, which a float64 holds exactly. Up to
+    `MAX_BYTES_HASHED` every element counts, above it evenly spaced samples. None for a tensor that is not supported, or that is on a
+    device, because hashing it would wait."""
     try:
         plain = readable(tensor)
         if plain.device.type != "cpu" or plain.layout is not torch.strided:

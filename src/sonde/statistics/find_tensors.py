@@ -19,9 +19,7 @@ MAX_LEAVES = 64
 
 def find_tensors(value: Any) -> list[tuple[str, torch.Tensor]]:
     """Find the tensors in nested tuples, lists, mappings and dataclasses, to a bounded depth and number. Iterators are never consumed.
-
-    Returns pairs of path and tensor: `("0", tensor)`, `("hidden.1", tensor)`.
-    """
+    Returns pairs of path and tensor: `("0", tensor)`, `("hidden.1", tensor)`."""
     if type(value) is torch.Tensor:  # the output of most modules
         return [("0", value)]
     return list(_walk(value, "", 0, [MAX_LEAVES], set()))
@@ -87,10 +85,8 @@ def numpy_view(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def read_scalar(value: Any) -> float | None:
-    """A number or a one-element CPU tensor as a float, without a torch operation where possible.
-
-    Returns None for tensors of several elements, of a subclass, or on a device, where reading would wait.
-    """
+    """A number or a one-element CPU tensor as a float, without a torch operation where possible. Returns None for tensors of several
+    elements, of a subclass, or on a device, where reading would wait."""
     if isinstance(value, torch.Tensor):
         if value.numel() != 1 or on_device(value) or type(value) not in (torch.Tensor, torch.nn.Parameter):
             return None

@@ -14,11 +14,9 @@ from sonde.statistics.torch_fallback import reason as describe_error
 
 
 class ParameterSnapshot:
-    """Copies parameters before an update and measures the difference after it.
-
-    The copies are allocated at the first `take` and overwritten by later ones. If they would take more than `limit_bytes`, `available`
-    becomes False for good, `reason` holds the cause, and `take` only measures.
-    """
+    """Copies parameters before an update and measures the difference after it. The copies are allocated at the first `take` and overwritten
+    by later ones. If they would take more than `limit_bytes`, `available` becomes False for good, `reason` holds the cause, and `take` only
+    measures."""
 
     __slots__ = ("_copies", "available", "limit_bytes", "num_bytes", "reason")
 

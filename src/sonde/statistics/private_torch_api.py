@@ -95,11 +95,9 @@ BATCH_NORM: tuple[type[nn.Module], ...] = tuple(filter(None, [getattr(nn.modules
 
 
 def skip_in_dynamo(function: Callable[..., Any], *, recursive: bool) -> None:
-    """torch.compile passes over this function between the pieces that it compiles; with `recursive`, over what it calls too.
-
-    Without it, torch.compile would compile our functions as well: more frames and graph breaks than without Sonde, and callbacks that
-    believe for good that they are being compiled. Gone: a few functions of ours are compiled too.
-    """
+    """torch.compile passes over this function between the pieces that it compiles; with `recursive`, over what it calls too. Without it,
+    torch.compile would compile our functions as well: more frames and graph breaks than without Sonde, and callbacks that believe for good
+    that they are being compiled. Gone: a few functions of ours are compiled too."""
     code = getattr(function, "__code__", None)
     if code is None:
         return

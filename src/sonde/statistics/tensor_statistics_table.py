@@ -20,10 +20,8 @@ from sonde.statistics.torch_fallback import readable, reason
 
 
 class StatisticsTable:
-    """Rows of `STATISTICS` in the array `values`, allocated once and overwritten at every observed step.
-
-    A missing tensor gives a row of zeros. So does one that cannot be measured; `unsupported` then holds the reason.
-    """
+    """Rows of `STATISTICS` in the array `values`, allocated once and overwritten at every observed step. A missing tensor gives a row of
+    zeros. So does one that cannot be measured; `unsupported` then holds the reason."""
 
     __slots__ = ("deferred", "unsupported", "values")
 

@@ -49,10 +49,8 @@ class LayerCallTrace:
     def __init__(
         self, read: ReadCounter = perf_counter_ns, context: CallContext | None = None, set_back: Callable[[int], None] | None = None
     ) -> None:
-        """`context` is entered around every outermost forward call: the FLOP counter and the saved-tensor hooks.
-
-        `set_back` sets the counter back to an earlier reading: the timers call it when they are done, so that their work does not count.
-        """
+        """`context` is entered around every outermost forward call: the FLOP counter and the saved-tensor hooks. `set_back` sets the
+        counter back to an earlier reading: the timers call it when they are done, so that their work does not count."""
         self.read, self.context, self.set_back = read, context, set_back
         self.thread = 0  # 0: not running
         self.calls: list[LayerCall] = []
@@ -112,9 +110,7 @@ class LayerCallTrace:
 
     def end_call(self, layer: int, output: Any) -> LayerCall | None:
         """Ends the innermost call of this layer. Calls inside it that never ended (a BaseException passed through them) are dropped.
-
-        Returns the call; None if its start was not recorded, or if it repeats one inside the backward.
-        """
+        Returns the call; None if its start was not recorded, or if it repeats one inside the backward."""
         end = self.read()
         call = self._current
         while call is not None and call.layer != layer:

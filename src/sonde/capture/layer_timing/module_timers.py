@@ -42,10 +42,8 @@ class ModuleTimers(TrainingCallbacks):
         accepts: Callable[[], bool] | None = None,
         on_output: Callable[[int, Any, Any], None] | None = None,
     ) -> None:
-        """`roots` are the outermost layers. Before each call, in any thread, `accepts` says whether it is recorded.
-
-        `on_output` gets layer, arguments and output of each recorded call, unless only roots are timed.
-        """
+        """`roots` are the outermost layers. Before each call, in any thread, `accepts` says whether it is recorded. `on_output` gets layer,
+        arguments and output of each recorded call, unless only roots are timed."""
         self._accepts, self._on_output = accepts, on_output
         self._modules = [weakref.ref(module) for module in modules]
         self._roots = list(roots)
@@ -66,10 +64,8 @@ class ModuleTimers(TrainingCallbacks):
             self.remove()
 
     def install(self, trace: LayerCallTrace, *, only_roots: bool, watch_roots: bool = True) -> None:
-        """Records calls to `trace` until `remove`; with `only_roots` those of the outermost modules alone.
-
-        With `only_roots` and without `watch_roots`, the caller calls `on_forward_start` and `on_forward_end` itself.
-        """
+        """Records calls to `trace` until `remove`; with `only_roots` those of the outermost modules alone. With `only_roots` and without
+        `watch_roots`, the caller calls `on_forward_start` and `on_forward_end` itself."""
         self.remove()
         self._trace = trace
         for layer in self._roots if only_roots else range(len(self._modules)):
