@@ -124,8 +124,6 @@ class _Parser:
         self._at = 0
         self._depth = 0
 
-    # -- tokens ------------------------------------------------------------------------------------
-
     def _split(self) -> list[_Token]:
         tokens, column = [], 0
         while column < len(self.text):
@@ -158,8 +156,6 @@ class _Parser:
     def _error(self, what: str, token: _Token, advice: str) -> SondeError:
         caret = " " * token.column + "^" * max(1, len(token.text))
         return SondeError(f"the condition cannot be read: {what}.\n  {_printable(self.text)}\n  {caret}\n{advice}")
-
-    # -- grammar -----------------------------------------------------------------------------------
 
     def parse(self) -> _Decide:
         first = self._next
@@ -233,8 +229,11 @@ class _Parser:
             return node
         sign = -1.0 if self._take("-") else 1.0
         if self._next.kind == "number":
+            token = self._next
+            if math.isinf(value := float(token.text)):
+                raise self._error(f"{token.text} is larger than any number here", token, "The largest is about 1.8e308; infinities: inf.")
             self._at += 1
-            return _Operand("", sign * self._finite(self._tokens[self._at - 1]))
+            return _Operand("", sign * value)
         if self._next.kind == "word" and sign > 0 and self._next.text not in _WORDS:
             return self._name()
         what = f"{self._next.text!r} was not expected" if self._next.text else "it ends too early"
@@ -250,18 +249,10 @@ class _Parser:
         self.names.add(token.text)
         return _Operand(token.text)
 
-    # -- checks ------------------------------------------------------------------------------------
-
     def _deeper(self, token: _Token) -> None:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise self._error(f"it is nested more than {MAX_DEPTH} deep", token, "Write it with fewer parentheses.")
-
-    def _finite(self, token: _Token) -> float:
-        value = float(token.text)
-        if math.isinf(value):
-            raise self._error(f"{token.text} is larger than any number here", token, "The largest is about 1.8e308; infinities: inf.")
-        return value
 
     def _as_truth(self, node: _Node, start: _Token) -> _Decide:
         if not isinstance(node, _Operand):

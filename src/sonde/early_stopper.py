@@ -53,7 +53,8 @@ class EarlyStopping:
             return True
         self.num_evaluations += 1
         self.num_nan += math.isnan(number)
-        better = self._is_better(number)
+        gain = self.best - number if self.mode == "min" else number - self.best  # NaN where there is no best value yet
+        better = gain > self.min_delta or (math.isnan(self.best) and not math.isnan(number))
         if better:
             self.best, self.best_step = number, self.num_evaluations - 1 if (step := self._last_step) is None else step
         self.num_without = 0 if better else self.num_without + 1
@@ -77,10 +78,6 @@ class EarlyStopping:
             reason=self.why, value=value, is_better=is_better,
         )  # fmt: skip
         self._session.emit(event)
-
-    def _is_better(self, number: float) -> bool:
-        gain = self.best - number if self.mode == "min" else number - self.best  # NaN where there is no best value yet
-        return gain > self.min_delta or (math.isnan(self.best) and not math.isnan(number))
 
     def _reason(self) -> str:
         stopped = "stopped: " if self.stopped else ""

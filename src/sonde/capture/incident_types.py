@@ -20,11 +20,6 @@ class NonFiniteIncident:
     tensor: torch.Tensor
     is_loss_scaled: bool = False
 
-    @property
-    def is_input(self) -> bool:
-        """A bad input is recorded; there is nothing to search for."""
-        return self.event.what == "input"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationIncident:

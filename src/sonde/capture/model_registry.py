@@ -196,17 +196,11 @@ class ModelRegistry:
 
     def have_parameters_moved(self) -> bool:
         """Whether parameters changed since the last call: asked at each backward while no optimizer ever stepped."""
-        content = self._sample_content()
-        has_moved = bool(self._sampled) and content != self._sampled
-        self._sampled = content
-        return has_moved
-
-    def _sample_content(self) -> list[int | None]:
-        def is_readable(p: nn.Parameter) -> bool:
-            return p.requires_grad and not on_device(p) and not nn.parameter.is_lazy(p)
-
-        sampled = (p for watched in self for p in islice(filter(is_readable, (p for _, p in watched.parameters())), NUM_SAMPLED))
-        return [content_hash(p.detach().flatten()[:64]) for p in sampled]
+        before, self._sampled = self._sampled, []
+        for watched in self:
+            readable = (p for _, p in watched.parameters() if p.requires_grad and not on_device(p) and not nn.parameter.is_lazy(p))
+            self._sampled += [content_hash(p.detach().flatten()[:64]) for p in islice(readable, NUM_SAMPLED)]
+        return bool(before) and before != self._sampled
 
     def close(self) -> None:
         """Stop watching all models, whatever becomes of one of them."""

@@ -86,15 +86,12 @@ class OverheadBudget:
             return True
         if self.at_least_every is not None and step % self.at_least_every == 0:
             return True
-        return (is_milestone(step) or self._balance_ns >= self._observed_ns) and self._is_sampled()
-
-    def _is_sampled(self) -> bool:
-        """Evenly spread, without a random number: the user's generators must not change."""
-        self._sampled += self.sampling_rate
-        if self._sampled < 1 - 1e-9:
+        if not is_milestone(step) and self._balance_ns < self._observed_ns:
             return False
-        self._sampled -= 1
-        return True
+        self._sampled += self.sampling_rate  # evenly spread, without a random number: the user's generators must not change
+        is_sampled = self._sampled >= 1 - 1e-9
+        self._sampled -= is_sampled
+        return is_sampled
 
 
 def is_milestone(step: int) -> bool:

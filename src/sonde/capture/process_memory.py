@@ -98,31 +98,27 @@ def available() -> int | None:
 
 def _available_of_machine() -> int | None:
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    return None
+        return _read_field(Path("/proc/meminfo"), "MemAvailable:") * 1024 or None
+    except (OSError, ValueError):
+        return None
 
 
 def _available_of_container() -> int | None:
     for path, num_bytes in _cgroup_limits():
         used = path.with_name("memory.current" if path.name == "memory.max" else "memory.usage_in_bytes")
         try:
-            return max(0, num_bytes - int(used.read_text()) + _reclaimable(path.with_name("memory.stat")))
+            # The kernel drops inactive files when it needs the memory.
+            dropped = _read_field(path.with_name("memory.stat"), "inactive_file", "total_inactive_file")
+            return max(0, num_bytes - int(used.read_text()) + dropped)
         except (OSError, ValueError):
             continue
     return None
 
 
-def _reclaimable(statistics: Path) -> int:
-    """Bytes of files in memory that the kernel drops when it needs the memory."""
-    for line in statistics.read_text().splitlines():
-        name, _, value = line.partition(" ")
-        if name in ("inactive_file", "total_inactive_file"):
-            return int(value)
-    return 0
+def _read_field(file: Path, *names: str) -> int:
+    """The number after one of these names in a file of the kernel."""
+    rows = (line.split() for line in file.read_text().splitlines())
+    return next((int(row[1]) for row in rows if row and row[0] in names), 0)
 
 
 def _machine() -> Limit | None:

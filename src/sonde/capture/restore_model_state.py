@@ -43,7 +43,7 @@ def state_restored(modules: Iterable[nn.Module]) -> Iterator[None]:
         for part in every:
             for p in part._parameters.values():
                 if p is not None and not nn.parameter.is_lazy(p) and p.is_leaf:
-                    undo.callback(_restore_grad, p, p.grad)
+                    undo.callback(setattr, p, "grad", p.grad)
         yield
 
 
@@ -83,11 +83,6 @@ def _restore_values(tensor: Tensor, content: Tensor) -> None:
     # Unconditional: batch norm changes its running statistics without incrementing their version counter.
     with torch.no_grad():
         tensor.detach().copy_(content)
-
-
-def _restore_grad(parameter: nn.Parameter, gradient: Tensor | None) -> None:
-    if parameter.grad is not gradient:
-        parameter.grad = gradient
 
 
 def _restore_generators(undo: ExitStack) -> None:

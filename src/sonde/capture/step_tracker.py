@@ -169,7 +169,7 @@ class StepTracker(TrainingCallbacks):
         if isinstance(incident, (NonFiniteIncident, EvaluationIncident)) and not is_question:
             self.recorder.emit(incident.event, incident.step)
         is_confirmed = not is_question
-        if not (isinstance(incident, NonFiniteIncident) and incident.is_input):
+        if not (isinstance(incident, NonFiniteIncident) and incident.event.what == "input"):  # which has no origin to search for
             try:
                 with suspended():
                     if self._incident_handlers is None:
@@ -556,14 +556,10 @@ class StepTracker(TrainingCallbacks):
         if pending or self._deferred.waiting:
             self._deferred.fetch(pending)
         self._call(self._plan.collect)
-        for probe, table in unfinished:
-            self._report_unmeasured(probe, table)
         self._num_observed += 1
-
-    def _report_unmeasured(self, probe: Probe, table: StatisticsTable) -> None:
-        """A tensor that could not be measured leaves zeros, as one that is not there: the reason is recorded once per probe."""
-        for reason in table.unsupported.values():
-            if (probe.name, reason) not in self._reported and len(self._reported) < MAX_REPORTED:
-                self._reported.add((probe.name, reason))
+        # A tensor that could not be measured leaves zeros, as one that is not there: the reason is recorded once per probe.
+        for name, reason in [(probe.name, reason) for probe, table in unfinished for reason in table.unsupported.values()]:
+            if (name, reason) not in self._reported and len(self._reported) < MAX_REPORTED:
+                self._reported.add((name, reason))
                 text = f"some tensors could not be measured: {reason}"
-                self.recorder.emit(NotMeasured(probe=probe.name, where="", reason=text), self.boundaries.number)
+                self.recorder.emit(NotMeasured(probe=name, where="", reason=text), self.boundaries.number)

@@ -5,12 +5,10 @@ A GradScaler is made for skipping, so nothing is stopped and nothing is logged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import isnan
 from typing import Any
-
-import torch
 
 from sonde.capture.call_site import user_frame
 from sonde.capture.incident_types import Incident, SkippedUpdateIncident
@@ -41,7 +39,9 @@ class SkippedUpdateHandler:
         is_low = not isnan(scale) and bool(self._search_below) and scale <= max(self._search_below[0], SEARCH_NAN_BELOW)
         if self._num_recorded >= MAX_RECORDED and not is_low:
             return
-        bad, num_nan = _find_bad(incident.parameters)
+        columns = measure_columns([p.grad for p in incident.parameters])
+        bad = [p for p, num in zip(incident.parameters, columns["nan"] + columns["inf"]) if num]
+        num_nan = int(columns["nan"].sum())
         is_first = len(self._search_below) == len(SEARCH_BELOW)
         should_search = is_low and (scale <= self._search_below[0] or (num_nan > 0 and is_first))
         self._num_recorded += 1
@@ -73,9 +73,3 @@ class SkippedUpdateHandler:
             tracker.recorder.emit(replace(event, **found, search_ms=search_ms), step)
 
         self._context.searches.start(Search(f"the cause of the skipped update in step {step}", work, on_answer), buffer.calls)
-
-
-def _find_bad(parameters: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], int]:
-    """The parameters whose gradients are not finite, and the number of NaN in them."""
-    columns = measure_columns([p.grad for p in parameters])
-    return [p for p, num in zip(parameters, columns["nan"] + columns["inf"]) if num], int(columns["nan"].sum())

@@ -146,14 +146,12 @@ def _compare_samples(inputs: list[torch.Tensor]) -> tuple[dict[str, Any], dict[t
         if not is_plain(tensor):
             are_equal[-number, 0] = False  # not known
         elif len(tensor) == size:
-            is_equal = are_equal[tensor.data_ptr(), tensor.numel()] = _are_rows_equal(numpy_view(tensor))
+            rows = numpy_view(tensor)
+            is_equal = all(bool((rows[i] == rows[0]).all()) for i in range(1, min(size, MAX_SAMPLES)))
+            are_equal[tensor.data_ptr(), tensor.numel()] = is_equal
             if is_equal and samples["sample"] is None:
                 samples["sample"] = content_hash(tensor[0])
         elif tensor.numel() and not {*tensor.shape} <= {1, *inputs[0].shape[1:]}:
             values = numpy_view(tensor)
             are_equal[tensor.data_ptr(), tensor.numel()] = bool((values == values.flat[0]).all())
     return samples, are_equal
-
-
-def _are_rows_equal(rows: np.ndarray[Any, Any]) -> bool:
-    return all(bool((rows[i] == rows[0]).all()) for i in range(1, min(len(rows), MAX_SAMPLES)))
