@@ -151,10 +151,8 @@ def count_labels(per_loss: Sequence[ClassLabels | None]) -> dict[str, Any] | Non
         return None
     steps = np.diff(known[0].values)
     return {
-        "num": found.total(),
-        "num_classes": max(labels.num_classes for labels in known),
-        "num_distinct": len(found),
+        "num": found.total(), "num_classes": max(labels.num_classes for labels in known), "num_distinct": len(found),
         "is_learnt": all(labels.is_learnt for labels in known),
         "counts": sorted([value, times] for value, times in found.most_common(MAX_REPORTED)),
         "in_order": len(known) == 1 and bool((steps >= 0).all() or (steps <= 0).all()),
-    }
+    }  # fmt: skip

@@ -31,11 +31,6 @@ class ForwardCall(NamedTuple):
     rng: Tensor  # state of the CPU's generator as the forward began
 
 
-def forward_call(model: str, module: nn.Module, args: Any, kwargs: Any) -> ForwardCall:
-    """A forward that begins now."""
-    return ForwardCall(model, module, args, kwargs, torch.get_rng_state())
-
-
 def _first_input(call: ForwardCall) -> Tensor | None:
     first = call.args[0] if call.args else None
     return first if isinstance(first, Tensor) else None
@@ -63,7 +58,7 @@ class ReplayBuffer:
 
     def on_forward_start(self, model: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         self.backward_frame = None
-        self.calls.append(forward_call(model, module, args, kwargs))
+        self.calls.append(ForwardCall(model, module, args, kwargs, torch.get_rng_state()))
 
     def on_forward_end(self, *, library_calls_backward: bool) -> None:
         if library_calls_backward:

@@ -96,16 +96,10 @@ class StepTracker(TrainingCallbacks):
     incident; `more_probes` are called after those of this package."""
 
     def __init__(
-        self,
-        recorder: StepRecorder,
-        config: DebugConfig,
-        isolation: ErrorIsolation,
-        models: ModelRegistry,
-        *,
-        concerns: Callable[[torch.optim.Optimizer], bool],
-        make_handlers: Callable[[], Sequence[IncidentHandler]] = tuple,
+        self, recorder: StepRecorder, config: DebugConfig, isolation: ErrorIsolation, models: ModelRegistry, *,
+        concerns: Callable[[torch.optim.Optimizer], bool], make_handlers: Callable[[], Sequence[IncidentHandler]] = tuple,
         more_probes: Callable[[ProbeContext], Sequence[Probe]] = lambda context: (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.is_paused = False
         self.recorder, self.models, self.isolation = recorder, models, isolation
         self.boundaries, self.gradients, self.buffer = StepBoundaries(), GradientState(), ReplayBuffer()

@@ -35,13 +35,9 @@ class ModuleTimers(TrainingCallbacks):
     """Timers for some modules: planned once, installed during each measured step. A layer is the index of a module in `modules`."""
 
     def __init__(
-        self,
-        modules: Iterable[nn.Module],
-        *,
-        roots: Iterable[int] = (),
-        accepts: Callable[[], bool] | None = None,
+        self, modules: Iterable[nn.Module], *, roots: Iterable[int] = (), accepts: Callable[[], bool] | None = None,
         on_output: Callable[[int, Any, Any], None] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`roots` are the outermost layers. Before each call, in any thread, `accepts` says whether it is recorded. `on_output` gets layer,
         arguments and output of each recorded call, unless only roots are timed."""
         self._accepts, self._on_output = accepts, on_output

@@ -11,11 +11,12 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from sonde.capture.incident_types import EvaluationIncident, Incident
 from sonde.capture.probes.probe import Probe, ProbeContext
-from sonde.capture.replay_buffer import ForwardCall, forward_call
+from sonde.capture.replay_buffer import ForwardCall
 from sonde.events import NonFinite
 from sonde.statistics import reductions
 from sonde.statistics.batched_device_reads import on_device
@@ -48,7 +49,8 @@ class EvalOutputProbe(Probe):
         self._thread = get_ident()
         is_checked = not self._open and self._balance_ns > 0 and not self._is_nan_usual and self._num_recorded < MAX_RECORDED
         model = self._state.model.name if self._state.model is not None else ""
-        self._open.append((module, forward_call(model, module, args, kwargs) if is_checked else None, self._context.timer.entered_ns))
+        call = ForwardCall(model, module, args, kwargs, torch.get_rng_state()) if is_checked else None
+        self._open.append((module, call, self._context.timer.entered_ns))
 
     def on_eval_forward_end(self, module: nn.Module, output: Any) -> Incident | None:
         if not self._open or self._thread != get_ident():
