@@ -1,7 +1,5 @@
 """Errors that the user sees. A message says what happened with the user's values, why, and what to type next."""
 
-from __future__ import annotations
-
 import errno
 
 NO_ROOM = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))  # the disk is full, or a limit of it for files or users

@@ -5,8 +5,6 @@ collector runs at irregular times. So the first part is ignored, every segment i
 does not count.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import NamedTuple
 

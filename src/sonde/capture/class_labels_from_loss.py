@@ -4,8 +4,6 @@ Only the losses of torch (cross entropy, nll, binary cross entropy) save their l
 with an output of the model: the columns of a contrastive loss are other samples.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence

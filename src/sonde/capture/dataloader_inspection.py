@@ -5,8 +5,6 @@ seeds the global generators differently in each worker, unless `worker_init_fn` 
 code that loads a sample; it is not run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Errors of Sonde never reach the training: they are counted, and a probe that keeps failing is disabled and reported."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable

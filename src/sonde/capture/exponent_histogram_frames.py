@@ -1,7 +1,5 @@
 """Power-of-two histograms: the number of elements per exponent. Rows of (site, exponent, count), a few per tensor."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

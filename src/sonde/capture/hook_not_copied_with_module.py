@@ -1,7 +1,5 @@
 """Hooks that are not copied with their module."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Incidents: what a probe returns when it sees something that has to be dealt with at once, before torch goes on."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

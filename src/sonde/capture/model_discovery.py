@@ -5,8 +5,6 @@ down, they are removed as soon as the parameters of every optimizer are found in
 model a called part belongs to, and its name in the user's code, is read from the variables of the frames around the call.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType

@@ -1,7 +1,5 @@
 """The models that a session watches: their names, the names of their parameters, and which optimizer holds these."""
 
-from __future__ import annotations
-
 import contextlib
 import weakref
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ observed step subtracts the cost of observing. A new run starts with a small bal
 observed one by one.
 """
 
-from __future__ import annotations
-
 import timeit
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ closure is backward. Outside of all phases the time is validation from the first
 before and after that it is other.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from time import perf_counter_ns

@@ -3,8 +3,6 @@
 It is read from the source code and the variables in it. The result is None for anything but a simple loop.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import linecache

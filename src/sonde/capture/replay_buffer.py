@@ -4,8 +4,6 @@ References, never copies: the inputs of the last forwards, the state of the rand
 called backward. All of it is released when the step ends, so nothing outlives the step.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections import deque
 from collections.abc import Mapping

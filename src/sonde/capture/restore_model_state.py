@@ -5,8 +5,6 @@ gradients of parameters. A parameter that is replaced by another object is resto
 backward only read them.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """Numbers the sites, collects the scalars of a step, and passes whole steps to the writer of the run log."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping, Sequence

@@ -6,8 +6,6 @@ advance: by manual updates of the parameters or, when the update was forgotten, 
 Pure logic: each method takes one call of the loop and returns whether the current step has ended.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 

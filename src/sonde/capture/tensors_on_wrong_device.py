@@ -3,8 +3,6 @@
 Tested with the model on the meta device, not with a real accelerator.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice

@@ -3,8 +3,6 @@
 `patches.subscribe` is the way to subscribe: it also puts the patches in that call the subscribers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

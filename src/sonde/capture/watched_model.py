@@ -1,7 +1,5 @@
 """A model under watch: its layers, its parameters, and the modules whose calls are its forwards."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator
 

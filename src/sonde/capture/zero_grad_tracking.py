@@ -4,8 +4,6 @@ For each optimizer it is known whether its gradients have been seen cleared sinc
 them. A few parameters are sampled: at the start and end of backward, and at the update.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager

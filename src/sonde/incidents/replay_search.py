@@ -4,8 +4,6 @@ The training waits for a short time, then it goes on; an answer that comes later
 its incident. Where no child can be started the search says why.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ host together, in one transfer per device, when an observed step ends. The tests
 real hardware yet.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Hashes of tensor contents, to recognize a batch or an input that comes again."""
 
-from __future__ import annotations
-
 import hashlib
 
 import torch

@@ -1,7 +1,5 @@
 """Power-of-two histograms: how many elements of a tensor have which exponent."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Finds the tensors in arguments and results, models and optimizers; reads a single number without waiting for a device."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Copies of parameters from before an update, to measure how the update changes them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

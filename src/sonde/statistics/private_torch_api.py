@@ -5,8 +5,6 @@ half of the ecosystem reads them and torch cannot drop them: the dictionaries `_
 `nn.Module`.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections import OrderedDict

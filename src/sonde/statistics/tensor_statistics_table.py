@@ -5,8 +5,6 @@ stay on their device until `StatisticsTable.synchronize` fetches them in one tra
 alive.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import partial
 

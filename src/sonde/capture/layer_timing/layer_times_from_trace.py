@@ -1,7 +1,5 @@
 """Evaluates a trace: what the calls and autograd nodes of every layer cost, with and without the layers that it calls."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple

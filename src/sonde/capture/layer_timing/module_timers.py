@@ -6,8 +6,6 @@ Only the outermost modules: `watch_forward`. A global hook slows every module ca
 as a whole.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 import warnings

@@ -3,8 +3,6 @@
 Both are evaluated between two steps. An error in a user's function does not reach the training; a function that keeps failing is disabled.
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
 import math

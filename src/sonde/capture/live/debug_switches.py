@@ -3,8 +3,6 @@
 All off, a step pays for one comparison of the clock; twice a second the file is read through which they are switched from outside.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Iterable

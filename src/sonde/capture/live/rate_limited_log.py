@@ -3,8 +3,6 @@
 They go to the handlers that the user configured for logging, or else to stderr.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

@@ -4,8 +4,6 @@ During an observed forward one global forward hook measures each output, before 
 tensor measures its gradient. `register_full_backward_hook` is not used: it fails on in-place successors.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial

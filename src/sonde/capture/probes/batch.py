@@ -1,7 +1,5 @@
 """The batch: statistics and a content hash of its tensors and of the model's inputs; whether its samples are all equal, and its labels."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

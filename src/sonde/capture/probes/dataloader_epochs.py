@@ -1,7 +1,5 @@
 """Passes over the data: each time that a DataLoader starts, and the loop of epochs around it."""
 
-from __future__ import annotations
-
 import weakref
 from dataclasses import dataclass
 from typing import Any

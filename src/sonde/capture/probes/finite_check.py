@@ -3,8 +3,6 @@
 On a device the check would wait for the gradients; there their norms are computed on the device and read later.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Sequence

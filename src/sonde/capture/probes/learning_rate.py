@@ -1,7 +1,5 @@
 """The optimizers: what they are, once, and their learning rates, one per parameter group, at every step."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from typing import Any

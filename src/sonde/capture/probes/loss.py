@@ -1,7 +1,5 @@
 """The losses of a step: read where they are handed to backward, averaged over the step, unscaled where a GradScaler scaled them."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Sequence

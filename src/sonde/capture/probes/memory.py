@@ -1,7 +1,5 @@
 """The memory of the process, and whether graphs of earlier steps are still alive. Where either grows, that is an incident."""
 
-from __future__ import annotations
-
 import weakref
 from typing import Any
 

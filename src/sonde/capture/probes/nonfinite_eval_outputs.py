@@ -5,8 +5,6 @@ NaN is bad, and an Inf may be: logits are masked with -Inf. Whether an Inf is me
 is.
 """
 
-from __future__ import annotations
-
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any

@@ -3,8 +3,6 @@
 Gradients are measured when the optimizer is about to use them: after accumulation, unscaling and clipping, and in compiled models too.
 """
 
-from __future__ import annotations
-
 import operator
 import weakref
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Learning-rate schedulers: what each plans, and its first step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

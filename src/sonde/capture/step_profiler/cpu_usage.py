@@ -1,7 +1,5 @@
 """Cores, threads, load and preemptions of this process."""
 
-from __future__ import annotations
-
 import os
 from functools import cache
 from pathlib import Path

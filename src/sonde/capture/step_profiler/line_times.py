@@ -5,8 +5,6 @@ calls until the next line of the user's code starts: `loss.backward()` includes 
 nothing is timed.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 The timers of capture/layer_timing are installed during the profiled step, with a clock that stands still while Sonde works.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from threading import get_ident

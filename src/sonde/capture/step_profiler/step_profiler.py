@@ -5,8 +5,6 @@ twice the time, or later if the last one was expensive. If slow steps occur at e
 step moved tensors between devices, the transfers of the next step are recorded too.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from contextlib import ExitStack
 from time import perf_counter_ns, thread_time_ns

@@ -4,8 +4,6 @@ On a device each of these waits for all queued work. The methods are patched dur
 purposes does not count.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from sonde.capture.call_site import describe_line, direct_user_frame
