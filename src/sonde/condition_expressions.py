@@ -1,8 +1,7 @@
 """Parses and evaluates conditions of the user: `grad_norm > 10 and step > 100`, `nan or not loss < 5`, `loss is not finite`.
 
 A small closed language with its own parser: comparisons, `and`, `or`, `not`, parentheses, numbers and the names in `NAMES`. Nothing is
-evaluated as Python. A name without a value makes the result unknown (None), never true by accident: without a loss, `loss > 3 or nan` is
-true if there is a NaN and unknown if there is none.
+evaluated as Python. A name without a value makes the result unknown (None) unless the rest decides it.
 """
 
 from __future__ import annotations

@@ -86,8 +86,6 @@ class DebugSession:
         self._switches = Switches(self.config)
         self._triggers = Triggers(self._switches, self)
 
-    # -- life --------------------------------------------------------------------------------------
-
     def attach(self, model: nn.Module, optimizer: Any = None, *, name: str = "model") -> Self:
         """Watch this model, and this optimizer (or a list of them), or all that hold its parameters."""
         if not isinstance(model, nn.Module):
@@ -211,10 +209,8 @@ class DebugSession:
 
     def describe_lost_records(self) -> str:
         """What could not be written and is not mentioned in the run either, as a sentence; "" where nothing is lost."""
-        if self.run is None:
-            return ""
-        if not self.run.is_dir():
-            return f"the run in {self.run} was removed while the script ran"
+        if self.run is None or not self.run.is_dir():
+            return "" if self.run is None else f"the run in {self.run} was removed while the script ran"
         gap = self._recorder.writer.unwritten_gap
         since = f", from step {gap.first_step} on," if gap and gap.first_step >= 0 else ""
         return f"{gap.num_dropped:,} records of this run{since} could not be written ({gap.reason})" if gap else ""
@@ -257,8 +253,6 @@ class DebugSession:
             if self._tracker is tracker:  # not closed meanwhile
                 torch_patches.subscribe(tracker)
                 tracker.resume()
-
-    # -- recording ---------------------------------------------------------------------------------
 
     def log(self, **values: Any) -> None:
         """Record numbers (or texts) of this step. Tensors on the CPU are read as they are, without a torch operation."""
@@ -314,8 +308,6 @@ class DebugSession:
             raise SondeError("nothing was watched in this process, so there is nothing to report.")
         return sonde.diagnose(self.run)
 
-    # -- while it runs -----------------------------------------------------------------------------
-
     def enable_debugging(self, switches: str | Iterable[str] | None = None) -> None:
         """Turn switches on, all of them where none is named; from the next step on where one is under way. Their names are in
         `sonde.runlog.switch_file.SWITCHES`."""
@@ -357,8 +349,6 @@ class DebugSession:
 
         return TrainingStep(self) if function is None else TrainingStep(self)(function)
 
-    # -- for frameworks that run the training --------------------------------------------------------
-
     def set_hints(
         self, *, has_single_closures: bool = False, library_calls_backward: bool = False, loss_divisor: Callable[[], float] | None = None
     ) -> None:
@@ -382,8 +372,6 @@ class DebugSession:
     def is_watching(self, probe: str = "", where: str = "") -> bool:
         """Whether the session is open, and this part of it not disabled."""
         return self._tracker is not None and not self._isolation.is_disabled(probe, where)
-
-    # -- tools -------------------------------------------------------------------------------------
 
     tensor_inspector = SessionTool(SessionTools.tensor_inspector)
     stability_checker = SessionTool(SessionTools.stability_checker)
@@ -422,8 +410,6 @@ class DebugSession:
                 own = {id(p) for p in model.parameters()}
                 optimizers = [each for each in tracker.gradients.optimizers() if any(id(p) in own for p in optimizer_parameters(each))]
                 yield model, optimizers[0] if len(optimizers) == 1 else None
-
-    # -- inside ------------------------------------------------------------------------------------
 
     def _plan_handlers(self) -> None:
         if self._tracker is not None:

@@ -6,6 +6,7 @@ torch's global hooks. A forked child watches no single modules.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import os
@@ -149,6 +150,19 @@ def hook_all_modules(*, before: Callable[..., None] | None = None, after: Callab
             handles.pop().remove()
 
     return remove
+
+
+class UncopiedHook:
+    """Base of hooks whose copies and pickles are a function of the standard library that does nothing: a copy of a hooked module is not
+    hooked, and loads where Sonde is not installed."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> Any:
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return contextlib.nullcontext().__exit__
 
 
 def _clear_in_child() -> None:

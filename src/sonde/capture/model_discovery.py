@@ -1,8 +1,7 @@
 """Finds the models of a script that does not name them.
 
-A model is what is called from outside of any other module. During a search, global module hooks see every call; since they slow all modules
-down, they are removed as soon as the parameters of every optimizer are found in a model, and put back when a new optimizer appears. Which
-model a called part belongs to, and its name in the user's code, is read from the variables of the frames around the call.
+A model is what is called from outside of any other module. During a search, global module hooks see every call; they slow all modules down,
+so they are removed as soon as the parameters of every optimizer are found. Names are read from the variables of the frames around the call.
 """
 
 import weakref

@@ -1,8 +1,7 @@
 """Decides which steps are observed, within the overhead budget.
 
-Every step adds the budgeted share of the training's own time to a balance, minus the cost of the work at every step; an
-observed step subtracts the cost of observing. A new run starts with a small balance, so that the first steps, which show most faults, are
-observed one by one.
+Every step adds the budgeted share of the training's own time to a balance, minus the cost of the work at every step; an observed step
+subtracts the cost of observing. A new run starts with a small balance, so that the first steps are observed one by one.
 """
 
 import timeit

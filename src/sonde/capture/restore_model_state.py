@@ -1,8 +1,7 @@
 """Restores all state that a tool changes when it runs a model of the user: the profiler, the tools, a replay in the training process.
 
-Restored are the random generators, buffers, attributes of modules, training flags, grad mode, autocast, the default dtype and the
-gradients of parameters. A parameter that is replaced by another object is restored; its values are not copied, since a forward and a
-backward only read them.
+Restored are the random generators, buffers, attributes of modules, training flags, grad mode, autocast, the default dtype and gradients.
+The values of parameters are not copied: a forward and a backward only read them.
 """
 
 import random

@@ -1,9 +1,8 @@
 """When one training step ends and the next begins.
 
-A step is one update of the parameters. With one optimizer it ends when that optimizer has stepped. With several (GANs, an optimizer per
-parameter) it ends with the last one of their cycle, which is learnt from the first repetition. Loops that never step an optimizer still
-advance: by manual updates of the parameters or, when the update was forgotten, by gradients being cleared and made again.
-Pure logic: each method takes one call of the loop and returns whether the current step has ended.
+A step is one update of the parameters. With one optimizer it ends when that optimizer has stepped; with several (GANs) with the last one of
+their cycle, which is learnt from the first repetition. Loops that never step an optimizer advance by manual updates of the parameters or,
+when the update was forgotten, by gradients being cleared and made again. Each method returns whether the current step has ended.
 """
 
 from collections.abc import Hashable

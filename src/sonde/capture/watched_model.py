@@ -57,14 +57,12 @@ class WatchedModel:
     def renew_entry_points(self) -> None:
         """Watch entry points again whose class has changed meanwhile."""
         for ref in self._entry_points.values():
-            module = ref()
-            if module is not None and not is_forward_watched(module, self._callbacks):
+            if (module := ref()) is not None and not is_forward_watched(module, self._callbacks):
                 watch_forward(module, self._callbacks)
 
     def remove_entry_points(self) -> None:
         for ref in self._entry_points.values():
-            module = ref()
-            if module is not None:
+            if (module := ref()) is not None:
                 unwatch_forward(module, self._callbacks)
         self._entry_points.clear()
 

@@ -1,8 +1,7 @@
 """Accelerate: `Accelerator(log_with=SondeTracker())`, then `init_trackers` and `end_training` as with any tracker.
 
-From `init_trackers` on all models that train are watched, in every process, and values of `accelerator.log` are recorded. Gradients are
-recorded when the optimizer uses them: after clipping, if the loop clips. With gradient accumulation `accelerator.backward` divides each
-loss; the run holds the undivided loss.
+From `init_trackers` on all models that train are watched, in every process, and values of `accelerator.log` are recorded. With gradient
+accumulation `accelerator.backward` divides each loss; the run holds the undivided loss.
 """
 
 from collections.abc import Mapping

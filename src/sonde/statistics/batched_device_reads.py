@@ -1,8 +1,7 @@
 """Reading numbers from a device without waiting for it at every step.
 
-Reading one number waits for all the work that was queued on the device before it. So numbers on a device are collected, and copied to the
-host together, in one transfer per device, when an observed step ends. The tests treat the CPU as such a device; this module has not run on
-real hardware yet.
+Reading one number waits for all the work that was queued on the device before it. So numbers are collected, and copied to the host together
+when an observed step ends. The tests treat the CPU as such a device; this module has not run on real hardware yet.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,8 +1,7 @@
 """A table of statistics, one row per tensor.
 
 The native extension measures CPU tensors of the usual floating dtypes; torch operations measure the others and give the same numbers, which
-stay on their device until `StatisticsTable.synchronize` fetches them in one transfer. No tensor causes an exception, is changed or kept
-alive.
+stay on their device until `StatisticsTable.synchronize`. No tensor causes an exception, is changed or kept alive.
 """
 
 from collections.abc import Iterable, Sequence

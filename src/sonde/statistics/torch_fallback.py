@@ -1,8 +1,7 @@
 """Statistics by torch operations, for tensors that the native extension does not handle and for machines where it was not built.
 
-Only `exponents` waits for a device: the other results stay tensors on their device until the caller reads them. Everything is computed in
-float64 (float32 on devices without it) from detached tensors. Dtype and device are always explicit, so the user's defaults have no
-effect, and autocast does not touch float64.
+Only `exponents` waits for a device: the other results stay tensors on their device. Everything is computed in float64 (float32 on devices
+without it). Dtype and device are always explicit, so the user's defaults have no effect, and autocast does not touch float64.
 """
 
 from __future__ import annotations

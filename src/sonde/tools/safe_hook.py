@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from sonde.capture.hook_not_copied_with_module import UncopiedHook
+from sonde.capture.forward_call_patch import UncopiedHook
 from sonde.statistics.private_torch_api import tracing_state
 
 _log = logging.getLogger("sonde")

@@ -1,9 +1,7 @@
 """Times the forward calls of modules while a step is measured; nothing is installed on the modules themselves.
 
-All modules: one pair of torch's global module hooks (hooks on instances would disable the fast path of nn.TransformerEncoderLayer). The
-time of a module includes the user's forward pre-hooks on it, but not its forward hooks.
-Only the outermost modules: `watch_forward`. A global hook slows every module call by 2 to 5 µs, which would falsify a step that is measured
-as a whole.
+All modules: one pair of torch's global module hooks (hooks on instances would disable the fast path of nn.TransformerEncoderLayer). Only
+the outermost modules: `watch_forward`, since a global hook slows every module call by 2 to 5 µs.
 """
 
 import re

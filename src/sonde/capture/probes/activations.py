@@ -17,8 +17,7 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from sonde.capture.exponent_histogram_frames import ExponentHistograms
-from sonde.capture.forward_call_patch import hook_all_modules
-from sonde.capture.hook_not_copied_with_module import UncopiedHook
+from sonde.capture.forward_call_patch import UncopiedHook, hook_all_modules
 from sonde.capture.overhead_budget import hook_ns
 from sonde.capture.probes.probe import Probe, ProbeContext
 from sonde.capture.watched_model import WatchedModel

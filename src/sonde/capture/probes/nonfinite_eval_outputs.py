@@ -1,8 +1,7 @@
 """Outputs of models in evaluation: are they finite?
 
-There is no loss that would be checked, so the model's output is checked, as often as a small share of the evaluation's own time allows. A
-NaN is bad, and an Inf may be: logits are masked with -Inf. Whether an Inf is meant is decided once per run; what the training puts out too
-is.
+There is no loss that would be checked, so the model's output is checked, as often as a small share of the evaluation's own time allows. An
+Inf may be meant (logits are masked with -Inf): that is decided once per run.
 """
 
 from threading import get_ident

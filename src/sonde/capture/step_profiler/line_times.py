@@ -1,8 +1,7 @@
 """Times each line of the user's code in one step, and counts its executions.
 
-`sys.settrace` calls a tracer for every line of the user's code; a frame of a library causes one event. The time of a line includes all
-calls until the next line of the user's code starts: `loss.backward()` includes the whole backward. If a debugger is tracing already,
-nothing is timed.
+`sys.settrace` calls a tracer for every line of the user's code; if a debugger is tracing already, nothing is timed. The time of a line
+includes all calls until the next line of the user's code starts: `loss.backward()` includes the whole backward.
 """
 
 import os
@@ -14,7 +13,7 @@ from pathlib import Path
 from threading import get_ident
 from time import perf_counter_ns
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from sonde.capture.call_site import is_library as _in_library
 from sonde.capture.call_site import release_locals
@@ -34,16 +33,6 @@ def is_library(filename: str) -> bool:
 
 Trace = Callable[[FrameType, str, Any], Any]
 Key = tuple[str, int]  # file and line
-
-
-class LineTime(NamedTuple):
-    """The time of one line in one step."""
-
-    line: str  # train.py:41
-    text: str
-    function: str
-    num: int  # executions; a lower bound if tracing paused
-    ms: float
 
 
 class LineTimes:
@@ -83,16 +72,19 @@ class LineTimes:
         self._last_ns, self._last_own_ns = perf_counter_ns(), self._timer.own_ns
         sys.settrace(self._global)
 
-    def stop(self) -> list[LineTime]:
-        """The slowest lines, slowest first."""
+    def stop(self) -> list[dict[str, Any]]:
+        """The slowest lines, slowest first; `num` is a lower bound if tracing paused."""
         if self.active:
             self._add_elapsed(perf_counter_ns())
             self.leave()
         longest = sorted(self._times.items(), key=lambda item: -item[1][0])[:MAX_LINES]
         found = [
-            LineTime(f"{Path(file).name}:{line}", getline(file, line).strip(), self._functions[file, line], int(num), max(0.0, ns) / 1e6)
+            {
+                "line": f"{Path(file).name}:{line}", "text": getline(file, line).strip(), "function": self._functions[file, line],
+                "num": int(num), "ms": max(0.0, ns) / 1e6,
+            }
             for (file, line), (ns, num) in longest
-        ]
+        ]  # fmt: skip
         self._times, self._functions = {}, {}
         return found
 

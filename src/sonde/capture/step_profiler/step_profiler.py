@@ -142,7 +142,7 @@ class StepProfiler:
                 self._write_profile(step)
             transfers = self._transfers.finish_step()
             if transfers is not None:
-                self._recorder.emit(TransfersMeasured(transfers=[_rounded(transfer._asdict()) for transfer in transfers]), step)
+                self._recorder.emit(TransfersMeasured(transfers=[_rounded(transfer) for transfer in transfers]), step)
             self._deactivate()
             if was_full and num_moved:
                 self.is_active = True
@@ -155,8 +155,8 @@ class StepProfiler:
         own_ns = self._timer.own_ns
         lines, waits, layers = self._lines.stop(), self._sync_points.stop(), self._layers.stop()
         event = StepProfile(
-            reason=self._reason, lines=[_rounded(line._asdict()) for line in lines if line.ms >= 0.001],
-            waits=[_rounded(point._asdict()) for point in waits], layers=[_rounded(layer._asdict()) for layer in layers],
+            reason=self._reason, lines=[_rounded(line) for line in lines if line["ms"] >= 0.001],
+            waits=[_rounded(point) for point in waits], layers=[_rounded(layer) for layer in layers],
             num_transfers=self._transfers.num, machine=self._cpu.since_last(), fetch_ms=round(self._fetch_ns / 1e6, 3),
             fetch_cpu_ms=round(self._fetch_cpu_ns / 1e6, 3),
         )  # fmt: skip

@@ -4,7 +4,7 @@ On a device each of these waits for all queued work. The methods are patched dur
 purposes does not count.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from sonde.capture.call_site import describe_line, direct_user_frame
 from sonde.capture.tensor_method_patch import MethodCall, TensorMethodPatch
@@ -15,16 +15,6 @@ DISPLAY_NAMES = {
 }  # fmt: skip
 NAMES = ("item", "tolist", "cpu", "numpy", *DISPLAY_NAMES)
 MAX_LINES = 64
-
-
-class SyncPoint(NamedTuple):
-    """Calls of one kind at one line."""
-
-    line: str
-    text: str
-    call: str  # ".item()", "print"
-    num: int
-    ms: float
 
 
 class SyncPoints:
@@ -38,12 +28,16 @@ class SyncPoints:
         self._calls = {}
         self._patch.start()
 
-    def stop(self) -> list[SyncPoint]:
+    def stop(self) -> list[dict[str, Any]]:
+        """Calls of one kind at one line, longest first."""
         self._patch.stop()
         self._patch.check()
-        found = [SyncPoint(line, text, call, num, ns / 1e6) for (_, _, call), (ns, num, (line, text)) in self._calls.items()]
+        found = [
+            {"line": line, "text": text, "call": call, "num": num, "ms": ns / 1e6}
+            for (_, _, call), (ns, num, (line, text)) in self._calls.items()
+        ]
         self._calls = {}
-        return sorted(found, key=lambda point: -point.ms)
+        return sorted(found, key=lambda point: -point["ms"])
 
     def _on_call(self, call: MethodCall) -> None:
         frame = direct_user_frame(call.frame)
