@@ -156,11 +156,12 @@ class CallSites:
             self._series.clear()
         frame = user_frame(2)
         key = (frame.f_code.co_filename, frame.f_lineno) if frame else ("", 0)
-        if key not in self._series:
+        name = self._series.get(key)
+        if name is None:
             num = min(len(self._series) + 1, MAX_LOSSES)
-            self._series[key] = "loss" if num == 1 else f"loss:{num}"
-            self._record("backward", step, frame, {"series": self._series[key]})
-        return self._series[key]
+            name = self._series[key] = "loss" if num == 1 else f"loss:{num}"
+            self._record("backward", step, frame, {"series": name})
+        return name
 
     def _record(self, call: str, step: int, frame: FrameType | None, details: Mapping[str, Any]) -> None:
         key = (call, frame.f_code.co_filename, frame.f_lineno) if frame else (call, "", 0)

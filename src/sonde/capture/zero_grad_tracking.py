@@ -87,7 +87,7 @@ class GradientState:
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Those that are alive."""
-        return [optimizer for entry in self._entries.values() if (optimizer := entry.optimizer()) is not None]
+        return [optimizer for entry in list(self._entries.values()) if (optimizer := entry.optimizer()) is not None]
 
     def _of_this_thread(self) -> list[OptimizerGradients]:
         """Entries whose gradients may be read in this thread: backward releases the GIL, and reading a gradient while another thread writes
