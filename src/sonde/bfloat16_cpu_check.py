@@ -6,18 +6,15 @@ instructions that oneDNN uses; oneDNN reads it once per process, so it has to be
 """
 
 import os
-import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 OPERATIONS = ("linear", "convolution", "LSTM")
 LIMIT = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}  # the newest instruction set below AMX: bfloat16 stays as fast as it can be without it
 LIMIT_TEXT = "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"
-FLAGS = ("amx_tile", "amx_bf16", "avx512_bf16")  # without one of them oneDNN has no bfloat16 instruction that could trap
 TIMEOUT_S = 120  # importing torch from a slow network disk takes a minute; longer means that it hangs
 MAX_REASON = 200  # characters of an error that are shown
 
@@ -56,6 +53,9 @@ for name in sys.argv[1:]:
     else:
         print("works", name, flush=True)
 """
+COMMAND = (sys.executable, "-c", CHILD)
+
+_Reasons = dict[str, str]  # by operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,6 @@ class Bfloat16Check:
         """No operation kills the process once `LIMIT` is set."""
         return not self.failed_with_limit and not self.error
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """The variables to set before torch is imported; empty where none is needed."""
-        return dict(LIMIT) if self.failed else {}
-
     def describe(self) -> str:
         """What dies, of which signal, and what helps, as one sentence."""
         if not self.failed:
@@ -92,33 +87,19 @@ class Bfloat16Check:
         return f"{dies}; with {LIMIT_TEXT} still {_listing(self.failed_with_limit)}"
 
 
-def claimed_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
-    """Those of `FLAGS` that the processor claims to have; empty where there is no such file (no Linux)."""
-    try:
-        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ()
-    claimed = {flag for row in re.findall(r"^flags\s*:(.*)$", text, re.MULTILINE) for flag in row.split()}
-    return tuple(flag for flag in FLAGS if flag in claimed)
-
-
-def check_bfloat16(
-    env: Mapping[str, str] | None = None, *, command: Sequence[str] | None = None, timeout_s: float = TIMEOUT_S
-) -> Bfloat16Check:
+def check_bfloat16(env: Mapping[str, str] = os.environ, *, command: Sequence[str] = COMMAND, timeout_s: float = TIMEOUT_S) -> Bfloat16Check:
     """Runs every operation in a child process and, where one dies, again with `LIMIT`.
 
     Args:
         env: environment of the child; this process's own by default.
-        command: program to start instead of `CHILD`; it gets the names of the operations as arguments.
+        command: program to start; it gets the names of the operations as arguments.
         timeout_s: seconds after which a child is killed.
 
     Takes two to three seconds (the child imports torch), and as long again for each operation that dies.
     """
-    program = list(command) if command is not None else [sys.executable, "-c", CHILD]
-    base = dict(os.environ if env is None else env)
     try:
-        failed, unsupported = _survey(program, OPERATIONS, base, timeout_s)
-        limited, _ = _survey(program, tuple(failed), base | LIMIT, timeout_s)
+        failed, unsupported = _survey(command, OPERATIONS, env, timeout_s)
+        limited, _ = _survey(command, failed, {**env, **LIMIT}, timeout_s)
     except _NoAnswer as none:
         return Bfloat16Check(error=str(none))
     return Bfloat16Check(failed, limited, unsupported)
@@ -128,13 +109,11 @@ class _NoAnswer(Exception):
     """The child ended before it began an operation."""
 
 
-def _survey(
-    program: list[str], operations: Sequence[str], env: dict[str, str], timeout_s: float
-) -> tuple[dict[str, str], dict[str, str]]:
+def _survey(command: Sequence[str], operations: Iterable[str], env: Mapping[str, str], timeout_s: float) -> tuple[_Reasons, _Reasons]:
     """Which operations die (of which signal), and which raise (with which message). A child that dies is started again for the rest."""
-    failed, unsupported, left = dict[str, str](), dict[str, str](), list(operations)
+    failed, unsupported, left = _Reasons(), _Reasons(), list(operations)
     while left:
-        code, rows, stderr = _run([*program, *left], env, timeout_s)
+        code, rows, stderr = _run([*command, *left], env, timeout_s)
         ended = {words[1]: words for words in rows if words[0] in ("works", "error")}
         unsupported |= {name: " ".join(words[2:])[:MAX_REASON] for name, words in ended.items() if words[0] == "error"}
         begun = next((words[1] for words in reversed(rows) if words[0] == "begin"), None)
@@ -148,7 +127,7 @@ def _survey(
     return failed, unsupported
 
 
-def _run(command: list[str], env: dict[str, str], timeout_s: float) -> tuple[int | None, list[list[str]], str]:
+def _run(command: list[str], env: Mapping[str, str], timeout_s: float) -> tuple[int | None, list[list[str]], str]:
     """Exit code (None: killed after the timeout), the lines of the answer as words, the last line of stderr."""
     try:
         child = subprocess.run(command, env=env, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False)
@@ -175,12 +154,8 @@ def _ending(code: int | None) -> str:
 
 def _listing(failed: Mapping[str, str]) -> str:
     """`{"linear": "SIGILL", "LSTM": "SIGILL"}` as "linear and LSTM die of SIGILL"."""
-    by_signal: dict[str, list[str]] = {}
-    for name, how in failed.items():
-        by_signal.setdefault(how, []).append(name)
     parts = []
-    for how, names in by_signal.items():
-        subject = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-        verb = "dies" if len(names) == 1 else "die"
-        parts.append(f"{subject} {verb} of {how}")
+    for how in dict.fromkeys(failed.values()):
+        *others, last = (name for name in failed if failed[name] == how)
+        parts.append(f"{', '.join(others)} and {last} die of {how}" if others else f"{last} dies of {how}")
     return ", ".join(parts)

@@ -12,10 +12,7 @@ if TYPE_CHECKING:
     LeakWatch = LeakDetector
     judge = diagnose
 
-_ALIASES = {
-    "LeakWatch": ("sonde.leaks.leak_detector", "LeakDetector"),
-    "judge": ("sonde.report", "diagnose"),
-}
+_ALIASES = {"LeakWatch": ("sonde.leaks.leak_detector", "LeakDetector"), "judge": ("sonde.report", "diagnose")}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,7 @@
 """Parses and evaluates conditions of the user: `grad_norm > 10 and step > 100`, `nan or not loss < 5`, `loss is not finite`.
 
 A small closed language with its own parser: comparisons, `and`, `or`, `not`, parentheses, numbers and the names in `NAMES`. Nothing is
-evaluated as Python. A name without a value makes the result unknown (None), never true by accident: without a loss, `loss > 3 or nan` is
-true if there is a NaN and unknown if there is none.
+evaluated as Python. A name without a value makes the result unknown (None) unless the rest decides it.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ import difflib
 import math
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from sonde.errors import SondeError
 
@@ -59,7 +58,7 @@ NAMES: Mapping[str, str] = {
 _USABLE_ALONE = frozenset({"nan", "inf", "finite", "forward", "backward"})  # conditions without a comparison
 _BOOLEANS = frozenset({"finite", "forward", "backward"})  # and not numbers
 _COUNTS = frozenset({"nan", "inf"})  # numbers of elements, not values to compare others with
-_KINDS = ("nan", "inf", "finite")  # may follow `is`
+_IS = {"nan": math.isnan, "inf": math.isinf, "finite": math.isfinite}  # may follow `is`
 _WORDS = frozenset({"and", "or", "not", "is"})
 _COMPARISONS = {">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne}
 _OTHER_LANGUAGES = {"&": "and", "|": "or", "!": "not", "=": "=="}  # operators of other languages
@@ -75,56 +74,27 @@ class _Token(NamedTuple):
     column: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Number:
-    value: float
+class _Operand(NamedTuple):
+    """A number, or a name."""
+
+    name: str  # empty: a number
+    value: float = math.nan
+
+    def read(self, values: Mapping[str, float]) -> float | None:
+        return values.get(self.name) if self.name else self.value
 
 
-@dataclass(frozen=True, slots=True)
-class _Name:
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Compare:
-    """`0 < step <= 100`: one operand more than signs."""
-
-    operands: tuple[_Number | _Name, ...]
-    signs: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Is:
-    operand: _Number | _Name
-    kind: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Not:
-    part: _Node
-
-
-@dataclass(frozen=True, slots=True)
-class _Joined:
-    parts: tuple[_Node, ...]
-    decisive: bool  # the value of one part that decides the result: False for `and`, True for `or`
-
-
-_Node = _Number | _Name | _Compare | _Is | _Not | _Joined
-_OPERANDS = (_Number, _Name)
+_Decide = Callable[[Mapping[str, float]], bool | None]
+_Node = _Operand | _Decide
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A parsed condition. `decide` evaluates it for given values."""
+    """A parsed condition. `decide(values)` is whether it holds for values by name; None if that depends on a name without a value."""
 
     text: str
     names: frozenset[str]
-    _root: _Node
-
-    def decide(self, values: Mapping[str, float]) -> bool | None:
-        """Whether it holds; None if that depends on a name without a value."""
-        return _truth(self._root, values)
+    decide: _Decide
 
     def __str__(self) -> str:
         return self.text
@@ -139,8 +109,8 @@ def parse_condition(text: str) -> Condition:
     if len(text) > MAX_LENGTH:
         raise SondeError(f"the condition has {len(text)} characters; {MAX_LENGTH} is the most. Use a callback for more than that.")
     parser = _Parser(text)
-    root = parser.parse()
-    return Condition(text, frozenset(parser.names), root)
+    decide = parser.parse()
+    return Condition(text, frozenset(parser.names), decide)
 
 
 class _Parser:
@@ -149,11 +119,9 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self.text = text
         self.names: set[str] = set()
-        self._tokens = list(self._split())
+        self._tokens = self._split()
         self._at = 0
         self._depth = 0
-
-    # -- tokens ------------------------------------------------------------------------------------
 
     def _split(self) -> list[_Token]:
         tokens, column = [], 0
@@ -188,22 +156,17 @@ class _Parser:
         caret = " " * token.column + "^" * max(1, len(token.text))
         return SondeError(f"the condition cannot be read: {what}.\n  {_printable(self.text)}\n  {caret}\n{advice}")
 
-    # -- grammar -----------------------------------------------------------------------------------
-
-    def parse(self) -> _Node:
+    def parse(self) -> _Decide:
         first = self._next
-        root = self._either()
+        root = self._joined("or")
         if self._next.kind != "end":
             plain = "Join two conditions by 'and' or 'or'; compare numbers by > < >= <= == !=."
             advice = "Remove it, or open one before." if self._next.text == ")" else plain
             raise self._error(f"{self._next.text!r} was not expected", self._next, advice)
         return self._as_truth(root, first)
 
-    def _either(self) -> _Node:
-        return self._joined("or", decisive=True)
-
-    def _joined(self, word: str, *, decisive: bool) -> _Node:
-        part = self._negation if word == "and" else lambda: self._joined("and", decisive=False)
+    def _joined(self, word: str) -> _Node:
+        part = self._negation if word == "and" else lambda: self._joined("and")
         first, node = self._next, part()
         if self._next.text != word:
             return node
@@ -211,7 +174,7 @@ class _Parser:
         while self._take(word):
             first = self._next
             parts.append(self._as_truth(part(), first))
-        return _Joined(tuple(parts), decisive)
+        return lambda values: _combined((decide(values) for decide in parts), decisive=word == "or")
 
     def _negation(self) -> _Node:
         token = self._take("not")
@@ -221,47 +184,61 @@ class _Parser:
         first = self._next
         part = self._as_truth(self._negation(), first)
         self._depth -= 1
-        return _Not(part)
+        return _negated(part)
 
     def _comparison(self) -> _Node:
         first = self._next
         node = self._operand()
         if self._take("is"):
-            negated = self._take("not") is not None
-            kind = self._take(*_KINDS)
+            is_negated = self._take("not") is not None
+            kind = self._take(*_IS)
             if kind is None:
                 raise self._error("after 'is' comes nan, inf or finite", self._next, "For instance: loss is not finite.")
-            found = _Is(self._as_number(node, first), kind.text)
-            return _Not(found) if negated else found
-        operands, signs, starts = [node], [], [first]
+            operand, check = self._as_number(node, first), _IS[kind.text]
+
+            def decide(values: Mapping[str, float]) -> bool | None:
+                return None if (value := operand.read(values)) is None else check(value)
+
+            return _negated(decide) if is_negated else decide
+        nodes, signs, starts = [node], [], [first]
         while sign := self._take(*_COMPARISONS):
-            signs.append(sign.text)
+            signs.append(_COMPARISONS[sign.text])
             starts.append(self._next)
-            operands.append(self._operand())
+            nodes.append(self._operand())
         if not signs:
             return node  # the caller checks a name without comparison, as in (step) > 3
-        numbers = tuple(self._as_number(each, start) for each, start in zip(operands, starts))
-        self._refuse_counts_as_values(numbers, starts)
-        return _Compare(numbers, tuple(signs))
+        operands = [self._as_number(each, start) for each, start in zip(nodes, starts)]
+        self._refuse_counts_as_values(operands, starts)
+
+        def compare(values: Mapping[str, float]) -> bool | None:
+            numbers = [operand.read(values) for operand in operands]
+            pairs = zip(numbers, signs, numbers[1:])
+            results = (None if left is None or right is None else holds(left, right) for left, holds, right in pairs)
+            return _combined(results, decisive=False)
+
+        return compare
 
     def _operand(self) -> _Node:
         if opening := self._take("("):
             self._deeper(opening)
-            node = self._either()
+            node = self._joined("or")
             if not self._take(")"):
                 raise self._error("a ')' is missing", self._next, "Close the parenthesis.")
             self._depth -= 1
             return node
         sign = -1.0 if self._take("-") else 1.0
         if self._next.kind == "number":
+            token = self._next
+            if math.isinf(value := float(token.text)):
+                raise self._error(f"{token.text} is larger than any number here", token, "The largest is about 1.8e308; infinities: inf.")
             self._at += 1
-            return _Number(sign * self._finite(self._tokens[self._at - 1]))
+            return _Operand("", sign * value)
         if self._next.kind == "word" and sign > 0 and self._next.text not in _WORDS:
             return self._name()
         what = f"{self._next.text!r} was not expected" if self._next.text else "it ends too early"
         raise self._error(what, self._next, "Here comes a name or a number, as in: l2 > 10.")
 
-    def _name(self) -> _Name:
+    def _name(self) -> _Operand:
         token = self._next
         if token.text not in NAMES:
             near = difflib.get_close_matches(token.text.lower(), [*NAMES, *_WORDS], n=3)
@@ -269,40 +246,37 @@ class _Parser:
             raise self._error(f"{token.text!r} is not a name that conditions know", token, advice)
         self._at += 1
         self.names.add(token.text)
-        return _Name(token.text)
-
-    # -- checks ------------------------------------------------------------------------------------
+        return _Operand(token.text)
 
     def _deeper(self, token: _Token) -> None:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise self._error(f"it is nested more than {MAX_DEPTH} deep", token, "Write it with fewer parentheses.")
 
-    def _finite(self, token: _Token) -> float:
-        value = float(token.text)
-        if math.isinf(value):
-            raise self._error(f"{token.text} is larger than any number here", token, "The largest is about 1.8e308; infinities: inf.")
-        return value
-
-    def _as_truth(self, node: _Node, start: _Token) -> _Node:
-        if isinstance(node, _Number):
+    def _as_truth(self, node: _Node, start: _Token) -> _Decide:
+        if not isinstance(node, _Operand):
+            return node
+        name = node.name
+        if not name:
             raise self._error("a number alone is neither true nor false", start, "Compare it with a name, as in: step > 100.")
-        if isinstance(node, _Name) and node.name not in _USABLE_ALONE:
-            raise self._error(f"{node.name} is a number, neither true nor false", start, f"Compare it, as in: {node.name} > 10.")
-        return node
+        if name not in _USABLE_ALONE:
+            raise self._error(f"{name} is a number, neither true nor false", start, f"Compare it, as in: {name} > 10.")
+        if name == "finite":
+            return _negated(lambda values: _combined(map(_is_positive, map(values.get, _COUNTS)), decisive=True))
+        return lambda values: _is_positive(values.get(name))
 
-    def _as_number(self, node: _Node, start: _Token) -> _Number | _Name:
-        if not isinstance(node, _OPERANDS):
+    def _as_number(self, node: _Node, start: _Token) -> _Operand:
+        if not isinstance(node, _Operand):
             raise self._error("only names and numbers can be compared", start, "Join conditions by 'and' or 'or'.")
-        if isinstance(node, _Name) and node.name in _BOOLEANS:
+        if node.name in _BOOLEANS:
             raise self._error(f"{node.name} is true or false, not a number", start, f"Write it alone: {node.name}, or: not {node.name}.")
         return node
 
-    def _refuse_counts_as_values(self, operands: tuple[_Number | _Name, ...], starts: list[_Token]) -> None:
+    def _refuse_counts_as_values(self, operands: list[_Operand], starts: list[_Token]) -> None:
         """`loss == nan` would compare a loss with a number of elements, without an error."""
-        others = [each.name for each in operands if isinstance(each, _Name) and each.name not in _COUNTS]
+        others = [each.name for each in operands if each.name and each.name not in _COUNTS]
         for operand, start in zip(operands, starts):
-            if others and isinstance(operand, _Name) and operand.name in _COUNTS:
+            if others and operand.name in _COUNTS:
                 what = f"{operand.name} is the number of such elements, not a value to compare {others[0]} with"
                 raise self._error(what, start, f"Write: {others[0]} is {operand.name}.")
 
@@ -312,52 +286,15 @@ def _printable(text: str) -> str:
     return "".join(char if char.isprintable() else " " if char.isspace() else "?" for char in text)
 
 
-# -- evaluation --------------------------------------------------------------------------------------
+def _combined(results: Iterable[bool | None], *, decisive: bool) -> bool | None:
+    """`and` (one False decides) or `or` (one True decides) of results that may be unknown."""
+    known = set(results)
+    return decisive if decisive in known else None if None in known else not decisive
 
 
-def _value(node: _Number | _Name, values: Mapping[str, float]) -> float | None:
-    return node.value if isinstance(node, _Number) else values.get(node.name)
+def _negated(decide: _Decide) -> _Decide:
+    return lambda values: None if (result := decide(values)) is None else not result
 
 
-def _truth(node: _Node, values: Mapping[str, float]) -> bool | None:
-    match node:
-        case _Compare(operands, signs):
-            return _compared([_value(each, values) for each in operands], signs)
-        case _Joined(parts, decisive):
-            unknown = False
-            for part in parts:
-                result = _truth(part, values)
-                if result is decisive:
-                    return decisive
-                unknown = unknown or result is None
-            return None if unknown else not decisive
-        case _Not(part):
-            result = _truth(part, values)
-            return None if result is None else not result
-        case _Is(operand, kind):
-            value = _value(operand, values)
-            return None if value is None else _IS[kind](value)
-        case _Name("finite"):
-            num_nan, num_inf = values.get("nan"), values.get("inf")
-            return None if num_nan is None or num_inf is None else not (num_nan or num_inf)
-        case _Name(name):
-            value = values.get(name)
-            return None if value is None else value > 0
-    return _unreachable(node)
-
-
-def _unreachable(node: _Node) -> NoReturn:
-    raise AssertionError(f"a condition without a truth value passed the checks: {node}")
-
-
-def _compared(numbers: list[float | None], signs: tuple[str, ...]) -> bool | None:
-    unknown = False
-    for left, sign, right in zip(numbers, signs, numbers[1:]):
-        if left is None or right is None:
-            unknown = True
-        elif not _COMPARISONS[sign](left, right):
-            return False
-    return None if unknown else True
-
-
-_IS = {"nan": math.isnan, "inf": math.isinf, "finite": math.isfinite}
+def _is_positive(value: float | None) -> bool | None:
+    return None if value is None else value > 0

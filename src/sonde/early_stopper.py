@@ -53,10 +53,10 @@ class EarlyStopping:
             return True
         self.num_evaluations += 1
         self.num_nan += math.isnan(number)
-        better = self._is_better(number)
+        gain = self.best - number if self.mode == "min" else number - self.best  # NaN where there is no best value yet
+        better = gain > self.min_delta or (math.isnan(self.best) and not math.isnan(number))
         if better:
-            step = self._at()
-            self.best, self.best_step = number, self.num_evaluations - 1 if step is None else step
+            self.best, self.best_step = number, self.num_evaluations - 1 if (step := self._last_step) is None else step
         self.num_without = 0 if better else self.num_without + 1
         self.stopped = self.num_without >= self.patience
         self.why = self._reason()
@@ -64,8 +64,8 @@ class EarlyStopping:
             self._record(number, better)
         return self.stopped
 
-    def _at(self) -> int | None:
-        """The last step of the training."""
+    @property
+    def _last_step(self) -> int | None:
         return None if self._session is None else self._session.last_step
 
     def _record(self, value: float | None = None, is_better: bool | None = None) -> None:
@@ -79,20 +79,12 @@ class EarlyStopping:
         )  # fmt: skip
         self._session.emit(event)
 
-    def _is_better(self, number: float) -> bool:
-        if math.isnan(number):
-            return False
-        if math.isnan(self.best):
-            return True
-        gain = self.best - number if self.mode == "min" else number - self.best
-        return gain > self.min_delta
-
     def _reason(self) -> str:
         stopped = "stopped: " if self.stopped else ""
         nan = f"; {self.num_nan} of {self.num_evaluations} values are NaN" if self.num_nan else ""
         if math.isnan(self.best):
             return f"{stopped}{self.monitor} was never a number in {self.num_evaluations} evaluations"
-        best = f"best {self.best:.4g} at {'evaluation' if self._at() is None else 'step'} {self.best_step}"
+        best = f"best {self.best:.4g} at {'evaluation' if self._last_step is None else 'step'} {self.best_step}"
         if self.num_without == 0:
             return f"{self.monitor} is the best so far, {best}{nan}"
         by = f" by more than {self.min_delta:g}" if self.min_delta else ""

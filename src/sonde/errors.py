@@ -1,7 +1,5 @@
 """Errors that the user sees. A message says what happened with the user's values, why, and what to type next."""
 
-from __future__ import annotations
-
 import errno
 import operator
 from typing import SupportsIndex

@@ -12,20 +12,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
 from enum import StrEnum
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    ClassVar,
-    NoReturn,
-    Self,
-    TypeVar,
-    Union,
-    dataclass_transform,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,8 +20,6 @@ if TYPE_CHECKING:
 
     Floats = npt.NDArray[np.floating[Any]]
     Ids = npt.NDArray[np.uint32]
-
-T = TypeVar("T")
 
 STATISTICS = ("num", "mean", "std", "min", "max", "l2", "zeros", "nan", "inf")
 """One row of these describes one tensor. `num` counts all elements (0: there is no tensor, for instance no gradient); `zeros`, `nan`
@@ -162,23 +147,20 @@ Row = Mapping[str, Any]
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
-def event_dataclass(cls: type[T]) -> type[T]:
-    """A frozen dataclass with keyword arguments only, that inherits its methods from `TypedEvent`.
+class _EventDataclass:
+    """Makes its subclasses frozen dataclasses with keyword arguments only, which inherit their methods from `TypedEvent`.
+    `@dataclass(frozen=True, slots=True)` compiles six methods for each of the 37 classes, which takes half as long as to import numpy."""
 
-    `@dataclass(frozen=True, slots=True)` compiles six methods for each of the 37 classes, which takes half as long as to import numpy.
-    """
-    return dataclass(init=False, repr=False, eq=False, kw_only=True)(cls)
+    KIND: ClassVar[str]  # the kind in the log
+
+    def __init_subclass__(cls, *, kind: str = "") -> None:
+        cls.KIND = kind
+        dataclass(init=False, repr=False, eq=False, kw_only=True)(cls)
 
 
-@event_dataclass
-class TypedEvent:
-    """Base of the event dataclasses.
-
-    Each field is `Annotated[type, description]`. A field without a default is always written. When a log lacks a field, the decoder uses
-    its default, or the empty value of its type.
-    """
-
-    KIND: ClassVar[str] = ""  # the kind in the log
+class TypedEvent(_EventDataclass):
+    """Base of the event types. Each field is `Annotated[type, description]`. A field without a default is always written. When a log lacks
+    a field, the decoder uses its default, or the empty value of its type."""
 
     step: int = -1  # set by the decoder; a writer passes the step beside the event
     extra: Mapping[str, Any] = field(default_factory=dict)  # keys of the log that this version does not know
@@ -191,14 +173,6 @@ class TypedEvent:
             wrong = sorted(required - values.keys()) or sorted(values.keys() - required - defaults.keys() - {"extra"})
             raise TypeError(f"{type(self).__name__}: missing or unknown arguments {wrong}")
         self.__dict__.update(state)
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> Self:
-        """An event from a mapping with the keys of the log, for instance `Origin.to_dict()`. Other keys go into `extra`."""
-        own_type: Any = cls
-        names = {each.key: each.name for each in event_fields(own_type)}
-        values = {names[key]: value for key, value in data.items() if key in names}
-        return cls(extra={key: value for key, value in data.items() if key not in names}, **values)
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise FrozenInstanceError(f"cannot assign to field {name!r}")
@@ -217,7 +191,6 @@ class TypedEvent:
         return f"{type(self).__name__}({values})"
 
 
-@event_dataclass
 class UnknownEvent(TypedEvent):
     """An event of a kind that this version does not know; `extra` holds its data."""
 
@@ -234,11 +207,8 @@ class UnreadableEvent:
     data: Any
 
 
-@event_dataclass
-class Started(TypedEvent):
+class Started(TypedEvent, kind="start"):
     """First event of a run."""
-
-    KIND = "start"
 
     name: Annotated[str, "name of the run"]
     argv: Annotated[Sequence[str], "command line"]
@@ -257,11 +227,8 @@ class Started(TypedEvent):
     package_version: Annotated[str | None, "its version", OMIT_NONE] = None
 
 
-@event_dataclass
-class ModelWatched(TypedEvent):
+class ModelWatched(TypedEvent, kind="model"):
     """A model is watched from here on."""
-
-    KIND = "model"
 
     model: Annotated[str, "name of the model"]
     class_name: Annotated[str, "class of the model", Key("class")]
@@ -274,11 +241,8 @@ class ModelWatched(TypedEvent):
     source: Annotated[str, "line of user code that passes it to Sonde or runs it first"]
 
 
-@event_dataclass
-class OptimizerCreated(TypedEvent):
+class OptimizerCreated(TypedEvent, kind="optimizer"):
     """An optimizer is created, or first used when it was created before the run."""
-
-    KIND = "optimizer"
 
     class_name: Annotated[str, "class of the optimizer", Key("class")]
     optimizer: Annotated[int, "index of the optimizer"]
@@ -289,11 +253,8 @@ class OptimizerCreated(TypedEvent):
     text: Annotated[str, "source text of that line"]
 
 
-@event_dataclass
-class OwnershipChanged(TypedEvent):
+class OwnershipChanged(TypedEvent, kind="membership"):
     """The assignment of parameters to optimizers changes."""
-
-    KIND = "membership"
 
     num_unowned: Annotated[int, "trainable parameters of the watched models that no optimizer holds"]
     unowned: Annotated[Sequence[str], "their names, at most 200"]
@@ -306,11 +267,8 @@ class OwnershipChanged(TypedEvent):
     ] = None
 
 
-@event_dataclass
-class CallSiteFound(TypedEvent):
+class CallSiteFound(TypedEvent, kind="source"):
     """First call of one kind from one line of user code."""
-
-    KIND = "source"
 
     call: Annotated[
         str,
@@ -336,11 +294,8 @@ class CallSiteFound(TypedEvent):
     is_worker_aware: Annotated[bool | None, "loader: the dataset reads its worker id", Key("knows_worker"), OMIT_NONE] = None
 
 
-@event_dataclass
-class BatchInspected(TypedEvent):
+class BatchInspected(TypedEvent, kind="data"):
     """The samples and labels of a batch are compared with each other."""
-
-    KIND = "data"
 
     num_fetched: Annotated[int, "batches that DataLoaders return in this step before the model runs"]
     num_inputs: Annotated[int, "input tensors that can distinguish samples, without labels"]
@@ -354,12 +309,9 @@ class BatchInspected(TypedEvent):
     ]
 
 
-@event_dataclass
-class EvaluatedInTrainMode(TypedEvent):
+class EvaluatedInTrainMode(TypedEvent, kind="evaluated_in_training"):
     """A trained model runs without gradients in training mode. Written at its next evaluation or at the end of the run: for the first 16
     evaluations of each model, then the 32nd, 64th …"""
-
-    KIND = "evaluated_in_training"
 
     model: Annotated[str, "name of the model"]
     at_step: Annotated[int, "step of the evaluation", Key("at")]
@@ -375,11 +327,8 @@ class EvaluatedInTrainMode(TypedEvent):
     text: Annotated[str, "source text of that line"]
 
 
-@event_dataclass
-class StepProfile(TypedEvent):
+class StepProfile(TypedEvent, kind="xray"):
     """The step profiler measures one step in detail."""
-
-    KIND = "xray"
 
     reason: Annotated[str, "`slow` (slow steps come at equal distances), `asked` (`performance_profiling_frequency`) or empty", Key("why")]
     lines: Annotated[Sequence[Row], "lines of user code with everything they call, the longest first: line, text, function, num, ms"]
@@ -391,11 +340,8 @@ class StepProfile(TypedEvent):
     fetch_cpu_ms: Annotated[float, "CPU time of this thread during the fetch"]
 
 
-@event_dataclass
-class TransfersMeasured(TypedEvent):
+class TransfersMeasured(TypedEvent, kind="transfers"):
     """The step after a step profile with transfers between devices ends."""
-
-    KIND = "transfers"
 
     transfers: Annotated[
         Sequence[Row],
@@ -406,11 +352,8 @@ class TransfersMeasured(TypedEvent):
     ]
 
 
-@event_dataclass
-class SchedulerCreated(TypedEvent):
+class SchedulerCreated(TypedEvent, kind="scheduler"):
     """A learning rate scheduler is created, or first stepped when it was created before the run; at most 200."""
-
-    KIND = "scheduler"
 
     class_name: Annotated[str, "class of the scheduler", Key("class")]
     scheduler: Annotated[int, "index of the scheduler"]
@@ -425,11 +368,8 @@ class SchedulerCreated(TypedEvent):
     text: Annotated[str, "source text of that line"]
 
 
-@event_dataclass
-class SchedulerStarted(TypedEvent):
+class SchedulerStarted(TypedEvent, kind="scheduler_begins"):
     """The program steps a scheduler for the first time."""
-
-    KIND = "scheduler_begins"
 
     scheduler: Annotated[int, "index of the scheduler"]
     has_argument: Annotated[bool, "`step` receives an argument", Key("given")]
@@ -439,11 +379,8 @@ class SchedulerStarted(TypedEvent):
     text: Annotated[str, "source text of that line"]
 
 
-@event_dataclass
-class DataPass(TypedEvent):
+class DataPass(TypedEvent, kind="pass"):
     """The program starts to iterate over a DataLoader; at most 2000, and 16 for a loader that is restarted at every step."""
-
-    KIND = "pass"
 
     loader: Annotated[int, "index of the loader"]
     pass_number: Annotated[int, "number of this pass over the loader, from 1", Key("num")]
@@ -455,11 +392,8 @@ class DataPass(TypedEvent):
     break_lines: Annotated[Sequence[str] | None, "lines of its `break` statements, at most 4", Key("breaks"), OMIT_NONE] = None
 
 
-@event_dataclass
-class EarlyStoppingUpdated(TypedEvent):
+class EarlyStoppingUpdated(TypedEvent, kind="early_stopping"):
     """`session.early_stopping` is created, receives a value (the first 1000) or stops the training."""
-
-    KIND = "early_stopping"
 
     monitor: Annotated[str, "name of the monitored value"]
     patience: Annotated[float, "evaluations without improvement before it stops"]
@@ -476,11 +410,8 @@ class EarlyStoppingUpdated(TypedEvent):
     is_better: Annotated[bool | None, "it is the best so far", Key("better"), OMIT_NONE] = None
 
 
-@event_dataclass
-class NonFinite(TypedEvent):
+class NonFinite(TypedEvent, kind="nonfinite"):
     """A tensor holds NaN or Inf; at most once per step and `what`."""
-
-    KIND = "nonfinite"
 
     what: Annotated[str, "`loss`, `gradient`, `input` or `evaluation` (output of a model without gradients)"]
     where: Annotated[str, "name of the loss scalar, parameter or input; the model for an evaluation"]
@@ -489,11 +420,8 @@ class NonFinite(TypedEvent):
     num_inf: Annotated[float | None, "elements that are Inf", OMIT_NONE] = None
 
 
-@event_dataclass
-class OriginFound(TypedEvent):
+class OriginFound(TypedEvent, kind="origin"):
     """The operation that produces the first NaN or Inf of a step is found. Holds the fields of `sonde.Origin`."""
-
-    KIND = "origin"
 
     value_kind: Annotated[str, "`nan` or `inf`", Key("kind")]
     phase: Annotated[str, "`input`, `parameter`, `buffer`, `forward` or `backward`"]
@@ -519,11 +447,8 @@ class OriginFound(TypedEvent):
     capsule: Annotated[str | None, "path of the saved step, or the reason that it is not saved", OMIT_NONE] = None
 
 
-@event_dataclass
-class OriginUnknown(TypedEvent):
+class OriginUnknown(TypedEvent, kind="origin_unknown"):
     """The search for the first NaN or Inf of a step fails."""
-
-    KIND = "origin_unknown"
 
     reason: Annotated[str, "reason of the failure"]
     what: Annotated[str, "`loss`, `gradient` or `evaluation`"]
@@ -531,11 +456,8 @@ class OriginUnknown(TypedEvent):
     search_ms: Annotated[float, "duration of the search", Key("look_back_ms")]
 
 
-@event_dataclass
-class SpikeDetected(TypedEvent):
+class SpikeDetected(TypedEvent, kind="spike"):
     """A loss or gradient norm leaves its usual range, and the step is analyzed; at most three per run."""
-
-    KIND = "spike"
 
     what: Annotated[str, "`loss` or `gradient`"]
     where: Annotated[str, "name of the loss scalar, or `grad_norm`"]
@@ -563,11 +485,8 @@ class SpikeDetected(TypedEvent):
     search_ms: Annotated[float, "duration of the analysis", Key("look_back_ms")]
 
 
-@event_dataclass
-class UpdateSkipped(TypedEvent):
+class UpdateSkipped(TypedEvent, kind="overflow"):
     """A GradScaler skips an optimizer step: the first 16 times, and when the scale is low."""
-
-    KIND = "overflow"
 
     where: Annotated[str, "parameter nearest to the loss with a gradient that is not finite"]
     num_bad: Annotated[int, "parameters with such a gradient"]
@@ -587,41 +506,29 @@ ANSWER_KINDS = frozenset({OriginFound.KIND, OriginUnknown.KIND, SpikeDetected.KI
 """Events with what a search has found. They may be written some steps after the step that was searched, which is their step."""
 
 
-@event_dataclass
-class StaleGradientsUsed(TypedEvent):
+class StaleGradientsUsed(TypedEvent, kind="stale_update"):
     """An optimizer uses gradients that were not cleared since its previous step; once per optimizer."""
-
-    KIND = "stale_update"
 
     optimizer: Annotated[int, "index of the optimizer"]
 
 
-@event_dataclass
-class MemoryLimitFound(TypedEvent):
+class MemoryLimitFound(TypedEvent, kind="memory_limit"):
     """The memory limit of the process is read; once per run."""
-
-    KIND = "memory_limit"
 
     num_bytes: Annotated[int, "bytes that the process may use"]
     by: Annotated[str, "`this machine`, `the container` or `ulimit -v`"]
 
 
-@event_dataclass
-class LeaksInvestigated(TypedEvent):
+class LeaksInvestigated(TypedEvent, kind="leaks"):
     """Memory or the number of live autograd graphs grows, and the tensors that stay alive are counted for some steps."""
-
-    KIND = "leaks"
 
     leaks: Annotated[Sequence[Row], "holder, cause, fix, num_bytes, num_tensors, num_nodes, per_step_bytes; at most 3"]
     num_steps: Annotated[int, "steps of the investigation"]
     search_ms: Annotated[float, "its duration", Key("look_ms")]
 
 
-@event_dataclass
-class MemoryExhausted(TypedEvent):
+class MemoryExhausted(TypedEvent, kind="out_of_memory"):
     """The training ends because an allocation fails."""
-
-    KIND = "out_of_memory"
 
     requested: Annotated[int | None, "bytes requested"]
     shape: Annotated[str, "shape and dtype requested"]
@@ -643,11 +550,8 @@ class MemoryExhausted(TypedEvent):
     batch_fits: Annotated[int | None, "estimated batch size that fits", OMIT_NONE] = None
 
 
-@event_dataclass
-class FatalSignalReceived(TypedEvent):
+class FatalSignalReceived(TypedEvent, kind="fatal_signal"):
     """A signal kills the process. The reader makes this event from the file that faulthandler writes; no log contains it."""
-
-    KIND = "fatal_signal"
 
     signal: Annotated[str, "`SIGILL`, `SIGSEGV`, `SIGBUS`, `SIGFPE` or `SIGABRT`"]
     meaning: Annotated[str, "the signal in words"]
@@ -658,11 +562,8 @@ class FatalSignalReceived(TypedEvent):
     inside_function: Annotated[str, "its function"]
 
 
-@event_dataclass
-class FrameworkTrainingStarted(TypedEvent):
+class FrameworkTrainingStarted(TypedEvent, kind="integration"):
     """A framework starts to train."""
-
-    KIND = "integration"
 
     framework: Annotated[str, "`lightning`, `transformers` or `accelerate`"]
     gradients: Annotated[str, "moment at which gradients are measured"]
@@ -681,137 +582,98 @@ class FrameworkTrainingStarted(TypedEvent):
     world_size: Annotated[int, "number of processes"]
 
 
-@event_dataclass
-class FrameworkEpochStarted(TypedEvent):
+class FrameworkEpochStarted(TypedEvent, kind="epoch"):
     """A framework starts an epoch."""
-
-    KIND = "epoch"
 
     epoch: Annotated[float, "index of the epoch"]
     framework_step: Annotated[int, "step of the framework"]
 
 
-@event_dataclass
-class FrameworkTrainingEnded(TypedEvent):
+class FrameworkTrainingEnded(TypedEvent, kind="training_end"):
     """A framework completes its training."""
-
-    KIND = "training_end"
 
     framework_step: Annotated[int, "step of the framework"]
     epoch: Annotated[float, "epoch of the framework"]
     has_stopped_early: Annotated[bool, "the training ends before its planned length", Key("stopped_early")]
 
 
-@event_dataclass
-class TrackerConfigured(TypedEvent):
+class TrackerConfigured(TypedEvent, kind="configuration"):
     """`accelerator.init_trackers` receives a configuration."""
-
-    KIND = "configuration"
 
     values: Annotated[Row, "its numbers, texts and booleans"]
 
 
-@event_dataclass
-class StepFailed(TypedEvent):
+class StepFailed(TypedEvent, kind="step_failed"):
     """A function under `@sonde.step` or a `session.training_step` raises an exception."""
-
-    KIND = "step_failed"
 
     error: Annotated[str, "class and message of the exception"]
 
 
-@event_dataclass
-class ModelOutputShape(TypedEvent):
+class ModelOutputShape(TypedEvent, kind="output"):
     """A root model returns its first output."""
-
-    KIND = "output"
 
     model: Annotated[str, "name of the model"]
     shape: Annotated[Sequence[int], "shape of the first output tensor"]
     dtype: Annotated[str, "its dtype"]
 
 
-@event_dataclass
-class NotMeasured(TypedEvent):
+class NotMeasured(TypedEvent, kind="unobserved"):
     """A module or tensor cannot be measured."""
-
-    KIND = "unobserved"
 
     probe: Annotated[str | None, "name of the probe, when it skips some of its tensors", OMIT_NONE] = None
     where: Annotated[str, "dotted path"]
     reason: Annotated[str, "reason"]
 
 
-@event_dataclass
-class ProbeDisabled(TypedEvent):
+class ProbeDisabled(TypedEvent, kind="retired"):
     """A probe raises an exception and is disabled."""
-
-    KIND = "retired"
 
     probe: Annotated[str, "name of the probe"]
     where: Annotated[str, "part of the probe"]
     error: Annotated[str, "class and message of the exception"]
 
 
-@event_dataclass
-class SwitchChanged(TypedEvent):
+class SwitchChanged(TypedEvent, kind="switch"):
     """A live switch is turned on or off, from this step on."""
-
-    KIND = "switch"
 
     switch: Annotated[str, "name of the switch"]
     is_on: Annotated[bool, "its new state", Key("on")]
     by: Annotated[str, "`session`, `sonde switch`, `when …`, `profile written`, `an error` or `the end`"]
 
 
-@event_dataclass
-class ConditionMet(TypedEvent):
+class ConditionMet(TypedEvent, kind="condition"):
     """A condition of `session.when` becomes true."""
-
-    KIND = "condition"
 
     condition: Annotated[str, "text of the condition"]
     switches: Annotated[Sequence[str], "switches that it turns on", Key("then")]
     for_steps: Annotated[int, "number of steps"]
 
 
-@event_dataclass
-class TorchProfileWritten(TypedEvent):
+class TorchProfileWritten(TypedEvent, kind="profile"):
     """torch.profiler has recorded some steps, up to this one."""
-
-    KIND = "profile"
 
     num_steps: Annotated[int, "recorded steps"]
     trace: Annotated[str, "trace file in the directory of the run"]
     ms_per_step: Annotated[Mapping[str, float], "self time of the five longest operations"]
 
 
-@event_dataclass
-class PlacementChanged(TypedEvent):
+class PlacementChanged(TypedEvent, kind="placement"):
     """`device_placement` is on and the devices change."""
-
-    KIND = "placement"
 
     parameters: Annotated[Mapping[str, int], "number of parameters per device"]
     inputs: Annotated[Mapping[str, int], "number of input tensors per device"]
     optimizer_state: Annotated[Mapping[str, int], "number of optimizer state tensors per device"]
 
 
-@event_dataclass
-class TextLogged(TypedEvent):
+class TextLogged(TypedEvent, kind="log"):
     """`session.log` receives a text."""
-
-    KIND = "log"
 
     name: Annotated[str, "its name"]
     text: Annotated[str, "the text"]
 
 
-@event_dataclass
-class Ended(TypedEvent):
+class Ended(TypedEvent, kind="end"):
     """Last event of a run that is not killed."""
-
-    KIND = "end"
 
     how: Annotated[str, "`finished`, `exception`, `exit` or `interrupted`"]
     exit_code: Annotated[int | None, "exit code; null when the program ends with the session still open"]
@@ -865,19 +727,11 @@ def event_fields(event_type: Any) -> tuple[EventField, ...]:
 
 def _event_field(declared: Any, hint: Any) -> EventField:
     annotation, doc, *options = get_args(hint) if get_origin(hint) is Annotated else (hint, "")
-    accepts, make_default = _accepts(annotation), _empty_value(annotation)
-    if declared.default is not MISSING:
-        make_default = functools.partial(_identity, declared.default)
+    is_required = declared.default is MISSING
     return EventField(
-        name=declared.name,
-        key=next((str(option) for option in options if isinstance(option, Key)), declared.name),
-        type_name=_type_name(annotation),
-        doc=doc,
-        is_required=declared.default is MISSING,
-        is_omitted_when_none=OMIT_NONE in options,
-        accepts=accepts,
-        make_default=make_default,
-    )
+        declared.name, next((str(option) for option in options if isinstance(option, Key)), declared.name), _type_name(annotation), doc,
+        is_required, OMIT_NONE in options, _accepts(annotation), _empty_value(annotation) if is_required else lambda: declared.default,
+    )  # fmt: skip
 
 
 def encode(event: TypedEvent) -> tuple[str, dict[str, Any]]:
@@ -885,20 +739,14 @@ def encode(event: TypedEvent) -> tuple[str, dict[str, Any]]:
     if isinstance(event, UnknownEvent):
         return event.kind, dict(event.extra)
     event_type: Any = type(event)
-    data: dict[str, Any] = {}
-    for each in event_fields(event_type):
-        value = getattr(event, each.name)
-        if value is not None or not each.is_omitted_when_none:
-            data[each.key] = value
-    data.update(event.extra)
-    return event.KIND, data
+    values = ((each, getattr(event, each.name)) for each in event_fields(event_type))
+    data = {each.key: value for each, value in values if value is not None or not each.is_omitted_when_none}
+    return event.KIND, {**data, **event.extra}
 
 
 def decode(kind: str, step: int, data: object) -> TypedEvent | UnreadableEvent:
-    """The typed event of a kind, step and data that come from a log. Never raises.
-
-    A missing field takes its default. A value of the wrong type makes the event unreadable. Unknown kinds and keys are kept in `extra`.
-    """
+    """The typed event of a kind, step and data that come from a log. Never raises. A missing field takes its default. A value of the wrong
+    type makes the event unreadable. Unknown kinds and keys are kept in `extra`."""
     if not isinstance(kind, str) or not isinstance(data, Mapping):
         return UnreadableEvent(str(kind), step, "its kind is not a text or its data is not an object", data)
     event_type: Any = _TYPE_OF_KIND.get(kind)
@@ -957,10 +805,6 @@ def _type_name(annotation: Any) -> str:
     if origin is Mapping:
         return "object" if arguments[1] is Any else f"object of {_type_name(arguments[1])}"
     return "null" if annotation is type(None) else str(annotation.__name__)
-
-
-def _identity(value: Any) -> Any:
-    return value
 
 
 _ACCEPTS: dict[Any, Callable[[Any], bool]] = {

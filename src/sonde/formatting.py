@@ -3,8 +3,6 @@
 Every output of Sonde uses these functions, so one value reads the same everywhere.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

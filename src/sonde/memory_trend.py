@@ -1,11 +1,8 @@
 """Detects steady growth of a number, such as the memory of a process, for the training loop and for the rules.
 
-Memory also grows for good reasons: the first steps fill caches and create the optimizer's state, batches differ in length, the garbage
-collector runs at irregular times. So the first part is ignored, every segment is represented by its minimum, and a growth that slows down
-does not count.
+Memory also grows for good reasons: caches fill, batches differ in length, the garbage collector runs at irregular times. So the first part
+is ignored, every segment is represented by its minimum, and a growth that slows down does not count.
 """
-
-from __future__ import annotations
 
 from itertools import pairwise
 from typing import NamedTuple

@@ -61,16 +61,11 @@ class _ScriptLoader(SourceFileLoader):
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
-def run_target(target: str, *, module: bool) -> None:
+def run_target(target: str, *, module: bool = False) -> None:
     """Run a module, a Python file or a zip archive as `__main__`."""
     if module:
         runpy.run_module(target, run_name="__main__", alter_sys=True)
-    else:
-        run_file(target)
-
-
-def run_file(target: str) -> None:
-    """Run a Python file or a zip archive as `__main__`."""
+        return
     if pkgutil.get_importer(target) is not None:  # a zip archive with a __main__.py
         runpy.run_path(target, run_name="__main__")
         return

@@ -37,6 +37,8 @@ from sonde.capture.live.conditional_switches import TriggerProbe, Triggers
 from sonde.capture.live.debug_switches import Switches, SwitchProbe
 from sonde.capture.model_discovery import ModelDiscovery
 from sonde.capture.model_registry import ModelRegistry
+from sonde.capture.probes.loss import LossProbe
+from sonde.capture.probes.memory import MemoryProbe
 from sonde.capture.probes.probe import Probe, ProbeContext
 from sonde.capture.run_log_recorder import StepRecorder
 from sonde.capture.step_tracker import IncidentHandler, StepTracker
@@ -83,8 +85,6 @@ class DebugSession:
         self.tools = SessionTools(self)
         self._switches = Switches(self.config)
         self._triggers = Triggers(self._switches, self)
-
-    # -- life --------------------------------------------------------------------------------------
 
     def attach(self, model: nn.Module, optimizer: Any = None, *, name: str = "model") -> Self:
         """Watch this model, and this optimizer (or a list of them), or all that hold its parameters."""
@@ -169,7 +169,7 @@ class DebugSession:
             with contextlib.ExitStack() as stack:
                 if self.config.enable_visualization and self.run is not None:
                     stack.callback(self.tools.draw_plots, self.run, self._models_by_name())
-                stack.callback(self._recorder.close)
+                stack.callback(self._recorder.writer.close)
                 stack.callback(self._recorder.flush)
                 ended = Ended(how=how, exit_code=exit_code, exception=exception)
                 stack.callback(self._recorder.emit, ended, tracker.boundaries.number)
@@ -180,7 +180,7 @@ class DebugSession:
                 stack.callback(tracker.pause)
                 stack.callback(tracker.close_handlers)
                 stack.callback(self._switches.close)
-                if not self._recorder.wait(STALLED_S):
+                if not self._recorder.writer.wait(STALLED_S):
                     _log.warning("sonde: the disk does not answer; the end of the run in %s is not written.", self.run)
                 tracker.finish()
         except Exception as error:
@@ -198,8 +198,9 @@ class DebugSession:
 
             cause = find_out_of_memory(error)
             if cause is not None:
-                optimizers = [each for _, each in tracker.gradients.optimizers()]
-                event = explain_out_of_memory(cause, self._models_by_name(), optimizers, tracker.buffer, tracker.outside_bytes)
+                optimizers, memory = tracker.gradients.optimizers(), tracker.probe(MemoryProbe)
+                outside_bytes = 0 if memory is None else memory.outside_bytes
+                event = explain_out_of_memory(cause, self._models_by_name(), optimizers, tracker.buffer, outside_bytes)
                 self._recorder.emit(event, tracker.boundaries.number)
         except Exception as failure:
             if self.strict:
@@ -208,10 +209,8 @@ class DebugSession:
 
     def describe_lost_records(self) -> str:
         """What could not be written and is not mentioned in the run either, as a sentence; "" where nothing is lost."""
-        if self.run is None:
-            return ""
-        if not self.run.is_dir():
-            return f"the run in {self.run} was removed while the script ran"
+        if self.run is None or not self.run.is_dir():
+            return "" if self.run is None else f"the run in {self.run} was removed while the script ran"
         gap = self._recorder.writer.unwritten_gap
         since = f", from step {gap.first_step} on," if gap and gap.first_step >= 0 else ""
         return f"{gap.num_dropped:,} records of this run{since} could not be written ({gap.reason})" if gap else ""
@@ -222,8 +221,11 @@ class DebugSession:
         if error is None:
             self.close("exit", exit_code=None)  # the exit code is not known here
         else:
-            self.record_exception(error)
-            self.close("exception", exit_code=1, exception=f"{type(error).__name__}: {error}"[:2000])
+            self._close_after(error)
+
+    def _close_after(self, error: BaseException) -> None:
+        self.record_exception(error)
+        self.close("exception", exit_code=1, exception=f"{type(error).__name__}: {error}"[:2000])
 
     def __enter__(self) -> Self:
         return self if self.is_started else self.start()
@@ -234,8 +236,7 @@ class DebugSession:
         elif isinstance(error, KeyboardInterrupt):
             self.close("interrupted", exit_code=130, exception="KeyboardInterrupt")
         else:
-            self.record_exception(error)
-            self.close("exception", exit_code=1, exception=f"{type(error).__name__}: {error}"[:2000])
+            self._close_after(error)
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -253,8 +254,6 @@ class DebugSession:
                 torch_patches.subscribe(tracker)
                 tracker.resume()
 
-    # -- recording ---------------------------------------------------------------------------------
-
     def log(self, **values: Any) -> None:
         """Record numbers (or texts) of this step. Tensors on the CPU are read as they are, without a torch operation."""
         tracker = self._tracker
@@ -270,7 +269,7 @@ class DebugSession:
                     continue
                 number = read_scalar(value)
                 if number is None:
-                    tracker.log_deferred(name, value, step)
+                    tracker.probe(LossProbe).log_deferred(name, value, step)
                 else:
                     numbers[name] = number
             except Exception as error:
@@ -308,8 +307,6 @@ class DebugSession:
         if self.run is None:
             raise SondeError("nothing was watched in this process, so there is nothing to report.")
         return sonde.diagnose(self.run)
-
-    # -- while it runs -----------------------------------------------------------------------------
 
     def enable_debugging(self, switches: str | Iterable[str] | None = None) -> None:
         """Turn switches on, all of them where none is named; from the next step on where one is under way. Their names are in
@@ -352,23 +349,16 @@ class DebugSession:
 
         return TrainingStep(self) if function is None else TrainingStep(self)(function)
 
-    # -- for frameworks that run the training --------------------------------------------------------
-
     def set_hints(
-        self, *, has_single_closures: bool | None = None, library_calls_backward: bool | None = None,
-        loss_divisor: Callable[[], float] | None = None,
-    ) -> None:  # fmt: skip
+        self, *, has_single_closures: bool = False, library_calls_backward: bool = False, loss_divisor: Callable[[], float] | None = None
+    ) -> None:
         """What a framework knows of the training and a session cannot see: optimizers run their closure exactly once; the framework calls
         backward on a loss that a function of the user's has returned; each loss is divided before backward."""
-        if self._tracker is None:
-            return
-        hints = self._tracker.state.hints
-        if has_single_closures is not None:
-            hints.has_single_closures = has_single_closures
-        if library_calls_backward is not None:
-            hints.library_calls_backward = library_calls_backward
-        if loss_divisor is not None:
-            hints.loss_divisor = loss_divisor
+        if self._tracker is not None:
+            hints = self._tracker.state.hints
+            hints.has_single_closures |= has_single_closures
+            hints.library_calls_backward |= library_calls_backward
+            hints.loss_divisor = loss_divisor or hints.loss_divisor
 
     def find_entry_points(self, model: nn.Module) -> None:
         """Not the model itself is called, but a method of it, which calls its parts: they are searched in the first steps."""
@@ -382,8 +372,6 @@ class DebugSession:
     def is_watching(self, probe: str = "", where: str = "") -> bool:
         """Whether the session is open, and this part of it not disabled."""
         return self._tracker is not None and not self._isolation.is_disabled(probe, where)
-
-    # -- tools -------------------------------------------------------------------------------------
 
     tensor_inspector = SessionTool(SessionTools.tensor_inspector)
     stability_checker = SessionTool(SessionTools.stability_checker)
@@ -420,10 +408,8 @@ class DebugSession:
             model = watched.model
             if model is not None:
                 own = {id(p) for p in model.parameters()}
-                optimizers = [each for _, each in tracker.gradients.optimizers() if any(id(p) in own for p in optimizer_parameters(each))]
+                optimizers = [each for each in tracker.gradients.optimizers() if any(id(p) in own for p in optimizer_parameters(each))]
                 yield model, optimizers[0] if len(optimizers) == 1 else None
-
-    # -- inside ------------------------------------------------------------------------------------
 
     def _plan_handlers(self) -> None:
         if self._tracker is not None:
@@ -444,11 +430,7 @@ class DebugSession:
         tracker = self._tracker
         if tracker is None or self.run is None:
             return []
-        searches = ReplaySearches(
-            self._models_by_name,
-            lambda: [optimizer for _, optimizer in tracker.gradients.optimizers()],
-            in_process=self.config.replay == "in_process",
-        )
+        searches = ReplaySearches(self._models_by_name, tracker.gradients.optimizers, in_process=self.config.replay == "in_process")
         context = HandlerContext(self.config, tracker, self.run, self._models_by_name, self.trained_models, searches)
         handlers: list[IncidentHandler] = [MemoryGrowthHandler(context)]
         if self.config.measured.explains_incidents:

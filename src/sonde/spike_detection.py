@@ -4,8 +4,6 @@ The bound is computed from the last values. A healthy training is noisy, has hea
 samples; so the bound follows the high values of the window, not their mean.
 """
 
-from __future__ import annotations
-
 from math import inf, log
 from typing import NamedTuple
 

@@ -51,19 +51,14 @@ class TrainingStep:
 def step(function: Callable[P, R], /) -> Callable[P, R]: ...
 @overload
 def step(
-    *,
-    to: str | Path | None = None,
-    name: str | None = None,
-    every: int | None = None,
-    config: DebugConfig | None = None,
+    *, to: str | Path | None = None, name: str | None = None, every: int | None = None, config: DebugConfig | None = None,
     strict: bool = False,
-) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...  # fmt: skip
 def step(
     function: Callable[..., Any] | None = None, /, *, to: str | Path | None = None, name: str | None = None, every: int | None = None,
     config: DebugConfig | None = None, strict: bool = False,
 ) -> Any:  # fmt: skip
     """Marks the function that runs one training step. All models that train are watched from its first call to the end of the program.
     `train_step.session` is the session: `report()` returns the report, `stop()` ends it before the end of the program."""
-    if function is not None:
-        return TrainingStep(DebugSession())(function)
-    return TrainingStep(DebugSession(load_config(config, every=every), to=to, name=name, strict=strict))
+    decorator = TrainingStep(DebugSession(load_config(config, every=every), to=to, name=name, strict=strict))
+    return decorator if function is None else decorator(function)

@@ -233,7 +233,7 @@ def test_the_scenes_reach_most_of_capture_and_what_torch_calls() -> None:
     for expected in (
         "capture.step_tracker.StepTracker._end_step", "statistics.reductions.check_finite",
         "capture.run_log_recorder.StepRecorder.end_step",
-        "capture.probes.activations.ActivationProbe._measure", "capture.run_log_recorder.StepRecorder.close",
+        "capture.probes.activations.ActivationProbe._measure", "capture.run_log_recorder.StepRecorder.flush",
         "capture.model_registry.ModelRegistry.__iter__", "capture.model_discovery.ModelDiscovery._search",
         "statistics.torch_fallback.statistics",
     ):  # fmt: skip

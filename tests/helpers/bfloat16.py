@@ -10,14 +10,27 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 from functools import cache
+from pathlib import Path
 
 import pytest
 
-from sonde.bfloat16_cpu_check import OPERATIONS, check_bfloat16, claimed_flags
+from sonde.bfloat16_cpu_check import LIMIT, OPERATIONS, check_bfloat16
 
 ASK = "SONDE_TEST_ASK_PROCESSOR"  # "1": ask, whatever the processor claims
 RESULT = "SONDE_TEST_BFLOAT16"  # JSON, for the workers: what was found and what still dies
+FLAGS = ("amx_tile", "amx_bf16", "avx512_bf16")  # without one of them oneDNN has no bfloat16 instruction that could trap
+
+
+def claimed_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
+    """Those of `FLAGS` that the processor claims to have; empty where there is no such file (no Linux)."""
+    try:
+        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ()
+    claimed = {flag for row in re.findall(r"^flags\s*:(.*)$", text, re.MULTILINE) for flag in row.split()}
+    return tuple(flag for flag in FLAGS if flag in claimed)
 
 
 def ask() -> None:
@@ -25,7 +38,7 @@ def ask() -> None:
     if RESULT in os.environ or importlib.util.find_spec("torch") is None or not (claimed_flags() or os.environ.get(ASK)):
         return
     check = check_bfloat16()
-    os.environ.update(check.environment)
+    os.environ.update(LIMIT if check.failed else {})
     found = check.describe() if check.failed else ""
     os.environ[RESULT] = json.dumps({"found": found, "dies": dict(check.failed_with_limit)})
 

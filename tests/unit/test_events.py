@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from sonde.events import (
     EVENT_TYPES,
-    CallSiteFound,
     DataPass,
     Ended,
     Event,
@@ -108,11 +107,6 @@ def test_missing_and_unknown_arguments_are_refused():
         NonFinite(what="loss")
     with pytest.raises(TypeError, match="color"):
         NonFinite(what="loss", where="", color="red")
-
-
-def test_an_event_can_be_made_from_the_keys_of_the_log():
-    event = CallSiteFound.from_data({"call": "loader", "line": "a.py:1", "text": "", "knows_worker": True, "new": 1})
-    assert (event.is_worker_aware, event.num_workers, event.extra) == (True, None, {"new": 1})
 
 
 def test_two_events_do_not_share_their_extra_fields():

@@ -1,7 +1,5 @@
 """Which line of the user's code made a call, and the local variables there."""
 
-from __future__ import annotations
-
 import ctypes
 import inspect
 import linecache

@@ -4,11 +4,10 @@ Only the losses of torch (cross entropy, nll, binary cross entropy) save their l
 with an output of the model: the columns of a contrastive loss are other samples.
 """
 
-from __future__ import annotations
-
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,32 +43,19 @@ class ClassLabels(NamedTuple):
 
 
 def find_labels(loss: Any, outputs: Sequence[tuple[int, ...]], fetched: Iterable[Tensor]) -> list[ClassLabels | None]:
-    """The labels of the losses that `loss` consists of, if each was compared with an output of a model.
-
-    Args:
-        outputs: shapes of the model outputs.
-        fetched: tensors of the last batch; labels on a device are read from here instead.
-
-    Returns:
-        One entry per loss; None if its labels cannot be read.
-    """
+    """The labels of each loss that `loss` consists of, if it was compared with one of these shapes of `outputs`; None where they cannot be
+    read. Labels on a device are read from `fetched`, the tensors of the last batch, instead."""
     if not isinstance(loss, Tensor) or loss.grad_fn is None:
         return []
     found: list[ClassLabels | None] = []
-    queue: deque[Any] = deque([loss.grad_fn])
-    visited: set[Any] = {loss.grad_fn}
-    for _ in range(MAX_NODES):
-        if not queue:
-            break
-        node = queue.popleft()
+    nodes: list[Any] = [loss.grad_fn]
+    for node in islice(nodes, MAX_NODES):
         kind = node.name()
         if kind in _CLASSES or kind in _BINARY:
             found.append(_labels_of(node, kind, outputs, fetched))
-            continue
-        for after, _ in node.next_functions:
-            if after is not None and after not in visited:
-                visited.add(after)
-                queue.append(after)
+        else:
+            inputs = dict.fromkeys(each for each, _ in node.next_functions if each is not None)
+            nodes += [each for each in inputs if each not in nodes]
     return found
 
 
@@ -92,11 +78,8 @@ def _labels_of(node: Any, kind: str, outputs: Sequence[tuple[int, ...]], fetched
 
 
 def _is_trained(node: Any, num_columns: int) -> bool:
-    """Whether the scores are a product with a trained parameter.
-
-    Follows the graph from the loss through operations with one input (log-softmax, views, a temperature, a cast). Scores between samples (a
-    contrastive loss, a query and its documents) are no such product, nor are those of a frozen classifier.
-    """
+    """Whether the scores are a product with a trained parameter: scores between samples (a contrastive loss) and those of a frozen
+    classifier are not. Follows the graph from the loss through operations with one input."""
     for _ in range(MAX_BACK):
         previous = [each for each, _ in node.next_functions if each is not None]
         if node.name().startswith(_PRODUCTS) or len(previous) != 1:
@@ -146,12 +129,10 @@ def _values(labels: Tensor, fetched: Iterable[Tensor]) -> npt.NDArray[np.integer
 
 def is_plain(tensor: Tensor) -> bool:
     """Whether numpy can read the tensor without a copy."""
-    if type(tensor) is not Tensor or tensor.dtype not in _IN_NUMPY or tensor.layout is not torch.strided:
-        return False
-    if not tensor.is_cpu or tensor.is_neg() or tensor.is_nested:
+    if type(tensor) is not Tensor or tensor.dtype not in _IN_NUMPY or tensor.layout is not torch.strided or not tensor.is_cpu:
         return False
     try:
-        return tensor.data_ptr() != 0 or tensor.numel() == 0
+        return not tensor.is_neg() and not tensor.is_nested and (tensor.data_ptr() != 0 or tensor.numel() == 0)
     except RuntimeError:  # inside of vmap the tensor has no memory
         return False
 
@@ -168,10 +149,8 @@ def count_labels(per_loss: Sequence[ClassLabels | None]) -> dict[str, Any] | Non
         return None
     steps = np.diff(known[0].values)
     return {
-        "num": found.total(),
-        "num_classes": max(labels.num_classes for labels in known),
-        "num_distinct": len(found),
+        "num": found.total(), "num_classes": max(labels.num_classes for labels in known), "num_distinct": len(found),
         "is_learnt": all(labels.is_learnt for labels in known),
         "counts": sorted([value, times] for value, times in found.most_common(MAX_REPORTED)),
         "in_order": len(known) == 1 and bool((steps >= 0).all() or (steps <= 0).all()),
-    }
+    }  # fmt: skip

@@ -1,11 +1,9 @@
 """Describes a DataLoader when its iteration starts: its settings, its order, and whether its workers draw the same random numbers.
 
-A worker gets a copy of the dataset and of all modules, including their random generators: all workers then draw the same numbers, and
-restarted workers draw them again. (torch seeds the global generators of torch, random and numpy differently in each worker, unless the
-user's `worker_init_fn` seeds them with the same value.) The use of generators is read from the code that loads a sample; it is not run.
+A worker gets a copy of the dataset and of all modules, including their random generators, so all workers draw the same numbers. (torch
+seeds the global generators differently in each worker, unless `worker_init_fn` seeds them alike.) The use of generators is read from the
+code that loads a sample; it is not run.
 """
-
-from __future__ import annotations
 
 import contextlib
 import random
@@ -93,11 +91,10 @@ def _parts(loader: Any) -> Iterator[_WorkerCode]:
             continue
         visited.add(id(holder))
         part = _read(holder)
-        if part.names & (_BY_WORKER | _SEEDS):
-            part.globals.clear()
-            yield part
-            continue  # it reads its worker id, or seeds its generators itself, for instance per sample
         yield part
+        if part.names & (_BY_WORKER | _SEEDS):  # it reads its worker id, or seeds its generators itself, for instance per sample
+            part.globals.clear()
+            continue
         for name, value in _held(holder, part.names):
             full_path = f"{path}.{name}" if path else name
             if isinstance(value, _GENERATORS):
@@ -130,8 +127,7 @@ def _read(holder: Any) -> _WorkerCode:
         waiting.append(holder)
     done: set[FunctionType] = set()
     while waiting and len(done) < MAX_FUNCTIONS:
-        function = waiting.pop()
-        if function in done:
+        if (function := waiting.pop()) in done:
             continue
         done.add(function)
         new = set(_names_in(function.__code__))
@@ -186,7 +182,8 @@ def _seeded_alike(init: Callable[[int], Any] | None) -> set[str]:
     if not isinstance(code, CodeType) or code.co_argcount != 1:
         return set()
     names = set(_names_in(code))
-    if names & _BY_WORKER or _reads_argument(code):
+    argument, reads = code.co_varnames[0], (one for one in get_instructions(code) if one.opname.startswith("LOAD_FAST"))
+    if names & _BY_WORKER or argument in code.co_cellvars or any(argument in str(one.argrepr) for one in reads):
         return set()
     return {library for library, is_seeded in (
         ("numpy", "seed" in names and names & _NUMPY), ("torch", "manual_seed" in names),
@@ -200,9 +197,3 @@ def _draws(names: set[str]) -> set[str]:
         ("numpy", "random" in names and names & _NUMPY), ("torch", "torch" in names and names & _TORCH_DRAWS),
         ("random", "random" in names and not names & _NUMPY),
     ) if draws}  # fmt: skip
-
-
-def _reads_argument(code: CodeType) -> bool:
-    argument = code.co_varnames[0]
-    reads = (one for one in get_instructions(code) if one.opname.startswith("LOAD_FAST"))
-    return argument in code.co_cellvars or any(argument in str(one.argrepr) for one in reads)

@@ -1,7 +1,5 @@
 """Errors of Sonde never reach the training: they are counted, and a probe that keeps failing is disabled and reported."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -12,10 +10,8 @@ _log = logging.getLogger("sonde")
 
 
 class ErrorIsolation:
-    """Counts the errors of probes, disables those that keep failing, and reports each once.
-
-    `on_disabled(probe, where, error)` records it in the run. With `strict`, every error is raised again.
-    """
+    """Counts the errors of probes, disables those that keep failing, and reports each once. `on_disabled(probe, where, error)` records it
+    in the run. With `strict`, every error is raised again."""
 
     def __init__(self, on_disabled: Callable[[str, str, str], None], *, strict: bool) -> None:
         self._on_disabled, self._strict = on_disabled, strict

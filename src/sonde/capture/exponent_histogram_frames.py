@@ -1,7 +1,5 @@
 """Power-of-two histograms: the number of elements per exponent. Rows of (site, exponent, count), a few per tensor."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 
@@ -35,7 +33,8 @@ class ExponentHistograms:
             self._is_reported = True
             reason = f"no histogram could be taken of {self._num_missed} tensors"
             recorder.emit(NotMeasured(probe="exponents", where="", reason=reason), step)
-        for kind, by_site in self._pairs.items():
+        pairs_by_kind, self._pairs = self._pairs, {}  # another thread that trains may add some meanwhile
+        for kind, by_site in pairs_by_kind.items():
             sites = np.repeat(list(by_site), [len(pairs) // PAIR_BYTES for pairs in by_site.values()])
             plan = recorder.plan(kind + Kind.EXPONENTS, EXPONENT_FIELDS, sites)
             recorder.frame(plan, step, np.frombuffer(b"".join(by_site.values())).reshape(-1, 2))

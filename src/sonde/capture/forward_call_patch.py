@@ -6,6 +6,7 @@ torch's global hooks. A forked child watches no single modules.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import os
@@ -23,10 +24,8 @@ from sonde.statistics.private_torch_api import compiled_wrapper, skip_in_dynamo,
 
 
 class WatchedCall:
-    """Stands for `__call__` on a class of modules and calls back for the watched instances; other instances pass.
-
-    Nothing is put on an instance, so a watched module is traced, scripted, saved, copied and compiled as if it were not watched.
-    """
+    """Stands for `__call__` on a class of modules and calls back for the watched instances; other instances pass. Nothing is put on an
+    instance, so a watched module is traced, scripted, saved, copied and compiled as if it were not watched."""
 
     def __init__(self, owner: type[nn.Module]) -> None:
         self.owner: Any = owner
@@ -40,18 +39,19 @@ class WatchedCall:
             plain = self.original.__get__(module, owner) if hasattr(type(self.original), "__get__") else self.original
         else:
             plain = super(self.owner, module if module is not None else owner or self.owner).__call__  # type: ignore[misc]
-        if module is None:
-            return plain
-        if not self._is_compiled_wrapper and id(module) not in self.entries:
+        if module is None or (not self._is_compiled_wrapper and id(module) not in self.entries):
             return plain
         watched, callbacks = self._find(module)
         return functools.partial(_call_watched, plain, watched, callbacks) if callbacks else plain
 
+    def callbacks_of(self, module: nn.Module) -> tuple[TrainingCallbacks, ...]:
+        entry = self.entries.get(id(module))
+        return entry[1] if entry is not None and entry[0]() is module else ()
+
     def _find(self, module: nn.Module) -> tuple[nn.Module, tuple[TrainingCallbacks, ...]]:
         """The watched module that this call is a forward of (it may be inside of torch.compile's wrapper), and whom to call."""
-        entry = self.entries.get(id(module))
-        if entry is not None and entry[0]() is module:
-            return module, entry[1]
+        if callbacks := self.callbacks_of(module):
+            return module, callbacks
         inner = unwrap_compiled(module) if self._is_compiled_wrapper else None
         watched = next((_watched_classes[kind] for kind in type(inner).__mro__ if kind in _watched_classes), None)
         return watched._find(inner) if inner is not None and watched is not None else (module, ())
@@ -100,8 +100,7 @@ def watch_forward(module: nn.Module, callbacks: TrainingCallbacks) -> None:
     """Call `on_forward_start` and `on_forward_end` for this module from now on."""
     watched = _watch_class(type(module))
     watch_compiled_wrappers()
-    entry = watched.entries.get(id(module))
-    others = entry[1] if entry is not None and entry[0]() is module else ()
+    others = watched.callbacks_of(module)
     if callbacks not in others:
         watched.entries[id(module)] = (weakref.ref(module), (*others, callbacks))
 
@@ -110,8 +109,7 @@ def is_forward_watched(module: nn.Module, callbacks: TrainingCallbacks) -> bool:
     """Whether a call of this module is seen: a lazy module becomes one of another class, and some code replaces `__call__` of a class."""
     for kind in type(module).__mro__:
         found = vars(kind).get("__call__")
-        entry = found.entries.get(id(module)) if isinstance(found, WatchedCall) else None
-        if entry is not None and entry[0]() is module and callbacks in entry[1]:
+        if isinstance(found, WatchedCall) and callbacks in found.callbacks_of(module):
             return True
         if found is not None and not (isinstance(found, WatchedCall) and found.original is None):
             return False  # this `__call__` hides those of the base classes
@@ -121,14 +119,8 @@ def is_forward_watched(module: nn.Module, callbacks: TrainingCallbacks) -> bool:
 def unwatch_forward(module: nn.Module, callbacks: TrainingCallbacks) -> None:
     """Undo `watch_forward`; the last one of a class restores its `__call__`."""
     for watched in list(_watched_classes.values()):
-        entry = watched.entries.get(id(module))
-        if entry is not None and entry[0]() is module:
-            others = tuple(other for other in entry[1] if other is not callbacks)
-            watched.entries[id(module)] = (entry[0], others)
-    _restore_classes()
-
-
-def _restore_classes() -> None:
+        if known := watched.callbacks_of(module):
+            watched.entries[id(module)] = (weakref.ref(module), tuple(other for other in known if other is not callbacks))
     classes = list(_watched_classes.items())
     for _, watched in classes:
         watched.entries = {key: entry for key, entry in list(watched.entries.items()) if entry[1] and entry[0]() is not None}
@@ -149,9 +141,7 @@ def _restore_classes() -> None:
 def hook_all_modules(*, before: Callable[..., None] | None = None, after: Callable[..., None] | None = None) -> Callable[[], None]:
     """Hooks on the forward of every module of this process; the answer removes them. They slow all modules down, so for one forward or a
     short search only."""
-    handles = []
-    if before is not None:
-        handles.append(register_module_forward_pre_hook(before))
+    handles = [register_module_forward_pre_hook(before)] if before is not None else []
     if after is not None:
         handles.append(register_module_forward_hook(after, always_call=before is not None))
 
@@ -160,6 +150,19 @@ def hook_all_modules(*, before: Callable[..., None] | None = None, after: Callab
             handles.pop().remove()
 
     return remove
+
+
+class UncopiedHook:
+    """Base of hooks whose copies and pickles are a function of the standard library that does nothing: a copy of a hooked module is not
+    hooked, and loads where Sonde is not installed."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> Any:
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return contextlib.nullcontext().__exit__
 
 
 def _clear_in_child() -> None:

@@ -1,7 +1,5 @@
 """Incidents: what a probe returns when it sees something that has to be dealt with at once, before torch goes on."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -19,11 +17,6 @@ class NonFiniteIncident:
     event: NonFinite
     tensor: torch.Tensor
     is_loss_scaled: bool = False
-
-    @property
-    def is_input(self) -> bool:
-        """A bad input is recorded; there is nothing to search for."""
-        return self.event.what == "input"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

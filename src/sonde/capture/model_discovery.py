@@ -1,11 +1,8 @@
 """Finds the models of a script that does not name them.
 
-A model is what is called from outside of any other module. During a search, global module hooks see every call; since they slow all modules
-down, they are removed as soon as the parameters of every optimizer are found in a model, and put back when a new optimizer appears. Which
-model a called part belongs to, and its name in the user's code, is read from the variables of the frames around the call.
+A model is what is called from outside of any other module. During a search, global module hooks see every call; they slow all modules down,
+so they are removed as soon as the parameters of every optimizer are found. Names are read from the variables of the frames around the call.
 """
-
-from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -69,8 +66,6 @@ class ModelDiscovery:
             self._depth = 0
             self._remove = hook_all_modules(before=self._on_call_start, after=self._on_call_end)
 
-    # -- callbacks ---------------------------------------------------------------------------------
-
     def _on_optimizer_created(self, optimizer: torch.optim.Optimizer) -> None:
         held = {id(p) for p in optimizer_parameters(optimizer)}
         for name, module in modules_in_scope(user_frame()):
@@ -115,24 +110,18 @@ class ModelDiscovery:
                 self._first_call = None
                 self._tracker.on_forward_end(module, output)
 
-    # -- finding -----------------------------------------------------------------------------------
-
     def _add(self, module: nn.Module, args: Any) -> None:
         if self._is_for_parts:
             watched = next((each for each in self._models if each.contains(module)), None)
             if watched is not None:
                 watched.add_entry_point(module)
         else:
-            name, model = self._enclosing_model(module)
+            candidates = [(name, model) for name, ref in self._candidates if (model := ref()) is not None]
+            name, model = enclosing_model(module, (*candidates, *modules_in_scope(user_frame())))
             watched = self._models.watch(model, name, self._tracker.boundaries.number, entry_point=module)
         if watched is not None:
             self._first_call = module
             self._tracker.on_forward_start(module, args, {})
-
-    def _enclosing_model(self, module: nn.Module) -> tuple[str, nn.Module]:
-        """The largest model in scope that contains the called module, and its name in the user's code."""
-        candidates = [(name, model) for name, ref in self._candidates if (model := ref()) is not None]
-        return enclosing_model(module, (*candidates, *modules_in_scope(user_frame())))
 
     def _watch_candidates(self) -> None:
         for name, ref in self._candidates:
@@ -142,11 +131,12 @@ class ModelDiscovery:
 
     def _are_all_found(self) -> bool:
         known = {id(p) for watched in self._models for _, p in watched.parameters()}
-        held = [id(p) for _, optimizer in self._tracker.gradients.optimizers() for p in optimizer_parameters(optimizer)]
+        held = [id(p) for optimizer in self._tracker.gradients.optimizers() for p in optimizer_parameters(optimizer)]
         return bool(held) and known.issuperset(held)
 
 
 def enclosing_model(module: nn.Module, candidates: Iterable[tuple[str, nn.Module]]) -> tuple[str, nn.Module]:
+    """The largest model that contains the called module, and its name in the user's code."""
     best_name, best = "", module
     for name, model in candidates:
         if model is best and not best_name:

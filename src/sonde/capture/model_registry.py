@@ -1,29 +1,28 @@
 """The models that a session watches: their names, the names of their parameters, and which optimizer holds these."""
 
-from __future__ import annotations
-
 import contextlib
 import weakref
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import nn
 
 from sonde.capture.call_site import describe_line, user_frame
-from sonde.capture.parameter_ownership import find_ownership
 from sonde.capture.run_log_recorder import StepRecorder
 from sonde.capture.tensors_on_wrong_device import find_left_behind
 from sonde.capture.training_callback_interface import TrainingCallbacks
-from sonde.capture.watched_model import COMPILED, WatchedModel
-from sonde.capture.zero_grad_tracking import GradientState
+from sonde.capture.watched_model import COMPILED, WatchedModel, join_path
+from sonde.capture.zero_grad_tracking import GradientState, optimizer_parameters
 from sonde.events import ModelOutputShape, ModelWatched, NotMeasured, OwnershipChanged, Site
 from sonde.statistics.batched_device_reads import on_device
 from sonde.statistics.content_hash import content_hash
 from sonde.statistics.find_tensors import find_tensors
 
 MAX_MODELS = 32  # at a time: a program that constructs models without end is watched on the first ones that live
-NUM_SAMPLED = 4  # parameters read to notice that the user updates them without an optimizer
+MAX_UNOWNED, MAX_FOREIGN = 200, 20  # parameters that are named in one event
+NUM_SAMPLED = 4  # parameters of each model, read to notice that the user updates them without an optimizer
 
 
 class ModelRegistry:
@@ -41,7 +40,7 @@ class ModelRegistry:
         self._ownership: OwnershipChanged | None = None
         self._num_named = 0
         self._num_foreign = 0
-        self._sampled = ""  # content of a few parameters at the last backward, while no optimizer steps
+        self._sampled: list[int | None] = []  # content of a few parameters at the last backward, while no optimizer steps
 
     def connect(self, callbacks: TrainingCallbacks) -> None:
         """Whose `on_forward_start` and `on_forward_end` are called for the models."""
@@ -60,7 +59,7 @@ class ModelRegistry:
         if len(self._watched) >= MAX_MODELS or self._callbacks is None:
             return None
         # The first model's paths stand alone; those of others come after the model's name.
-        name = "" if self._num_named == 0 else self._unique(label)
+        name = "" if self._num_named == 0 else f"{label}#{self._num_named}" if any(each.name == label for each in self) else label
         self._num_named += 1
         watched = WatchedModel(name, model, self._callbacks)
         self._watched.append(watched)
@@ -68,10 +67,6 @@ class ModelRegistry:
         watched.add_entry_point(entry_point or model)
         self._record(watched, label, step)
         return watched
-
-    def _unique(self, label: str) -> str:
-        taken = {watched.name for watched in self}
-        return label if label not in taken else f"{label}#{self._num_named}"
 
     def _record(self, watched: WatchedModel, label: str, step: int) -> None:
         body = watched.body
@@ -89,8 +84,7 @@ class ModelRegistry:
             self._record_unmeasured(watched, step, path, reason)
 
     def _record_unmeasured(self, watched: WatchedModel, step: int, path: str, reason: str) -> None:
-        where = ".".join(part for part in (watched.name, path) if part)
-        self._recorder.emit(NotMeasured(where=where or "(the whole model)", reason=reason), step)
+        self._recorder.emit(NotMeasured(where=join_path(watched.name, path) or "(the whole model)", reason=reason), step)
 
     def find(self, entry_point: nn.Module) -> WatchedModel | None:
         """The model that is called through this module."""
@@ -159,8 +153,8 @@ class ModelRegistry:
                 for prefix, module in body.named_modules() if body is not None else ():
                     for name, p in module._parameters.items():
                         if p is not None:
-                            path = f"{prefix}.{name}" if prefix else name
-                            self._names.setdefault(id(p), (watched.name, path, type(module).__name__, p.requires_grad))
+                            owner = type(module).__name__
+                            self._names.setdefault(id(p), (watched.name, join_path(prefix, name), owner, p.requires_grad))
         name = self._names.get(id(parameter))
         if name is None:
             # The optimizer holds it, no watched model does: a loose Parameter, or one that the model has dropped.
@@ -170,16 +164,25 @@ class ModelRegistry:
 
     def record_ownership(self, gradients: GradientState, step: int) -> bool:
         """Which optimizer holds which parameter, over the models that have run. False: nothing changed."""
-        named = [
-            (f"{watched.name}.{path}" if watched.name else path, p)
-            for watched in self
-            if watched.has_run
-            for path, p in watched.parameters()
-        ]
+        models = {id(p): (join_path(watched.name, path), p) for watched in self if watched.has_run for path, p in watched.parameters()}
         left_behind = [row for body in self.bodies_that_ran() for row in find_left_behind(body)]
-        with gradients.reading_all() as reads_gradients:
-            event, unowned = find_ownership(named, gradients.optimizers(), left_behind, reads_gradients=reads_gradients)
+        owned: set[int] = set()
+        table: list[dict[str, Any]] = []
+        with gradients.reading_all() as reads_gradients:  # otherwise every parameter counts as one with a gradient
+            for optimizer in gradients.optimizers():
+                held = optimizer_parameters(optimizer)
+                owned.update(id(p) for p in held)
+                foreign = [p for p in held if id(p) not in models]
+                table.append({
+                    "optimizer": gradients.register(optimizer).index, "class": type(optimizer).__name__,
+                    "num_owned": len(held) - len(foreign), "num_foreign": len(foreign),
+                    "num_foreign_with_grad": sum(not reads_gradients or p.grad is not None for p in foreign),
+                    "foreign": [str(tuple(p.shape)) for p in foreign[:MAX_FOREIGN]],
+                })  # fmt: skip
+        unowned = [(name, p) for name, p in models.values() if p.requires_grad and id(p) not in owned]
         self.unowned = [p for _, p in unowned]
+        names = [name for name, _ in unowned[:MAX_UNOWNED]]
+        event = OwnershipChanged(num_unowned=len(unowned), unowned=names, optimizers=table, left_behind=left_behind or None)
         if event == self._ownership:
             return False
         self._ownership = event
@@ -191,20 +194,11 @@ class ModelRegistry:
 
     def have_parameters_moved(self) -> bool:
         """Whether parameters changed since the last call: asked at each backward while no optimizer ever stepped."""
-        content = self._sample_content()
-        has_moved = bool(self._sampled) and content != self._sampled
-        self._sampled = content
-        return has_moved
-
-    def _sample_content(self) -> str:
-        hashes = []
+        before, self._sampled = self._sampled, []
         for watched in self:
-            for _, p in watched.parameters():
-                if p.requires_grad and not on_device(p) and not nn.parameter.is_lazy(p):
-                    hashes.append(content_hash(p.detach().flatten()[:64]))
-                    if len(hashes) == NUM_SAMPLED:
-                        break
-        return repr(hashes) if hashes else ""
+            readable = (p for _, p in watched.parameters() if p.requires_grad and not on_device(p) and not nn.parameter.is_lazy(p))
+            self._sampled += [content_hash(p.detach().flatten()[:64]) for p in islice(readable, NUM_SAMPLED)]
+        return bool(before) and before != self._sampled
 
     def close(self) -> None:
         """Stop watching all models, whatever becomes of one of them."""

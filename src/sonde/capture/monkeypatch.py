@@ -17,12 +17,9 @@ _INHERITED = object()
 
 
 def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], None]:
-    """Put `make(original)` in the place of a function of a module or a method of a class.
-
-    An inherited method (most methods of tensors are those of a class of C, which cannot be changed) is put in front of that of the base.
-
-    Returns a function that undoes it. Where somebody has wrapped the made function meanwhile, that stays, and still calls the made one.
-    """
+    """Put `make(original)` in the place of a function of a module or a method of a class. An inherited method (most methods of tensors are
+    those of a class of C, which cannot be changed) is put in front of that of the base. Returns a function that undoes it. Where somebody
+    has wrapped the made function meanwhile, that stays, and still calls the made one."""
     own = owner.__dict__.get(name, _INHERITED)
     made = make(getattr(owner, name) if own is _INHERITED else own)
     setattr(owner, name, made)

@@ -1,16 +1,13 @@
 """Decides which steps are observed, within the overhead budget.
 
-Every step adds the budgeted share of the training's own time to a balance, minus the cost of the work at every step; an
-observed step subtracts the cost of observing. A new run starts with a small balance, so that the first steps, which show most faults, are
-observed one by one.
+Every step adds the budgeted share of the training's own time to a balance, minus the cost of the work at every step; an observed step
+subtracts the cost of observing. A new run starts with a small balance, so that the first steps are observed one by one.
 """
 
-from __future__ import annotations
-
+import timeit
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from time import perf_counter_ns
 
 import torch
 from torch import nn
@@ -68,15 +65,10 @@ class OverheadBudget:
             self._plain_ns = own_ns
             return self._observed_ns or own_ns
         extra = own_ns - self._plain_ns
-        extra += self._hidden_ns(extra)
+        if len(self._rest_ns) == 2:  # measuring evicts the training's data from caches, which costs at most as much again
+            extra += min(max(0.0, self._rest_ns[True] - self._rest_ns[False]), extra)
         # After an observed step, what other steps cost was not measured again: if it seems too high, observing would seem free for ever.
         return max(extra, self._observed_ns) if self._was_observed else extra
-
-    def _hidden_ns(self, measured_ns: float) -> float:
-        """Cost in the training's own time, because measuring evicts its data from caches. At most `measured_ns`."""
-        if len(self._rest_ns) < 2:
-            return 0.0
-        return min(max(0.0, self._rest_ns[True] - self._rest_ns[False]), measured_ns)
 
     def observe_closely(self) -> None:
         """Observe the next steps, because something changed."""
@@ -91,15 +83,12 @@ class OverheadBudget:
             return True
         if self.at_least_every is not None and step % self.at_least_every == 0:
             return True
-        return self._is_sampled() if is_milestone(step) or self._balance_ns >= self._observed_ns else False
-
-    def _is_sampled(self) -> bool:
-        """Evenly spread, without a random number: the user's generators must not change."""
-        self._sampled += self.sampling_rate
-        if self._sampled < 1 - 1e-9:
+        if not is_milestone(step) and self._balance_ns < self._observed_ns:
             return False
-        self._sampled -= 1
-        return True
+        self._sampled += self.sampling_rate  # evenly spread, without a random number: the user's generators must not change
+        is_sampled = self._sampled >= 1 - 1e-9
+        self._sampled -= is_sampled
+        return is_sampled
 
 
 def is_milestone(step: int) -> bool:
@@ -109,13 +98,10 @@ def is_milestone(step: int) -> bool:
     return step in (1, 2, 3)
 
 
-_NUM_CALLS = 200
-
-
 @cache
 def hook_ns() -> float:
-    """Nanoseconds that torch needs to call a forward hook, measured once per process: a module with hooks takes a slower path in torch.
-    Sonde times its own code but not this path, so it is added to the reported cost."""
+    """Nanoseconds that torch needs to call a forward hook, measured once per process: added to the reported cost, since Sonde times its own
+    code only."""
     module, value = nn.Identity(), torch.empty(0, device="cpu")
     bare = _best(lambda: module(value))
     handle = module.register_forward_hook(lambda *_: None)
@@ -125,10 +111,4 @@ def hook_ns() -> float:
 
 
 def _best(call: Callable[[], object]) -> float:
-    best = float("inf")
-    for _ in range(5):
-        started = perf_counter_ns()
-        for _ in range(_NUM_CALLS // 5):
-            call()
-        best = min(best, (perf_counter_ns() - started) / (_NUM_CALLS // 5))
-    return best
+    return min(timeit.repeat(call, number=40, repeat=5)) / 40 * 1e9

@@ -1,12 +1,8 @@
 """Where the time of a step goes, by a monotonic clock, with Sonde's own time apart.
 
-Every moment belongs to exactly one phase: to the innermost that is under way, so the phases of a step and Sonde's own time add up to the
-step. `torch.save` inside of a validation is checkpointing, a batch that is fetched there is data, a backward inside of an optimizer's
-closure is backward. Outside of all phases the time is validation from the first forward without gradients until the training goes on;
-before and after that it is other.
+Every moment belongs to the innermost phase that is under way, so the phases of a step and Sonde's own time add up to the step. Outside of
+all phases the time is validation from the first forward without gradients until the training goes on; otherwise it is other.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Callable

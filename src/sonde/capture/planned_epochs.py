@@ -3,8 +3,6 @@
 It is read from the source code and the variables in it. The result is None for anything but a simple loop.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import linecache
@@ -22,18 +20,18 @@ from sonde.capture.call_site import WRAPPER_FILE, is_library, read_locals
 
 MAX_FRAMES = 6  # functions between the loop over the loader and the loop of epochs
 MAX_SOURCE = 400_000  # characters: a longer file is not parsed during a training
-_OWN = (str(Path(__file__).resolve().parents[1]), str(Path(torch.__file__).parent))
+_OWN = (str(Path(__file__).resolve().parents[1]), str(Path(torch.__file__).parent), WRAPPER_FILE)
 _OPERATORS: dict[type[ast.operator], Any] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
 }  # fmt: skip
 
 
 class EpochLoop(NamedTuple):
-    """The loop of epochs around a loader."""
+    """The loop of epochs around a loader. The field names are those of the event `DataPass`."""
 
     num_rounds: int
     round_index: int  # from 0 on
-    line: str  # train.py:20
+    loop_line: str  # train.py:20
     break_lines: list[str]  # lines that leave the loop early
 
 
@@ -49,11 +47,8 @@ def lines_of_callers() -> list[tuple[str, int]]:
 
 
 def enclosing_epoch_loop(attached_at: Sequence[tuple[str, int]] = ()) -> EpochLoop | None:
-    """The epoch loop around the loader that starts now.
-
-    None if the loop is not simple, or if it also encloses the lines `attached_at` of the session's start: the session may end before the
-    loop does.
-    """
+    """The epoch loop around the loader that starts now. None if the loop is not simple, or if it also encloses the lines `attached_at` of
+    the session's start: the session may end before the loop does."""
     frame = _caller()
     inner = frame.f_lineno if frame is not None else 0
     for _ in range(MAX_FRAMES):
@@ -71,9 +66,7 @@ def enclosing_epoch_loop(attached_at: Sequence[tuple[str, int]] = ()) -> EpochLo
 def _caller() -> FrameType | None:
     """The frame that starts the loader, without frames of Sonde, torch and tqdm."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and (
-        (name := frame.f_code.co_filename).startswith(_OWN) or name == WRAPPER_FILE or "/tqdm/" in name
-    ):
+    while frame is not None and ((name := frame.f_code.co_filename).startswith(_OWN) or "/tqdm/" in name):
         frame = frame.f_back
     return frame
 
@@ -113,23 +106,18 @@ def _tree(filename: str) -> ast.Module | None:
 
 def _describe(loop: ast.For, frame: FrameType) -> EpochLoop | None:
     call = loop.iter
-    while isinstance(call, ast.Call) and isinstance(call.func, (ast.Name, ast.Attribute)) and _name(call.func) == "tqdm" and call.args:
+    while isinstance(call, ast.Call) and _name(call.func) == "tqdm" and call.args:
         call = call.args[0]
-    if not isinstance(call, ast.Call) or call.keywords or _name(call.func) not in ("range", "trange"):
-        return None
-    if not isinstance(loop.target, ast.Name):
+    is_range = isinstance(call, ast.Call) and not call.keywords and _name(call.func) in ("range", "trange")
+    if not isinstance(call, ast.Call) or not is_range or not isinstance(loop.target, ast.Name):
         return None
     names = read_locals(frame)
     bounds = [_value(each, names, frame.f_globals) for each in call.args]
-    current = names.get(loop.target.id)
-    if not bounds or any(type(each) is not int for each in bounds) or type(current) is not int:
-        return None
-    rounds = range(*bounds)
-    if current not in rounds:
+    current: Any = names.get(loop.target.id)
+    if not bounds or any(type(each) is not int for each in (*bounds, current)) or current not in (rounds := range(*bounds)):
         return None
     name = Path(frame.f_code.co_filename).name
-    breaks = [f"{name}:{line}" for line in _breaks(loop)]
-    return EpochLoop(len(rounds), rounds.index(current), f"{name}:{loop.lineno}", breaks[:4])
+    return EpochLoop(len(rounds), rounds.index(current), f"{name}:{loop.lineno}", [f"{name}:{line}" for line in _breaks(loop)[:4]])
 
 
 def _name(node: ast.expr) -> str:

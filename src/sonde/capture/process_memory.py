@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,14 +57,7 @@ def heap() -> Heap | None:
 
 def rss() -> int | None:
     """Bytes of this process in physical memory."""
-    fields = _statm()
-    return fields[1] if fields else None
-
-
-def address_space() -> int | None:
-    """Bytes of address space, used or not."""
-    fields = _statm()
-    return fields[0] if fields else None
+    return _statm()[1]
 
 
 def peak_rss() -> int | None:
@@ -76,61 +71,54 @@ def peak_rss() -> int | None:
         return None
 
 
-def _statm() -> list[int]:
+def _statm() -> tuple[int, int] | tuple[None, None]:
+    """Bytes of address space, used or not, and of physical memory."""
     try:
         fd = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return []
+        return None, None
     try:
-        return [int(pages) * _PAGE for pages in os.read(fd, 128).split()[:2]]
+        size, resident, *_ = os.read(fd, 128).split()
+        return int(size) * _PAGE, int(resident) * _PAGE
     except (OSError, ValueError):
-        return []
+        return None, None
     finally:
         os.close(fd)
 
 
 def limit() -> Limit | None:
     """The smallest of the machine's memory, the container's limit and the rest of ulimit -v."""
-    found = [one for one in (_machine(), _container(), _ulimit()) if one is not None]
-    return min(found, default=None)
+    return min(filter(None, (_machine(), _container(), _ulimit())), default=None)
 
 
 def available() -> int | None:
     """Bytes that this process may still allocate without swapping: the smallest of what the machine and the container have left."""
-    found = [each for each in (_available_of_machine(), _available_of_container()) if each is not None]
-    return min(found, default=None)
+    return min((each for each in (_available_of_machine(), _available_of_container()) if each is not None), default=None)
 
 
 def _available_of_machine() -> int | None:
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    return None
+        return _read_field(Path("/proc/meminfo"), "MemAvailable:") * 1024 or None
+    except (OSError, ValueError):
+        return None
 
 
 def _available_of_container() -> int | None:
-    for path in _cgroup_files():
+    for path, num_bytes in _cgroup_limits():
         used = path.with_name("memory.current" if path.name == "memory.max" else "memory.usage_in_bytes")
         try:
-            limit_text, num_used = path.read_text().strip(), int(used.read_text())
-            cached = _reclaimable(path.with_name("memory.stat"))
+            # The kernel drops inactive files when it needs the memory.
+            dropped = _read_field(path.with_name("memory.stat"), "inactive_file", "total_inactive_file")
+            return max(0, num_bytes - int(used.read_text()) + dropped)
         except (OSError, ValueError):
             continue
-        if limit_text.isdigit() and int(limit_text) < 1 << 60:
-            return max(0, int(limit_text) - num_used + cached)
     return None
 
 
-def _reclaimable(statistics: Path) -> int:
-    """Bytes of files in memory that the kernel drops when it needs the memory."""
-    for line in statistics.read_text().splitlines():
-        name, _, value = line.partition(" ")
-        if name in ("inactive_file", "total_inactive_file"):
-            return int(value)
-    return 0
+def _read_field(file: Path, *names: str) -> int:
+    """The number after one of these names in a file of the kernel."""
+    rows = (line.split() for line in file.read_text().splitlines())
+    return next((int(row[1]) for row in rows if row and row[0] in names), 0)
 
 
 def _machine() -> Limit | None:
@@ -141,18 +129,11 @@ def _machine() -> Limit | None:
 
 
 def _container() -> Limit | None:
-    """The limit of the control group, version 2 or 1; "max" means none."""
-    for path in _cgroup_files():
-        try:
-            text = path.read_text().strip()
-        except OSError:
-            continue
-        if text.isdigit() and int(text) < 1 << 60:
-            return Limit(int(text), "the container")
-    return None
+    return next((Limit(num_bytes, "the container") for _, num_bytes in _cgroup_limits()), None)
 
 
-def _cgroup_files() -> list[Path]:
+def _cgroup_limits() -> Iterator[tuple[Path, int]]:
+    """Files of the control group, version 2 or 1, that hold a limit; "max" means none."""
     files = [Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")]
     try:
         for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -163,7 +144,10 @@ def _cgroup_files() -> list[Path]:
                 files.append(Path(f"/sys/fs/cgroup/memory{path}/memory.limit_in_bytes"))
     except (OSError, ValueError):
         pass
-    return files
+    for file in files:
+        with contextlib.suppress(OSError, ValueError):  # "max" is no number
+            if (num_bytes := int(file.read_text())) < 1 << 60:
+                yield file, num_bytes
 
 
 def _ulimit() -> Limit | None:
@@ -176,5 +160,6 @@ def _ulimit() -> Limit | None:
         return None
     if soft == resource.RLIM_INFINITY:
         return None
-    unused = max(0, (address_space() or 0) - (rss() or 0))
+    size, resident = _statm()
+    unused = max(0, (size or 0) - (resident or 0))
     return Limit(max(0, soft - unused), "ulimit -v")

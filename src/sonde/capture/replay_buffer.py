@@ -4,8 +4,6 @@ References, never copies: the inputs of the last forwards, the state of the rand
 called backward. All of it is released when the step ends, so nothing outlives the step.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections import deque
 from collections.abc import Mapping
@@ -31,16 +29,6 @@ class ForwardCall(NamedTuple):
     rng: Tensor  # state of the CPU's generator as the forward began
 
 
-def forward_call(model: str, module: nn.Module, args: Any, kwargs: Any) -> ForwardCall:
-    """A forward that begins now."""
-    return ForwardCall(model, module, args, kwargs, torch.get_rng_state())
-
-
-def _first_input(call: ForwardCall) -> Tensor | None:
-    first = call.args[0] if call.args else None
-    return first if isinstance(first, Tensor) else None
-
-
 class ReplayBuffer:
     """The forwards of the running step and the frames that make its loss and call its backward."""
 
@@ -63,22 +51,27 @@ class ReplayBuffer:
 
     def on_forward_start(self, model: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         self.backward_frame = None
-        self.calls.append(forward_call(model, module, args, kwargs))
+        self.calls.append(ForwardCall(model, module, args, kwargs, torch.get_rng_state()))
 
     def on_forward_end(self, *, library_calls_backward: bool) -> None:
         if library_calls_backward:
             self.loss_frame = called_by_library(user_frame())
 
     @property
+    def _first_input(self) -> Tensor | None:
+        first = self.calls[-1].args[0] if self.calls and self.calls[-1].args else None
+        return first if isinstance(first, Tensor) else None
+
+    @property
     def has_same_batch(self) -> bool:
         """Whether the model was called with the very tensor of the step before: a training on one fixed batch."""
-        if self._last_input is None or not self.calls:
+        if self._last_input is None:
             return False
-        first, (last, version) = _first_input(self.calls[-1]), self._last_input
+        first, (last, version) = self._first_input, self._last_input
         return first is not None and first is last() and tensor_version(first) == version
 
     def clear(self) -> None:
-        first = _first_input(self.calls[-1]) if self.calls else None
+        first = self._first_input
         self._last_input = None if first is None else (weakref.ref(first), tensor_version(first))
         self.calls.clear()
         self.backward_frame = self.loss_frame = None

@@ -1,18 +1,16 @@
 """Restores all state that a tool changes when it runs a model of the user: the profiler, the tools, a replay in the training process.
 
-Restored are the random generators, buffers, attributes of modules, training flags, grad mode, autocast, the default dtype and the
-gradients of parameters. A parameter that is replaced by another object is restored; its values are not copied, since a forward and a
-backward only read them.
+Restored are the random generators, buffers, attributes of modules, training flags, grad mode, autocast, the default dtype and gradients.
+The values of parameters are not copied: a forward and a backward only read them.
 """
 
-from __future__ import annotations
-
 import random
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -31,7 +29,9 @@ def state_restored(modules: Iterable[nn.Module]) -> Iterator[None]:
             undo.enter_context(preserve_versions(tuple(tensors)))
         undo.callback(torch.set_default_dtype, torch.get_default_dtype())
         undo.callback(torch.set_grad_enabled, torch.is_grad_enabled())
-        _restore_autocast(undo)
+        for device in ("cpu", "cuda"):
+            undo.callback(torch.set_autocast_enabled, device, torch.is_autocast_enabled(device))
+            undo.callback(torch.set_autocast_dtype, device, torch.get_autocast_dtype(device))
         _restore_generators(undo)
         for part in every:
             undo.callback(_restore_attributes, part, _attributes_of(part))
@@ -40,7 +40,7 @@ def state_restored(modules: Iterable[nn.Module]) -> Iterator[None]:
         for part in every:
             for p in part._parameters.values():
                 if p is not None and not nn.parameter.is_lazy(p) and p.is_leaf:
-                    undo.callback(_restore_grad, p, p.grad)
+                    undo.callback(setattr, p, "grad", p.grad)
         yield
 
 
@@ -59,19 +59,11 @@ def _restore_attributes(part: nn.Module, state: dict[str, Any]) -> None:
 
 
 def _refill(container: Any, content: Any) -> None:
-    if len(container) == len(content) and all(a is b for a, b in zip(_items(container), _items(content))):
+    items, saved = (chain(*each.items()) if isinstance(each, dict) else each for each in (container, content))
+    if len(container) == len(content) and all(a is b for a, b in zip(items, saved)):
         return
     container.clear()
     container.extend(content) if isinstance(container, list) else container.update(content)
-
-
-def _items(container: Any) -> Iterator[Any]:
-    if isinstance(container, dict):
-        for key, value in container.items():
-            yield key
-            yield value
-    else:
-        yield from container
 
 
 def _tensors(every: list[nn.Module]) -> list[Tensor]:
@@ -90,22 +82,9 @@ def _restore_values(tensor: Tensor, content: Tensor) -> None:
         tensor.detach().copy_(content)
 
 
-def _restore_grad(parameter: nn.Parameter, gradient: Tensor | None) -> None:
-    if parameter.grad is not gradient:
-        parameter.grad = gradient
-
-
-def _restore_autocast(undo: ExitStack) -> None:
-    for device in ("cpu", "cuda"):
-        undo.callback(torch.set_autocast_enabled, device, torch.is_autocast_enabled(device))
-        undo.callback(torch.set_autocast_dtype, device, torch.get_autocast_dtype(device))
-
-
 def _restore_generators(undo: ExitStack) -> None:
     undo.callback(torch.set_rng_state, torch.get_rng_state())
     undo.callback(random.setstate, random.getstate())
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        undo.callback(numpy.random.set_state, numpy.random.get_state())
+    undo.callback(np.random.set_state, np.random.get_state())
     if torch.cuda.is_available():
         undo.callback(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())

@@ -1,7 +1,5 @@
 """Numbers the sites, collects the scalars of a step, and passes whole steps to the writer of the run log."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -62,14 +60,12 @@ class StepRecorder:
         """`rows` has one row per site of the plan."""
         if self._new_sites:
             self._write_sites()
-        time_ns = time.monotonic_ns() - self._started_ns
+        time_ns = self._now()
         record = native_extension.encode_frame(plan, step, time_ns, rows)
         if record is None:
             self.writer.frame(plan, step, rows, time_ns)
         else:
             self.writer.put(record)
-
-    # -- the end of a step -------------------------------------------------------------------------
 
     def end_step(self, step: int, *, is_incomplete: bool = False) -> None:
         """Write the step frame, last of its step, and everything before it, in one call of the system. A step that is incomplete, because
@@ -119,19 +115,10 @@ class StepRecorder:
         self._write_sites()
         self.writer.flush()
 
-    def close(self) -> None:
-        self.writer.close()
-
-    def wait(self, seconds: float) -> bool:
-        """Whether the log can still be written to, see `Writer.wait`."""
-        return self.writer.wait(seconds)
-
     def _scalar_site(self, name: str) -> Site:
-        site = self._scalar_sites.get(name)
-        if site is None:
-            site = self.site(kind="scalar", path=name) or Site(id=0, kind="scalar", path=name)
-            self._scalar_sites[name] = site
-        return site
+        if name not in self._scalar_sites:
+            self._scalar_sites[name] = self.site(kind="scalar", path=name) or Site(id=0, kind="scalar", path=name)
+        return self._scalar_sites[name]
 
     def _now(self) -> int:
         return time.monotonic_ns() - self._started_ns

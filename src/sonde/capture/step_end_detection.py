@@ -1,12 +1,9 @@
 """When one training step ends and the next begins.
 
-A step is one update of the parameters. With one optimizer it ends when that optimizer has stepped. With several (GANs, an optimizer per
-parameter) it ends with the last one of their cycle, which is learnt from the first repetition. Loops that never step an optimizer still
-advance: by manual updates of the parameters or, when the update was forgotten, by gradients being cleared and made again.
-Pure logic: each method takes one call of the loop and returns whether the current step has ended.
+A step is one update of the parameters. With one optimizer it ends when that optimizer has stepped; with several (GANs) with the last one of
+their cycle, which is learnt from the first repetition. Loops that never step an optimizer advance by manual updates of the parameters or,
+when the update was forgotten, by gradients being cleared and made again. Each method returns whether the current step has ended.
 """
-
-from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -60,11 +57,7 @@ class StepBoundaries:
     def on_zero_grad(self, key: Hashable) -> bool:
         """Clearing the gradients of an optimizer that stepped before others did begins their cycle anew."""
         self.is_active = True
-        if key not in self._stepped or key == next(reversed(self._stepped)):
-            return False
-        self._anchor = next(reversed(self._stepped))
-        self._is_next_open = True
-        return True
+        return key != next(reversed(self._stepped), None) and self.on_optimizer_step_start(key)
 
     def on_batch_start(self) -> bool:
         """Fetching the next batch ends the first step of a cycle that is not known yet."""
@@ -79,11 +72,10 @@ class StepBoundaries:
         self.is_active = True
         ended = False
         if not self._stepped and self._num_backwards:
-            new_iteration = (has_cleared or has_moved) and not self._ever_stepped
-            self._num_restarts = self._num_restarts + 1 if new_iteration else self._num_restarts
+            is_new_iteration = (has_cleared or has_moved) and not self._ever_stepped
+            self._num_restarts += is_new_iteration
             is_manual = has_moved and self.num_optimizers == 0  # without an optimizer, moving by hand is the way to step
-            ended = new_iteration and (is_manual or self._num_restarts > PATIENCE)
-            ended = ended or self._num_backwards >= LONGEST_ACCUMULATION
+            ended = (is_new_iteration and (is_manual or self._num_restarts > PATIENCE)) or self._num_backwards >= LONGEST_ACCUMULATION
         if ended:
             self._is_next_open, self._next_backwards = True, 1
         else:

@@ -1,7 +1,6 @@
 """Turns the callbacks of a training into steps: settles where a step ends, times its phases, calls the probes, and writes its record.
 
-It runs in every step of somebody else's training, so its path through an unobserved step is short: a few counters, two clocks and the
-probes that are called at every step.
+Its path through an unobserved step is short: a few counters, two clocks and the probes that are called at every step.
 """
 
 from __future__ import annotations
@@ -9,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
 from threading import get_ident
 from time import perf_counter_ns
+from types import SimpleNamespace
 from typing import Any, Concatenate, ParamSpec, cast
 
 import torch
@@ -26,8 +25,6 @@ from sonde.capture.overhead_budget import OverheadBudget
 from sonde.capture.phase_timer import PhaseTimer
 from sonde.capture.probes import PROBES
 from sonde.capture.probes.finite_check import is_skipped_by_scaler
-from sonde.capture.probes.loss import LossProbe
-from sonde.capture.probes.memory import MemoryProbe
 from sonde.capture.probes.probe import Probe, ProbeContext
 from sonde.capture.probes.schedulers import scheduled_optimizer
 from sonde.capture.replay_buffer import ReplayBuffer
@@ -56,8 +53,7 @@ Handlers = tuple[tuple[Probe, Callable[..., Any]], ...]
 
 
 def isolated(method: Callable[Concatenate[StepTracker, P], None]) -> Callable[Concatenate[StepTracker, P], None]:
-    """A callback whose time counts as Sonde's own and whose errors do not reach the training. KeyboardInterrupt and the like are the user's
-    and pass."""
+    """A callback whose time counts as Sonde's own and whose errors do not reach the training."""
     name = method.__name__
 
     @functools.wraps(method)
@@ -80,47 +76,19 @@ def isolated(method: Callable[Concatenate[StepTracker, P], None]) -> Callable[Co
     return cast("Callable[Concatenate[StepTracker, P], None]", callback)
 
 
-@dataclass(frozen=True, slots=True)
-class HandlerPlan:
-    """For each callback, the probes that override it, in their order: planned at attach for observed and for other steps."""
+CALLBACKS = (*(name for name in dir(Probe) if name.startswith("on_")), "tables", "collect", "reset")
 
-    on_loader_start: Handlers
-    on_batch_end: Handlers
-    on_phase_start: Handlers
-    on_forward_start: Handlers
-    on_forward_end: Handlers
-    on_eval_forward_start: Handlers
-    on_eval_forward_end: Handlers
-    on_backward_start: Handlers
-    on_backward_end: Handlers
-    on_zero_grad: Handlers
-    on_clip: Handlers
-    on_optimizer_created: Handlers
-    on_optimizer_step_start: Handlers
-    on_optimizer_step_end: Handlers
-    on_update_skipped: Handlers
-    on_scheduler_created: Handlers
-    on_scheduler_step: Handlers
-    on_loss_scaled: Handlers
-    on_incident: Handlers
-    on_step_start: Handlers
-    tables: Handlers
-    collect: Handlers
-    on_step_end: Handlers
-    on_step_timed: Handlers
-    reset: Handlers
-    on_detach: Handlers
 
-    @classmethod
-    def of(cls, probes: Sequence[Probe], *, is_observed: bool) -> HandlerPlan:
-        def is_called(probe: Probe, callback: str) -> bool:
-            is_overridden = getattr(type(probe), callback) is not getattr(Probe, callback)
-            return is_overridden and (is_observed or not (probe.OBSERVED_ONLY or callback in probe.OBSERVED_CALLBACKS))
+def plan_handlers(probes: Sequence[Probe], *, is_observed: bool) -> SimpleNamespace:
+    """For each of `CALLBACKS`, the probes that override it, in their order, with the method."""
 
-        def overriding(callback: str) -> Handlers:
-            return tuple((each, getattr(each, callback)) for each in probes if is_called(each, callback))
+    def is_called(probe: Probe, callback: str) -> bool:
+        is_overridden = getattr(type(probe), callback) is not getattr(Probe, callback)
+        return is_overridden and (is_observed or not (probe.OBSERVED_ONLY or callback in probe.OBSERVED_CALLBACKS))
 
-        return cls(**{field.name: overriding(field.name) for field in fields(cls)})
+    return SimpleNamespace(**{
+        callback: tuple((each, getattr(each, callback)) for each in probes if is_called(each, callback)) for callback in CALLBACKS
+    })  # fmt: skip
 
 
 class StepTracker(TrainingCallbacks):
@@ -128,16 +96,10 @@ class StepTracker(TrainingCallbacks):
     incident; `more_probes` are called after those of this package."""
 
     def __init__(
-        self,
-        recorder: StepRecorder,
-        config: DebugConfig,
-        isolation: ErrorIsolation,
-        models: ModelRegistry,
-        *,
-        concerns: Callable[[torch.optim.Optimizer], bool],
-        make_handlers: Callable[[], Sequence[IncidentHandler]] = tuple,
+        self, recorder: StepRecorder, config: DebugConfig, isolation: ErrorIsolation, models: ModelRegistry, *,
+        concerns: Callable[[torch.optim.Optimizer], bool], make_handlers: Callable[[], Sequence[IncidentHandler]] = tuple,
         more_probes: Callable[[ProbeContext], Sequence[Probe]] = lambda context: (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.is_paused = False
         self.recorder, self.models, self.isolation = recorder, models, isolation
         self.boundaries, self.gradients, self.buffer = StepBoundaries(), GradientState(), ReplayBuffer()
@@ -173,8 +135,7 @@ class StepTracker(TrainingCallbacks):
     def plan_handlers(self) -> None:
         """Find out which probes are called when: at attach, and when a probe is disabled or has something to do from now on."""
         enabled = [probe for probe in self._probes if probe.is_enabled and not self.isolation.is_disabled(probe.name)]
-        self._observed_plan = HandlerPlan.of(enabled, is_observed=True)
-        self._plain_plan = HandlerPlan.of(enabled, is_observed=False)
+        self._observed_plan, self._plain_plan = (plan_handlers(enabled, is_observed=is_observed) for is_observed in (True, False))
         self._plan = self._observed_plan if self.state.is_observed else self._plain_plan
 
     def _call(self, handlers: Handlers, *args: Any) -> None:
@@ -202,7 +163,7 @@ class StepTracker(TrainingCallbacks):
         if isinstance(incident, (NonFiniteIncident, EvaluationIncident)) and not is_question:
             self.recorder.emit(incident.event, incident.step)
         is_confirmed = not is_question
-        if not (isinstance(incident, NonFiniteIncident) and incident.is_input):
+        if not (isinstance(incident, NonFiniteIncident) and incident.event.what == "input"):  # which has no origin to search for
             try:
                 with suspended():
                     if self._incident_handlers is None:
@@ -255,16 +216,6 @@ class StepTracker(TrainingCallbacks):
         except Exception as error:
             self.isolation.report("on_resume", "", error)
 
-    def log_deferred(self, name: str, value: torch.Tensor, step: int) -> None:
-        """A number of the user's that is on a device."""
-        self.probe(LossProbe).log_deferred(name, value, step)
-
-    @property
-    def outside_bytes(self) -> int:
-        """Of the heap, what belonged to no model when the first forward began."""
-        memory = self.probe(MemoryProbe)
-        return 0 if memory is None else int(memory.outside_bytes)
-
     @isolated
     def finish(self) -> None:
         """The training is over: a step that is under way is written too, if anything happened in it."""
@@ -277,9 +228,8 @@ class StepTracker(TrainingCallbacks):
     def close_handlers(self) -> None:
         """End what incident handlers have started."""
         for handler in self._incident_handlers or ():
-            close = getattr(handler, "close", None)
-            if close is not None:
-                close()
+            if hasattr(handler, "close"):
+                handler.close()
 
     # -- data --------------------------------------------------------------------------------------
 
@@ -502,7 +452,7 @@ class StepTracker(TrainingCallbacks):
         num = self.gradients.num_registered
         entry = self.gradients.register(optimizer)
         if self.gradients.num_registered > num or self.gradients.num_registered > 1:
-            self.boundaries.num_optimizers = self.gradients.num_optimizers  # one may have been replaced, and be gone
+            self.boundaries.num_optimizers = len(self.gradients.optimizers())  # one may have been replaced, and be gone
         if self.gradients.num_registered > num:
             self._call(self._plan.on_optimizer_created, optimizer)
         return entry
@@ -600,14 +550,10 @@ class StepTracker(TrainingCallbacks):
         if pending or self._deferred.waiting:
             self._deferred.fetch(pending)
         self._call(self._plan.collect)
-        for probe, table in unfinished:
-            self._report_unmeasured(probe, table)
         self._num_observed += 1
-
-    def _report_unmeasured(self, probe: Probe, table: StatisticsTable) -> None:
-        """A tensor that could not be measured leaves zeros, as one that is not there: the reason is recorded once per probe."""
-        for reason in table.unsupported.values():
-            if (probe.name, reason) not in self._reported and len(self._reported) < MAX_REPORTED:
-                self._reported.add((probe.name, reason))
+        # A tensor that could not be measured leaves zeros, as one that is not there: the reason is recorded once per probe.
+        for name, reason in [(probe.name, reason) for probe, table in unfinished for reason in table.unsupported.values()]:
+            if (name, reason) not in self._reported and len(self._reported) < MAX_REPORTED:
+                self._reported.add((name, reason))
                 text = f"some tensors could not be measured: {reason}"
-                self.recorder.emit(NotMeasured(probe=probe.name, where="", reason=text), self.boundaries.number)
+                self.recorder.emit(NotMeasured(probe=name, where="", reason=text), self.boundaries.number)

@@ -67,19 +67,16 @@ class TensorMethodPatch:
                     result = original(*args, **kwargs)
                     return result
                 finally:
-                    self._call_back(MethodCall(name, args, kwargs, result, perf_counter_ns() - began, sys._getframe(1)))
+                    try:
+                        self._on_call(MethodCall(name, args, kwargs, result, perf_counter_ns() - began, sys._getframe(1)))
+                    except Exception as error:
+                        self._error = error.with_traceback(None)  # which would keep the tensors of the call
                     self._inside = False
 
             method.__name__ = name
             return method
 
         return make
-
-    def _call_back(self, call: MethodCall) -> None:
-        try:
-            self._on_call(call)
-        except Exception as error:
-            self._error = error.with_traceback(None)  # which would keep the tensors of the call
 
 
 _method_patches: list[TensorMethodPatch] = []

@@ -1,8 +1,7 @@
 """The patches of torch and the global hooks of its optimizers, which call the subscribers of a training.
 
-`subscribe` puts them in with the first subscriber and `unsubscribe` takes them out with the last, so sessions may come and go in any order.
-A patched function does what it did, with the same arguments, result and exceptions; subscribers isolate their own errors. Together with
-`forward_call_patch` and `monkeypatch` this is all that patches torch; `tests/integration/test_architecture.py` checks it.
+`subscribe` installs them with the first subscriber and `unsubscribe` removes them with the last. A patched function does what it did, with
+the same arguments, result and exceptions. Only this module, `forward_call_patch` and `monkeypatch` patch torch.
 """
 
 from __future__ import annotations
@@ -46,15 +45,15 @@ def unsubscribe(callbacks: TrainingCallbacks) -> None:
 
 
 def _install() -> None:
-    for hook in (_optimizer_step_start, _optimizer_step_end):
+    for hook, register in (
+        (_optimizer_step_start, register_optimizer_step_pre_hook), (_optimizer_step_end, register_optimizer_step_post_hook),
+    ):  # fmt: skip
         skip_in_dynamo(hook, recursive=True)
-    _undo.extend(
-        (register_optimizer_step_pre_hook(_optimizer_step_start).remove, register_optimizer_step_post_hook(_optimizer_step_end).remove)
-    )
+        _undo.append(register(hook).remove)
     _patch(torch.autograd, "backward", _wrap_backward)
-    _patch(torch.optim.Optimizer, "__init__", _wrap_optimizer_init)
-    _patch(torch.optim.Optimizer, "zero_grad", _wrap_zero_grad)
-    _patch(nn.Module, "zero_grad", _wrap_zero_grad)
+    _patch(torch.optim.Optimizer, "__init__", functools.partial(_wrap_method, "on_optimizer_created"))
+    _patch(torch.optim.Optimizer, "zero_grad", functools.partial(_wrap_method, "on_zero_grad"))
+    _patch(nn.Module, "zero_grad", functools.partial(_wrap_method, "on_zero_grad"))
     for module in (nn.utils, nn.utils.clip_grad):
         _patch(module, "clip_grad_norm_", _wrap_clip)
         _patch(module, "clip_grad_value_", _wrap_clip)
@@ -62,7 +61,7 @@ def _install() -> None:
         if isinstance(scheduler, type) and issubclass(scheduler, lr_scheduler.LRScheduler):
             _patch(scheduler, "step", _wrap_scheduler_step)
             _patch(scheduler, "__init__", functools.partial(_wrap_scheduler_init, scheduler))
-    _patch(torch.amp.GradScaler, "scale", _wrap_scale)
+    _patch(torch.amp.GradScaler, "scale", functools.partial(_wrap_method, "on_loss_scaled"))
     _patch(torch.amp.GradScaler, "step", _wrap_scaler_step)
     if DataLoaderIterator is not None:
         _patch(DataLoaderIterator, "__next__", _wrap_next_batch)
@@ -123,24 +122,17 @@ def _wrap_backward(original: Any) -> Any:
     return backward
 
 
-def _wrap_optimizer_init(original: Any) -> Any:
-    def __init__(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        for subscriber in subscribers():
-            subscriber.on_optimizer_created(self)
+def _wrap_method(callback: str, original: Any) -> Any:
+    """After the method, this callback is called with its object."""
 
-    return __init__
-
-
-def _wrap_zero_grad(original: Any) -> Any:
-    def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         if not is_compiling():
             for subscriber in subscribers():
-                subscriber.on_zero_grad(self)
+                getattr(subscriber, callback)(self)
         return result
 
-    return zero_grad
+    return method
 
 
 def _wrap_clip(original: Any) -> Any:
@@ -159,11 +151,9 @@ def _wrap_scheduler_step(original: Any) -> Any:
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         # The constructor and composed schedulers call step themselves: only the user's call counts.
-        if is_compiling() or is_initial_scheduler_step(self):
-            return result
-        if sys._getframe(1).f_code.co_filename != lr_scheduler.__file__:
-            for subscriber in subscribers():
-                subscriber.on_scheduler_step(self, bool(args or kwargs))
+        is_inner = is_initial_scheduler_step(self) or sys._getframe(1).f_code.co_filename == lr_scheduler.__file__
+        for subscriber in () if is_inner or is_compiling() else subscribers():
+            subscriber.on_scheduler_step(self, bool(args or kwargs))
         return result
 
     return step
@@ -179,16 +169,6 @@ def _wrap_scheduler_init(owner: type, original: Any) -> Any:
                 subscriber.on_scheduler_created(self)
 
     return __init__
-
-
-def _wrap_scale(original: Any) -> Any:
-    def scale(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        for subscriber in subscribers():
-            subscriber.on_loss_scaled(self)
-        return result
-
-    return scale
 
 
 def _wrap_scaler_step(original: Any) -> Any:

@@ -3,8 +3,6 @@
 `patches.subscribe` is the way to subscribe: it also puts the patches in that call the subscribers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator
@@ -17,11 +15,8 @@ from torch import nn
 
 
 class TrainingCallbacks:
-    """What a subscriber is called for; every method does nothing unless it is overridden.
-
-    A start is always followed by its end, also after an exception; except that an optimizer step that raises has no end, because torch
-    does not call its hook then.
-    """
+    """What a subscriber is called for; every method does nothing unless it is overridden. A start is always followed by its end, also after
+    an exception; except that an optimizer step that raises has no end, because torch does not call its hook then."""
 
     is_called_in_forks = False
     """Whether a forked child calls it too. A session belongs to the process that opened it; a tool that must end the script does not."""

@@ -1,7 +1,5 @@
 """A model under watch: its layers, its parameters, and the modules whose calls are its forwards."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator
 
@@ -59,14 +57,12 @@ class WatchedModel:
     def renew_entry_points(self) -> None:
         """Watch entry points again whose class has changed meanwhile."""
         for ref in self._entry_points.values():
-            module = ref()
-            if module is not None and not is_forward_watched(module, self._callbacks):
+            if (module := ref()) is not None and not is_forward_watched(module, self._callbacks):
                 watch_forward(module, self._callbacks)
 
     def remove_entry_points(self) -> None:
         for ref in self._entry_points.values():
-            module = ref()
-            if module is not None:
+            if (module := ref()) is not None:
                 unwatch_forward(module, self._callbacks)
         self._entry_points.clear()
 
@@ -142,3 +138,8 @@ def depends_on_mode(module: nn.Module) -> bool:
     if isinstance(module, BATCH_NORM):
         return bool(module.track_running_stats)
     return isinstance(module, (nn.MultiheadAttention, nn.RNNBase)) and module.dropout > 0
+
+
+def join_path(*parts: str) -> str:
+    """A dotted path of those parts that are not empty."""
+    return ".".join(filter(None, parts))

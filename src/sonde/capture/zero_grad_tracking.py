@@ -1,14 +1,11 @@
 """The state of the gradients: were they cleared between updates, and was anything in them when an optimizer used them?
 
-Exact relations, not thresholds. For each optimizer it is known whether its gradients have been seen cleared since its last step, and
-whether a backward has written to them. A handful of parameters is sampled, at the moments where it matters: at the start and end of
-backward, and at the update.
+For each optimizer it is known whether its gradients have been seen cleared since its last step, and whether a backward has written to
+them. A few parameters are sampled: at the start and end of backward, and at the update.
 """
 
-from __future__ import annotations
-
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock, get_ident
@@ -88,16 +85,9 @@ class GradientState:
             self.num_registered += 1
         return entry
 
-    def optimizers(self) -> Iterable[tuple[OptimizerGradients, torch.optim.Optimizer]]:
+    def optimizers(self) -> list[torch.optim.Optimizer]:
         """Those that are alive."""
-        for entry in self._entries.values():
-            optimizer = entry.optimizer()
-            if optimizer is not None:
-                yield entry, optimizer
-
-    @property
-    def num_optimizers(self) -> int:
-        return sum(1 for _ in self.optimizers())
+        return [optimizer for entry in list(self._entries.values()) if (optimizer := entry.optimizer()) is not None]
 
     def _of_this_thread(self) -> list[OptimizerGradients]:
         """Entries whose gradients may be read in this thread: backward releases the GIL, and reading a gradient while another thread writes
@@ -131,21 +121,14 @@ class GradientState:
 
     def on_backward_end(self) -> None:
         with self._lock:
-            self._on_backward_end()
-
-    def _on_backward_end(self) -> None:
-        for entry in self._of_this_thread():
-            if entry.is_written or not entry.num_doubts:
-                entry.is_written = True
-            else:
-                if not entry.gradients():
+            for entry in self._of_this_thread():
+                is_doubted = not entry.is_written and entry.num_doubts > 0
+                if is_doubted and not entry.gradients():
                     self._sample(entry)
                 if entry.on_device:
                     entry.remember_versions()
-                entry.is_written = entry.has_nonzero()
-                entry.num_doubts -= entry.is_written
-            if entry.on_device:
-                entry.remember_versions()
+                entry.is_written = entry.has_nonzero() if is_doubted else True
+                entry.num_doubts -= is_doubted and entry.is_written
 
     @staticmethod
     def _sample(entry: OptimizerGradients) -> None:

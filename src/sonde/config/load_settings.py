@@ -21,7 +21,7 @@ def load_config(base: DebugConfig | None = None, /, **given: Any) -> DebugConfig
     """The effective configuration. `base` replaces files and environment; keyword arguments that are not None override everything."""
     values: dict[str, Any] = {}
     if base is None:
-        values |= resolve_names(_from_files(Path.cwd()))
+        values |= resolve_names(next(filter(None, (_content(Path.cwd() / name, table) for name, table in _FILES)), {}))
         values |= _from_environment(os.environ)
     values |= resolve_names({name: value for name, value in given.items() if value is not None})
     return replace(base or DebugConfig(), **values)
@@ -43,14 +43,6 @@ def setting_from_text(assignment: str) -> tuple[str, Any]:
         raise ConfigError(f"a setting is written as NAME=VALUE, for instance level=expert, not {assignment!r}.")
     (first,) = resolve_names({name.strip().replace("-", "_"): text})
     return first, _parse(first, first, text.strip())
-
-
-def _from_files(directory: Path) -> dict[str, Any]:
-    for name, table in _FILES:
-        content = _content(directory / name, table)
-        if content:
-            return content
-    return {}
 
 
 def _content(path: Path, table: tuple[str, ...]) -> dict[str, Any] | None:

@@ -70,10 +70,9 @@ class DebugConfig:
             object.__setattr__(self, "output_dir", str(directory))
         elif not isinstance(directory, str) or not directory:
             raise ConfigError(f"output_dir must be a path, not {self.output_dir!r}. The default is 'runs'.")
-        if self.anomaly_detection_mode not in ANOMALY_MODES:
-            raise _no_choice("anomaly_detection_mode", self.anomaly_detection_mode, ANOMALY_MODES)
-        if self.replay not in REPLAY_MODES:
-            raise _no_choice("replay", self.replay, REPLAY_MODES)
+        for name, modes in (("anomaly_detection_mode", ANOMALY_MODES), ("replay", REPLAY_MODES)):
+            if getattr(self, name) not in modes:
+                raise _no_choice(name, getattr(self, name), modes)
         for each in fields(self):
             value = getattr(self, each.name)
             if isinstance(each.default, bool) and not isinstance(value, bool):

@@ -1,8 +1,6 @@
 """Memory grows: for a few steps the tensors that stay alive are followed, then their holders are named. It costs these steps some
 milliseconds each."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from time import perf_counter_ns
 

@@ -17,12 +17,11 @@ from torch import Tensor, nn
 
 from sonde.capture import process_memory
 from sonde.capture.call_site import is_library, read_locals
-from sonde.capture.memory_by_category import materialized_tensors, memory_by_category
 from sonde.capture.replay_buffer import ReplayBuffer
 from sonde.events import MemoryExhausted
 from sonde.memory_profiler.memory_profiler import MemoryProfiler
 from sonde.replay.forked_child import run_in_child
-from sonde.statistics.find_tensors import find_tensors
+from sonde.statistics.find_tensors import find_tensors, materialized_tensors, memory_by_category
 
 MAX_CAUSES = 5  # exceptions below an exception that are looked at
 MAX_OPERANDS = 6
@@ -48,12 +47,9 @@ def find_out_of_memory(error: BaseException | None) -> BaseException | None:
 
 
 def explain_out_of_memory(
-    error: BaseException,
-    models: Mapping[str, nn.Module],
-    optimizers: Iterable[torch.optim.Optimizer],
-    buffer: ReplayBuffer,
+    error: BaseException, models: Mapping[str, nn.Module], optimizers: Iterable[torch.optim.Optimizer], buffer: ReplayBuffer,
     outside_bytes: int = 0,
-) -> MemoryExhausted:
+) -> MemoryExhausted:  # fmt: skip
     """The event. `outside_bytes`: of the heap, what belongs to the program and to no training."""
     message = str(error)
     asked, shape = _REQUESTED.search(message), _SHAPE.search(message)
@@ -126,10 +122,8 @@ def _usage(models: Mapping[str, nn.Module], optimizers: Iterable[torch.optim.Opt
 
 
 def _batch_size(buffer: ReplayBuffer) -> int:
-    if not buffer.calls:
-        return 0
-    last = buffer.calls[-1]
-    return next((int(tensor.shape[0]) for _, tensor in find_tensors((last.args, last.kwargs)) if tensor.dim()), 0)
+    inputs = (tensor for call in list(buffer.calls)[-1:] for _, tensor in find_tensors((call.args, call.kwargs)))
+    return next((int(tensor.shape[0]) for tensor in inputs if tensor.dim()), 0)
 
 
 def _batch_that_fits(buffer: ReplayBuffer, room: float) -> int | None:

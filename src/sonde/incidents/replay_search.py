@@ -4,16 +4,12 @@ The training waits for a short time, then it goes on; an answer that comes later
 its incident. Where no child can be started the search says why.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from threading import Lock
 from time import perf_counter_ns
-from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -23,7 +19,7 @@ from sonde.errors import CannotReplay
 from sonde.replay.forked_child import LIMIT_S, ChildAnswer, ReplayChild, Work, check_memory
 from sonde.replay.prevent_side_effects import describe_failure
 from sonde.statistics.batched_device_reads import on_device
-from sonde.statistics.find_tensors import find_tensors
+from sonde.statistics.find_tensors import find_tensors, materialized_tensors, optimizer_state_tensors
 
 WAIT_S = 0.3  # seconds that the training waits for an answer: most come within a tenth of that
 
@@ -46,11 +42,7 @@ class ReplaySearches:
     """Starts searches, and takes their answers."""
 
     def __init__(
-        self,
-        models: Callable[[], Mapping[str, nn.Module]],
-        optimizers: Callable[[], Iterable[Optimizer]],
-        *,
-        in_process: bool,
+        self, models: Callable[[], Mapping[str, nn.Module]], optimizers: Callable[[], Iterable[Optimizer]], *, in_process: bool
     ) -> None:
         """`in_process`: run the searches in this process, which may alter the training."""
         self._models, self._optimizers, self._in_process = models, optimizers, in_process
@@ -61,7 +53,7 @@ class ReplaySearches:
         """Search now. `calls`: the forwards that would run again. False: another search is running, so this one was not started."""
         with self._lock:
             self._take_answer(0.0)
-            if self._running is not None and not (search.is_urgent and not self._running[0].is_urgent):
+            if self._running is not None and (self._running[0].is_urgent or not search.is_urgent):
                 search.on_answer(ChildAnswer(None, f"it was not run again: {self._running[0].name} was still searched"), 0.0)
                 return False
             if self._running is not None:
@@ -77,7 +69,7 @@ class ReplaySearches:
                 search.on_answer(ChildAnswer(None, str(error)), _ms_since(began))
                 return True
             # Without the work, which refers to the graph of the loss and to the variables of the step.
-            self._running = (replace(search, work=_nothing), child, began)
+            self._running = (replace(search, work=lambda preliminary: {}), child, began)
             self._take_answer(LIMIT_S + 1 if search.waits else WAIT_S)
             return True
 
@@ -123,13 +115,12 @@ class ReplaySearches:
 
     def _check_possible(self, calls: Iterable[ForwardCall]) -> None:
         """Raises `CannotReplay` where a child could not run the step."""
-        models = self._models().values()
-        tensors = [tensor for model in models for tensor in (*model.parameters(), *model.buffers()) if not nn.parameter.is_lazy(tensor)]
+        tensors = materialized_tensors(self._models())
         inputs = [tensor for call in calls for _, tensor in find_tensors((call.args, call.kwargs))]
         if any(on_device(tensor) for tensor in (*tensors, *inputs)):
             raise CannotReplay("the step runs on a device, which a second process must not use")
-        states = [value for optimizer in self._optimizers() for state in optimizer.state.values() for _, value in find_tensors(state)]
-        check_memory(sum(2 * _num_bytes(tensor) for tensor in tensors) + sum(map(_num_bytes, states)))
+        copied = (*tensors, *tensors, *optimizer_state_tensors(self._optimizers()))
+        check_memory(sum(tensor.numel() * tensor.element_size() for tensor in copied))
 
     def _run_here(self, work: Work) -> ChildAnswer:
         with state_restored(self._models().values()):
@@ -139,14 +130,5 @@ class ReplaySearches:
                 return ChildAnswer(None, describe_failure(error))
 
 
-def _nothing(preliminary: Callable[[Mapping[str, Any]], None]) -> Mapping[str, Any]:
-    return {}
-
-
-def _num_bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
 def _ms_since(began_ns: int) -> float:
     return round((perf_counter_ns() - began_ns) / 1e6, 3)
-

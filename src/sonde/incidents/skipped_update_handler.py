@@ -5,27 +5,23 @@ A GradScaler is made for skipping, so nothing is stopped and nothing is logged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import isnan
 from typing import Any
 
-import torch
-
 from sonde.capture.call_site import user_frame
 from sonde.capture.incident_types import Incident, SkippedUpdateIncident
-from sonde.events import STATISTICS, UpdateSkipped
+from sonde.events import UpdateSkipped
 from sonde.incidents import HandlerContext
 from sonde.incidents.replay_search import Search
 from sonde.replay.forked_child import ChildAnswer
 from sonde.replay.loss_scale_overflow import explain_overflow
-from sonde.statistics.tensor_statistics_table import StatisticsTable
+from sonde.statistics.tensor_statistics_table import measure_columns
 
 MAX_RECORDED = 16  # skipped updates; how many there are is counted anyway
 SEARCH_BELOW = (1024.0, 1.0)  # scales: from the usual 65536 a healthy one settles after a few halvings. One search at each of these
 SEARCH_NAN_BELOW = 8192.0  # the same where a gradient holds NaN, which a scale alone seldom makes
-
-_NAN, _INF = STATISTICS.index("nan"), STATISTICS.index("inf")
 
 
 class SkippedUpdateHandler:
@@ -43,7 +39,9 @@ class SkippedUpdateHandler:
         is_low = not isnan(scale) and bool(self._search_below) and scale <= max(self._search_below[0], SEARCH_NAN_BELOW)
         if self._num_recorded >= MAX_RECORDED and not is_low:
             return
-        bad, num_nan = _find_bad(incident.parameters)
+        columns = measure_columns([p.grad for p in incident.parameters])
+        bad = [p for p, num in zip(incident.parameters, columns["nan"] + columns["inf"]) if num]
+        num_nan = int(columns["nan"].sum())
         is_first = len(self._search_below) == len(SEARCH_BELOW)
         should_search = is_low and (scale <= self._search_below[0] or (num_nan > 0 and is_first))
         self._num_recorded += 1
@@ -75,12 +73,3 @@ class SkippedUpdateHandler:
             tracker.recorder.emit(replace(event, **found, search_ms=search_ms), step)
 
         self._context.searches.start(Search(f"the cause of the skipped update in step {step}", work, on_answer), buffer.calls)
-
-
-def _find_bad(parameters: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], int]:
-    """The parameters whose gradients are not finite, and the number of NaN in them."""
-    table = StatisticsTable(len(parameters))
-    table.measure(0, [p.grad for p in parameters])
-    table.synchronize()
-    counts = table.values[:, [_NAN, _INF]]
-    return [p for p, num in zip(parameters, counts.sum(axis=1)) if num], int(counts[:, 0].sum())

@@ -1,16 +1,14 @@
 """Accelerate: `Accelerator(log_with=SondeTracker())`, then `init_trackers` and `end_training` as with any tracker.
 
-From `init_trackers` on all models that train are watched, in every process, and values of `accelerator.log` are recorded. Gradients are
-recorded when the optimizer uses them: after clipping, if the loop clips. With gradient accumulation `accelerator.backward` divides each
-loss; the run holds the undivided loss.
+From `init_trackers` on all models that train are watched, in every process, and values of `accelerator.log` are recorded. With gradient
+accumulation `accelerator.backward` divides each loss; the run holds the undivided loss.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from sonde.errors import SondeError
 from sonde.events import FrameworkTrainingStarted, TrackerConfigured
-from sonde.integrations.integration_base import GRADIENTS, FrameworkIntegration, isolated_hook
+from sonde.integrations.integration_base import GRADIENTS, FrameworkIntegration, import_base, isolated_hook
 from sonde.integrations.transformers import unwrap_optimizer
 
 
@@ -29,13 +27,7 @@ class SondeTracker(FrameworkIntegration):
 
     @classmethod
     def bases(cls) -> tuple[type, ...]:
-        try:
-            from accelerate.tracking import GeneralTracker
-        except ModuleNotFoundError as error:
-            raise SondeError(
-                f"SondeTracker needs accelerate, and {error.name} is not installed here. Install it with: pip install accelerate"
-            ) from error
-        return (GeneralTracker,)
+        return (import_base("accelerate.tracking", "GeneralTracker", "SondeTracker"),)
 
     @property
     def tracker(self) -> Any:

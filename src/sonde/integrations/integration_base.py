@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
@@ -90,8 +91,7 @@ class FrameworkIntegration:
         if self.session is not None:
             if how:
                 self.session.close(**how)
-            else:
-                self.session.__exit__(type(error) if error is not None else None, error, None)
+            self.session.__exit__(None, error, None)  # closing twice is fine
 
     def _log(self, values: Mapping[str, Any]) -> None:
         if self.session is not None:
@@ -116,6 +116,18 @@ def isolated_hook(hook: Hook) -> Hook:
             session.report_error(PROBE, hook.__name__, error)
 
     return cast("Hook", guarded)
+
+
+def import_base(module: str, name: str, integration: str) -> type:
+    """The class of a framework that an integration derives from."""
+    try:
+        base: type = getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        raise SondeError(
+            f"{integration} needs {package}, and {error.name} is not installed here. Install it with: pip install {package}"
+        ) from error
+    return base
 
 
 @functools.cache

@@ -8,9 +8,8 @@ exception when the program ends, or at once if the training runs in `with SondeC
 from math import ceil
 from typing import Any
 
-from sonde.errors import SondeError
 from sonde.events import FrameworkEpochStarted, FrameworkTrainingEnded, FrameworkTrainingStarted
-from sonde.integrations.integration_base import GRADIENTS, FrameworkIntegration, isolated_hook
+from sonde.integrations.integration_base import GRADIENTS, FrameworkIntegration, import_base, isolated_hook
 
 
 class SondeCallback(FrameworkIntegration):
@@ -24,13 +23,7 @@ class SondeCallback(FrameworkIntegration):
 
     @classmethod
     def bases(cls) -> tuple[type, ...]:
-        try:
-            from transformers import TrainerCallback
-        except ModuleNotFoundError as error:
-            raise SondeError(
-                f"SondeCallback needs transformers, and {error.name} is not installed here. Install it with: pip install transformers"
-            ) from error
-        return (TrainerCallback,)
+        return (import_base("transformers", "TrainerCallback", "SondeCallback"),)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         import transformers

@@ -1,11 +1,8 @@
 """Reading numbers from a device without waiting for it at every step.
 
-Reading one number waits for all the work that was queued on the device before it. So numbers on a device are collected, and copied to the
-host together, in one transfer per device, when an observed step ends. The tests treat the CPU as such a device; this module has not run on
-real hardware yet.
+Reading one number waits for all the work that was queued on the device before it. So numbers are collected, and copied to the host together
+when an observed step ends. The tests treat the CPU as such a device; this module has not run on real hardware yet.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -47,10 +44,8 @@ class DeferredReads:
 
 
 def fetch_all(requests: Sequence[tuple[Tensor, Use]]) -> list[tuple[Tensor, Use]]:
-    """Read all these numbers, in one transfer per device, and pass them to their functions.
-
-    Returns the requests that cannot be read now: those of a device on which a CUDA graph is being captured, which a transfer would break.
-    """
+    """Read all these numbers, in one transfer per device, and pass them to their functions. Returns the requests that cannot be read now:
+    those of a device on which a CUDA graph is being captured, which a transfer would break."""
     by_device: dict[torch.device, list[tuple[Tensor, Use]]] = {}
     for numbers, use in requests:
         by_device.setdefault(numbers.device, []).append((numbers, use))

@@ -1,7 +1,5 @@
 """Power-of-two histograms: how many elements of a tensor have which exponent."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,11 +9,9 @@ from sonde.statistics.torch_fallback import evenly_spaced, readable
 
 
 def exponents(tensor: Tensor) -> tuple[list[int], list[int]] | None:
-    """Count the exponents floor(log2 |x|) of the non-zero finite elements. Waits for a tensor on a device.
-
-    Returns the exponents that occur, ascending, and their counts; None where the tensor is not supported. Exponents of float64 are clamped
-    to those of float32, -149 to 127.
-    """
+    """Count the exponents floor(log2 |x|) of the non-zero finite elements. Waits for a tensor on a device. Returns the exponents that
+    occur, ascending, and their counts; None where the tensor is not supported. Exponents of float64 are clamped to those of float32, -149
+    to 127."""
     pairs = exponent_pairs(tensor, 0)
     if pairs is None:
         return None
@@ -24,10 +20,8 @@ def exponents(tensor: Tensor) -> tuple[list[int], list[int]] | None:
 
 
 def exponent_pairs(tensor: Tensor, limit_elements: int) -> bytes | None:
-    """The same histogram as bytes: float64 pairs of an exponent and its count.
-
-    Of more than `limit_elements` (0: no limit) about that many are counted, evenly spaced.
-    """
+    """The same histogram as bytes: float64 pairs of an exponent and its count. Of more than `limit_elements` (0: no limit) about that many
+    are counted, evenly spaced."""
     if native_extension.ENABLED:
         pairs = native_extension.extension.exponents(tensor, limit_elements)
         if pairs is not None:

@@ -1,6 +1,4 @@
-"""Finds the tensors in the arguments and results of modules; reads a single number without waiting for a device."""
-
-from __future__ import annotations
+"""Finds the tensors in arguments and results, models and optimizers; reads a single number without waiting for a device."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,9 +17,7 @@ MAX_LEAVES = 64
 
 def find_tensors(value: Any) -> list[tuple[str, torch.Tensor]]:
     """Find the tensors in nested tuples, lists, mappings and dataclasses, to a bounded depth and number. Iterators are never consumed.
-
-    Returns pairs of path and tensor: `("0", tensor)`, `("hidden.1", tensor)`.
-    """
+    Returns pairs of path and tensor: `("0", tensor)`, `("hidden.1", tensor)`."""
     if type(value) is torch.Tensor:  # the output of most modules
         return [("0", value)]
     return list(_walk(value, "", 0, [MAX_LEAVES], set()))
@@ -62,6 +58,24 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(num_bytes.values())
 
 
+def memory_by_category(models: Mapping[str, torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, int]:
+    """Bytes of `parameters` (with buffers), `gradients` and `optimizer_state`."""
+    parameters = materialized_tensors(models)
+    gradients = [tensor.grad for tensor in parameters if tensor.is_leaf and tensor.grad is not None]
+    states = optimizer_state_tensors(optimizers)
+    return {"parameters": storage_bytes(parameters), "gradients": storage_bytes(gradients), "optimizer_state": storage_bytes(states)}
+
+
+def materialized_tensors(models: Mapping[str, torch.nn.Module]) -> list[torch.Tensor]:
+    """Parameters and buffers, without those of lazy modules that have not run."""
+    held = [tensor for model in models.values() for tensor in (*model.parameters(), *model.buffers())]
+    return [tensor for tensor in held if not torch.nn.parameter.is_lazy(tensor)]
+
+
+def optimizer_state_tensors(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.Tensor]:
+    return [tensor for optimizer in optimizers for state in optimizer.state.values() for _, tensor in find_tensors(state)]
+
+
 def numpy_view(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """The elements of a CPU tensor, not copied. `Tensor.numpy()` would forbid to resize its storage for good: FSDP2, which frees those
     of its parameters, and `resize_` of the user would fail."""
@@ -69,10 +83,8 @@ def numpy_view(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def read_scalar(value: Any) -> float | None:
-    """A number or a one-element CPU tensor as a float, without a torch operation where possible.
-
-    Returns None for tensors of several elements, of a subclass, or on a device, where reading would wait.
-    """
+    """A number or a one-element CPU tensor as a float, without a torch operation where possible. Returns None for tensors of several
+    elements, of a subclass, or on a device, where reading would wait."""
     if isinstance(value, torch.Tensor):
         if value.numel() != 1 or on_device(value) or type(value) not in (torch.Tensor, torch.nn.Parameter):
             return None
@@ -80,7 +92,5 @@ def read_scalar(value: Any) -> float | None:
         if number is not None:
             return number
         value = value.detach()
-        if value.dtype in (torch.float32, torch.float64, torch.int64):
-            return float(numpy_view(value).reshape(()))
-        return float(value.to(torch.float64).numpy().reshape(()))
+        value = numpy_view(value if value.dtype in (torch.float32, torch.float64, torch.int64) else value.to(torch.float64)).reshape(())
     return float(value)

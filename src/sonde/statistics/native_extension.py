@@ -1,7 +1,5 @@
 """Loads the optional C extension and says whether it is in use. Without it, torch and NumPy give the same numbers, slower."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Copies of parameters from before an update, to measure how the update changes them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -14,11 +12,9 @@ from sonde.statistics.torch_fallback import reason as describe_error
 
 
 class ParameterSnapshot:
-    """Copies parameters before an update and measures the difference after it.
-
-    The copies are allocated at the first `take` and overwritten by later ones. If they would take more than `limit_bytes`, `available`
-    becomes False for good, `reason` holds the cause, and `take` only measures.
-    """
+    """Copies parameters before an update and measures the difference after it. The copies are allocated at the first `take` and overwritten
+    by later ones. If they would take more than `limit_bytes`, `available` becomes False for good, `reason` holds the cause, and `take` only
+    measures."""
 
     __slots__ = ("_copies", "available", "limit_bytes", "num_bytes", "reason")
 
@@ -75,7 +71,7 @@ class ParameterSnapshot:
             plain = None if tensor is None else readable(tensor)
             if plain is not None and plain.layout is not torch.strided:
                 plain = None  # of sparse parameters the update is not measured
-            if copy is not None and (plain is None or not _has_same_layout(plain, copy)):
+            if copy is not None and (plain is None or _layout(plain) != _layout(copy)):
                 self.num_bytes -= copy.nbytes
                 copy = self._copies[i] = None
             if plain is None:
@@ -101,10 +97,5 @@ class ParameterSnapshot:
         self.release()
 
 
-def _has_same_layout(plain: Tensor, copy: Tensor) -> bool:
-    return (
-        plain.shape == copy.shape
-        and plain.dtype == copy.dtype
-        and plain.device == copy.device
-        and plain.is_contiguous() == copy.is_contiguous()
-    )
+def _layout(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.dtype, tensor.device, tensor.is_contiguous()

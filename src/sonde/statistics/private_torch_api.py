@@ -5,8 +5,6 @@ half of the ecosystem reads them and torch cannot drop them: the dictionaries `_
 `nn.Module`.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections import OrderedDict
@@ -34,19 +32,11 @@ disable_dispatch_modes = _disable_current_modes
 current_dispatch_mode = _get_current_dispatch_mode
 
 
-def _no_graph_task() -> int:
-    return -1
-
-
-def _no_tracing_state() -> Any:
-    return None
-
-
-graph_task_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", _no_graph_task)
+graph_task_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 """-1 outside of backward. Tells recomputation in activation checkpointing from a forward of the training. Gone: a recomputed forward counts
 as a second forward."""
 
-tracing_state: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", _no_tracing_state)
+tracing_state: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", lambda: None)
 """None unless `torch.jit.trace` runs. Gone: forwards that are traced count as forwards of the training."""
 
 DataLoaderIterator: type | None = getattr(dataloader, "_BaseDataLoaderIter", None)
@@ -95,24 +85,20 @@ BATCH_NORM: tuple[type[nn.Module], ...] = tuple(filter(None, [getattr(nn.modules
 
 
 def skip_in_dynamo(function: Callable[..., Any], *, recursive: bool) -> None:
-    """torch.compile passes over this function between the pieces that it compiles; with `recursive`, over what it calls too.
-
-    Without it, torch.compile would compile our functions as well: more frames and graph breaks than without Sonde, and callbacks that
-    believe for good that they are being compiled. Gone: a few functions of ours are compiled too.
-    """
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return
+    """torch.compile passes over this function between the pieces that it compiles; with `recursive`, over what it calls too. Without it,
+    torch.compile would compile our functions as well: more frames and graph breaks than without Sonde, and callbacks that believe for good
+    that they are being compiled. Gone: a few functions of ours are compiled too."""
     try:
         from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
         inner = _FrameAction.SKIP if recursive else _FrameAction.DEFAULT
-        set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, inner))
+        set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, inner))
     except (ImportError, AttributeError, TypeError, RuntimeError):
         return
 
 
 _HOOK_KEY = -1  # of our hook among a tensor's: torch numbers those of others from 0 up
+_HAS_HOOK_DICT = hasattr(torch.autograd.graph.Node, "_register_hook_dict")
 
 
 def add_gradient_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:
@@ -123,9 +109,6 @@ def add_gradient_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]
         tensor.grad_fn._register_hook_dict(tensor)
     else:
         tensor.register_hook(hook)  # type: ignore[no-untyped-call]
-
-
-_HAS_HOOK_DICT = hasattr(torch.autograd.graph.Node, "_register_hook_dict")
 
 
 # ---- tensors and storages

@@ -15,14 +15,9 @@ from sonde.statistics.torch_fallback import readable
 
 
 def check_finite(tensors: Sequence[Tensor | None]) -> tuple[float, int]:
-    """Check every element of every tensor; runs over all gradients at every step.
-
-    Returns the sum of squares of all elements, and the index of the first tensor with a non-finite value (-1: none). If a value is not
-    finite, neither is the sum. Tensors on a device cost one transfer per device; use `norms` where the caller must not wait.
-
-    The tensors that the extension does not handle are reduced by `torch_fallback.norms`, which `norms` uses too. A batched device version
-    replaces the loop over tensors there; callers do not change.
-    """
+    """Check every element of every tensor; runs over all gradients at every step. Returns the sum of squares of all elements, and the index
+    of the first tensor with a non-finite value (-1: none). If a value is not finite, neither is the sum. Tensors on a device cost one
+    transfer per device; use `norms` where the caller must not wait."""
     if native_extension.ENABLED:
         total, first_bad, unhandled = native_extension.extension.check_finite(tensors)
         if unhandled is None:

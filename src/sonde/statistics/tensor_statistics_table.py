@@ -1,11 +1,8 @@
 """A table of statistics, one row per tensor.
 
-The native extension measures the tensors that it can read (on the CPU, float32, float64, bfloat16 or float16, any strides); torch
-operations measure the others and give the same numbers. Results of torch stay on their device until `StatisticsTable.synchronize` fetches
-all of them in one transfer. No tensor can cause an exception here; none is changed or kept alive.
+The native extension measures CPU tensors of the usual floating dtypes; torch operations measure the others and give the same numbers, which
+stay on their device until `StatisticsTable.synchronize`. No tensor causes an exception, is changed or kept alive.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -20,10 +17,8 @@ from sonde.statistics.torch_fallback import readable, reason
 
 
 class StatisticsTable:
-    """Rows of `STATISTICS` in the array `values`, allocated once and overwritten at every observed step.
-
-    A missing tensor gives a row of zeros. So does one that cannot be measured; `unsupported` then holds the reason.
-    """
+    """Rows of `STATISTICS` in the array `values`, allocated once and overwritten at every observed step. A missing tensor gives a row of
+    zeros. So does one that cannot be measured; `unsupported` then holds the reason."""
 
     __slots__ = ("deferred", "unsupported", "values")
 
@@ -33,11 +28,7 @@ class StatisticsTable:
         self.deferred: dict[int, Tensor] = {}  # results of torch by row, until `synchronize`
 
     def measure(self, first_row: int, tensors: Sequence[Tensor | None]) -> None:
-        """Measure each tensor into a row, from `first_row` on. Rows that torch computes are written by `synchronize`.
-
-        The tensors that the extension does not handle go to `measure_by_torch`, as do those of `ParameterSnapshot`. A batched version for
-        devices (`torch._foreach_*`, one concatenation) replaces the loop there; callers do not change.
-        """
+        """Measure each tensor into a row, from `first_row` on. Rows that torch computes are written by `synchronize`."""
         if self.deferred:
             self.forget(range(first_row, first_row + len(tensors)))
         if native_extension.ENABLED:
@@ -105,3 +96,11 @@ class StatisticsTable:
         """Drop the pending results of these rows."""
         for row in rows:
             self.deferred.pop(row, None)
+
+
+def measure_columns(tensors: Sequence[Tensor | None]) -> dict[str, npt.NDArray[np.float64]]:
+    """`STATISTICS` of these tensors by name, each with one entry per tensor. Waits for tensors on a device."""
+    table = StatisticsTable(len(tensors))
+    table.measure(0, tensors)
+    table.synchronize()
+    return dict(zip(STATISTICS, table.values.T))

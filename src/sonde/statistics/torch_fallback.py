@@ -1,8 +1,7 @@
 """Statistics by torch operations, for tensors that the native extension does not handle and for machines where it was not built.
 
-Only `exponents` waits for a device: the other results stay tensors on their device until the caller reads them. Everything is computed in
-float64 (float32 on devices without it) from detached tensors. Dtype and device are always explicit, so the user's defaults have no
-effect, and autocast does not touch float64.
+Only `exponents` waits for a device: the other results stay tensors on their device. Everything is computed in float64 (float32 on devices
+without it). Dtype and device are always explicit, so the user's defaults have no effect, and autocast does not touch float64.
 """
 
 from __future__ import annotations
@@ -81,12 +80,8 @@ def _unwrapped(tensor: Tensor) -> Tensor:
     if kind.__name__ == "NestedTensor":
         raise Unsupported("nested and jagged tensors are not measured")
     if kind.__name__ == "DTensor":
-        return _plain(tensor.to_local())  # type: ignore[attr-defined]  # the local shard: gathering would be a collective
-    return _plain(tensor)
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    kind = type(tensor)
+        tensor = tensor.to_local()  # type: ignore[attr-defined]  # the local shard: gathering would be a collective
+        kind = type(tensor)
     if kind is Tensor or kind is Parameter:
         return tensor
     if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
@@ -114,12 +109,9 @@ def statistics(tensor: Tensor, minus: Tensor | None = None) -> Tensor | None:
     if tensor.numel() == 0:
         return None
     values, num_implicit = values_of(tensor)
-    if minus is None:
-        values, repeats = _without_expansion(values)
-    elif num_implicit or minus.shape != values.shape:
+    if minus is not None and (num_implicit or minus.shape != values.shape):
         raise Unsupported("its shape or layout changed within the step")
-    else:
-        repeats = 1
+    values, repeats = _without_expansion(values) if minus is None else (values, 1)
     wide = _wide(values.device)
     chunks = _chunks(values, minus, wide)
     scale: Tensor | None = None

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sonde.capture.hook_not_copied_with_module import UncopiedHook
+from sonde.capture.forward_call_patch import UncopiedHook
 from sonde.errors import SondeError
 from sonde.statistics.private_torch_api import tracing_state, unwrap_compiled
 

@@ -245,7 +245,7 @@ def test_an_incident_is_handled_before_torch_goes_on_with_all_sessions_suspended
     finally:
         torch_patches.unsubscribe(tracker)
         tracker.models.close()
-        tracker.recorder.close()
+        tracker.recorder.writer.close()
     assert handled[0] == (NonFiniteIncident, 0, (), None)  # there is no gradient yet
 
 
@@ -258,7 +258,7 @@ def test_handlers_are_made_at_the_first_incident(tmp_path: Path) -> None:
     for _ in range(2):
         tracker.on_backward_start(torch.tensor(math.nan))
         tracker.on_backward_end()
-    tracker.recorder.close()
+    tracker.recorder.writer.close()
     assert made == [1]
 
 

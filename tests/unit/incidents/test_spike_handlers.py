@@ -108,7 +108,7 @@ class Spikes:
 def spikes(tmp_path):
     spikes = Spikes(tmp_path)
     yield spikes
-    spikes.tracker.recorder.close()
+    spikes.tracker.recorder.writer.close()
 
 
 def test_after_a_new_optimizer_numbers_are_not_compared_with_those_before(spikes):

@@ -1,7 +1,6 @@
 """Adds a mark to the trace whenever an autograd node starts.
 
-Full backward hooks on modules are not used: they insert nodes of their own around a module, fail when a successor works in place, and never
-run when the output is not a tensor. A pre-hook on a node that returns None leaves the gradients unchanged.
+Full backward hooks on modules are not used: they insert nodes of their own around a module and fail when a successor works in place.
 """
 
 from __future__ import annotations
@@ -58,19 +57,16 @@ class AutogradNodeTimers:
         self._hooks.clear()
 
     def _hook_for(self, creator: LayerCall) -> Callable[[Any], None]:
-        hook = self._hooks.get(id(creator))
-        if hook is None:
+        if id(creator) not in self._hooks:
             trace = self._trace
             append, read, set_back = trace.marks.append, trace.read, trace.set_back
 
             def hook(gradients: Any) -> None:
-                if torch.compiler.is_compiling():
-                    return
-                if trace.thread:
+                if not torch.compiler.is_compiling() and trace.thread:
                     now = read()
                     append((now, creator))
                     if set_back is not None:
                         set_back(now)
 
             self._hooks[id(creator)] = hook
-        return hook
+        return self._hooks[id(creator)]

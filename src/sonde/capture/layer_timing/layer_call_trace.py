@@ -1,12 +1,8 @@
 """Trace of one measured step: the start and end of every module call, and the start of every autograd node, each with a counter reading.
 
-The counter is a clock, or any other counter that only increases: the same trace attributes FLOPs and bytes to modules. Nothing is computed
-while the step runs; layer_times_from_trace.py evaluates the trace afterwards.
-
-Forward: a module call has a reading at its start and at its end. Backward: autograd numbers its nodes in the order of their creation, so
-the node numbers at the start and end of a call identify the nodes that the call created. Each node that starts adds a mark; everything
-until the next mark belongs to the call that created the node. Gradient accumulation runs right after the node that produced the gradient
-and is therefore attributed to the same call.
+The counter is a clock, or any other counter that only increases, such as FLOPs; layer_times_from_trace.py evaluates the trace afterwards.
+Autograd numbers its nodes in the order of their creation, so the node numbers at the start and end of a call identify the nodes that the
+call created. Each node that starts adds a mark; everything until the next mark belongs to the call that created the node.
 """
 
 from __future__ import annotations
@@ -53,10 +49,8 @@ class LayerCallTrace:
     def __init__(
         self, read: ReadCounter = perf_counter_ns, context: CallContext | None = None, set_back: Callable[[int], None] | None = None
     ) -> None:
-        """`context` is entered around every outermost forward call: the FLOP counter and the saved-tensor hooks.
-
-        `set_back` sets the counter back to an earlier reading: the timers call it when they are done, so that their work does not count.
-        """
+        """`context` is entered around every outermost forward call: the FLOP counter and the saved-tensor hooks. `set_back` sets the
+        counter back to an earlier reading: the timers call it when they are done, so that their work does not count."""
         self.read, self.context, self.set_back = read, context, set_back
         self.thread = 0  # 0: not running
         self.calls: list[LayerCall] = []
@@ -116,9 +110,7 @@ class LayerCallTrace:
 
     def end_call(self, layer: int, output: Any) -> LayerCall | None:
         """Ends the innermost call of this layer. Calls inside it that never ended (a BaseException passed through them) are dropped.
-
-        Returns the call; None if its start was not recorded, or if it repeats one inside the backward.
-        """
+        Returns the call; None if its start was not recorded, or if it repeats one inside the backward."""
         end = self.read()
         call = self._current
         while call is not None and call.layer != layer:

@@ -1,7 +1,5 @@
 """Evaluates a trace: what the calls and autograd nodes of every layer cost, with and without the layers that it calls."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -41,14 +39,16 @@ def evaluate(trace: LayerCallTrace) -> LayerCosts:
     """The costs of a trace that was stopped. May be called once per trace: it adds sums to its calls."""
     costs = LayerCosts()
     calls = [call for call in trace.calls if call.end >= 0 or call.start < 0]
-    _add_up_forward(calls)
     _add_up_backward(trace, costs)
     for call in reversed(calls):
         call.backward_total += call.backward
         call.num_nodes_total += call.num_nodes
-        if call.parent is not None:
-            call.parent.backward_total += call.backward_total
-            call.parent.num_nodes_total += call.num_nodes_total
+        if (parent := call.parent) is not None:
+            parent.children += call.end - call.start
+            parent.num_children += 1
+            parent.num_descendants += call.num_descendants + 1
+            parent.backward_total += call.backward_total
+            parent.num_nodes_total += call.num_nodes_total
     rows: dict[int, list[int]] = {}
     for call in calls:
         row = rows.setdefault(call.layer, [0] * len(ModuleCost._fields))
@@ -64,15 +64,6 @@ def evaluate(trace: LayerCallTrace) -> LayerCosts:
     costs.layers = {layer: ModuleCost(*row) for layer, row in rows.items()}
     costs.backward = sum(end - trace.marks[first][0] for first, _, end in trace.backwards)
     return costs
-
-
-def _add_up_forward(calls: list[LayerCall]) -> None:
-    for call in reversed(calls):
-        parent = call.parent
-        if parent is not None:
-            parent.children += call.end - call.start
-            parent.num_children += 1
-            parent.num_descendants += call.num_descendants + 1
 
 
 def _add_up_backward(trace: LayerCallTrace, costs: LayerCosts) -> None:

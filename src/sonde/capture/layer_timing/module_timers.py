@@ -1,14 +1,8 @@
 """Times the forward calls of modules while a step is measured; nothing is installed on the modules themselves.
 
-All modules: one pair of torch's global module hooks (`hook_all_modules`). Copies, pickles and traced models made during a measured
-step are unchanged. Hooks on module instances would also disable the fast path of nn.TransformerEncoderLayer, which checks for them. The
-time of a module includes the user's forward pre-hooks on it, but not its forward hooks.
-
-Only the outermost modules: `watch_forward`, a descriptor for `__call__` on their classes. A global hook slows every module call by
-2 to 5 µs, which would falsify a step that is measured as a whole.
+All modules: one pair of torch's global module hooks (hooks on instances would disable the fast path of nn.TransformerEncoderLayer). Only
+the outermost modules: `watch_forward`, since a global hook slows every module call by 2 to 5 µs.
 """
-
-from __future__ import annotations
 
 import re
 import sys
@@ -37,17 +31,11 @@ class ModuleTimers(TrainingCallbacks):
     """Timers for some modules: planned once, installed during each measured step. A layer is the index of a module in `modules`."""
 
     def __init__(
-        self,
-        modules: Iterable[nn.Module],
-        *,
-        roots: Iterable[int] = (),
-        accepts: Callable[[], bool] | None = None,
+        self, modules: Iterable[nn.Module], *, roots: Iterable[int] = (), accepts: Callable[[], bool] | None = None,
         on_output: Callable[[int, Any, Any], None] | None = None,
-    ) -> None:
-        """`roots` are the outermost layers. Before each call, in any thread, `accepts` says whether it is recorded.
-
-        `on_output` gets layer, arguments and output of each recorded call, unless only roots are timed.
-        """
+    ) -> None:  # fmt: skip
+        """`roots` are the outermost layers. Before each call, in any thread, `accepts` says whether it is recorded. `on_output` gets layer,
+        arguments and output of each recorded call, unless only roots are timed."""
         self._accepts, self._on_output = accepts, on_output
         self._modules = [weakref.ref(module) for module in modules]
         self._roots = list(roots)
@@ -68,10 +56,8 @@ class ModuleTimers(TrainingCallbacks):
             self.remove()
 
     def install(self, trace: LayerCallTrace, *, only_roots: bool, watch_roots: bool = True) -> None:
-        """Records calls to `trace` until `remove`; with `only_roots` those of the outermost modules alone.
-
-        With `only_roots` and without `watch_roots`, the caller calls `on_forward_start` and `on_forward_end` itself.
-        """
+        """Records calls to `trace` until `remove`; with `only_roots` those of the outermost modules alone. With `only_roots` and without
+        `watch_roots`, the caller calls `on_forward_start` and `on_forward_end` itself."""
         self.remove()
         self._trace = trace
         for layer in self._roots if only_roots else range(len(self._modules)):
@@ -151,9 +137,7 @@ def _remove_filter(entry: Any) -> None:
 
 
 def _keyword_arguments() -> dict[str, Any]:
-    """The keyword arguments of the module call that runs a global forward pre-hook.
-
-    torch does not pass them to global pre-hooks, so they are read from the frame of `Module._call_impl` that called the hook.
-    """
+    """The keyword arguments of the module call that runs a global forward pre-hook: torch does not pass them, so they are read from the
+    frame of `Module._call_impl` that called the hook."""
     kwargs = sys._getframe(2).f_locals.get("kwargs")
     return kwargs if isinstance(kwargs, dict) else {}

@@ -3,18 +3,18 @@
 Both are evaluated between two steps. An error in a user's function does not reach the training; a function that keeps failing is disabled.
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sonde.capture.incident_types import Incident, SpikeIncident
 from sonde.capture.live.debug_switches import Switches
 from sonde.capture.probes.probe import Probe, ProbeContext
+from sonde.capture.step_profiler.step_profiler import MEMORY, SLOW, SLOW_NS, WARMUP
 from sonde.capture.training_callback_interface import suspended
 from sonde.condition_expressions import STEP_NAMES, Condition, parse_condition
 from sonde.errors import SondeError
@@ -22,22 +22,8 @@ from sonde.events import ConditionMet
 from sonde.statistics.find_tensors import read_scalar
 
 NAMED = ("loss_spike", "gradient_spike", "nonfinite", "slow_step")
-SLOW = 2.5  # times the usual step, as for the step profiler: noise of a busy machine is mostly below
-SLOW_NS = 2_000_000  # and so much longer
-SETTLED = 8  # steps before a step may be slow
-MEMORY = 0.9  # of the running average of the usual step
 
 _log = logging.getLogger("sonde")
-
-
-@dataclass(slots=True)
-class Metric:
-    """A function of the user's that is called every so many steps."""
-
-    name: str
-    function: Callable[..., Any]
-    takes_session: bool
-    every: int
 
 
 @dataclass(slots=True)
@@ -57,7 +43,7 @@ class Triggers:
 
     def __init__(self, switches: Switches, session: object) -> None:
         self._switches, self._session = switches, session
-        self._metrics: dict[str, Metric] = {}
+        self._metrics: dict[str, tuple[Callable[[], Any], int]] = {}  # by name: the function of the user's, called every so many steps
         self._triggers: list[Trigger] = []
         self.holding: set[str] = set()  # named conditions that hold in the running step
         self._usual_ns = 0.0
@@ -72,7 +58,7 @@ class Triggers:
         if not callable(function):
             raise SondeError(f"the metric {name!r} needs a function that returns a number, not {type(function).__name__}.")
         _check_steps("every", every)
-        self._metrics[name] = Metric(name, function, _takes_one(function), every)
+        self._metrics[name] = (partial(function, self._session) if _takes_one(function) else function, every)
 
     def add_trigger(self, condition: str, then: tuple[str, ...], for_steps: int) -> None:
         _check_steps("for_steps", for_steps)
@@ -88,9 +74,9 @@ class Triggers:
     def on_step_end(self, context: ProbeContext, training_ns: int) -> None:
         step = context.state.number
         try:
-            for metric in self._metrics.values():
-                if step % metric.every == 0:
-                    self._measure(context, metric)
+            for name, (function, every) in self._metrics.items():
+                if step % every == 0:
+                    self._measure(context, name, function)
             if self._triggers:
                 self._update_named(context, training_ns)
                 for trigger in self._triggers:
@@ -98,22 +84,22 @@ class Triggers:
         finally:
             self.holding.clear()
 
-    def _measure(self, context: ProbeContext, metric: Metric) -> None:
-        if context.isolation.is_disabled("metric", metric.name):
+    def _measure(self, context: ProbeContext, name: str, function: Callable[[], Any]) -> None:
+        if context.isolation.is_disabled("metric", name):
             return
         try:
             with suspended():  # a metric may call the model: that is not the training
-                number = read_scalar(metric.function(self._session) if metric.takes_session else metric.function())
+                number = read_scalar(function())
             if number is not None:
-                context.recorder.log(context.state.number, {metric.name: number})
+                context.recorder.log(context.state.number, {name: number})
         except Exception as error:
-            context.isolation.report("metric", metric.name, error)
+            context.isolation.report("metric", name, error)
 
     def _update_named(self, context: ProbeContext, training_ns: int) -> None:
         """Which of the named conditions hold in the step that ends."""
         if context.state.nonfinite:
             self.holding.add("nonfinite")
-        is_settled = context.state.number > SETTLED
+        is_settled = context.state.number > WARMUP
         if is_settled and training_ns > SLOW * self._usual_ns + SLOW_NS:
             self.holding.add("slow_step")
         else:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sonde.capture import process_memory
-from sonde.capture.memory_by_category import memory_by_category
-from sonde.events import STATISTICS, PlacementChanged
+from sonde.capture.watched_model import join_path
+from sonde.events import PlacementChanged
 from sonde.statistics.batched_device_reads import on_device
-from sonde.statistics.find_tensors import find_tensors
-from sonde.statistics.tensor_statistics_table import StatisticsTable
+from sonde.statistics.find_tensors import find_tensors, memory_by_category, optimizer_state_tensors
+from sonde.statistics.tensor_statistics_table import measure_columns
 
 if TYPE_CHECKING:
     from sonde.capture.probes.probe import ProbeContext
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 MB = 2**20
 MAX_PARAMETERS = 4096  # whose norms are taken one by one
 
-_L2, _NAN, _INF = (STATISTICS.index(name) for name in ("l2", "nan", "inf"))
 _VALIDATION = ("val_loss", "valid_loss", "validation_loss", "eval_loss", "test_loss")  # how people log what early stopping looks at
 
 
@@ -39,23 +38,15 @@ class SwitchOutput:
         self._num_skipped = 0
         self.early_stopping: EarlyStopping | None = None  # one that the user asked the session for
         self.reports: dict[str, Callable[[int], dict[str, Any] | None]] = {
-            "memory_usage": self._memory_usage,
-            "gradient_norms": self._gradient_norms,
-            "forward_pass": self._forward_pass,
-            "backward_pass": self._backward_pass,
-            "device_placement": self._device_placement,
-            "mixed_precision": self._mixed_precision,
-            "data_loading": self._data_loading,
-            "validation": self._validation,
-            "early_stopping": self._early_stopping,
+            "memory_usage": self._memory_usage, "gradient_norms": self._gradient_norms, "forward_pass": self._forward_pass,
+            "backward_pass": self._backward_pass, "device_placement": self._device_placement, "mixed_precision": self._mixed_precision,
+            "data_loading": self._data_loading, "validation": self._validation, "early_stopping": self._early_stopping,
             "lr_scheduling": self._lr_scheduling,
-        }
+        }  # fmt: skip
 
     def on_log(self, values: Mapping[str, float]) -> None:
         """The user logged these values."""
         self._logged.update({name: value for name, value in values.items() if name.lower() in _VALIDATION})
-
-    # -- one function per switch ----------------------------------------------------------------------------
 
     def _memory_usage(self, step: int) -> dict[str, Any]:
         scalars = self._scalars
@@ -68,7 +59,7 @@ class SwitchOutput:
     def record_memory(self) -> dict[str, float]:
         """Memory by category, into the step's scalars."""
         models = {watched.name: body for watched in self._context.models if (body := watched.body) is not None}
-        held = memory_by_category(models, [each for _, each in self._context.gradients.optimizers()])
+        held = memory_by_category(models, self._context.gradients.optimizers())
         account = {f"{name}_mb": num / MB for name, num in held.items()}
         self._scalars.update(account)
         return account
@@ -77,13 +68,11 @@ class SwitchOutput:
         report: dict[str, Any] = {"grad_norm": self._scalars["grad_norm"]}
         named = [(name, p.grad) for name, p in self._parameters() if p.grad is not None and not on_device(p.grad)][:MAX_PARAMETERS]
         if named:
-            rows = StatisticsTable(len(named))
-            rows.measure(0, [gradient for _, gradient in named])
-            rows.synchronize()
-            norms = rows.values[:, _L2]
+            columns = measure_columns([gradient for _, gradient in named])
+            norms = columns["l2"]
             largest, smallest = int(norms.argmax()), int(norms.argmin())
             report["largest"], report["smallest"] = (f"{named[i][0]} {norms[i]:.4g}" for i in (largest, smallest))
-            report["num_not_finite"] = int((rows.values[:, [_NAN, _INF]].sum(axis=1) > 0).sum())
+            report["num_not_finite"] = int((columns["nan"] + columns["inf"] > 0).sum())
             self._recorder.log(step, {"gradient_norms.largest": float(norms[largest]), "gradient_norms.smallest": float(norms[smallest])})
         return report
 
@@ -96,20 +85,15 @@ class SwitchOutput:
         return {"backwards": int(scalars["backwards"]), "backward_ms": scalars["backward_ms"], "loss": scalars["loss"]}
 
     def _device_placement(self, step: int) -> dict[str, Any]:
-        optimizers = [optimizer for _, optimizer in self._context.gradients.optimizers()]
-        states = [value for each in optimizers for state in each.state.values() for _, value in find_tensors(state)]
-        placed = {
+        placed: dict[str, Any] = {
             "parameters": _count(str(p.device) for _, p in self._parameters()),
             "inputs": _count(str(tensor.device) for tensor in self._inputs()),
-            "optimizer_state": _count(str(tensor.device) for tensor in states),
+            "optimizer_state": _count(str(tensor.device) for tensor in optimizer_state_tensors(self._context.gradients.optimizers())),
         }
         kinds = {name: sorted(devices) for name, devices in placed.items()}
         if kinds != self._placement:
             self._placement = kinds
-            event = PlacementChanged(
-                parameters=placed["parameters"], inputs=placed["inputs"], optimizer_state=placed["optimizer_state"]
-            )
-            self._recorder.emit(event, step)
+            self._recorder.emit(PlacementChanged(**placed), step)
         return {**placed, "transfer_ms": self._scalars["transfer_ms"]}
 
     def _mixed_precision(self, step: int) -> dict[str, Any]:
@@ -156,12 +140,8 @@ class SwitchOutput:
         self._rates |= rates
         return {**rates, "scheduler_steps": int(scalars["scheduler_steps"]), "changed": " ".join(changed) or "none"}
 
-    # -- shared ---------------------------------------------------------------------------
-
     def _parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
-        for watched in self._context.models:
-            for name, parameter in watched.parameters():
-                yield f"{watched.name}.{name}" if watched.name else name, parameter
+        return ((join_path(watched.name, name), p) for watched in self._context.models for name, p in watched.parameters())
 
     def _inputs(self) -> list[torch.Tensor]:
         return [tensor for call in self._context.buffer.calls for _, tensor in find_tensors((call.args, call.kwargs))]

@@ -3,12 +3,11 @@
 All off, a step pays for one comparison of the clock; twice a second the file is read through which they are switched from outside.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -21,7 +20,7 @@ from sonde.capture.live.torch_profiler import PLAIN, TENSORBOARD, TorchProfilerR
 from sonde.capture.probes.probe import Probe, ProbeContext
 from sonde.capture.step_end_detection import StepBoundaries
 from sonde.config import DebugConfig
-from sonde.events import SwitchChanged
+from sonde.events import SwitchChanged, TypedEvent, encode
 from sonde.runlog.switch_file import SWITCHES, SWITCHES_FILE, check_switch_names, read_switch_requests
 
 FILE_INTERVAL_NS = 500_000_000  # between two reads of the file
@@ -68,8 +67,6 @@ class Switches:
         if self._config.measured.anything:
             self._apply(0)
 
-    # -- requests ------------------------------------------------------------------------------------
-
     def request(self, names: str | Iterable[str] | None, on: bool, by: str) -> None:
         """Change switches: now where no step is under way, else when it ends."""
         for name in SWITCHES if names is None else check_switch_names(names):
@@ -92,8 +89,6 @@ class Switches:
             for name, state in self._states.items()
         }  # fmt: skip
 
-    # -- between two steps -----------------------------------------------------------------------------
-
     def on_step_end(self, step: int) -> None:
         context = self._context
         if context is None:
@@ -102,7 +97,7 @@ class Switches:
         if not self._on and not self._requested and now_ns < self._next_read_ns and self._memory_every is None:
             return  # all off
         for name in self._on:
-            self._isolate(name, lambda name=name: self._report(name, step, now_ns))  # type: ignore[misc]
+            self._isolate(name, partial(self._report, name, step, now_ns))
         if self._memory_every is not None and step % self._memory_every == 0:
             self._isolate("memory_usage", self.output.record_memory)
         if now_ns >= self._next_read_ns:
@@ -110,15 +105,17 @@ class Switches:
             self._read_file()
         if self._requested:
             self._apply(step + 1)
-        if self._profiler.active or self._wants_profile():
+        if self._profiler.active or PLAIN in self._on or TENSORBOARD in self._on:
             self._isolate(PLAIN if PLAIN in self._on else TENSORBOARD, lambda: self._profile(step, now_ns))
 
     def _report(self, name: str, step: int, now_ns: int) -> None:
         make = self.output.reports.get(name)
-        report = make(step) if make is not None else None
-        if report is not None:
-            state = self._states[name]
-            state.num_lines += state.log.write(step, report, now_ns)
+        if make is not None and (report := make(step)) is not None:
+            self._write(name, step, report, now_ns)
+
+    def _write(self, name: str, step: int, report: dict[str, Any], now_ns: int) -> None:
+        state = self._states[name]
+        state.num_lines += state.log.write(step, report, now_ns)
 
     def _isolate(self, name: str, work: Callable[[], object]) -> None:
         """Run the work of a switch and count its cost; one that fails is turned off, and training goes on."""
@@ -131,8 +128,6 @@ class Switches:
                 self._context.isolation.report(f"switch {name}", "", error)
         finally:
             self._states[name].cost_ns += perf_counter_ns() - began
-
-    # -- the file --------------------------------------------------------------------------------------
 
     def _read_stamp(self) -> tuple[int, int, int] | None:
         try:
@@ -155,16 +150,12 @@ class Switches:
                 self._has_warned = True
                 _log.warning("sonde: %s is ignored: %s.", SWITCHES_FILE, error)
 
-    # -- on and off ------------------------------------------------------------------------------------
-
     def _apply(self, step: int) -> None:
         """`step` is the first that they hold for."""
         requested, self._requested = self._requested, {}
         for name, (on, by) in requested.items():
-            state = self._states[name]
-            if on is (state.since_step is not None):
-                continue
-            self._isolate(name, lambda name=name, on=on, by=by: self._switch(name, on, by, step))  # type: ignore[misc]
+            if on is not (self._states[name].since_step is not None):
+                self._isolate(name, partial(self._switch, name, on, by, step))
         self._on = tuple(name for name, state in self._states.items() if state.since_step is not None)
 
     def _switch(self, name: str, on: bool, by: str, step: int) -> None:
@@ -199,11 +190,6 @@ class Switches:
         was_on, checked = before or self._anomaly_before or (False, False)
         return True, (was_on and checked) or self._config.anomaly_detection_mode == "raise"
 
-    # -- profiles --------------------------------------------------------------------------------------
-
-    def _wants_profile(self) -> bool:
-        return PLAIN in self._on or TENSORBOARD in self._on
-
     def _profile(self, step: int, now_ns: int) -> None:
         wanted = tuple(name for name in _PROFILERS if name in self._on)
         if not self._profiler.active:
@@ -216,26 +202,20 @@ class Switches:
 
     def _finish_profile(self, step: int, now_ns: int) -> None:
         event = self._profiler.stop()
-        if event is None:
-            return
-        self._emit(event, step)
-        report = {"num_steps": event.num_steps, "trace": event.trace, "ms_per_step": event.ms_per_step}
-        for name in self._profiler.requested_by:
-            state = self._states[name]
-            state.num_lines += state.log.write(step, report, now_ns)
-
-    # -- the end ---------------------------------------------------------------------------------------
+        if event is not None:
+            self._emit(event, step)
+            for name in self._profiler.requested_by:
+                self._write(name, step, encode(event)[1], now_ns)
 
     def close(self) -> None:
         """All off: torch's modes and the levels of loggers are restored, profiles are written."""
         if self._context is None:
             return
-        for name in SWITCHES:
-            self._requested[name] = (False, "the end")
+        self._requested = dict.fromkeys(SWITCHES, (False, "the end"))
         self._apply(self._boundaries.number)
         self._context = None
 
-    def _emit(self, event: Any, step: int) -> None:
+    def _emit(self, event: TypedEvent, step: int) -> None:
         if self._context is not None:
             self._context.recorder.emit(event, step)
 

@@ -3,14 +3,13 @@
 They go to the handlers that the user configured for logging, or else to stderr.
 """
 
-from __future__ import annotations
-
 import json
 import logging
-import math
 import sys
 from collections.abc import Mapping
 from typing import Any
+
+from sonde.formatting import printable, strict
 
 PAUSE_NS = 500_000_000  # between two lines of one switch: nobody reads faster
 FIRST = 3  # lines without a pause
@@ -49,10 +48,9 @@ class SwitchLog:
         self._num_skipped = 0
         if self._log.isEnabledFor(logging.INFO):
             line = {"switch": self._switch, "step": step, **fields}
-            text = json.dumps(_json_value(line)) if self._as_json else _plain(self._switch, step, fields)
-            record = self._log.makeRecord(
-                self._log.name, logging.INFO, "", 0, "%s", (text,), None, extra={"sonde": {"step": step, **fields}}
-            )
+            plain = f"sonde: {self._switch}, step {step}: " + ", ".join(f"{name} {_format(value)}" for name, value in fields.items())
+            text, extra = json.dumps(strict(line)) if self._as_json else plain, {"sonde": {"step": step, **fields}}
+            record = self._log.makeRecord(self._log.name, logging.INFO, "", 0, "%s", (text,), None, extra=extra)
             (self._log if self._log.hasHandlers() else _Stderr()).handle(record)
         return True
 
@@ -62,23 +60,9 @@ class SwitchLog:
             self._level = None
 
 
-def _plain(switch: str, step: int, data: Mapping[str, Any]) -> str:
-    return f"sonde: {switch}, step {step}: " + ", ".join(f"{name} {_format(value)}" for name, value in data.items())
-
-
 def _format(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, Mapping):
         return " ".join(f"{name}:{_format(item)}" for name, item in value.items()) or "none"
-    text = str(value)
-    return text if text.isprintable() else ascii(text)[1:-1]
-
-
-def _json_value(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they are written as texts."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, Mapping):
-        return {str(name): _json_value(item) for name, item in value.items()}
-    return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)
+    return printable(value)

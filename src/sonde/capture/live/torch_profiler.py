@@ -3,8 +3,6 @@
 torch has one profiler per process, so one serves both switches, and it does not start while a profiler of the user runs.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from contextlib import ExitStack

@@ -1,8 +1,6 @@
 """What is measured, one aspect per file. The tuple lists all probes in the order in which they are called; a test compares it with the
 folder. Results that a later probe needs are fields of the step's state."""
 
-from __future__ import annotations
-
 from sonde.capture.probes.activations import ActivationProbe
 from sonde.capture.probes.batch import BatchProbe
 from sonde.capture.probes.dataloader_epochs import DataLoaderEpochProbe

@@ -1,11 +1,8 @@
 """Statistics of every leaf module's output, and of the gradient of the loss with respect to it.
 
-During an observed forward one global forward hook measures each output when its module returns it (a later in-place operation would change
-it), and a hook on the tensor measures its gradient. `register_full_backward_hook` is not used: it fails on in-place successors and never
-fires for outputs that are no tensors.
+During an observed forward one global forward hook measures each output, before a later in-place operation can change it, and a hook on the
+tensor measures its gradient. `register_full_backward_hook` is not used: it fails on in-place successors.
 """
-
-from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
@@ -20,8 +17,7 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from sonde.capture.exponent_histogram_frames import ExponentHistograms
-from sonde.capture.forward_call_patch import hook_all_modules
-from sonde.capture.hook_not_copied_with_module import UncopiedHook
+from sonde.capture.forward_call_patch import UncopiedHook, hook_all_modules
 from sonde.capture.overhead_budget import hook_ns
 from sonde.capture.probes.probe import Probe, ProbeContext
 from sonde.capture.watched_model import WatchedModel
@@ -52,8 +48,8 @@ class _LeafHook(UncopiedHook):
     def __init__(self, on_output: Callable[[nn.Module, Any, Any], None]) -> None:
         self._on_output = on_output
 
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._on_output(module, args, output)
+    def __call__(self, *args: Any) -> None:
+        self._on_output(*args)
 
 
 class _MeasuredRows:
@@ -93,8 +89,6 @@ class ActivationProbe(Probe):
     @property
     def is_enabled(self) -> bool:
         return self._context.measured.activations
-
-    # -- hooks -------------------------------------------------------------------------------------
 
     def on_forward_start(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         watched = self._state.model
@@ -136,8 +130,6 @@ class ActivationProbe(Probe):
             plan[id(module)] = leaf
         self._plans[id(watched)] = (watched.version, plan)
         return plan
-
-    # -- measuring ---------------------------------------------------------------------------------
 
     def _on_output(self, module: nn.Module, args: Any, output: Any) -> None:
         """The hook on all modules of the process, or on one leaf."""
@@ -212,8 +204,6 @@ class ActivationProbe(Probe):
             self._outputs.grow()
             self._gradients.grow()
         return row
-
-    # -- the end of the step -----------------------------------------------------------------------
 
     def tables(self) -> Iterable[StatisticsTable]:
         return self._outputs.table, self._gradients.table

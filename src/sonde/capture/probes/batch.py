@@ -1,7 +1,5 @@
 """The batch: statistics and a content hash of its tensors and of the model's inputs; whether its samples are all equal, and its labels."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 
@@ -55,12 +53,10 @@ class BatchProbe(Probe):
         return self._context.measured.batches
 
     def on_step_start(self) -> None:
-        step = self._state.number
         self._num_steps += 1
-        is_due = self._num_steps <= NUM_FIRST_STEPS or step - self._last_step >= MIN_DISTANCE
+        is_due = self._num_steps <= NUM_FIRST_STEPS or self._state.number - self._last_step >= MIN_DISTANCE
         self._is_active = is_due or self._context.measured.in_full
-        if self._is_active:
-            self._last_step = step
+        self._last_step = self._state.number if self._is_active else self._last_step
 
     def on_batch_end(self, batch: Any) -> None:
         if self._is_active and not self._samples:
@@ -97,16 +93,14 @@ class BatchProbe(Probe):
 
     def collect(self) -> None:
         step = self._state.number
-        if self._measured_sites:
-            num = len(self._measured_sites)
-            ids = [site.id for site in self._measured_sites]
+        if ids := [site.id for site in self._measured_sites]:
             if self._plan is None or self._plan[0] != ids:
                 self._plan = (ids, self._recorder.plan(Kind.BATCH, BATCH_FIELDS, ids))
-            self._recorder.frame(self._plan[1], step, np.hstack([self._table.values[:num], self._extra[:num]]))
+            self._recorder.frame(self._plan[1], step, np.hstack([self._table.values[: len(ids)], self._extra[: len(ids)]]))
         if self._samples:
             event = BatchInspected(
-                num_fetched=self._num_fetched, num_inputs=len(self._are_equal), num_alike=sum(self._are_equal.values()),
-                size=self._samples["size"], sample=self._samples["sample"], labels=count_labels(self._labels),
+                num_fetched=self._num_fetched, num_inputs=len(self._are_equal), num_alike=sum(self._are_equal.values()), **self._samples,
+                labels=count_labels(self._labels),
             )  # fmt: skip
             self._recorder.emit(event, step)
 
@@ -140,12 +134,8 @@ class BatchProbe(Probe):
 
 
 def _compare_samples(inputs: list[torch.Tensor]) -> tuple[dict[str, Any], dict[tuple[int, int], bool]]:
-    """The number of samples, with the content hash of one where all are equal; and for each input that tells samples apart, by its place in
-    memory, whether all samples are equal in it.
-
-    Such inputs have as many rows as the first, or are neither that nor a mask or a position in the shape of one sample: a hidden state has
-    its samples in another dimension, the edges of a graph describe how its nodes differ. A constant one of these says nothing.
-    """
+    """The number of samples, with the content hash of one where all are equal; and for each input that distinguishes samples, by its place
+    in memory, whether all samples are equal in it. Such inputs have as many rows as the first, or another shape than one sample."""
     inputs = [tensor for tensor in inputs if tensor.dim()]
     size = len(inputs[0]) if inputs else 0
     samples: dict[str, Any] = {"size": size, "sample": None}
@@ -154,14 +144,12 @@ def _compare_samples(inputs: list[torch.Tensor]) -> tuple[dict[str, Any], dict[t
         if not is_plain(tensor):
             are_equal[-number, 0] = False  # not known
         elif len(tensor) == size:
-            is_equal = are_equal[tensor.data_ptr(), tensor.numel()] = _are_rows_equal(numpy_view(tensor))
+            rows = numpy_view(tensor)
+            is_equal = all(bool((rows[i] == rows[0]).all()) for i in range(1, min(size, MAX_SAMPLES)))
+            are_equal[tensor.data_ptr(), tensor.numel()] = is_equal
             if is_equal and samples["sample"] is None:
                 samples["sample"] = content_hash(tensor[0])
         elif tensor.numel() and not {*tensor.shape} <= {1, *inputs[0].shape[1:]}:
             values = numpy_view(tensor)
             are_equal[tensor.data_ptr(), tensor.numel()] = bool((values == values.flat[0]).all())
     return samples, are_equal
-
-
-def _are_rows_equal(rows: np.ndarray[Any, Any]) -> bool:
-    return all(bool((rows[i] == rows[0]).all()) for i in range(1, min(len(rows), MAX_SAMPLES)))

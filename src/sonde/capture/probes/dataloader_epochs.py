@@ -1,7 +1,5 @@
 """Passes over the data: each time that a DataLoader starts, and the loop of epochs around it."""
 
-from __future__ import annotations
-
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -38,9 +36,7 @@ class DataLoaderEpochProbe(Probe):
         self._attached_at = lines_of_callers()
 
     def on_loader_start(self, loader: Any) -> None:
-        if self._num_passes >= MAX_PASSES:
-            return
-        entry = self._entry(loader)
+        entry = self._entry(loader) if self._num_passes < MAX_PASSES else None
         if entry is None:
             return
         step = self._state.number
@@ -54,8 +50,7 @@ class DataLoaderEpochProbe(Probe):
         loop = enclosing_epoch_loop(self._attached_at)
         event = DataPass(
             loader=entry.index, pass_number=entry.num_passes, num_batches=entry.num_batches, is_last_recorded=is_last or None,
-            num_rounds=loop.num_rounds if loop else None, round_index=loop.round_index if loop else None,
-            loop_line=loop.line if loop else None, break_lines=loop.break_lines if loop else None,
+            **(loop._asdict() if loop else {}),
         )  # fmt: skip
         self._recorder.emit(event, step)
 
@@ -72,9 +67,7 @@ class DataLoaderEpochProbe(Probe):
 
 
 def _num_batches(loader: Any) -> int | None:
-    if not has_map_dataset(loader):
-        return None
     try:
-        return len(loader)
+        return len(loader) if has_map_dataset(loader) else None
     except Exception:  # a sampler without a length
         return None

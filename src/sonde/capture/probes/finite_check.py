@@ -1,12 +1,10 @@
 """At every step: are the inputs and the gradients finite, and in which state did an optimizer find its gradients?
 
-On a device the check would wait for the gradients; there their norms are computed on the device and read later. The place where a batched
-check on the device fits in is `_read_gradients`.
+On a device the check would wait for the gradients; there their norms are computed on the device and read later.
 """
 
-from __future__ import annotations
-
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from threading import get_ident
@@ -19,17 +17,15 @@ from sonde.capture.current_step import CurrentStep
 from sonde.capture.incident_types import Incident, NonFiniteIncident, SkippedUpdateIncident, SpikeIncident
 from sonde.capture.probes.probe import Probe, ProbeContext
 from sonde.capture.zero_grad_tracking import OptimizerGradients, optimizer_parameters
-from sonde.events import STATISTICS, NonFinite, StaleGradientsUsed
+from sonde.events import NonFinite, StaleGradientsUsed
 from sonde.spike_detection import LogNormBound, Spike
 from sonde.statistics import reductions
 from sonde.statistics.batched_device_reads import on_device
 from sonde.statistics.find_tensors import find_tensors, read_scalar
-from sonde.statistics.tensor_statistics_table import StatisticsTable
+from sonde.statistics.tensor_statistics_table import measure_columns
 from sonde.statistics.torch_fallback import unsupported_reason
 
 MAX_OPTIMIZERS = 16  # with gradient norms of their own: some programs construct a new optimizer for every step, and those share the last
-
-_NUM, _NAN, _INF = (STATISTICS.index(name) for name in ("num", "nan", "inf"))
 
 
 class FiniteCheck(Probe):
@@ -40,7 +36,7 @@ class FiniteCheck(Probe):
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
         self._sum_of_squares: float | None = None  # of all gradients of this step
-        self._recent_norms: dict[int, LogNormBound] = {}  # by optimizer
+        self._recent_norms: defaultdict[int, LogNormBound] = defaultdict(LogNormBound)  # by optimizer
 
     def on_optimizer_created(self, optimizer: torch.optim.Optimizer) -> None:
         self._recent_norms.clear()
@@ -93,15 +89,11 @@ class FiniteCheck(Probe):
         check, self._state.gradient_check = self._state.gradient_check, None
         if check is not None and entry.optimizer() is check[0]:
             return (*check[1], False)
-        gradients = [p.grad for p in parameters]
-        is_partial = False
-        if entry.on_device:
-            away = [p for p, gradient in zip(parameters, gradients) if gradient is not None and on_device(gradient)]
-            if away:
-                self._defer(away)
-                gradients = [None if gradient is None or on_device(gradient) else gradient for gradient in gradients]
-                is_partial = True
-        return (*reductions.check_finite(gradients), is_partial)
+        away = [p for p in parameters if p.grad is not None and on_device(p.grad)] if entry.on_device else []
+        if away:
+            self._defer(away)
+        gradients = [p.grad if not away or p.grad is None or not on_device(p.grad) else None for p in parameters]
+        return (*reductions.check_finite(gradients), bool(away))
 
     def _record_update(self, entry: OptimizerGradients, parameters: list[torch.Tensor], *, is_empty: bool) -> None:
         scalars = self._state.scalars
@@ -113,28 +105,20 @@ class FiniteCheck(Probe):
             if not entry.is_stale_reported:
                 entry.is_stale_reported = True
                 self._recorder.emit(StaleGradientsUsed(optimizer=entry.index), self._state.number)
-        if is_empty:
-            scalars["empty_updates"] += 1
-        if is_lost:
-            scalars["cleared_updates"] += 1
+        scalars["empty_updates"] += is_empty
+        scalars["cleared_updates"] += is_lost
 
     def _check_spike(self, optimizer: int, sum_of_squares: float) -> SpikeIncident | None:
         if not 0 < sum_of_squares < math.inf:
             return None
-        place = min(optimizer, MAX_OPTIMIZERS - 1)
-        recent = self._recent_norms.get(place)
-        if recent is None:
-            recent = self._recent_norms[place] = LogNormBound()
-        leap = recent.update(0.5 * math.log(sum_of_squares))
-        if leap is None:
-            return None
-        return SpikeIncident(step=self._state.number, what="gradient", where="grad_norm", leap=Spike(*map(math.exp, leap)))
+        found = self._recent_norms[min(optimizer, MAX_OPTIMIZERS - 1)].update(0.5 * math.log(sum_of_squares))
+        leap = None if found is None else Spike(*map(math.exp, found))
+        return None if leap is None else SpikeIncident(step=self._state.number, what="gradient", where="grad_norm", leap=leap)
 
     def _report_gradient(self, parameter: torch.Tensor) -> NonFiniteIncident | None:
         gradient = parameter.grad
-        if gradient is None:
-            return None
-        return report_nonfinite(self._state, "gradient", self._context.models.parameter_name(parameter), gradient)
+        name = self._context.models.parameter_name(parameter)
+        return None if gradient is None else report_nonfinite(self._state, "gradient", name, gradient)
 
     def _skipped(self, parameters: list[torch.Tensor]) -> SkippedUpdateIncident:
         state = self._state
@@ -177,11 +161,8 @@ def report_nonfinite(state: CurrentStep, what: str, where: str, tensor: torch.Te
     if kind in state.nonfinite:
         return None
     state.nonfinite.add(kind)
-    table = StatisticsTable(1)
-    table.measure_one(0, tensor)
-    table.synchronize()
-    num, nan, inf = (float(table.values[0, field]) for field in (_NUM, _NAN, _INF))
-    event = NonFinite(what=what, where=where, num_elements=num, num_nan=nan, num_inf=inf)
+    found = {name: float(column[0]) for name, column in measure_columns([tensor]).items()}
+    event = NonFinite(what=what, where=where, num_elements=found["num"], num_nan=found["nan"], num_inf=found["inf"])
     return NonFiniteIncident(step=state.number, event=event, tensor=tensor, is_loss_scaled=state.is_loss_scaled)
 
 

@@ -3,8 +3,6 @@
 A pause is what is evaluated between two updates. It is recorded when the next one begins, or at the end.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The optimizers: what they are, once, and their learning rates, one per parameter group, at every step."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from typing import Any
@@ -44,18 +42,12 @@ class LearningRateProbe(Probe):
         self._recorder.emit(event, self._state.number)
 
     def on_optimizer_step_end(self, optimizer: torch.optim.Optimizer) -> None:
-        self._record(optimizer)
-
-    def on_update_skipped(self, optimizer: torch.optim.Optimizer) -> None:
-        self._record(optimizer)
-
-    def _record(self, optimizer: torch.optim.Optimizer) -> None:
-        """Rates are named by the order in which optimizers step: in a loop that constructs them anew, the first is still the first."""
+        # Rates are named by the order in which optimizers step: in a loop that constructs them anew, the first is still the first.
         place = min(self._state.num_optimizers_stepped, MAX_RATES - 1) + 1
-        for index, group in enumerate(optimizer.param_groups, 1):
-            if index > MAX_RATES:
-                break
+        for index, group in enumerate(optimizer.param_groups[:MAX_RATES], 1):
             self._state.scalars[scalar_name(place, index)] = learning_rate(group)
+
+    on_update_skipped = on_optimizer_step_end
 
 
 def learning_rate(group: dict[str, Any]) -> float:

@@ -1,8 +1,7 @@
 """The losses of a step: read where they are handed to backward, averaged over the step, unscaled where a GradScaler scaled them."""
 
-from __future__ import annotations
-
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -30,7 +29,7 @@ class LossProbe(Probe):
         self._sums: dict[str, tuple[float, int]] = {}  # by series: sum and number of the losses of this step
         self._on_device: dict[str, list[torch.Tensor]] = {}  # by series: losses that are on a device
         self._scale_on_device: torch.Tensor | None = None
-        self._recent: dict[str, LossBound] = {}  # by series
+        self._recent: defaultdict[str, LossBound] = defaultdict(LossBound)  # by series
 
     def on_optimizer_created(self, optimizer: torch.optim.Optimizer) -> None:
         """A new optimizer trains another model or another task: its losses are not compared with those before."""
@@ -75,10 +74,7 @@ class LossProbe(Probe):
         return value
 
     def _check_spike(self, series: str, value: float) -> SpikeIncident | None:
-        recent = self._recent.get(series)
-        if recent is None:
-            recent = self._recent[series] = LossBound()
-        leap = recent.update(value)
+        leap = self._recent[series].update(value)
         return None if leap is None else SpikeIncident(step=self._state.number, what="loss", where=series, leap=leap)
 
     def on_step_end(self) -> None:
@@ -91,8 +87,7 @@ class LossProbe(Probe):
             numbers = torch.cat([mean, _first_element(scale).to(mean.device)])
             self._context.deferred.add(numbers, partial(self._on_fetched, self._state.number, series))
         self._sums.clear()
-        if self._on_device:
-            self._on_device.clear()
+        self._on_device.clear()
         self._scale_on_device = None
 
     def log_deferred(self, name: str, value: torch.Tensor, step: int) -> None:

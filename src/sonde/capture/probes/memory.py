@@ -1,7 +1,5 @@
 """The memory of the process, and whether graphs of earlier steps are still alive. Where either grows, that is an incident."""
 
-from __future__ import annotations
-
 import weakref
 from typing import Any
 
@@ -80,9 +78,9 @@ class MemoryProbe(Probe):
 
     def collect(self) -> MemoryGrowthIncident | None:
         step = self._state.number
-        if not self._is_limit_recorded:
-            self._is_limit_recorded = True
-            self._record_limit(step)
+        if not self._is_limit_recorded and (limit := process_memory.limit()) is not None:
+            self._recorder.emit(MemoryLimitFound(**limit._asdict()), step)
+        self._is_limit_recorded = True
         if step < ONE_BY_ONE and not is_interval(step):
             self._read(step)
         self._graphs = [graph for graph in self._graphs if graph[1]() is not None]
@@ -107,11 +105,6 @@ class MemoryProbe(Probe):
         self._quiet_until = step + INVESTIGATED_STEPS
         self._growth = MemoryTrend()
         return MemoryGrowthIncident(step=step)
-
-    def _record_limit(self, step: int) -> None:
-        limit = process_memory.limit()
-        if limit is not None:
-            self._recorder.emit(MemoryLimitFound(num_bytes=limit.num_bytes, by=limit.by), step)
 
 
 def is_interval(step: int) -> bool:

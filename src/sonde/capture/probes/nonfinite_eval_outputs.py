@@ -1,32 +1,28 @@
 """Outputs of models in evaluation: are they finite?
 
-A forward without gradients, or of a model in eval mode, ends in no loss that would be checked. So the model's output is checked, as often
-as a small share of the evaluation's own time allows. A NaN here is bad, and an Inf may be: logits are masked with -Inf, and the
-logarithm of a probability of 0 is -Inf. Whether an Inf is meant is decided once per run; what the training puts out too is.
+There is no loss that would be checked, so the model's output is checked, as often as a small share of the evaluation's own time allows. An
+Inf may be meant (logits are masked with -Inf): that is decided once per run.
 """
-
-from __future__ import annotations
 
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from sonde.capture.incident_types import EvaluationIncident, Incident
 from sonde.capture.probes.probe import Probe, ProbeContext
-from sonde.capture.replay_buffer import ForwardCall, forward_call
-from sonde.events import STATISTICS, NonFinite
+from sonde.capture.replay_buffer import ForwardCall
+from sonde.events import NonFinite
 from sonde.statistics import reductions
 from sonde.statistics.batched_device_reads import on_device
 from sonde.statistics.find_tensors import find_tensors
-from sonde.statistics.tensor_statistics_table import StatisticsTable
+from sonde.statistics.tensor_statistics_table import measure_columns
 
 SHARE = 0.02  # of the time of forwards in evaluation may go into checking their outputs
 START_NS = 2_000_000  # 2 ms: some hundred small forwards are checked one by one before the share counts; also the largest balance
 MAX_RECORDED = 16  # events in a run: an evaluation that is bad is bad batch after batch
-
-_NUM, _NAN, _INF = (STATISTICS.index(name) for name in ("num", "nan", "inf"))
 
 
 class EvalOutputProbe(Probe):
@@ -50,16 +46,15 @@ class EvalOutputProbe(Probe):
         self._thread = get_ident()
         is_checked = not self._open and self._balance_ns > 0 and not self._is_nan_usual and self._num_recorded < MAX_RECORDED
         model = self._state.model.name if self._state.model is not None else ""
-        self._open.append((module, forward_call(model, module, args, kwargs) if is_checked else None, self._context.timer.entered_ns))
+        call = ForwardCall(model, module, args, kwargs, torch.get_rng_state()) if is_checked else None
+        self._open.append((module, call, self._context.timer.entered_ns))
 
     def on_eval_forward_end(self, module: nn.Module, output: Any) -> Incident | None:
         if not self._open or self._thread != get_ident():
             return None
-        place = len(self._open) - 1
-        while self._open[place][0] is not module:
-            place -= 1
-            if place < 0:
-                return None
+        place = next((i for i in reversed(range(len(self._open))) if self._open[i][0] is module), None)
+        if place is None:
+            return None
         _, call, began_ns = self._open[place]
         del self._open[place:]  # and those inside that were interrupted
         if place > 0:
@@ -101,8 +96,6 @@ def _count_nonfinite(output: Any) -> tuple[int, int, int] | None:
     floating: list[Tensor] = [x for _, x in find_tensors(output) if x.is_floating_point() and not on_device(x)]
     if not floating or reductions.check_finite(floating)[1] < 0:
         return None
-    table = StatisticsTable(len(floating))
-    table.measure(0, floating)
-    table.synchronize()
-    num, nan, inf = (int(table.values[:, field].sum()) for field in (_NUM, _NAN, _INF))
+    columns = measure_columns(floating)
+    num, nan, inf = (int(columns[name].sum()) for name in ("num", "nan", "inf"))
     return (num, nan, inf) if nan or inf else None

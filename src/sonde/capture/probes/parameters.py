@@ -3,8 +3,6 @@
 Gradients are measured when the optimizer is about to use them: after accumulation, unscaling and clipping, and in compiled models too.
 """
 
-from __future__ import annotations
-
 import operator
 import weakref
 from collections.abc import Iterable
@@ -104,8 +102,6 @@ class ParameterProbe(Probe):
         for block in self._blocks.values():
             block.measured.clear()
         self._histograms.clear()
-
-    # -- measuring ---------------------------------------------------------------------------------
 
     def _measure_parameters(self, block: _ParameterBlock, parameters: list[torch.Tensor]) -> None:
         if self._measured.weights and block.site_ids:

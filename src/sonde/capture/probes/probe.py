@@ -45,12 +45,10 @@ class ProbeContext:
 
 
 class Probe(TrainingCallbacks):
-    """Measures one aspect. A probe overrides the callbacks that it needs; the tracker calls no other.
-
-    A probe is called at every step, or with `OBSERVED_ONLY` at observed steps. Callbacks may return an `Incident`, which is handled
-    at once. An error in a probe is isolated; a probe that keeps failing is disabled. `on_forward_start` and `on_forward_end` are called
-    for the outermost forward of a watched model with gradients on; forwards in evaluation have callbacks of their own.
-    """
+    """Measures one aspect. A probe overrides the callbacks that it needs; the tracker calls no other. A probe is called at every step, or
+    with `OBSERVED_ONLY` at observed steps. Callbacks may return an `Incident`, which is handled at once. An error in a probe is isolated; a
+    probe that keeps failing is disabled. `on_forward_start` and `on_forward_end` are called for the outermost forward of a watched model
+    with gradients on; forwards in evaluation have callbacks of their own."""
 
     name: ClassVar[str]
     OBSERVED_ONLY: ClassVar[bool] = False  # no callback is called in other steps

@@ -1,9 +1,6 @@
 """Learning-rate schedulers: what each plans, and its first step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,12 +22,6 @@ PLAN = (
 """Attributes in which schedulers store their arguments; a scheduler of the user's may have some of them too."""
 
 
-@dataclass(slots=True)
-class _SchedulerEntry:
-    index: int
-    has_stepped: bool = False
-
-
 class SchedulerProbe(Probe):
     """Records each scheduler with its plan, and when it steps for the first time."""
 
@@ -38,41 +29,41 @@ class SchedulerProbe(Probe):
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
-        self._entries: dict[int, _SchedulerEntry] = {}
+        self._indices: dict[int, int] = {}  # by id(scheduler)
         self._num_recorded = 0
+        self._stepped: set[int] = set()  # indices
 
     def on_scheduler_created(self, scheduler: Any) -> None:
         optimizer = scheduled_optimizer(scheduler)
         if optimizer is None or not self._context.concerns(optimizer) or self._num_recorded >= MAX_RECORDED:
             return
-        entry = self._entries[id(scheduler)] = _SchedulerEntry(self._num_recorded)
+        index = self._indices[id(scheduler)] = self._num_recorded
         self._num_recorded += 1
         line, text = describe_line(user_frame())
         groups = optimizer.param_groups[:MAX_LIST]
         event = SchedulerCreated(
-            class_name=type(scheduler).__name__, scheduler=entry.index, optimizer=self._context.gradients.register(optimizer).index,
+            class_name=type(scheduler).__name__, scheduler=index, optimizer=self._context.gradients.register(optimizer).index,
             rates=[learning_rate(group) for group in groups],
             initial=[learning_rate({"lr": group.get("initial_lr")}) for group in groups],
             plan={name.strip("_"): plain for name in PLAN if (plain := _plain(vars(scheduler).get(name))) is not None},
-            parts=[self._entries[id(part)].index for part in nested_schedulers(scheduler) if id(part) in self._entries],
+            parts=[self._indices[id(part)] for part in nested_schedulers(scheduler) if id(part) in self._indices],
             is_step_counted=_is_step_patched(type(scheduler)), last_epoch=_plain(getattr(scheduler, "last_epoch", None)),
             source=line, text=text,
         )  # fmt: skip
         self._recorder.emit(event, self._state.number)
 
     def on_scheduler_step(self, scheduler: Any, has_argument: bool) -> None:
-        entry = self._entries.get(id(scheduler))
-        if entry is None:
+        if id(scheduler) not in self._indices:
             self.on_scheduler_created(scheduler)  # before anybody was subscribed
-            entry = self._entries.get(id(scheduler))
-        if entry is None or entry.has_stepped:
+        index = self._indices.get(id(scheduler))
+        if index is None or index in self._stepped:
             return
-        entry.has_stepped = True
+        self._stepped.add(index)
         state = self._state
         line, text = describe_line(user_frame())
         is_first = state.number == 0 and not state.num_optimizers_stepped and not has_optimizer_stepped(scheduler)
         event = SchedulerStarted(
-            scheduler=entry.index, has_argument=has_argument, is_before_optimizer=is_first,
+            scheduler=index, has_argument=has_argument, is_before_optimizer=is_first,
             last_epoch=_plain(getattr(scheduler, "last_epoch", None)), source=line, text=text,
         )  # fmt: skip
         self._recorder.emit(event, state.number)
@@ -87,13 +78,10 @@ def scheduled_optimizer(scheduler: Any) -> torch.optim.Optimizer | None:
 
 
 def _plain(value: Any) -> float | list[float] | None:
-    if isinstance(value, bool) or value is None:
-        return None
     if isinstance(value, (int, float)):
-        return value
+        return None if isinstance(value, bool) else value
     if isinstance(value, Iterable) and not isinstance(value, (str, torch.Tensor)):
-        numbers = sorted(each for each in list(value)[:MAX_LIST] if isinstance(each, (int, float)))
-        return list(numbers) if numbers else None
+        return sorted(each for each in list(value)[:MAX_LIST] if isinstance(each, (int, float))) or None
     return None
 
 

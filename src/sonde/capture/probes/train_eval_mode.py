@@ -1,7 +1,5 @@
 """Train or eval mode: how many modules depend on it, and how many are in eval mode while gradients are made."""
 
-from __future__ import annotations
-
 import weakref
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The lines of the user's code from which the loop calls torch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

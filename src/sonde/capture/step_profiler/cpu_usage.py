@@ -1,11 +1,9 @@
 """Cores, threads, load and preemptions of this process."""
 
-from __future__ import annotations
-
 import os
 from functools import cache
 from pathlib import Path
-from time import monotonic
+from time import monotonic, process_time
 from typing import Any
 
 import torch
@@ -54,8 +52,5 @@ class CpuUsage:
 
     @staticmethod
     def _usage() -> tuple[float, float, float]:
-        if resource is None:
-            times = os.times()
-            return monotonic(), times.user + times.system, 0.0
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        return monotonic(), used.ru_utime + used.ru_stime, float(used.ru_nivcsw)
+        preemptions = 0.0 if resource is None else float(resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw)
+        return monotonic(), process_time(), preemptions

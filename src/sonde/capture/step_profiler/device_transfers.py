@@ -1,8 +1,7 @@
 """Records transfers of tensors between devices: lines, bytes, and whether they are avoidable.
 
-Two consecutive steps are recorded: the profiled one and, if it moved tensors, the next. The transfers of the second step are reported, with
-those that the first step made too: a batch is a new tensor in each step, a constant is the same tensor with the same content. Steps that
-are farther apart cannot be compared, because a loader returns the same data again. Only weak references are held.
+Two consecutive steps are recorded: the profiled one and, if it moved tensors, the next, whose transfers are reported with those that the
+first step made too: a batch is a new tensor in each step, a constant is the same tensor with the same content.
 Tested on the meta device and on a device written in Python, not with a real accelerator.
 """
 
@@ -10,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,27 +31,6 @@ MAX_NODES = 256  # of a graph, searched for the origin of a tensor
 MAX_BETWEEN = 4  # library frames between a line and the call, as in batch.to(device); with more, the library moves its own tensors
 
 _Key = tuple[int, Any, torch.Size, tuple[int, ...], torch.dtype]
-
-
-class Transfer(NamedTuple):
-    """The transfers of one line between two devices in one step. The field names are keys in the event."""
-
-    line: str
-    text: str
-    call: str  # ".to()"
-    origin: str  # "cpu"
-    target: str  # "cuda:0"
-    num: int
-    num_bytes: int
-    ms: float  # duration of the calls, including waiting
-    what: str  # the largest avoidable tensor, or else the largest: "float32 [10, 512]"
-    what_bytes: int
-    num_same: int  # tensors that the step before moved here too, with the same content
-    num_again: int  # repeated moves of a tensor in this step, with the same content
-    num_back: int  # tensors that came from the target in this step
-    num_pageable: int  # non_blocking copies from pageable memory, which block
-    left_at: str  # the line that moved these tensors to the CPU, if known
-    held_as: list[str]  # paths of tensors of a watched model, which num_same and num_again do not count
 
 
 class _MovedTensor:
@@ -82,15 +60,17 @@ class _LineTransfers:
         self.largest = [(-1, ""), (-1, "")]  # of all, and of the avoidable ones
         self.left_at = ""
 
-    def summarize(self, held: dict[int, str]) -> Transfer:
-        size, what = self.largest[self.largest[1][0] >= 0]
-        num_same = sum(key[0] not in held for key in self.same)
-        num_again = sum(num for key, num in self.again.items() if key[0] not in held)
-        held_as = sorted({held[key[0]] for key in (*self.same, *self.again) if key[0] in held})
-        return Transfer(
-            *self.line, self.call, str(self.origin), str(self.target), self.num, self.num_bytes, self.ns / 1e6, what, size,
-            num_same, num_again, self.num_back, self.num_pageable, self.left_at, held_as,
-        )  # fmt: skip
+    def summarize(self, held: dict[int, str]) -> dict[str, Any]:
+        """A row of the event `TransfersMeasured`. Tensors of a watched model are named in `held_as` and not counted as moved again."""
+        size, what = self.largest[self.largest[1][0] >= 0]  # of the avoidable tensors, where there are any
+        return {
+            "line": self.line[0], "text": self.line[1], "call": self.call, "origin": str(self.origin), "target": str(self.target),
+            "num": self.num, "num_bytes": self.num_bytes, "ms": self.ns / 1e6, "what": what, "what_bytes": size,
+            "num_same": sum(key[0] not in held for key in self.same),
+            "num_again": sum(num for key, num in self.again.items() if key[0] not in held),
+            "num_back": self.num_back, "num_pageable": self.num_pageable, "left_at": self.left_at,
+            "held_as": sorted({held[key[0]] for key in (*self.same, *self.again) if key[0] in held}),
+        }  # fmt: skip
 
 
 class DeviceTransfers:
@@ -111,20 +91,20 @@ class DeviceTransfers:
         """The number of transfers in this step so far."""
         return sum(entry.num for entry in self._entries.values())
 
-    def finish_step(self) -> list[Transfer] | None:
+    def finish_step(self) -> list[dict[str, Any]] | None:
         """End a step. Returns its transfers, longest first; None if the step before was not recorded."""
         self._patch.check()
-        entries = self._entries
-        held = find_holders(self._models.bodies_that_ran(), {key[0] for entry in entries.values() for key in (*entry.same, *entry.again)})
-        summaries = [entry.summarize(held) for entry in entries.values()] if self._before is not None else None
-        self._before, self._entries, self._came = entries, {}, {}
-        return None if summaries is None else sorted(summaries, key=lambda transfer: -transfer.ms)
+        is_second = self._before is not None
+        self._before, self._entries, self._came = self._entries, {}, {}
+        if not is_second:
+            return None
+        entries = self._before.values()
+        held = find_holders(self._models.bodies_that_ran(), {key[0] for entry in entries for key in (*entry.same, *entry.again)})
+        return sorted((entry.summarize(held) for entry in entries), key=lambda transfer: -transfer["ms"])
 
     def stop(self) -> None:
         self._patch.stop()
         self._before, self._entries, self._came = None, {}, {}
-
-    # -- one call ----------------------------------------------------------------------------------
 
     def _on_call(self, call: MethodCall) -> None:
         given = call.args[1] if len(call.args) > 1 else call.kwargs.get("other")
@@ -135,12 +115,10 @@ class DeviceTransfers:
         frame = direct_user_frame(call.frame, MAX_BETWEEN)
         if frame is not None:
             key = (frame.f_code.co_filename, frame.f_lineno, source.device, goal.device)
-            entry = self._entries.get(key)
-            if entry is None and len(self._entries) < MAX_LINES:
-                entry = self._entries[key] = _LineTransfers(describe_line(frame), f".{call.name}()", source.device, goal.device)
-            if entry is not None:
-                before = self._before.get(key) if self._before else None
-                self._add(entry, before, source, goal, call)
+            if key not in self._entries and len(self._entries) < MAX_LINES:
+                self._entries[key] = _LineTransfers(describe_line(frame), f".{call.name}()", source.device, goal.device)
+            if key in self._entries:
+                self._add(self._entries[key], self._before.get(key) if self._before else None, source, goal, call)
         self._timer.own_ns += perf_counter_ns() - began
 
     def _add(self, entry: _LineTransfers, before: _LineTransfers | None, source: Tensor, goal: Tensor, call: MethodCall) -> None:
@@ -193,7 +171,6 @@ class DeviceTransfers:
 
 
 def _weak_storage(tensor: Tensor) -> Any:
-    """A weak reference to the storage."""
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 

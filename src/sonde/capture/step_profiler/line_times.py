@@ -1,11 +1,8 @@
 """Times each line of the user's code in one step, and counts its executions.
 
-`sys.settrace` calls a tracer for every line. Only frames of the user's code are traced by line; a frame of a library causes one event. The
-time of a line includes all calls until the next line of the user's code starts: `loss.backward()` includes the whole backward,
-`x = layer(x)` the work of torch. If a debugger is tracing already, nothing is timed.
+`sys.settrace` calls a tracer for every line of the user's code; if a debugger is tracing already, nothing is timed. The time of a line
+includes all calls until the next line of the user's code starts: `loss.backward()` includes the whole backward.
 """
-
-from __future__ import annotations
 
 import os
 import sys
@@ -16,7 +13,7 @@ from pathlib import Path
 from threading import get_ident
 from time import perf_counter_ns
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from sonde.capture.call_site import is_library as _in_library
 from sonde.capture.call_site import release_locals
@@ -28,6 +25,7 @@ MAX_LINES = 24  # recorded per step: a report names one or two
 LIBRARY_NS = 150  # measured cost of the event of a library frame; reading a clock for each would double it
 EVENT_NS = 60  # measured cost of calling a tracer, which the tracer itself cannot time
 
+
 @cache
 def is_library(filename: str) -> bool:
     return filename == "<string>" or _in_library(filename)  # code that a library runs by exec
@@ -35,16 +33,6 @@ def is_library(filename: str) -> bool:
 
 Trace = Callable[[FrameType, str, Any], Any]
 Key = tuple[str, int]  # file and line
-
-
-class LineTime(NamedTuple):
-    """The time of one line in one step."""
-
-    line: str  # train.py:41
-    text: str
-    function: str
-    num: int  # executions; a lower bound if tracing paused
-    ms: float
 
 
 class LineTimes:
@@ -84,16 +72,19 @@ class LineTimes:
         self._last_ns, self._last_own_ns = perf_counter_ns(), self._timer.own_ns
         sys.settrace(self._global)
 
-    def stop(self) -> list[LineTime]:
-        """The slowest lines, slowest first."""
+    def stop(self) -> list[dict[str, Any]]:
+        """The slowest lines, slowest first; `num` is a lower bound if tracing paused."""
         if self.active:
             self._add_elapsed(perf_counter_ns())
             self.leave()
         longest = sorted(self._times.items(), key=lambda item: -item[1][0])[:MAX_LINES]
         found = [
-            LineTime(f"{Path(file).name}:{line}", getline(file, line).strip(), self._functions[file, line], int(num), max(0.0, ns) / 1e6)
+            {
+                "line": f"{Path(file).name}:{line}", "text": getline(file, line).strip(), "function": self._functions[file, line],
+                "num": int(num), "ms": max(0.0, ns) / 1e6,
+            }
             for (file, line), (ns, num) in longest
-        ]
+        ]  # fmt: skip
         self._times, self._functions = {}, {}
         return found
 
@@ -119,8 +110,6 @@ class LineTimes:
                 release_locals(frame)
         self._traced.clear()
 
-    # -- tracers -----------------------------------------------------------------------------------
-
     def _on_call(self, frame: FrameType, event: str, arg: Any) -> Trace | None:
         self._num_library += 1
         if is_library(frame.f_code.co_filename):
@@ -136,11 +125,8 @@ class LineTimes:
         began = perf_counter_ns()
         self._add_elapsed(began)
         if event == "line":
-            key = self._current = (frame.f_code.co_filename, frame.f_lineno)
-            known = self._times.get(key)
-            if known is None:
-                known = self._add_line(key, frame)
-            known[1] += 1
+            key = self._current = self._known_key(frame)
+            self._times[key][1] += 1
         elif event == "return":
             self._current = self._key(frame.f_back)
         self._num_events += 1
@@ -153,8 +139,6 @@ class LineTimes:
         self._last_ns, self._last_own_ns = now, self._timer.own_ns
         return self._local
 
-    # -- accounting --------------------------------------------------------------------------------
-
     def _add_elapsed(self, now: int) -> None:
         if self._num_library:
             self._timer.own_ns += self._num_library * LIBRARY_NS
@@ -166,17 +150,14 @@ class LineTimes:
         """The current line of the user's code in a frame or its callers."""
         while frame is not None and is_library(frame.f_code.co_filename):
             frame = frame.f_back
-        if frame is None:
-            return None
+        return None if frame is None else self._known_key(frame)
+
+    def _known_key(self, frame: FrameType) -> Key:
         key = (frame.f_code.co_filename, frame.f_lineno)
         if key not in self._times:
-            self._add_line(key, frame)
+            self._functions[key] = frame.f_code.co_name
+            self._times[key] = [0.0, 0.0]
         return key
-
-    def _add_line(self, key: Key, frame: FrameType) -> list[float]:
-        self._functions[key] = frame.f_code.co_name
-        known = self._times[key] = [0.0, 0.0]
-        return known
 
 
 _running: set[LineTimes] = set()

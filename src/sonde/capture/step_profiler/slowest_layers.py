@@ -3,13 +3,11 @@
 The timers of capture/layer_timing are installed during the profiled step, with a clock that stands still while Sonde works.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from threading import get_ident
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,19 +25,6 @@ from sonde.statistics.private_torch_api import CONV, CONV_TRANSPOSE, graph_task_
 MAX_LAYERS = 4000  # hooks on more modules would take longer than the step
 MAX_CALLS = 64  # per layer whose shapes are recorded
 MAX_RECORDED = 40
-
-
-class LayerTime(NamedTuple):
-    """The time of one layer in one step."""
-
-    path: str
-    type: str
-    dtype: str
-    num: int  # calls
-    forward_ms: float
-    backward_ms: float  # NaN if unknown
-    multiplications: float  # of one forward, for layers with a weight matrix; else 0
-    elements: float  # of inputs, outputs and weights
 
 
 Leaves = list[tuple[str, nn.Module]]  # with paths
@@ -84,7 +69,7 @@ class LayerTimes:
         if self._trace.thread == get_ident() and self._trace.in_backward:
             self._trace.end_backward()
 
-    def stop(self) -> list[LayerTime]:
+    def stop(self) -> list[dict[str, Any]]:
         """The slowest layers, slowest first. Raises the error that ended the timing early, if there was one."""
         self._trace.stop()
         self._timers.remove()
@@ -98,8 +83,6 @@ class LayerTimes:
         slowest = sorted(costs, key=lambda layer: -costs[layer].forward)[:MAX_RECORDED]
         return [_summarize(*leaves[layer], costs[layer], shapes.get(layer, []), is_backward_known) for layer in slowest]
 
-    # -- callbacks of the timers -------------------------------------------------------------------
-
     def _read(self) -> int:
         return perf_counter_ns() - self._timer.own_ns
 
@@ -108,15 +91,12 @@ class LayerTimes:
         self._timer.own_ns = perf_counter_ns() - reading + self._hook_ns
 
     def _is_training_call(self) -> bool:
-        if graph_task_id() != -1:  # a recomputation: code between the layers would count for the layer whose node started it
-            self._is_backward_known = False
+        is_recomputation = graph_task_id() != -1  # code between the layers would count for the layer whose node started it
+        if not is_recomputation and not torch.is_grad_enabled():
             return False
-        if not torch.is_grad_enabled():
-            return False
-        is_timed_thread = self._trace.thread == get_ident()
-        if not is_timed_thread:  # each thread numbers its autograd nodes from 0, so they cannot be told apart
-            self._is_backward_known = False
-        return is_timed_thread
+        is_timed = not is_recomputation and self._trace.thread == get_ident()  # each thread numbers its autograd nodes from 0
+        self._is_backward_known = self._is_backward_known and is_timed
+        return is_timed
 
     def _add_shapes(self, layer: int, args: Any, output: Any) -> None:
         first, calls = args[0] if args else None, self._shapes.setdefault(layer, [])
@@ -124,7 +104,8 @@ class LayerTimes:
             calls.append((first.shape, output.shape, output.dtype))
 
 
-def _summarize(path: str, module: nn.Module, cost: ModuleCost, calls: CallShapes, is_backward_known: bool) -> LayerTime:
+def _summarize(path: str, module: nn.Module, cost: ModuleCost, calls: CallShapes, is_backward_known: bool) -> dict[str, Any]:
+    """A row of the event `StepProfile`."""
     weights = [p for p in module._parameters.values() if p is not None and not nn.parameter.is_lazy(p)]
     work = num = 0.0
     for input_shape, output_shape, _ in calls:
@@ -132,19 +113,17 @@ def _summarize(path: str, module: nn.Module, cost: ModuleCost, calls: CallShapes
         work += _multiplications(module, input_shape.numel(), output_shape.numel())
     if len(calls) < cost.calls or not type(module).__module__.startswith("torch.nn"):
         work = num = math.nan  # several inputs or outputs, or a module of the user: its work is unknown
-    return LayerTime(
-        path, type(module).__name__, str(calls[0][2]).removeprefix("torch.") if calls else "", cost.calls, cost.forward / 1e6,
-        max(0, cost.backward) / 1e6 if is_backward_known and cost.num_nodes else math.nan, work, num,
-    )  # fmt: skip
+    return {
+        "path": path, "type": type(module).__name__, "dtype": str(calls[0][2]).removeprefix("torch.") if calls else "", "num": cost.calls,
+        "forward_ms": cost.forward / 1e6,
+        "backward_ms": max(0, cost.backward) / 1e6 if is_backward_known and cost.num_nodes else math.nan,
+        "multiplications": work, "elements": num,
+    }  # fmt: skip
 
 
 def _multiplications(module: nn.Module, num_in: int, num_out: int) -> float:
     """The number of multiplications of a matrix product or a convolution; 0 for other layers."""
     weight = module._parameters.get("weight")
-    if weight is None:
+    if weight is None or not isinstance(module, (nn.Linear, *CONV)):
         return 0.0
-    if isinstance(module, CONV_TRANSPOSE):
-        return num_in * weight.numel() / weight.shape[0]
-    if isinstance(module, (nn.Linear, *CONV)):
-        return num_out * weight.numel() / weight.shape[0]
-    return 0.0
+    return (num_in if isinstance(module, CONV_TRANSPOSE) else num_out) * weight.numel() / weight.shape[0]

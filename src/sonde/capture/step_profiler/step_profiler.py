@@ -1,12 +1,9 @@
 """Profiles occasional steps in detail: time per line and layer, synchronization points, transfers.
 
 A profile may cost as much as the step itself, so it is rare: the first after 0.4 s of training (20 s with tiny steps), each next one after
-twice the time, or later if the last one was expensive. If slow steps occur at equal distances, the next slow one is profiled too. The
-result is one event, and its cost is part of Sonde's reported cost. If the step moved tensors between devices, the transfers of the next
-step are recorded too.
+twice the time, or later if the last one was expensive. If slow steps occur at equal distances, the next slow one is profiled too. If the
+step moved tensors between devices, the transfers of the next step are recorded too.
 """
-
-from __future__ import annotations
 
 from collections import deque
 from contextlib import ExitStack
@@ -56,14 +53,12 @@ class StepProfiler:
         self.due_ns, self.long_ns = FIRST_NS, LONG_NS  # training time of the next profile
         self._num_delayed = 0
         self._trained_ns = 0
-        self._usual_ns: float = 0.0
+        self._usual_ns = 0.0
         self._slow: deque[int] = deque(maxlen=16)  # numbers of the last slow steps
         self._expected = -1
         self._num_slow = 0
         self._reason = ""
         self._fetch_ns = self._fetch_cpu_ns = 0
-
-    # -- decision ----------------------------------------------------------------------------------
 
     def on_step_start(self, step: int, last_ns: int, *, is_observed: bool) -> None:
         """Called for every step. `last_ns` is the duration of the last step without Sonde; observed steps are avoided."""
@@ -102,8 +97,6 @@ class StepProfiler:
                 self._expected = 2 * slow - earlier
                 break
         self._slow.append(slow)
-
-    # -- one step ----------------------------------------------------------------------------------
 
     def _start(self, reason: str) -> None:
         self.due_ns = 2 * self._trained_ns
@@ -149,7 +142,7 @@ class StepProfiler:
                 self._write_profile(step)
             transfers = self._transfers.finish_step()
             if transfers is not None:
-                self._recorder.emit(TransfersMeasured(transfers=[_rounded(transfer._asdict()) for transfer in transfers]), step)
+                self._recorder.emit(TransfersMeasured(transfers=[_rounded(transfer) for transfer in transfers]), step)
             self._deactivate()
             if was_full and num_moved:
                 self.is_active = True
@@ -162,8 +155,8 @@ class StepProfiler:
         own_ns = self._timer.own_ns
         lines, waits, layers = self._lines.stop(), self._sync_points.stop(), self._layers.stop()
         event = StepProfile(
-            reason=self._reason, lines=[_rounded(line._asdict()) for line in lines if line.ms >= 0.001],
-            waits=[_rounded(point._asdict()) for point in waits], layers=[_rounded(layer._asdict()) for layer in layers],
+            reason=self._reason, lines=[_rounded(line) for line in lines if line["ms"] >= 0.001],
+            waits=[_rounded(point) for point in waits], layers=[_rounded(layer) for layer in layers],
             num_transfers=self._transfers.num, machine=self._cpu.since_last(), fetch_ms=round(self._fetch_ns / 1e6, 3),
             fetch_cpu_ms=round(self._fetch_cpu_ns / 1e6, 3),
         )  # fmt: skip

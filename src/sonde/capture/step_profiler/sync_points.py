@@ -1,34 +1,20 @@
 """Synchronization points: where Python reads the numbers of a tensor (`.item()`, `.cpu()`, `.tolist()`, `.numpy()`, `float()`, `print`).
 
-On a device each of these waits for all queued work. On the CPU there is nothing to wait for, and only the calls cost time. The methods are
-patched during a profiled step; a call that a library makes for its own purposes does not count.
+On a device each of these waits for all queued work. The methods are patched during a profiled step; a call that a library makes for its own
+purposes does not count.
 """
 
-from __future__ import annotations
-
-from typing import Any, NamedTuple
+from typing import Any
 
 from sonde.capture.call_site import describe_line, direct_user_frame
 from sonde.capture.tensor_method_patch import MethodCall, TensorMethodPatch
 
-NAMES = (
-    "item", "tolist", "cpu", "numpy", "__float__", "__int__", "__bool__", "__index__", "__array__", "__repr__", "__format__",
-)  # fmt: skip
 DISPLAY_NAMES = {
     "__float__": "float()", "__int__": "int()", "__bool__": "bool()", "__index__": "int()", "__array__": "numpy()", "__repr__": "print",
     "__format__": "print",
 }  # fmt: skip
+NAMES = ("item", "tolist", "cpu", "numpy", *DISPLAY_NAMES)
 MAX_LINES = 64
-
-
-class SyncPoint(NamedTuple):
-    """Calls of one kind at one line."""
-
-    line: str
-    text: str
-    call: str  # ".item()", "print"
-    num: int
-    ms: float
 
 
 class SyncPoints:
@@ -42,12 +28,16 @@ class SyncPoints:
         self._calls = {}
         self._patch.start()
 
-    def stop(self) -> list[SyncPoint]:
+    def stop(self) -> list[dict[str, Any]]:
+        """Calls of one kind at one line, longest first."""
         self._patch.stop()
         self._patch.check()
-        found = [SyncPoint(line, text, call, num, ns / 1e6) for (_, _, call), (ns, num, (line, text)) in self._calls.items()]
+        found = [
+            {"line": line, "text": text, "call": call, "num": num, "ms": ns / 1e6}
+            for (_, _, call), (ns, num, (line, text)) in self._calls.items()
+        ]
         self._calls = {}
-        return sorted(found, key=lambda point: -point.ms)
+        return sorted(found, key=lambda point: -point["ms"])
 
     def _on_call(self, call: MethodCall) -> None:
         frame = direct_user_frame(call.frame)
@@ -55,10 +45,8 @@ class SyncPoints:
             return
         name = DISPLAY_NAMES.get(call.name, f".{call.name}()")
         key = (frame.f_code.co_filename, frame.f_lineno, name)
-        known = self._calls.get(key)
-        if known is None:
-            if len(self._calls) >= MAX_LINES:
-                return
-            known = self._calls[key] = [0, 0, describe_line(frame)]
-        known[0] += call.ns
-        known[1] += 1
+        if key not in self._calls and len(self._calls) < MAX_LINES:
+            self._calls[key] = [0, 0, describe_line(frame)]
+        if key in self._calls:
+            self._calls[key][0] += call.ns
+            self._calls[key][1] += 1

@@ -31,7 +31,7 @@ from sonde.nonfinite.origin import Origin
 from sonde.replay.capsule.capsule import Capsule
 from sonde.replay.capsule.replay_capsule import apply_to_model, mismatch, move_to_model, replay, with_caveats
 from sonde.replay.capsule.value_serialization import fill_left_out
-from sonde.script_runner import run_file, script_environment
+from sonde.script_runner import run_target, script_environment
 from sonde.statistics.find_tensors import find_tensors
 
 MAX_FRAMES = 64
@@ -58,7 +58,7 @@ def replay_script(capsule: Capsule, script: str, args: Sequence[str] = ()) -> Re
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # the operations of compiled code cannot be traced
     try:
         with script_environment(script, args, module=False), replayer.install():
-            run_file(script)
+            run_target(script)
         ending = "ended"
     except _ReplayFinished:
         ending = ""

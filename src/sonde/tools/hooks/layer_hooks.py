@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from sonde.capture.hook_not_copied_with_module import UncopiedHook
+from sonde.capture.forward_call_patch import UncopiedHook
 from sonde.capture.training_callback_interface import TrainingCallbacks
 from sonde.capture.watched_model import WatchedModel
 from sonde.capture.zero_grad_tracking import optimizer_parameters

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from sonde.capture import process_memory
-from sonde.capture.memory_by_category import memory_by_category
 from sonde.config import DebugConfig, DebugLevel
 from sonde.events import STATISTICS
-from sonde.statistics.find_tensors import find_tensors
+from sonde.statistics.find_tensors import find_tensors, memory_by_category
 from sonde.statistics.parameter_snapshot import ParameterSnapshot
 from sonde.statistics.reductions import check_finite
 from sonde.statistics.tensor_statistics_table import StatisticsTable

@@ -134,7 +134,7 @@ def test_a_slow_step_is_one_that_takes_much_longer_than_the_others(tmp_path: Pat
         tracker.state.number = step
         triggers.on_step_end(tracker.context, ms * 1_000_000)
     tracker.recorder.flush()
-    tracker.recorder.close()
+    tracker.recorder.writer.close()
     assert [event.step for event in sonde.Run(tmp_path).events("condition")] == [12]
 
 

@@ -56,7 +56,7 @@ class Evaluation:
 def evaluation(tmp_path):
     evaluation = Evaluation(tmp_path)
     yield evaluation
-    evaluation.tracker.recorder.close()
+    evaluation.tracker.recorder.writer.close()
 
 
 def test_a_slow_model_is_checked_every_time(evaluation):
@@ -131,5 +131,5 @@ def test_an_infinity_is_recorded_only_where_a_handler_confirms_it(tmp_path, hand
         tracker.on_forward_end(model, torch.tensor([1.0, -torch.inf]))
     tracker.models.close()
     tracker.recorder.flush()
-    tracker.recorder.close()
+    tracker.recorder.writer.close()
     assert len(list(sonde.Run(tmp_path).events("nonfinite"))) == num
