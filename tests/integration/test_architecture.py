@@ -354,7 +354,7 @@ PATH = re.compile(r"`((?:src|tests|docs|benchmarks|examples|\.ci)/[\w./-]+)`|\]\
 def test_every_path_that_a_paper_names_exists(paper):
     text = (ROOT / paper).read_text(encoding="utf-8")
     for from_root, beside in PATH.findall(text):
-        if "your_" in from_root:
+        if "your" in from_root:
             continue
         path = ROOT / from_root if from_root else (ROOT / paper).parent / beside
         assert path.exists(), f"{paper} names {from_root or beside}"

@@ -16,7 +16,7 @@ def in_general(text: str) -> list[str]:
     Consequences, the list of rules and the cost depend on how many steps the machine had time to observe. A message of Sonde during the
     training comes from a child process, before or after the next line of the script: such lines are compared first.
     """
-    rows = text.splitlines(keepends=True)
+    rows = [row for row in text.splitlines(keepends=True) if not row.startswith("sonde: still ")]  # a search that takes long
     text = "".join(sorted(rows, key=lambda row: not row.startswith("sonde: ")))
     text = re.sub(r"^  └─.*?(?=^\s*$)|^rules .*?(?=^run )", "", text, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"\d{4}-\d\d-\d\d_\S+", "RUN", text)

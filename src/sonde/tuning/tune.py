@@ -112,8 +112,10 @@ def _promising(results: Iterable[MeasuredChange], noise: float) -> list[Measured
 
 def _best_of_families(results: Iterable[MeasuredChange]) -> list[MeasuredChange]:
     """The most reliable recommended change of each family, by descending gain."""
-    recommended = [each for each in results if each.standing == "recommended"]
-    best = {each.proposals[0].family: each for each in sorted(reversed(recommended), key=lambda each: each.reliability)}  # the last one stays
+    recommended = sorted((each for each in results if each.standing == "recommended"), key=lambda each: -each.reliability)
+    best: dict[str, MeasuredChange] = {}
+    for each in recommended:
+        best.setdefault(each.proposals[0].family, each)
     return sorted(best.values(), key=_factor, reverse=True)
 
 
