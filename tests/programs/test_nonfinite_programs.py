@@ -40,8 +40,9 @@ pytestmark = pytest.mark.torch
 
 
 def origin_of(run: Path) -> Mapping[str, Any] | None:
-    """The first origin that the run tells of."""
-    return next((event.data for event in Run(run).events("origin")), None)
+    """The origin of the first bad step. Searches run in child processes, and the answer of a later step may come first."""
+    origins = list(Run(run).events("origin"))
+    return min(origins, key=lambda event: event.step).data if origins else None
 
 
 def rule_of(key: str) -> str:
