@@ -1,12 +1,21 @@
-"""The terminal that commands print on."""
+"""The terminal that commands print on, and the line that they show while they judge a long run."""
 
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sonde.render.terminal.console import Terminal
+    from sonde.report import Report
+
+PROGRESS_AFTER_S = 2.0  # a shorter wait needs no explanation
+ERASE_LINE = "\r\x1b[K"
 
 
 def open_terminal(*, stderr: bool = False) -> Terminal:
@@ -17,3 +26,41 @@ def open_terminal(*, stderr: bool = False) -> Terminal:
     if hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="backslashreplace")
     return Terminal(stream)
+
+
+def diagnose_with_progress(path: Path) -> Report:
+    """Judge a run and cache its verdict. On a terminal, a line on stderr says what is done after two seconds."""
+    from sonde.report import diagnose
+    from sonde.report.verdict_cache import write_verdict
+    from sonde.runlog.reader import Run
+
+    with progress_line("reading the log"):
+        run = Run(path)
+    with progress_line(f"judging {run.last_step + 1:,} steps"):
+        report = diagnose(run)
+    write_verdict(run, report)
+    return report
+
+
+@contextmanager
+def progress_line(text: str, after_s: float = PROGRESS_AFTER_S) -> Iterator[None]:
+    """Show `sonde: TEXT ...` on stderr while the block runs, if that takes longer than `after_s`. Nothing where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    is_shown = threading.Event()
+
+    def show() -> None:
+        is_shown.set()
+        print(f"sonde: {text} ...", end="", file=sys.stderr, flush=True)
+
+    timer = threading.Timer(after_s, show)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # the line is erased after it was written, never before
+        if is_shown.is_set():
+            print(ERASE_LINE, end="", file=sys.stderr, flush=True)

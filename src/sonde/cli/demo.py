@@ -72,10 +72,10 @@ def demo(to: str | None) -> None:
             terminal.print(line((f"  {row}", "dim")))
         recorded = Run(path)
         report = diagnose(recorded)
-        terminal.print(TerminalReport(report, recorded))
+        terminal.print(TerminalReport(report))
         terminal.print()
         reports.append((report, recorded))
-        num_right += (report.findings[0].rule if report.findings else "") == program.rule
+        num_right += report.findings[0].rule == program.rule if report.findings else not program.rule and report.verdict == "healthy"
     page = parent / f"{path.name.split('_demo')[0]}_demo.html"
     write_new(page, report_html(reports))
     right = num_right == len(PROGRAMS)

@@ -40,7 +40,7 @@ def report(run: str | None, output: Path, force: bool) -> None:
         case ".md":
             from sonde.render.markdown import report_markdown
 
-            text = report_markdown(verdict, source)
+            text = report_markdown(verdict)
         case _:
             text = verdict.to_json()
     write_new(output, text, replace=force)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.option("--to", metavar="DIR", help="The directory of this run.  [default: a new one in runs/]")
 @click.option("--name", metavar="NAME", help="A name for the run's directory.  [default: the script's]")
 @click.option("--strict", is_flag=True, help="Stop at an error of Sonde's own instead of training on.")
-@click.option("--check", is_flag=True, help="Exit with 1 when problems were found, for use in CI.")
+@click.option("--check", is_flag=True, help="Exit with 1 if problems were found, with 3 if the verdict is unknown: for use in CI.")
 @click.option("--quiet", is_flag=True, help="Print no verdict.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -78,15 +78,12 @@ def _judged(path: Path, lost: str, *, quiet: bool, strict: bool) -> Report | Non
     try:
         from rich.text import Text
 
-        from sonde.cli._terminal import open_terminal
+        from sonde.cli._terminal import diagnose_with_progress, open_terminal
         from sonde.render.terminal.report_terminal import TerminalReport
-        from sonde.report import diagnose
-        from sonde.runlog.reader import Run
 
-        recorded = Run(path)
-        report = diagnose(recorded)
+        report = diagnose_with_progress(path)
         if not quiet and (report.run.num_steps or report.findings):
-            open_terminal(stderr=True).print(TerminalReport(report, recorded))
+            open_terminal(stderr=True).print(TerminalReport(report))
         elif not quiet and not lost:  # most scripts are no trainings: then one line is enough
             open_terminal(stderr=True).print(Text(printable(report.why_unknown)))
         if lost:

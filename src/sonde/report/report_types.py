@@ -56,8 +56,8 @@ class Overhead:
         if not isfinite(self.ratio):
             return ""
         if self.training_s < SHORT_S and isfinite(self.per_step_ms):
-            return f"Sonde took {number(self.startup_ms)} ms to start and {number(self.per_step_ms)} ms per step"
-        return f"Sonde took {number(float(f'{100 * (self.ratio - 1):.2g}'))} % of the training time"
+            return f"Sonde took {_two_digits(self.startup_ms)} ms to start and {_two_digits(self.per_step_ms)} ms per step"
+        return f"Sonde took {_two_digits(100 * (self.ratio - 1))} % of the training time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,12 @@ class Report:
         lines += self.damage
         return "\n".join(lines)
 
-    def to_json(self) -> str:
-        """One strict JSON document of schema 1; a number that is not finite is the string "NaN", "Infinity" or "-Infinity"."""
+    def to_json(self, *, indent: int | None = 1) -> str:
+        """One strict JSON document of schema 1; a number that is not finite is the string "NaN", "Infinity" or "-Infinity".
+
+        Args:
+            indent: Blanks per level; None gives a single line.
+        """
         document = {
             "schema": SCHEMA,
             "run": self.run.name,
@@ -154,4 +158,8 @@ class Report:
             "signal": self.run.signal,
             "told": dict(self.run.summary),
         }
-        return json.dumps(strict(document), indent=1, allow_nan=False)
+        return json.dumps(strict(document), indent=indent, allow_nan=False)
+
+
+def _two_digits(value: float) -> str:
+    return number(float(f"{value:.2g}"))

@@ -120,6 +120,17 @@ def is_run(path: Path) -> bool:
         return False
 
 
+def log_sizes(path: Path) -> dict[str, int]:
+    """The bytes of each log of a run directory, or of a single log file, by file name; without those that are gone meanwhile."""
+    sizes = {}
+    with contextlib.suppress(OSError):
+        for name in [path.name] if path.is_file() else os.listdir(path):
+            with contextlib.suppress(OSError):
+                if name.endswith(LOG_SUFFIX) or path.is_file():
+                    sizes[name] = (path if path.is_file() else path / name).lstat().st_size
+    return sizes
+
+
 def runs_in(parent: Path = RUNS) -> list[Path]:
     """The runs in a directory, newest first."""
     return [path for _, _, path in sorted(_dated_runs(Path(parent)), reverse=True)]
@@ -172,10 +183,11 @@ def _dated_runs(parent: Path) -> Iterator[tuple[float, str, Path]]:
         return
     for path in paths:
         if is_run(path):
-            yield _started(path), path.name, path
+            yield started_at(path), path.name, path
 
 
-def _started(path: Path) -> float:
+def started_at(path: Path) -> float:
+    """When a run was started, in seconds since the epoch; 0 if unknown."""
     try:
         started = read_run_json(path).get("started")
         if isinstance(started, (int, float)):

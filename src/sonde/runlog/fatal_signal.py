@@ -21,6 +21,7 @@ from typing import Any
 from sonde.events import Event, FatalSignalReceived, encode
 from sonde.runlog.writer_process import process_identity
 
+FILE_PREFIX = "fatal-signal"
 MAX_DUMP = 1 << 18  # bytes that are read: faulthandler writes at most 100 frames of 100 threads, most of them short
 # What faulthandler calls a signal (Python 3.12 and newer write "Floating-point"), and how it is named here.
 SIGNALS = {
@@ -83,7 +84,7 @@ class FatalSignal:
 def dump_path(directory: Path, manifest: Mapping[str, Any]) -> Path:
     """Where the process of a manifest writes. The manifest may come from a file that somebody else made: only plain characters are used."""
     parts = (str(manifest.get(key, "")) for key in ("host", "pid", "start_ticks"))
-    return Path(directory) / "-".join(["fatal-signal", *(re.sub(r"[^A-Za-z0-9]+", "_", part)[:40] for part in parts)])
+    return Path(directory) / "-".join([FILE_PREFIX, *(re.sub(r"[^A-Za-z0-9]+", "_", part)[:40] for part in parts)])
 
 
 # ---- the training process

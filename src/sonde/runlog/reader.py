@@ -257,6 +257,11 @@ class Run:
         return replace(worst, last_step=self.last_step)
 
     @property
+    def log_sizes(self) -> dict[str, int]:
+        """The bytes of each log when it was read, by file name."""
+        return {segment.path.name: segment.size for segment in self._segments()}
+
+    @property
     def damage(self) -> list[Damage]:
         """Bytes that could not be read."""
         return self._info_damage + [note for segment in self._segments() for note in segment.damage]

@@ -86,6 +86,11 @@ class Segment:
     def __len__(self) -> int:
         return len(self._starts)
 
+    @property
+    def size(self) -> int:
+        """Bytes of the file when it was read last."""
+        return self._version[0]
+
     # ---- reading new records
 
     def refresh(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from sonde.events import Finding
@@ -13,7 +13,6 @@ from sonde.render.html.svg_chart import ChartLine, line_chart
 from sonde.render.report_content import (
     evidence,
     group_findings,
-    layer_types,
     loss_series,
     notes,
     place,
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from sonde.report import Report
     from sonde.runlog.reader import Run
 
-HEADLINES = {"healthy": "Healthy", "problems": "Problems", "unknown": "Nothing could be told"}
+HEADLINES = {"healthy": "Healthy", "problems": "", "unknown": "Unknown: nothing could be judged"}  # problems: the rules that found them
 
 
 def report_html(reports: Sequence[tuple[Report, Run]]) -> str:
@@ -38,15 +37,15 @@ def report_html(reports: Sequence[tuple[Report, Run]]) -> str:
 
 
 def _report(report: Report, run: Run) -> Iterator[str]:
-    causes, types = group_findings(report.findings), layer_types(run)
-    headline = ", ".join(dict.fromkeys(cause.rule for cause, _ in causes)) or HEADLINES[report.verdict]
+    causes = group_findings(report.findings)
+    headline = HEADLINES[report.verdict] or ", ".join(dict.fromkeys(cause.rule for cause, _ in causes))
     yield f'<h1><span class="verdict {html_text(report.verdict)}">{html_text(headline)}</span></h1>'
     yield f'<p class="story">{html_text(run.name)}<br>{html_text(run_sentence(report))}</p>'
     yield _chart("Loss", *loss_series(report))
     yield _chart("Learning rate", *rate_series(report))
     for cause, consequences in causes:
-        yield _finding(cause, types)
-        yield from (_consequence(finding, types) for finding in consequences)
+        yield _finding(cause, report)
+        yield from (_consequence(finding, report) for finding in consequences)
     yield "<h2>What else is known</h2>"
     yield definition_list("notes", notes(report))
     if report.not_evaluated:
@@ -63,25 +62,25 @@ def _chart(name: str, steps: Sequence[int], values: Sequence[float]) -> str:
     return f"<figure><figcaption>{name} by step{scale}</figcaption>{line_chart([ChartLine(steps, values)], name=name.lower())}</figure>"
 
 
-def _finding(finding: Finding, types: Mapping[str, str]) -> str:
+def _finding(finding: Finding, report: Report) -> str:
     found = source_line(finding)
     source = f'<div class="source mono"><b>{html_text(found[0])}</b>{html_text(found[1])}</div>' if found else ""
     return (
-        f'<article class="finding {html_text(finding.severity)}">{_head(finding, finding.severity, types)}'
+        f'<article class="finding {html_text(finding.severity)}">{_head(finding, finding.severity, report)}'
         f'<p>{html_text(finding.cause)}</p>{source}<p class="fix">{html_text(finding.fix)}</p>{_evidence(finding)}</article>'
     )
 
 
-def _consequence(finding: Finding, types: Mapping[str, str]) -> str:
+def _consequence(finding: Finding, report: Report) -> str:
     """Without a fix: it disappears with its cause."""
     return (
-        f'<article class="finding consequence {html_text(finding.severity)}">{_head(finding, "and so", types)}'
+        f'<article class="finding consequence {html_text(finding.severity)}">{_head(finding, "and so", report)}'
         f"<p>{html_text(finding.cause)}</p>{_evidence(finding)}</article>"
     )
 
 
-def _head(finding: Finding, badge: str, types: Mapping[str, str]) -> str:
-    where = f'<code class="where">{html_text(place(finding, types))}</code>' if finding.where else ""
+def _head(finding: Finding, badge: str, report: Report) -> str:
+    where = f'<code class="where">{html_text(place(finding, report))}</code>' if finding.where else ""
     return (
         f'<div class="head"><span class="badge">{html_text(badge)}</span><h3>{html_text(finding.rule)}</h3>{where}'
         f'<span class="where">from step {finding.step:,}</span></div>'
