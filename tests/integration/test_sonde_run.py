@@ -89,6 +89,8 @@ def test_check_makes_problems_an_exit_code(forked_sonde, script):
     broken = forked_sonde("run", "--check", "--quiet", script(BROKEN))
     assert (broken.returncode, broken.stderr) == (1, "")
     assert forked_sonde("run", "--check", "--quiet", script(HEALTHY)).returncode == 0
+    assert forked_sonde("run", "--check", "--quiet", script("print('no training')")).returncode == 3
+    assert forked_sonde("run", "--check", "--quiet", script("raise SystemExit(5)")).returncode == 5
 
 
 def test_a_module_is_run_as_python_m_would(forked_sonde, tmp_path):

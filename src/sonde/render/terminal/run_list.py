@@ -15,7 +15,7 @@ from sonde.render.terminal.report_terminal import MARKS
 if TYPE_CHECKING:
     from sonde.report.verdict_cache import CachedVerdict, ListedRun
 
-HEADINGS = ("run", "started", "steps", "verdict", "last loss", "first finding")
+HEADINGS = ("run", "started", "steps", "verdict", "loss", "first finding")
 GAP = "  "
 LEAST_NAME = 16  # characters of a long name that are shown in a narrow terminal
 LEAST_FINDING = 22
@@ -49,7 +49,7 @@ class RunList:
 
 def _row(cells: Sequence[str], widths: Sequence[int], style: str, verdict_style: str) -> object:
     name, started, steps, verdict, loss, finding = (
-        f"{shorten(cell, width):{'>' if heading in ('steps', 'last loss') else '<'}{width}}"
+        f"{shorten(cell, width):{'>' if heading in ('steps', 'loss') else '<'}{width}}"
         for cell, width, heading in zip(cells, widths, HEADINGS)
     )
     return line((GAP.join((name, started, steps, "")), style), (verdict, verdict_style), (f"{GAP}{loss}{GAP}{finding}".rstrip(), style))
@@ -57,12 +57,21 @@ def _row(cells: Sequence[str], widths: Sequence[int], style: str, verdict_style:
 
 def _cells(run: ListedRun, dash: str, options: ConsoleOptions) -> tuple[str, ...]:
     name = printable(run.name)
-    started = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started)) if run.started > 0 else dash
+    started = _date(run.started) or dash
     if run.verdict is None:
         return name, started, dash, dash, dash, dash
     verdict = run.verdict
     mark = MARKS[verdict.verdict][options.ascii_only]
     return name, started, f"{verdict.num_steps:,}", f"{mark} {verdict.verdict}", printable(verdict.last_loss) or dash, _finding(verdict)
+
+
+def _date(started: float) -> str:
+    """Day and time of this year, else the date."""
+    try:
+        date = time.localtime(started)
+    except (OverflowError, ValueError, OSError):  # the number comes from a file of the run
+        return ""
+    return time.strftime("%m-%d %H:%M" if date.tm_year == time.localtime().tm_year else "%Y-%m-%d", date) if started > 0 else ""
 
 
 def _finding(verdict: CachedVerdict) -> str:
