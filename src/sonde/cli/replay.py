@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sonde.errors import SondeError
-from sonde.formatting import printable
+from sonde.formatting import layer_name, printable
 
 if TYPE_CHECKING:
     from sonde.replay.capsule.capsule import Capsule
@@ -70,4 +70,4 @@ def _print(kept: Capsule, replayed: ReplayResult, verdict: str) -> None:
 
 
 def _place(where: str) -> str:
-    return f" in {where}" if where else ""
+    return f" in {layer_name(where)}" if where else ""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sonde.events import Finding
-from sonde.formatting import number, strict
+from sonde.formatting import layer_name, number, strict
 
 SCHEMA = 1
 SHORT_S = 60.0  # of training: below, the share that Sonde took is mostly its start
@@ -110,7 +110,7 @@ class Report:
             lines.append(self.why_unknown)
         for finding in self.findings:
             follows = finding.evidence.get("consequence_of")
-            place = f" at {finding.where}" if finding.where else ""
+            place = f" at {layer_name(finding.where, run.layer_types.get(finding.where, ''))}" if finding.where else ""
             head = f"{finding.severity} {finding.rule}{place}, step {finding.step}: {finding.cause}"
             lines += [f"  follows: {head}"] if follows else [head, f"  fix: {finding.fix}"]
         if self.not_evaluated:

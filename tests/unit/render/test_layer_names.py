@@ -42,6 +42,11 @@ def test_every_rendering_shows_the_class_of_a_numbered_layer(run):
     assert report_html([(report, run)]).count(f'<code class="where">{name}</code>') == 2
 
 
+def test_causes_name_numbered_layers_in_the_same_way(sample_run):
+    report = diagnose(sample_run("bad", [1.0] * 20 + [float("nan")] * 20, layers=("0", "4"), bad_layer="4"))
+    assert "the output of layer 4 (Linear) was not finite" in " ".join(on_terminal(report).split())
+
+
 def test_a_class_that_is_not_known_is_left_out(run):
     assert "dead-relu in layer 7  from step 3" in on_terminal(report_on(run, "7"))
     assert "dead-relu in `layer 7`\n" in report_markdown(report_on(run, "7"))
