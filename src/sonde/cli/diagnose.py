@@ -60,9 +60,9 @@ def _print(report: Report, *, as_json: bool) -> None:
 
 def _report_against(path: Path, against: str, within: float | None) -> Report:
     from sonde.comparison.baseline import load
-    from sonde.comparison.departure import TOLERANCE, judge_against
+    from sonde.comparison.baseline_check import TOLERANCE, check_against_baseline
 
-    return judge_against(path, load(against), tolerance=TOLERANCE if within is None else within)
+    return check_against_baseline(path, load(against), tolerance=TOLERANCE if within is None else within)
 
 
 def _follow(path: Path, *, as_json: bool) -> Report:

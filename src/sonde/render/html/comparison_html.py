@@ -11,7 +11,7 @@ from sonde.render.html.svg_chart import ChartLine, line_chart
 
 if TYPE_CHECKING:
     from sonde.comparison.compare import RunComparison
-    from sonde.comparison.curves import LossComparison, Window
+    from sonde.comparison.loss_curves import LossComparison, Window
 
 HEADLINES = {"identical": "Identical", "alike": "Alike", "different": "Different", "unknown": "Nothing could be told"}
 

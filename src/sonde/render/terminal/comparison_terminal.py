@@ -16,7 +16,7 @@ from sonde.render.terminal.sparkline import sparkline
 
 if TYPE_CHECKING:
     from sonde.comparison.compare import RunComparison
-    from sonde.comparison.curves import LossComparison
+    from sonde.comparison.loss_curves import LossComparison
 
 MARKS = {
     "identical": ("=", "=", "bold green"),

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sonde.comparison.parting import key, named
+from sonde.comparison.first_divergence import key, named
 from sonde.events import Event, Site
 from sonde.formatting import number
 from sonde.run_view import RunView

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from comparison_runs import falling, write_pair_run
-from sonde.comparison.parting import find_parting
+from sonde.comparison.first_divergence import find_first_divergence
 from sonde.events import Kind
 from sonde.run_view import RunView
 from sonde.runlog.reader import Run
@@ -25,7 +25,7 @@ def parting(tmp_path):
             RunView(Run(write_pair_run(tmp_path / f"{name}{next(number)}", losses, **(given or {}))).processes[0])
             for name, losses, given in (("a", losses_a, a), ("b", losses_b, b))
         ]
-        return find_parting(*views, exact=exact)
+        return find_first_divergence(*views, exact=exact)
 
     return find
 

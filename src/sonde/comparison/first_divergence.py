@@ -44,7 +44,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
+class FirstDivergence:
     """Where two runs part. What is not parted is equal in everything that both have measured."""
 
     num_common: int  # steps that both have
@@ -64,7 +64,7 @@ class Parting:
         return self.num_both_observed > 0 and not self.from_the_start
 
 
-def find_parting(a: RunView, b: RunView, *, exact: bool = True) -> Parting | None:
+def find_first_divergence(a: RunView, b: RunView, *, exact: bool = True) -> FirstDivergence | None:
     """Where two runs differ first; None if they have no step in common.
 
     Args:
@@ -95,7 +95,7 @@ def find_parting(a: RunView, b: RunView, *, exact: bool = True) -> Parting | Non
             break
     start = first is not None and last_equal < 0 and first.kind in (Kind.PARAMETER, Kind.BATCH)
     meaning = _meaning(first, start, observed_before, seen=first.step in both, any_output=outputs_compared) if first else ""
-    return Parting(
+    return FirstDivergence(
         len(common), len(both), first, start, last_equal, observed_before, nearest, num_differing, num_compared, meaning
     )
 
