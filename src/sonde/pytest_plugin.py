@@ -119,7 +119,8 @@ class _Training:
 
         checks = EVERYTHING if self.times else EVERYTHING - {"times"}
         try:
-            report = check_against_baseline(run, load(self.path), tolerance=self.within, checks=checks, shared_process=True, rules=self.rules)
+            baseline = load(self.path)
+            report = check_against_baseline(run, baseline, tolerance=self.within, checks=checks, shared_process=True, rules=self.rules)
         except SondeError as error:
             self._fail(str(error))
         reasons = [one.reason for one in report.not_evaluated if one.rule == RULE]

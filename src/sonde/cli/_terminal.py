@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import click
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -52,7 +54,7 @@ def progress_line(text: str, after_s: float = PROGRESS_AFTER_S) -> Iterator[None
 
     def show() -> None:
         is_shown.set()
-        print(f"sonde: {text} ...", end="", file=sys.stderr, flush=True)
+        click.echo(f"sonde: {text} ...", nl=False, err=True)
 
     timer = threading.Timer(after_s, show)
     timer.daemon = True
@@ -63,4 +65,4 @@ def progress_line(text: str, after_s: float = PROGRESS_AFTER_S) -> Iterator[None
         timer.cancel()
         timer.join()  # the line is erased after it was written, never before
         if is_shown.is_set():
-            print(ERASE_LINE, end="", file=sys.stderr, flush=True)
+            click.echo(ERASE_LINE, nl=False, err=True, color=True)

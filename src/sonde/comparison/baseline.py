@@ -159,7 +159,7 @@ def load(path: str | Path) -> Baseline:
         raise SondeError(f"{path} is not a baseline of Sonde.\n{again} --force")
     schema = document.get("schema")
     if not isinstance(schema, int) or schema > SCHEMA:
-        raise SondeError(f"{path} is a baseline of format {schema!r}; this version reads up to {SCHEMA}.\nUpgrade with: pip install -U sonde")
+        raise SondeError(f"{path} is a baseline of format {schema!r}; this version reads up to {SCHEMA}.\nUpgrade: pip install -U sonde")
     try:
         return _parse(document)
     except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:

@@ -1,7 +1,7 @@
 """The first step, and the first place in it, where the numbers of two runs differ.
 
-Both runs are read step by step up to there. Within a step the order is that of the computation: parameters, the batch, outputs of layers, the
-loss, gradients from the last layer to the first, the learning rate, updates. Only what both runs have measured is compared.
+Both runs are read step by step up to there. Within a step the order is that of the computation: parameters, batch, outputs of layers, loss,
+gradients from the last layer to the first, the learning rate, updates. Only what both runs have measured is compared.
 """
 
 from __future__ import annotations

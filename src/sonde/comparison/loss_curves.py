@@ -1,6 +1,6 @@
 """Losses of two runs: at equal steps, at equal time, and the step from which on B stays outside of the band of A.
 
-A curve is cut into windows. The band of a window contains most of its losses; B is outside if its median is outside of the band by a relevant
+A curve is cut into windows. The band of a window contains most of its losses; B is outside if its median is outside of it by a relevant
 distance, and stays outside if that holds for every window up to the end.
 """
 

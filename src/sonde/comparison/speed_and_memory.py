@@ -1,6 +1,6 @@
 """Time and memory of two runs: medians with their spread, and which of them changed by more than that spread.
 
-The steps of a run are cut into blocks. The spread of the medians of these blocks shows how much the machine varies; a smaller change is noise.
+The steps of a run are cut into blocks. The spread of their medians shows how much the machine varies; smaller changes are noise.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def _unobserved(view: RunView, name: str) -> Floats:
 
 
 def _batch_size(view: RunView) -> float:
-    """Samples per step: known if one model is called once per backward. The batches of a DataLoader are preferred to inputs of the model."""
+    """Samples per step: known if one model is called once per backward. Batches of a DataLoader are preferred to inputs of the model."""
     models = {site.model for site in view.sites.values() if site.kind == "output"}
     inputs = sorted((site.path, site.id) for site in view.sites.values() if site.kind == "input")  # "batch.…" comes before "input.…"
     forwards, backwards = view.steps["forwards"], view.steps["backwards"]

@@ -1,6 +1,6 @@
 """The verdict of a comparison in sentences: the outcome first, then where it comes from.
 
-Runs are *identical* if no measured number differs, *alike* if numbers differ but no result does beyond its noise, and *different* otherwise.
+Runs are *identical* if no measured number differs, *alike* if numbers differ but results agree within their noise, else *different*.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from sonde.comparison.loss_curves import LossComparison
-from sonde.comparison.finding_changes import FindingChanges, ChangedFinding
-from sonde.comparison.speed_and_memory import Change, SpeedAndMemory
+from sonde.comparison.finding_changes import ChangedFinding, FindingChanges
 from sonde.comparison.first_divergence import SCALAR, Difference, FirstDivergence
+from sonde.comparison.loss_curves import LossComparison
 from sonde.comparison.settings_differences import SettingDifference
+from sonde.comparison.speed_and_memory import Change, SpeedAndMemory
 from sonde.events import Kind, Severity
 from sonde.formatting import layer_name, listing, number
 from sonde.report import Report, RunFacts

@@ -12,8 +12,8 @@ from sonde.render.report_content import ending, in_place
 
 if TYPE_CHECKING:
     from sonde.comparison.compare import RunComparison
-    from sonde.comparison.loss_curves import Level, LossComparison
     from sonde.comparison.finding_changes import ChangedFinding
+    from sonde.comparison.loss_curves import Level, LossComparison
     from sonde.comparison.speed_and_memory import Change, Spread
     from sonde.events import Finding
     from sonde.report import Report

@@ -31,7 +31,6 @@ MAX_DEPTH = 8  # of nested event data
 MANIFEST, SITES, FRAME, EVENT, GAP = 1, 2, 3, 4, 5
 
 _HEADER = struct.Struct("<6sHII")
-_RECORD = struct.Struct("<4sB3sII")
 _CHECKED = struct.Struct("<B3sI")
 _U32 = struct.Struct("<I")
 _FRAME = struct.Struct("<qqBBHHHI")
@@ -239,26 +238,21 @@ class Layout:
     num_bytes: int  # of the whole payload
 
 
-def clock(payload: bytes) -> tuple[int, int]:
-    """Step and time_ns of a frame."""
-    if len(payload) < _FRAME.size:
-        raise FormatError("a frame that ends in its head")
-    step, time_ns = _CLOCK.unpack_from(payload)
-    return step, time_ns
-
-
 def step_and_constant_part(payload: bytes) -> tuple[int, bytes]:
     """The step of a frame, and the bytes that all frames of its plan share."""
-    if len(payload) < _FRAME.size:
-        raise FormatError("a frame that ends in its head")
-    step, _, _, _, kind_bytes, fields_bytes, _, num_sites = _FRAME.unpack_from(payload)
+    step, _, _, _, kind_bytes, fields_bytes, _, num_sites = frame_head(payload)
     return step, payload[_CLOCK.size : _FRAME.size + kind_bytes + fields_bytes + 4 * num_sites]
 
 
-def layout(payload: bytes) -> Layout:
+def frame_head(payload: bytes) -> tuple[int, ...]:
+    """The fixed fields of a frame; the first is its step."""
     if len(payload) < _FRAME.size:
         raise FormatError("a frame that ends in its head")
-    _, _, value_bytes, _, kind_bytes, fields_bytes, _, num_sites = _FRAME.unpack_from(payload)
+    return _FRAME.unpack_from(payload)
+
+
+def layout(payload: bytes) -> Layout:
+    _, _, value_bytes, _, kind_bytes, fields_bytes, _, num_sites = frame_head(payload)
     fields_at = _FRAME.size + kind_bytes
     sites_at = fields_at + fields_bytes
     start = sites_at + 4 * num_sites
@@ -282,7 +276,7 @@ def frame(payload: bytes, shape: Layout | None = None) -> Frame:
     shape = shape or layout(payload)
     if len(payload) != shape.num_bytes:
         raise FormatError("a frame that does not have its plan's length")
-    step, _ = clock(payload)
+    step, *_ = frame_head(payload)
     stored, native = (_F4, _SINGLE) if shape.value_bytes == 4 else (_F8, _DOUBLE)
     raw: Any = np.frombuffer(payload, stored, len(shape.fields) * len(shape.sites), shape.start)
     values = raw.reshape(len(shape.fields), len(shape.sites)).astype(native)

@@ -1,10 +1,9 @@
 """The progress line: on a terminal only, after a while only, and gone before anything else is printed."""
 
+import contextlib
 import io
 import sys
 import threading
-
-import pytest
 
 from sonde.cli._terminal import ERASE_LINE, progress_line
 
@@ -38,9 +37,9 @@ def test_a_long_wait_is_explained_and_the_line_is_erased(monkeypatch):
 
 def test_an_error_erases_the_line_too(monkeypatch):
     stderr = as_stderr(monkeypatch)
-    with pytest.raises(ValueError, match="broken"), progress_line("judging", after_s=0.0):
+    with contextlib.suppress(ValueError), progress_line("judging", after_s=0.0):
         assert stderr.written.wait(60)
-        raise ValueError("broken")
+        raise ValueError
     assert stderr.getvalue().endswith(ERASE_LINE)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
 
 from sonde.formatting import DASH, counted, layer_name, printable, shorten
 from sonde.render.terminal.console import line, paragraph
@@ -47,7 +48,7 @@ class RunList:
             yield line((f"and {counted(self.num_more, 'run')} more: sonde runs -n {len(self.runs) + self.num_more}", "dim"))
 
 
-def _row(cells: Sequence[str], widths: Sequence[int], style: str, verdict_style: str) -> object:
+def _row(cells: Sequence[str], widths: Sequence[int], style: str, verdict_style: str) -> Text:
     name, started, steps, verdict, loss, finding = (
         f"{shorten(cell, width):{'>' if heading in ('steps', 'loss') else '<'}{width}}"
         for cell, width, heading in zip(cells, widths, HEADINGS)
