@@ -1,4 +1,4 @@
-"""The terminal that commands print on, and the line that they show while they judge a long run."""
+"""Output of the commands: the terminal, files, and a progress line while a long run is judged."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sonde.errors import SondeError
+from sonde.formatting import printable
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from sonde.report import Report
 
 PROGRESS_AFTER_S = 2.0  # a shorter wait needs no explanation
+FORMATS = (".html", ".md", ".json")
 ERASE_LINE = "\r\x1b[K"
 
 
@@ -42,6 +46,24 @@ def diagnose_with_progress(path: Path) -> Report:
         report = diagnose(run)
     write_verdict(run, report)
     return report
+
+
+def check_format(output: Path) -> str:
+    """The suffix of a file that a report can be written to."""
+    if (suffix := output.suffix.lower()) not in FORMATS:
+        raise SondeError(f"{output} ends in none of {', '.join(FORMATS)}, which select the format.")
+    return suffix
+
+
+def write_output(output: Path | None, text: str, *, replace: bool) -> None:
+    """Write a file and print its name, or print the text itself."""
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    from sonde.render.safe_write import write_new
+
+    write_new(output, text, replace=replace)
+    click.echo(printable(output))
 
 
 @contextmanager

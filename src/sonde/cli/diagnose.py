@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.option("--against", metavar="BASELINE", help="Compare the run with a baseline too (see: sonde baseline).")
 @click.option("--within", type=float, metavar="SHARE", help="Difference from the baseline that is accepted.  [default: 0.1]")
 @click.option("--check", is_flag=True, help="Exit with 3 if the verdict is unknown, for use in CI.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document; with --follow one per line and judgement.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document; with --follow, one per line for each judgement.")
 def diagnose(run: str | None, follow: bool, against: str | None, within: float | None, check: bool, as_json: bool) -> None:
     """Show what is wrong with a run, and why.
 

@@ -13,7 +13,7 @@ from sonde.errors import SondeError
 @click.command()
 @click.argument("rule", required=False)
 def explain(rule: str | None) -> None:
-    """Show what a rule finds, how it knows, and what to do.
+    """Show what a rule finds, how, and what to do.
 
     \b
     Example:  sonde explain                      (all rules)

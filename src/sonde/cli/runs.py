@@ -13,7 +13,7 @@ from sonde.cli._terminal import open_terminal
 @click.argument("directory", type=click.Path(path_type=Path), required=False)
 @click.option("-n", "--number", default=20, show_default=True, type=click.IntRange(1), help="Number of runs, newest first.")
 def runs(directory: Path | None, number: int) -> None:
-    """List the runs in a directory, newest first: start, steps, verdict, first finding, last loss.
+    """List runs with their verdicts, newest first.
 
     Verdicts are cached beside the log of each run. Runs without a cached verdict are judged for at most 2 s in all.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,10 @@ class RunComparison:
         }
         plain: dict[str, Any] = strict(document)
         return plain
+
+
+def comparison_json(comparison: RunComparison) -> str:
+    return json.dumps(comparison.to_dict(), indent=1, allow_nan=False) + "\n"
 
 
 def compare(a: Run | Path | str, b: Run | Path | str) -> RunComparison:
