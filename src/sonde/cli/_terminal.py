@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -40,9 +40,9 @@ def diagnose_with_progress(path: Path) -> Report:
     from sonde.report.verdict_cache import write_verdict
     from sonde.runlog.reader import Run
 
-    with progress_line("reading the log"):
+    with progress_line("reading the log") as show:
         run = Run(path)
-    with progress_line(f"judging {run.last_step + 1:,} steps"):
+        show(f"judging {run.last_step + 1:,} steps")
         report = diagnose(run)
     write_verdict(run, report)
     return report
@@ -67,22 +67,31 @@ def write_output(output: Path | None, text: str, *, replace: bool) -> None:
 
 
 @contextmanager
-def progress_line(text: str, after_s: float = PROGRESS_AFTER_S) -> Iterator[None]:
-    """Show `sonde: TEXT ...` on stderr while the block runs, if that takes longer than `after_s`. Nothing where stderr is no terminal."""
+def progress_line(text: str, after_s: float = PROGRESS_AFTER_S) -> Iterator[Callable[[str], None]]:
+    """Show `sonde: TEXT ...` on stderr while the block runs, if that takes longer than `after_s`. Nothing where stderr is no terminal.
+
+    Yields a function that changes the text.
+    """
     if not sys.stderr.isatty():
-        yield
+        yield lambda text: None
         return
-    is_shown = threading.Event()
+    lock, is_shown, texts = threading.Lock(), threading.Event(), [text]
 
     def show() -> None:
-        is_shown.set()
-        click.echo(f"sonde: {text} ...", nl=False, err=True)
+        with lock:
+            is_shown.set()
+            click.echo(f"{ERASE_LINE}sonde: {texts[-1]} ...", nl=False, err=True, color=True)
+
+    def change(text: str) -> None:
+        texts.append(text)
+        if is_shown.is_set():
+            show()
 
     timer = threading.Timer(after_s, show)
     timer.daemon = True
     timer.start()
     try:
-        yield
+        yield change
     finally:
         timer.cancel()
         timer.join()  # the line is erased after it was written, never before

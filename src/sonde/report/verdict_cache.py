@@ -26,7 +26,7 @@ from sonde.runlog.reader import Run
 VERDICT_FILE = "verdict.json"
 MAX_BYTES = 1 << 20  # a longer file was not written by Sonde: that of 1000 ranks has 100 kB
 TIME_LIMIT_S = 2.0  # for judging the runs of a list
-JUDGED_BYTES_PER_S = 10e6  # of a log, on a slow machine: what is not expected to be judged in time is not begun
+JUDGED_BYTES_PER_S = 20e6  # of a log, on a slow machine: what is not expected to be judged in time is not begun
 
 
 @dataclass(frozen=True, slots=True)

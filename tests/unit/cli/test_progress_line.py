@@ -31,8 +31,16 @@ def test_a_long_wait_is_explained_and_the_line_is_erased(monkeypatch):
     stderr = as_stderr(monkeypatch)
     with progress_line("judging 1,000 steps", after_s=0.0):
         assert stderr.written.wait(60)
-        assert stderr.getvalue() == "sonde: judging 1,000 steps ..."
-    assert stderr.getvalue() == "sonde: judging 1,000 steps ..." + ERASE_LINE
+        assert stderr.getvalue() == f"{ERASE_LINE}sonde: judging 1,000 steps ..."
+    assert stderr.getvalue() == f"{ERASE_LINE}sonde: judging 1,000 steps ...{ERASE_LINE}"
+
+
+def test_the_text_can_change(monkeypatch):
+    stderr = as_stderr(monkeypatch)
+    with progress_line("reading the log", after_s=0.0) as show:
+        assert stderr.written.wait(60)
+        show("judging 7 steps")
+        assert stderr.getvalue().endswith(f"{ERASE_LINE}sonde: judging 7 steps ...")
 
 
 def test_an_error_erases_the_line_too(monkeypatch):
