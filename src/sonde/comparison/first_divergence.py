@@ -93,9 +93,7 @@ def find_first_divergence(a: RunView, b: RunView, *, exact: bool = True) -> Firs
             break
     start = first is not None and last_equal < 0 and first.kind in (Kind.PARAMETER, Kind.BATCH)
     meaning = _meaning(first, start, observed_before, is_observed=first.step in both, has_outputs=has_outputs) if first else ""
-    return FirstDivergence(
-        len(common), len(both), first, start, last_equal, observed_before, nearest, num_differing, num_compared, meaning
-    )
+    return FirstDivergence(len(common), len(both), first, start, last_equal, observed_before, nearest, num_differing, num_compared, meaning)
 
 
 def _common_steps(a: RunView, b: RunView) -> Iterator[tuple[Step, Step]]:

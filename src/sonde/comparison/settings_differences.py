@@ -14,7 +14,6 @@ from sonde.events import Event, Site
 from sonde.formatting import DASH, number
 from sonde.run_view import RunView
 from sonde.run_view.call_counts import COUNTED
-from sonde.runlog.format import EVENT
 from sonde.runlog.reader import Run
 
 Topic = Literal["configuration", "model", "loop", "environment"]
@@ -52,9 +51,7 @@ class SiteDifferences:
     other_shapes: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
 
 
-def compare_settings(
-    runs: tuple[Run, Run], views: tuple[RunView | None, RunView | None]
-) -> tuple[SettingDifference, ...]:
+def compare_settings(runs: tuple[Run, Run], views: tuple[RunView | None, RunView | None]) -> tuple[SettingDifference, ...]:
     """In the order of `TOPICS`."""
     a, b = (_given(run, view) for run, view in zip(runs, views))
     trained = [view for view in views if view is not None and view.num_steps]
@@ -117,7 +114,7 @@ def _given(run: Run, view: RunView | None) -> dict[tuple[Topic, str], str]:
 
 
 def _events(view: RunView | None, kind: str) -> Iterable[Event]:
-    return [event for event in view.process.contents(EVENT, kind) if isinstance(event, Event)][:8] if view else []
+    return list(view.process.events(kind))[:8] if view else []
 
 
 def _arguments(argv: Sequence[str]) -> dict[str, str]:

@@ -12,9 +12,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from sonde.events import Frame, Kind
+from sonde.events import Kind
 from sonde.run_view import RunView
-from sonde.runlog.format import FRAME
 
 Direction = Literal["same", "slight", "more", "less", "unclear", "only in A", "only in B", "unknown"]
 
@@ -82,9 +81,7 @@ def _times(a: RunView, b: RunView) -> tuple[Change, ...]:
     for name in dict.fromkeys([*_phases(a), *_phases(b)]):
         medians = spread_of(_unobserved(a, name)), spread_of(_unobserved(b, name))
         is_rare = all(spread is None or spread.median == 0 for spread in medians)  # most steps do not: validation, checkpoints
-        spreads[name.removesuffix("_ms")] = (
-            (spread_of(a.steps[name], np.mean), spread_of(b.steps[name], np.mean)) if is_rare else medians
-        )
+        spreads[name.removesuffix("_ms")] = (spread_of(a.steps[name], np.mean), spread_of(b.steps[name], np.mean)) if is_rare else medians
     whole_ms = spreads["step"][0].median if spreads["step"][0] else 0.0
     return tuple(
         Change(name, "ms", one, other, direction_of(one, other, CHANGED, MATTERS * whole_ms))
@@ -177,7 +174,7 @@ def _batch_size(view: RunView) -> float:
         return float("nan")
     sizes = [
         float(frame["size"][column[0]])
-        for frame in view.process.contents(FRAME, Kind.BATCH)
-        if isinstance(frame, Frame) and "size" in frame.fields and len(column := np.flatnonzero(frame.sites == inputs[0][1]))
+        for frame in view.process.frames(Kind.BATCH)
+        if "size" in frame.fields and len(column := np.flatnonzero(frame.sites == inputs[0][1]))
     ]
     return float(np.mean(sizes) * np.mean(forwards)) if sizes else float("nan")

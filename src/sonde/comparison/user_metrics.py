@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sonde.comparison.loss_curves import Level, level_of
-from sonde.events import Frame, Kind
+from sonde.events import Kind
 from sonde.run_view import RunView
-from sonde.runlog.format import FRAME
 
 MAX_NAMES = 32  # a program that logs under ever new names is not compared by them
 FEW = 20  # values: of so few (one per epoch, say) the last one counts, of more the median of the last ones
@@ -31,8 +30,7 @@ def compare_user_metrics(a: RunView, b: RunView) -> tuple[UserMetricComparison, 
 
 def _last_levels(view: RunView) -> dict[str, Level]:
     series: dict[str, list[tuple[int, float]]] = {}
-    for frame in view.process.contents(FRAME, Kind.LOG):
-        assert isinstance(frame, Frame)
+    for frame in view.process.frames(Kind.LOG):
         for site, value in zip(frame.sites.tolist(), frame.values[0].tolist() if frame.fields else ()):
             name = view.sites[site].path if site in view.sites else ""
             if name and (name in series or len(series) < MAX_NAMES):

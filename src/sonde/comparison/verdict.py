@@ -105,9 +105,7 @@ def _agreement(losses: Sequence[LossComparison]) -> list[str]:
 
 def _found(changed: Sequence[ChangedFinding], other: str, report: Report) -> str:
     """Without consequences: they come and go with their causes."""
-    causes = [
-        one for one in changed if "consequence_of" not in one.finding.evidence and one.finding.severity.rank >= Severity.WARNING.rank
-    ]
+    causes = [one for one in changed if "consequence_of" not in one.finding.evidence and one.finding.severity.rank >= Severity.WARNING.rank]
     if not causes:
         return ""
     places = {one.finding.where: layer_name(one.finding.where, report.run.layer_types.get(one.finding.where, "")) for one in causes}

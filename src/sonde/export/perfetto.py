@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from sonde.errors import SondeError
-from sonde.events import Event, Frame, Kind, Step
+from sonde.events import Event, Kind, Step
 from sonde.export.trace import Times, Trace, Track, compressed
 from sonde.formatting import number
 from sonde.render.safe_write import write_new
-from sonde.runlog import format as f
 from sonde.runlog.reader import Run, RunProcess
 
 # A validation is counted to the step that follows it. Then the order of the loop, then what this version does not know, then the rest.
@@ -61,14 +60,12 @@ def _add_process(trace: Trace, process: RunProcess, steps: Track, events: Track)
         now_us += length_us
     if begins and min(begins) > 0 and first > 0:
         trace.instant(events, f"the {first:,} steps before this one are left out", begins[min(begins)])
-    for frame in process.contents(f.FRAME, Kind.LOG):
-        assert isinstance(frame, Frame)
+    for frame in process.frames(Kind.LOG):
         if frame.step in begins and frame.fields:
             for site, value in zip(frame.sites.tolist(), frame.values[0].tolist()):
                 if site in process.sites:
                     trace.counter(steps, process.sites[site].path, begins[frame.step], value)
-    for num, event in enumerate(process.contents(f.EVENT, None)):
-        assert isinstance(event, Event)
+    for num, event in enumerate(process.events()):
         if num >= MAX_EVENTS:
             trace.instant(events, f"only the first {MAX_EVENTS:,} events are drawn", now_us)
             break

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ComparisonRow = tuple[str, str, str, str]
 
-TOO_FEW = "too few steps to tell"
+TOO_FEW = "too few steps"
 SIDES = {
     "higher": "B is higher",
     "lower": "B is lower",

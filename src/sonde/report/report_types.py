@@ -62,7 +62,7 @@ class Overhead:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What a renderer says about the run itself."""
+    """Facts about the run itself."""
 
     name: str
     path: Path

@@ -162,8 +162,7 @@ def find_run(text: str | None = None, parent: Path = RUNS) -> Path:
 def no_run(path: Path, near: list[str] | None = None) -> NoRunError:
     if path.is_dir():
         return NoRunError(
-            f"No run in {path}: expected {RUN_JSON}. "
-            f'Did the script run under "sonde run", or call sonde.watch(model, to="{path}")?'
+            f'No run in {path}: expected {RUN_JSON}. Did the script run under "sonde run", or call sonde.watch(model, to="{path}")?'
         )
     hint = f"Nearest: {', '.join(near)}." if near else '"sonde runs" lists all runs.'
     if path.exists():

@@ -74,25 +74,13 @@ def manifest_record(manifest: Mapping[str, Any]) -> bytes:
 
 def sites_records(sites: Sequence[Site]) -> list[bytes]:
     """Sites, a thousand per record: with the longest allowed names that is far below the longest record."""
-    return [
-        record(SITES, _json([_site_json(site) for site in sites[first : first + 1000]]))
-        for first in range(0, len(sites), 1000)
-    ]
+    return [record(SITES, _json([_site_json(site) for site in sites[first : first + 1000]])) for first in range(0, len(sites), 1000)]
 
 
 def _site_json(site: Site) -> dict[str, Any]:
-    return {
-        "id": site.id,
-        "kind": site.kind,
-        "path": capped(site.path),
-        "model": capped(site.model),
-        "type": capped(site.type),
-        "call": site.call,
-        "item": site.item,
-        "shape": [int(length) for length in site.shape],
-        "dtype": site.dtype,
-        "trainable": site.trainable,
-    }
+    values = {name: getattr(site, name) for name in Site.__slots__}
+    texts = {name: capped(value) for name, value in values.items() if isinstance(value, str)}
+    return values | texts | {"shape": [int(length) for length in site.shape]}
 
 
 def event_record(kind: str, step: int, time_ns: int, data: Mapping[str, Any]) -> bytes:
@@ -151,12 +139,7 @@ def _constant_parts(kind: str, fields: Sequence[str], ids: Any, value_bytes: int
     """Marker to length, the checksum up to there, and the payload between clock and values."""
     kind_text, fields_text = _text(kind), _text(",".join(fields))
     constant = b"".join(
-        (
-            _CONSTANT.pack(value_bytes, 0, len(kind_text), len(fields_text), 0, len(ids)),
-            kind_text,
-            fields_text,
-            ids.tobytes(),
-        )
+        (_CONSTANT.pack(value_bytes, 0, len(kind_text), len(fields_text), 0, len(ids)), kind_text, fields_text, ids.tobytes())
     )
     length = _CLOCK.size + len(constant) + value_bytes * len(ids) * len(fields)
     if length > MAX_PAYLOAD:
@@ -193,10 +176,7 @@ def plain(value: Any, depth: int = 0, *, limit: int = MAX_NAME) -> Any:
     if depth > MAX_DEPTH:
         return "…"
     if isinstance(value, (dict, Mapping)):
-        return {
-            capped(str(key)): plain(item, depth + 1, limit=MAX_TEXT if key in _TEXTS else limit)
-            for key, item in value.items()
-        }
+        return {capped(str(key)): plain(item, depth + 1, limit=MAX_TEXT if key in _TEXTS else limit) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain(item, depth + 1, limit=limit) for item in value]
     if isinstance(value, numbers.Integral):

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from sonde.errors import SondeError
-from sonde.events import Event, Frame
-from sonde.runlog import format as f
+from sonde.events import Frame
 from sonde.runlog.reader import Run, RunProcess
 
 ROWS = 1 << 18  # per row group: bounds the memory, and compresses well
@@ -82,8 +81,7 @@ def _frame_tables(pa: Any, run: Run, kind: str, fields: list[str], schema: Any) 
     for process in run.processes:
         batch: list[Frame] = []
         num_rows = 0
-        for frame in process.contents(f.FRAME, kind):
-            assert isinstance(frame, Frame)
+        for frame in process.frames(kind):
             batch.append(frame)
             num_rows += len(frame.sites)
             if num_rows >= ROWS:
@@ -109,9 +107,7 @@ def _frame_table(pa: Any, process: RunProcess, batch: list[Frame], fields: list[
     ]
     for name in fields:
         known = np.concatenate([np.full(len(frame.sites), name in frame.fields) for frame in batch])
-        values = np.concatenate(
-            [frame[name] if name in frame.fields else np.zeros(len(frame.sites)) for frame in batch], dtype=np.float64
-        )
+        values = np.concatenate([frame[name] if name in frame.fields else np.zeros(len(frame.sites)) for frame in batch], dtype=np.float64)
         columns.append(pa.array(values[order], mask=~known[order]))
     return pa.Table.from_arrays(columns, schema=schema)
 
@@ -127,8 +123,7 @@ def _event_schema(pa: Any) -> Any:
 def _event_tables(pa: Any, run: Run) -> Iterator[Any]:
     for process in run.processes:
         rows = []
-        for event in process.contents(f.EVENT, None):
-            assert isinstance(event, Event)
+        for event in process.events():
             data = json.dumps(event.data)  # ASCII: texts may contain lone surrogates
             rows.append((process.rank, process.attempt, event.step, _strict(event.kind), data))
             if len(rows) == ROWS:

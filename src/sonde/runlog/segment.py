@@ -143,8 +143,7 @@ class Segment:
         version = f.version_of(start)
         if version is not None and version > f.FORMAT:
             raise SondeError(
-                f"{self.path} is a run of format {version}; this version reads up to {f.FORMAT}. "
-                "Upgrade with: pip install -U sonde"
+                f"{self.path} is a run of format {version}; this version reads up to {f.FORMAT}. Upgrade with: pip install -U sonde"
             )
         self._offset = f.HEADER_BYTES if version is not None else 0
         return True

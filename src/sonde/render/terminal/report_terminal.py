@@ -10,16 +10,7 @@ from rich.text import Text
 
 from sonde.events import Finding, Severity
 from sonde.formatting import number, number_or_text
-from sonde.render.report_content import (
-    evidence,
-    group_findings,
-    in_place,
-    loss_series,
-    notes,
-    rate_series,
-    run_sentence,
-    source_line,
-)
+from sonde.render.report_content import evidence, group_findings, in_place, loss_series, notes, rate_series, run_sentence, source_line
 from sonde.render.terminal.console import line, paragraph
 from sonde.render.terminal.sparkline import is_log, sparkline
 
@@ -27,12 +18,7 @@ if TYPE_CHECKING:
     from sonde.report import Report
 
 MARKS = {"healthy": ("✓", "ok", "bold green"), "problems": ("✗", "!!", "bold red"), "unknown": ("?", "?", "bold yellow")}
-STYLES = {
-    Severity.INFO: "bold blue",
-    Severity.WARNING: "bold yellow",
-    Severity.ERROR: "bold red",
-    Severity.CRITICAL: "bold white on red",
-}
+STYLES = {Severity.INFO: "bold blue", Severity.WARNING: "bold yellow", Severity.ERROR: "bold red", Severity.CRITICAL: "bold white on red"}
 INDENT = 12  # characters for the words to the left of the text: cause, line, fix …
 CURVE_WIDTH = 56
 PHRASE = 16  # characters: a shorter text is read at a glance among the numbers
