@@ -35,7 +35,7 @@ class CachedVerdict:
 
     verdict: Verdict
     num_steps: int
-    ended: str  # as `RunFacts.ended`
+    ended: str  # as `RunFacts.ended`, or "killed by SIGILL (illegal instruction)"
     rule: str  # of the first finding; empty without findings
     where: str  # its place
     layer_type: str  # the class of the layer there
@@ -48,7 +48,7 @@ def summarize_report(report: Report) -> CachedVerdict:
     return CachedVerdict(
         verdict=report.verdict,
         num_steps=run.num_steps,
-        ended=run.ended,
+        ended=f"killed by {run.signal}" if run.signal else run.ended,
         rule=first.rule if first else "",
         where=first.where if first else "",
         layer_type=run.layer_types.get(first.where, "") if first else "",
@@ -57,8 +57,11 @@ def summarize_report(report: Report) -> CachedVerdict:
 
 
 def write_verdict(run: Run, report: Report) -> None:
-    """Cache the verdict on a run that has ended, where its directory can be written."""
-    if report.run.ended == "running" or not run.path.is_dir():
+    """Cache the verdict on a run that has ended, where its directory can be written.
+
+    A directory without run.json is dated by its modification time, which a new file would change, so it gets no cache.
+    """
+    if report.run.ended == "running" or not run.info or not run.path.is_dir():
         return
     target = run.path / VERDICT_FILE
     with contextlib.suppress(OSError, ValueError):  # no room, no permission, or a file of somebody else

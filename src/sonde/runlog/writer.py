@@ -201,7 +201,7 @@ class Writer:
             if self._num_flushes % UNLINKED_CHECK == 0 and self._fd >= 0 and os.fstat(self._fd).st_nlink == 0:
                 self._abandon_file()
             if self._gap is not None:
-                recovery = self._recovery_records(self._gap)
+                recovery = [f.gap_record(self._gap), *(f.sites_records(self._sites) if self._sites_missing else ())]
                 num_repeated, records = len(recovery), recovery + records
             chunk = b"".join(records)
             num_written = _write(self._fd, chunk)
@@ -222,11 +222,6 @@ class Writer:
             self._handle_failed_write(records, num_repeated, 0, "interrupted")
             raise
         self._handle_failed_write(records, num_repeated, num_written, reason)
-
-    def _recovery_records(self, gap: Gap) -> list[bytes]:
-        """The records that are written first when writing works again."""
-        records = [f.gap_record(gap)]
-        return records + f.sites_records(self._sites) if self._sites_missing else records
 
     def _handle_failed_write(self, records: list[bytes], num_repeated: int, num_written: int, reason: str) -> None:
         """After a failed write: cut off the incomplete record and count the dropped ones."""

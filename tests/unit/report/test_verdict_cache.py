@@ -89,6 +89,13 @@ def test_a_running_run_is_not_cached(sample_run):
     assert not (run.path / VERDICT_FILE).exists()
 
 
+def test_a_directory_that_is_dated_by_its_modification_time_is_left_as_it_is(broken_run):
+    (broken_run / "run.json").unlink()
+    run = Run(broken_run)
+    write_verdict(run, diagnose(run))
+    assert [path.suffix for path in broken_run.iterdir()] == [".sonde"]
+
+
 def test_a_list_judges_what_is_not_cached_and_caches_it(broken_run, healthy_run):
     assert [each.verdict.verdict for each in list_runs([broken_run, healthy_run])] == ["problems", "healthy"]
     assert [each.verdict.verdict for each in list_runs([broken_run, healthy_run], time_limit_s=0)] == ["problems", "healthy"]

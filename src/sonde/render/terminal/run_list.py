@@ -76,7 +76,7 @@ def _date(started: float) -> str:
 
 
 def _finding(verdict: CachedVerdict) -> str:
-    """The first finding and its place; without any, how the run ended if that is unusual."""
-    if verdict.rule:
-        return printable(verdict.rule + (f" in {layer_name(verdict.where, verdict.layer_type)}" if verdict.where else ""))
-    return f"({printable(verdict.ended)})" if verdict.ended in UNUSUAL_ENDINGS else ""
+    """The first finding and its place, and how the run ended if that is unusual."""
+    place = f" in {layer_name(verdict.where, verdict.layer_type)}" if verdict.where else ""
+    ended = f"({verdict.ended})" if verdict.ended.startswith(UNUSUAL_ENDINGS) else ""
+    return printable(f"{verdict.rule}{place} {ended}".strip())
