@@ -41,8 +41,6 @@ _log = logging.getLogger("sonde")
 class Writer:
     """One process's file in a run directory. In a forked child every method does nothing."""
 
-    __slots__ = ("__dict__", "__weakref__", "_fd", "_gap", "_lock", "_num_flushes", "_pending", "_pid", "_segment_bytes", "_size")
-
     def __init__(
         self,
         directory: Path,
@@ -51,12 +49,10 @@ class Writer:
         world_size: int = 1,
         manifest: Mapping[str, Any] | None = None,
         segment_bytes: int = SEGMENT_BYTES,
-        lock: Any = None,
     ) -> None:
-        """`lock`: reentrant and not held; the native extension passes its own type, which it locks without a Python call."""
         self._directory = Path(directory)
         self._pid = os.getpid()
-        self._lock = lock or threading.RLock()  # reentrant: a signal handler may log during a flush
+        self._lock = threading.RLock()  # reentrant: a signal handler may log during a flush
         self._pending: list[bytes] = []  # whole records
         self._num_pending_bytes = 0
         self._sites: list[Site] = []
