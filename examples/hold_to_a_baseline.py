@@ -7,7 +7,7 @@ from torch import nn
 
 import sonde
 from sonde.comparison.baseline import baseline_of, to_json
-from sonde.comparison.departure import judge_against
+from sonde.comparison.baseline_check import check_against_baseline
 
 
 def train(name: str, *, seed: int, lr: float = 0.1) -> Path:
@@ -29,7 +29,7 @@ Path("baseline.json").write_text(to_json(baseline), encoding="utf-8")  # the sam
 
 WHAT = {"loss", "gradients"}  # not the times: they are those of whatever machine this runs on
 for name, lr in (("another-seed", 0.1), ("too-small", 0.002)):
-    report = judge_against(train(name, seed=4, lr=lr), baseline, checks=WHAT)  # the same: sonde diagnose NAME --against baseline.json
+    report = check_against_baseline(train(name, seed=4, lr=lr), baseline, checks=WHAT)  # as sonde diagnose NAME --against baseline.json
     print(f"{name}: {report.verdict}")
     for finding in report.findings:
         print(f"  {finding.rule}, from step {finding.step}: {finding.cause}")

@@ -114,12 +114,13 @@ class _Training:
         if not self.path.exists():
             self._fail(f"there is no baseline yet in {self.path}.\nWrite it with: pytest --sonde-update {self.node_id!r}")
         from sonde.comparison.baseline import load
-        from sonde.comparison.departure import EVERYTHING, RULE, judge_against
+        from sonde.comparison.baseline_check import EVERYTHING, RULE, check_against_baseline
         from sonde.errors import SondeError
 
         checks = EVERYTHING if self.times else EVERYTHING - {"times"}
         try:
-            report = judge_against(run, load(self.path), tolerance=self.within, checks=checks, shared_process=True, rules=self.rules)
+            baseline = load(self.path)
+            report = check_against_baseline(run, baseline, tolerance=self.within, checks=checks, shared_process=True, rules=self.rules)
         except SondeError as error:
             self._fail(str(error))
         reasons = [one.reason for one in report.not_evaluated if one.rule == RULE]

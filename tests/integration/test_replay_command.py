@@ -124,7 +124,7 @@ def script(tmp_path):
 
 def assert_same(child, *said):
     assert child.returncode == 0, child.stdout + child.stderr
-    assert "It is the origin that the capsule tells of." in child.stdout
+    assert "It is the origin that is recorded in the capsule." in child.stdout
     assert "trained" not in child.stdout
     assert "note" not in child.stdout
     for text in said:
@@ -185,8 +185,8 @@ def test_a_script_in_which_the_defect_is_mended_stays_sound(sonde, script, made)
     capsule = made(LOG_IN_FORWARD)
     child = sonde("replay", capsule, "--script", script(LOG_IN_FORWARD.replace("x.log()", "x.clamp_min(1e-6).log()") + MAIN))
     assert child.returncode == 1, child.stderr
-    assert "Nothing turned bad this time." in child.stdout
-    assert "The capsule tells of another: log" in child.stdout
+    assert "No NaN or Inf appeared in the replay." in child.stdout
+    assert "The capsule has another origin: log" in child.stdout
 
 
 def test_lines_may_have_moved_meanwhile(sonde, script, made):

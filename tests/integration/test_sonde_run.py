@@ -89,6 +89,8 @@ def test_check_makes_problems_an_exit_code(forked_sonde, script):
     broken = forked_sonde("run", "--check", "--quiet", script(BROKEN))
     assert (broken.returncode, broken.stderr) == (1, "")
     assert forked_sonde("run", "--check", "--quiet", script(HEALTHY)).returncode == 0
+    assert forked_sonde("run", "--check", "--quiet", script("print('no training')")).returncode == 3
+    assert forked_sonde("run", "--check", "--quiet", script("raise SystemExit(5)")).returncode == 5
 
 
 def test_a_module_is_run_as_python_m_would(forked_sonde, tmp_path):
@@ -150,7 +152,7 @@ def test_what_a_full_disk_has_cost_is_said_with_the_verdict(forked_sonde, script
 def test_a_run_that_is_removed_while_the_script_runs_is_not_said_to_be_kept(forked_sonde, script):
     result = forked_sonde("run", "--to", "gone", script(HEALTHY + "import shutil; shutil.rmtree('gone')\n"))
     assert result.returncode == 0
-    assert result.stderr == "sonde: the run in gone was removed while the script ran: there is nothing left to judge.\n"
+    assert result.stderr == "sonde: the run in gone was removed while the script ran: nothing is left to judge.\n"
 
 
 def test_the_run_goes_where_it_is_told_and_is_the_newest(forked_sonde, script, tmp_path):

@@ -1,7 +1,7 @@
 """The command line: one file per command, listed here.
 
-Every command parses, calls and prints. What it works with is imported when it is called and not before, so that
-`sonde --help` answers at once and a machine without torch can read runs.
+A command parses, calls and prints. It imports what it needs when it is called, so that `sonde --help` is fast and runs can be read on a
+machine without torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COMMANDS = (
 )  # fmt: skip
 
 INTERRUPTED = 130  # 128 + SIGINT and
-BROKEN_PIPE = 141  # 128 + SIGPIPE, as a shell says it
+BROKEN_PIPE = 141  # 128 + SIGPIPE, as in a shell
 
 
 class CommandList(click.Group):
@@ -49,19 +49,17 @@ def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
 
 
 @click.group(cls=CommandList, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Say which Sonde it is."
-)
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version and exit.")
 def group() -> None:
     """Find out what is wrong with a PyTorch training.
 
     \b
-    sonde run train.py --lr 0.1     watch a script that knows nothing of Sonde
-    sonde diagnose                  the verdict on the newest run, again
-    sonde demo                      see it work, in about a minute
+    Example:  sonde run train.py --lr 0.1     (watch a script, which needs no change)
+              sonde diagnose                  (the verdict on the newest run)
+              sonde demo                      (five small trainings, in about a minute)
 
-    RUN is a run directory and may be left out: the newest run is meant.
-    Exit codes: 0 healthy, 1 problems found, 2 wrong usage.
+    RUN is a run directory, or the name of a run or a part of it; the newest run by default.
+    Exit codes: 0 no problems, 1 problems, 2 wrong usage, 3 unknown (with --check).
     """
 
 
@@ -80,26 +78,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         code = INTERRUPTED
     except BrokenPipeError:
-        # The reader of the pipe has closed it. What is still in the buffer must not raise again when the interpreter flushes it.
+        # The reader has closed the pipe. The rest of the buffer must not raise again when the interpreter flushes it.
         _silence_stdout()
         code = BROKEN_PIPE
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
         _silence_stdout()
-        code = _print_error(f"the answer could not be written: {error.strerror}.\nMake room, or send it elsewhere.", 2)
+        code = _print_error(f"the output could not be written: {error.strerror}.\nFree some space, or write it elsewhere.", 2)
     raise SystemExit(code)
 
 
 def _call(arguments: list[str]) -> int:
-    # Not by group.main(): that ends the process by itself when a pipe breaks, with the code that means "problems found".
+    # Not group.main(): it ends the process itself when a pipe breaks, with the code that means "problems found".
     try:
         with group.make_context("sonde", arguments) as context:
             group.invoke(context)
-    except click.exceptions.Exit as leaving:
-        return leaving.exit_code
-    except SystemExit as leaving:
-        return leaving.code if isinstance(leaving.code, int) else 0
+    except click.exceptions.Exit as request:
+        return request.exit_code
+    except SystemExit as request:
+        return request.code if isinstance(request.code, int) else 0
     return 0
 
 

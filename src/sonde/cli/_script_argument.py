@@ -8,8 +8,18 @@ import os
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from typing import Any
+
+import click
 
 from sonde.errors import SondeError
+
+
+def script_command(function: Any) -> click.Command:
+    """A command with the arguments [-m] SCRIPT [ARGS]: what follows the script belongs to the script, options too."""
+    function = click.argument("script")(click.argument("args", nargs=-1, type=click.UNPROCESSED)(function))
+    function = click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")(function)
+    return click.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS]")(function)
 
 
 def check_script(command: str, script: str, *, module: bool) -> None:
@@ -31,7 +41,7 @@ def check_script_file(command: str, script: str) -> None:
     if path.is_file():
         return
     if path.is_dir():
-        raise SondeError(f"{script} is a directory. Name the script in it. For a module: sonde {command} -m package.module")
+        raise SondeError(f"{script} is a directory. Name the script in it, or a module: sonde {command} -m package.module")
     if script.startswith("-"):
         raise SondeError(f"no file {script} here. Sonde's options come before the script, the script's own after it.")
     folder = path.parent
@@ -56,7 +66,7 @@ def _check_module(command: str, name: str) -> None:
         spec = PathFinder.find_spec(parts[depth], inside)  # by its last name: its package is not imported
     if spec is None:
         hint = f"It is a file: sonde {command} {name}" if Path(name).is_file() else f"As a file: sonde {command} path/to/script.py"
-        raise SondeError(f"no module named {name} here, nor among what is installed in {sys.executable}.\n{hint}")
+        raise SondeError(f"no module named {name} here or in {sys.executable}.\n{hint}")
 
 
 def _top(name: str) -> ModuleSpec | None:
@@ -64,7 +74,7 @@ def _top(name: str) -> ModuleSpec | None:
     sys.path.insert(0, here)
     try:
         return importlib.util.find_spec(name)
-    except (ValueError, ImportError):  # a name that is none, or something of the kind of __main__
+    except (ValueError, ImportError):  # not a name, or a module like __main__
         return None
     finally:
         sys.path.remove(here)

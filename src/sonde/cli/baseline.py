@@ -12,12 +12,12 @@ from sonde.formatting import printable
 
 @click.command()
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
-@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("baseline.json"), help="The file; baseline.json otherwise.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("baseline.json"), show_default=True, help="The file.")
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 def baseline(runs: tuple[str, ...], output: Path, force: bool) -> None:
-    """Keep the envelope of a run: its loss and gradients by step, its times, its memory.
+    """Write the baseline of healthy runs: loss, gradients, times, memory.
 
-    Several runs make a wider one, as wide as what differs by their seeds. The file is small and made to be committed.
+    The bands of several runs contain all of them, for instance different seeds. The file is small and can be committed.
 
     \b
     Example:  sonde baseline                              (the newest run)
@@ -38,4 +38,4 @@ def baseline(runs: tuple[str, ...], output: Path, force: bool) -> None:
         report = diagnose(run)
         if report.verdict == "problems":
             name = printable(run.name)
-            click.echo(f"sonde: {name} has problems ({report.findings[0].rule}), and what is judged by it may have them too.", err=True)
+            click.echo(f"sonde: {name} has problems ({report.findings[0].rule}), so its baseline may accept the same problems.", err=True)

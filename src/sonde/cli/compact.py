@@ -1,4 +1,4 @@
-"""`sonde compact`: a closed run as Parquet."""
+"""`sonde compact`: writes a run as Parquet files."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from sonde.cli._run_argument import run_argument, run_path
 @click.command()
 @run_argument
 def compact(run: str | None) -> None:
-    """Write the facts of a closed run as Parquet files beside its log.
+    """Write a run that has ended as Parquet files beside its log.
 
-    The log stays the truth and is not touched; Parquet is for reading by column with other tools.
+    Other tools can read Parquet by column. The log is not changed.
 
     \b
     Example:  sonde compact                (the newest run)

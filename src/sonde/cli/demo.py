@@ -1,4 +1,4 @@
-"""`sonde demo`: real small trainings with real faults, end to end."""
+"""`sonde demo`: five small trainings, four of them with a real fault."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sonde.errors import SondeError
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A training script of the demo, and what Sonde should say about it."""
+    """A training script of the demo and the expected verdict."""
 
     file: str
     rule: str  # the root cause; empty for a healthy training
@@ -29,26 +29,26 @@ class Program:
 
 FOLDER = Path(__file__).parent / "demo_programs"
 PROGRAMS = (
-    Program("forgotten_zero_grad.py", "missing-zero-grad", "A CNN learns shapes. One line was forgotten."),
+    Program("forgotten_zero_grad.py", "missing-zero-grad", "A CNN learns shapes. One line is missing."),
     Program("missed_encoder.py", "params-not-in-optimizer", "An encoder and a head; accuracy gets stuck halfway."),
-    Program("two_bad_rows.py", "nonfinite-origin", "A loss turns into NaN. Who made it, and from which samples?"),
+    Program("two_bad_rows.py", "nonfinite-origin", "The loss becomes NaN. Which operation made it, and from which samples?"),
     Program("diverging_lr.py", "lr-divergence", "A regression ends in NaN."),
-    Program("healthy_cnn.py", "", "The CNN again, as it was meant. Sonde should have nothing to say."),
+    Program("healthy_cnn.py", "", "The CNN again, without the fault. Nothing should be found."),
 )
 
 
 @click.command()
 @click.option("--to", metavar="DIR", help="Where the runs and the report go.  [default: runs/]")
 def demo(to: str | None) -> None:
-    """Train five small models, four of them with a real fault, and see what Sonde says.
+    """Diagnose five small trainings, four of them with a fault.
 
-    Nothing is downloaded; it takes about a minute. The programs are ordinary scripts that know nothing of Sonde.
+    It takes about a minute and downloads nothing. The programs are ordinary training scripts.
 
     \b
     Example:  sonde demo
               sonde demo --to /tmp/demo
 
-    Exit code 0: every verdict was right.
+    Exit code 0: every verdict is right.
     """
     if importlib.util.find_spec("torch") is None:
         raise SondeError("the demo trains models, and torch is not installed here: pip install torch")
@@ -72,23 +72,23 @@ def demo(to: str | None) -> None:
             terminal.print(line((f"  {row}", "dim")))
         recorded = Run(path)
         report = diagnose(recorded)
-        terminal.print(TerminalReport(report, recorded))
+        terminal.print(TerminalReport(report))
         terminal.print()
         reports.append((report, recorded))
-        num_right += (report.findings[0].rule if report.findings else "") == program.rule
+        num_right += report.findings[0].rule == program.rule if report.findings else not program.rule and report.verdict == "healthy"
     page = parent / f"{path.name.split('_demo')[0]}_demo.html"
     write_new(page, report_html(reports))
     right = num_right == len(PROGRAMS)
     terminal.print(line((f"{num_right} of {len(PROGRAMS)} verdicts are right.", "bold green" if right else "bold red")))
-    terminal.print(line("All of it as one page: ", (str(page), "bold")))
+    terminal.print(line("All reports on one page: ", (str(page), "bold")))
     raise SystemExit(0 if right else 1)
 
 
 def _train(file: str, path: Path) -> Sequence[str]:
-    """Run one program under `sonde run` in a process of its own, and give back what the program printed."""
+    """Run one program under `sonde run` in its own process. Returns what it printed."""
     command = [sys.executable, "-m", "sonde", "run", "--quiet", "--to", str(path.absolute()), file]
     utf8 = os.environ | {"PYTHONUTF8": "1"}
-    with tempfile.TemporaryDirectory(prefix="sonde-demo-") as folder:  # a user's script does not live inside Sonde
+    with tempfile.TemporaryDirectory(prefix="sonde-demo-") as folder:  # a script of a user is outside of the package
         for program in FOLDER.glob("*.py"):
             shutil.copy(program, folder)
         child = subprocess.run(command, cwd=folder, env=utf8, capture_output=True, encoding="utf-8", errors="replace")

@@ -11,8 +11,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 
@@ -21,6 +21,9 @@ from sonde.cli._terminal import open_terminal
 NEWEST_TRIED = (2, 13)  # torch releases that Sonde's own tests run on
 OLDEST = (2, 6)
 TORCH_TIMEOUT_S = 120  # importing torch from a slow network disk takes a minute; longer means that it hangs
+
+NO_KERNEL = """the native kernel is not in use: the numbers are the same, but observing a step takes longer.
+With a C compiler: pip install --force-reinstall --no-deps sonde. Is SONDE_NATIVE=0 set?"""
 
 # In a process of its own: a broken torch may abort, and this command must report it.
 ASK_TORCH = """
@@ -34,18 +37,17 @@ print(json.dumps({"version": torch.__version__, "threads": torch.get_num_threads
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(NamedTuple):
     """The result of one check."""
 
     name: str
-    state: str  # "good" | "note": works, but … | "bad": must be fixed
+    state: str  # "good" | "note": works with a limitation | "bad": must be fixed
     text: str
 
 
 @click.command()
 def doctor() -> None:
-    """Check whether Sonde works here, and what to fix.
+    """Check whether Sonde works in this environment, and what to fix.
 
     \b
     Example:  sonde doctor
@@ -55,7 +57,7 @@ def doctor() -> None:
     from sonde.render.terminal.checklist import Checklist
 
     checks = list(examine())
-    open_terminal().print(Checklist([(check.name, check.state, check.text) for check in checks]))
+    open_terminal().print(Checklist(checks))
     raise SystemExit(int(any(check.state == "bad" for check in checks)))
 
 
@@ -77,31 +79,21 @@ def examine() -> Iterator[Check]:
 
 def _torch() -> Iterator[Check]:
     if importlib.util.find_spec("torch") is None:
-        yield Check("torch", "bad", "not installed here: runs can be read, but none can be made. pip install torch")
+        yield Check("torch", "bad", "not installed here: runs can be read, but not recorded. pip install torch")
         return
     try:
-        question = [sys.executable, "-c", ASK_TORCH]
-        child = subprocess.run(
-            question, capture_output=True, text=True, errors="replace", timeout=TORCH_TIMEOUT_S, check=False
-        )
+        command = [sys.executable, "-c", ASK_TORCH]
+        child = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TORCH_TIMEOUT_S, check=False)
         answer = json.loads(child.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
-        yield Check("torch", "bad", f"is installed, but importing it did not end within {TORCH_TIMEOUT_S} s")
+        yield Check("torch", "bad", f"is installed, but importing it takes longer than {TORCH_TIMEOUT_S} s")
         return
     except (IndexError, ValueError):
         reason = (child.stderr.strip().splitlines() or [f"it ended with code {child.returncode}"])[-1]
         yield Check("torch", "bad", f"is installed, but cannot be imported: {reason}")
         return
     yield _torch_version(answer)
-    if answer["native"]:
-        yield Check("kernel", "good", "the native statistics kernel is in use")
-    else:
-        yield Check(
-            "kernel",
-            "note",
-            "the native kernel is not in use: the same numbers, but observing costs more and is done less often.\n"
-            "With a C compiler: pip install --force-reinstall --no-deps sonde. Is SONDE_NATIVE=0 set?",
-        )
+    yield Check("kernel", "good", "the native statistics kernel is in use") if answer["native"] else Check("kernel", "note", NO_KERNEL)
     yield _bfloat16()
 
 
@@ -131,7 +123,7 @@ def _torch_version(answer: dict[str, object]) -> Check:
     if release < OLDEST:
         return Check("torch", "bad", f"{text}. Sonde needs {OLDEST[0]}.{OLDEST[1]} or newer: pip install -U torch")
     if release > NEWEST_TRIED:
-        return Check("torch", "note", f"{text}. Newer than what Sonde was tried with; it should work")
+        return Check("torch", "note", f"{text}. Newer than the versions that Sonde is tested with; it should work")
     return Check("torch", "good", text)
 
 
@@ -149,12 +141,12 @@ def _runs() -> Check:
         elsewhere = "Elsewhere: sonde run --to DIR, or SONDE_OUTPUT_DIR=DIR"
         return Check("runs", "bad", f"{parent} cannot be written to: {error.strerror}. {elsewhere}")
     state = "note" if free_gb < 1 else "good"
-    return Check("runs", state, f"are kept in {parent}{os.sep}, {free_gb:.3g} GB free")
+    return Check("runs", state, f"are written to {parent}{os.sep}, {free_gb:.3g} GB free")
 
 
 def _cores() -> Check:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     if wanted.isdigit() and int(wanted) > cores:
-        return Check("cores", "note", f"{cores}, but OMP_NUM_THREADS={wanted}: more threads than cores make it slow")
+        return Check("cores", "note", f"{cores}, but OMP_NUM_THREADS={wanted}: more threads than cores are slow")
     return Check("cores", "good", f"{cores}" + (f", OMP_NUM_THREADS={wanted}" if wanted else ""))

@@ -13,18 +13,18 @@ from sonde.errors import SondeError
 @click.command()
 @click.argument("rule", required=False)
 def explain(rule: str | None) -> None:
-    """Show what a rule finds, how it knows, and what to do.
+    """Show what a rule finds, how, and what to do.
 
     \b
     Example:  sonde explain                      (all rules)
               sonde explain missing-zero-grad
     """
-    from sonde.comparison import departure
+    from sonde.comparison import baseline_check
     from sonde.render.terminal.rule_page import RuleIndex, RulePage
     from sonde.rules.registry import all_rules
 
     pages = {each.name: (each.explains, each.page) for each in all_rules()}
-    pages[departure.RULE] = ((), departure.__doc__ or "")  # evaluated only if a baseline is given
+    pages[baseline_check.RULE] = ((), baseline_check.__doc__ or "")  # evaluated only if a baseline is given
     if rule is None:
         open_terminal().print(RuleIndex([(name, page) for name, (_, page) in pages.items()]))
         return

@@ -1,4 +1,4 @@
-"""`sonde export`: a run in the format of another tool."""
+"""`sonde export`: writes a run in the format of another tool."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def export(run: str | None, target: str, output: Path | None, force: bool) -> No
 
     \b
     perfetto   steps, phases, events and curves over time, for ui.perfetto.dev
-    parquet    every number by column, beside the log (the same as "sonde compact")
+    parquet    all numbers by column, beside the log (as sonde compact)
 
     \b
     Example:  sonde export --to perfetto                          (the newest run)

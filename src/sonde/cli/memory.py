@@ -1,4 +1,4 @@
-"""`sonde memory`: what a training script would need, without running it."""
+"""`sonde memory`: estimates the memory of a training script without training."""
 
 from __future__ import annotations
 
@@ -11,45 +11,40 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sonde.cli._script_argument import check_script
+from sonde.cli._script_argument import check_script, script_command
 from sonde.errors import SondeError, Stopped
 
 if TYPE_CHECKING:
     from sonde.memory_profiler.memory_report import MemoryReport
 
 ENDED_FROM_OUTSIDE = (-9, -15)  # SIGKILL and SIGTERM: the script is not started again after them
-STDERR = 2  # what the script prints goes there: stdout is for the answer
+STDERR = 2  # for the output of the script: stdout is for the result
 
 
-# Whatever follows the script belongs to the script, options too.
-@click.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS]")
-@click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
-@click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Also say what a batch of N would need.")
-@click.option("--real", is_flag=True, help="Run the first two steps for real, instead of with fake tensors.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
-@click.argument("script")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@script_command
+@click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Also estimate a batch of N.")
+@click.option("--real", is_flag=True, help="Run the first two steps with real tensors instead of fake ones.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def memory(module: bool, batch_size: int | None, real: bool, as_json: bool, script: str, args: tuple[str, ...]) -> None:
-    """Say what memory a training script needs, for what, and whether it fits into this machine.
+    """Show how much memory a training script needs, and for what.
 
-    The script runs up to its second optimizer step with fake tensors: they have shapes and no numbers, so nothing is computed and no memory
-    is taken. Where it does something that fake tensors cannot (numpy arrays, sizes that depend on values), its first two steps are run for
-    real, and that is said. Then the script ends on the spot; what it prints goes to stderr.
+    The script runs up to its second optimizer step with fake tensors, which have shapes but no data. If it needs data (numpy arrays, sizes
+    that depend on values), its first two steps run with real tensors, and a note says so. The output of the script goes to stderr.
 
     \b
     Example:  sonde memory train.py --model large
               sonde memory --batch-size 256 train.py
 
-    Exit code 0: it fits, or that cannot be told. 1: it does not fit. 2: it could not be measured, or wrong usage.
+    Exit code 0: it fits into this machine, or that is unknown. 1: it does not fit. 2: not measured, or wrong usage.
     """
     check_script("memory", script, module=module)
     answer = _measure("real" if real else "fake", script, args, module=module)
     note = ""
     if not real and "failed" in answer and not answer.get("final"):
-        note = f"fake tensors could not be used ({answer['failed']}), so the first two steps were run for real"
+        note = f"fake tensors could not be used ({answer['failed']}), so the first two steps were run with real tensors"
         answer = _measure("real", script, args, module=module)
     if "failed" in answer:
-        raise SondeError(f"{script} could not be followed to its second optimizer step:\n{answer['failed']}")
+        raise SondeError(f"{script} did not reach its second optimizer step:\n{answer['failed']}")
     from sonde.memory_profiler import from_dict
 
     report = from_dict({**answer, "notes": [*answer["notes"], *([note] if note else [])]})
@@ -66,7 +61,7 @@ def _measure(how: str, script: str, args: tuple[str, ...], *, module: bool) -> d
         try:
             done = subprocess.run(command, stdout=STDERR, check=False)
         except KeyboardInterrupt:
-            raise Stopped(f"stopped by you before {script} had made its second optimizer step; nothing was measured.") from None
+            raise Stopped(f"stopped by you before the second optimizer step of {script}; nothing was measured.") from None
         try:
             answer: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
         except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""`sonde profile`: where the time of a script's training step goes, layer by layer."""
+"""`sonde profile`: times the layers of a training script."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from sonde.cli._script_argument import check_script
+from sonde.cli._script_argument import check_script, script_command
 from sonde.cli._terminal import open_terminal
 from sonde.errors import SondeError
 from sonde.formatting import printable
@@ -19,21 +19,17 @@ if TYPE_CHECKING:
     from sonde.profiler import ProfileComparison, ProfileReport
 
 
-# Whatever follows the script belongs to the script, options too.
-@click.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS]")
-@click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
+@script_command
 @click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True, metavar="N", help="Steps to time.")
-@click.option("--warmup", type=click.IntRange(min=0), default=3, show_default=True, metavar="N", help="Steps to let pass before.")
-@click.option("--keep-going", is_flag=True, help="Let the script train on when its profile is there, instead of ending it.")
+@click.option("--warmup", type=click.IntRange(min=0), default=3, show_default=True, metavar="N", help="Steps before the first timed step.")
+@click.option("--keep-going", is_flag=True, help="Continue the training after the profile.")
 @click.option(
     "-o", "--output", "outputs", type=click.Path(path_type=Path), multiple=True,
-    help="A file: .html (flames), .json (the profile), .json.gz or .trace.json (a trace for Perfetto). May be given several times.",
+    help="A file: .html (flame graph), .json (profile), .json.gz or .trace.json (trace for Perfetto). May be repeated.",
 )  # fmt: skip
-@click.option("--against", type=click.Path(path_type=Path), metavar="OLD.json", help="Compare with a profile that was saved before.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, for programs; what the script prints goes to stderr.")
+@click.option("--against", type=click.Path(path_type=Path), metavar="OLD.json", help="Compare with a saved profile.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document to stdout, and the output of the script to stderr.")
 @click.option("--force", is_flag=True, help="Replace files that exist.")
-@click.argument("script")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def profile(
     module: bool,
     steps: int,
@@ -46,18 +42,17 @@ def profile(
     script: str,
     args: tuple[str, ...],
 ) -> None:
-    """Time the layers of a training script, forward and backward, on its own steps.
+    """Time the layers of a training script, forward and backward.
 
-    The script needs no change. After a few steps of warm-up, bare and timed steps take turns; then the script is ended as sys.exit() would
-    end it, since a profile needs no more of it (--keep-going lets it train on, and changes none of its results). The profile goes to
-    stderr, after what the script printed.
+    The script needs no change. After the warm-up, timed and untimed steps alternate; then the script ends as by sys.exit(), unless
+    --keep-going is given. The profile is printed to stderr.
 
     \b
     Example:  sonde profile train.py --lr 0.1
               sonde profile -o profile.html -o trace.json.gz train.py
               sonde profile -o before.json train.py; sonde profile --against before.json train.py
 
-    Exit code: that of the script where it fails; 1 where --against finds the step slower; 2 where nothing could be profiled.
+    Exit code: that of the script if it fails; 1 if --against finds the step slower; 2 if nothing could be profiled.
     """
     check_script("profile", script, module=module)
     from sonde.profiler import load
@@ -72,10 +67,10 @@ def profile(
 
     def show(report: ProfileReport) -> None:
         shown.append(report)
-        if os.environ.get("RANK", "0") == "0":  # of the processes that torchrun starts, one speaks for all
+        if os.environ.get("RANK", "0") == "0":  # only the first of the processes that torchrun starts prints
             compared.extend([report.compare(before)] if before is not None else [])
             comparison = compared[0] if compared else None
-            # Shown first, and every file tried: one that cannot be written is no reason to lose the rest.
+            # Printed first, and every file is tried: one that cannot be written must not lose the rest.
             _print(report, comparison, stdout)
             errors = [str(error) for output in outputs if (error := _save(report, output, force, comparison))]
             if errors:
@@ -93,7 +88,7 @@ def profile(
 
 
 def _save(report: ProfileReport, output: Path, force: bool, comparison: ProfileComparison | None) -> SondeError | None:
-    """Write one file; returns the error where that fails."""
+    """Write one file; returns the error if that fails."""
     from sonde.profiler import save
 
     try:
@@ -121,7 +116,7 @@ def _print(report: ProfileReport, comparison: ProfileComparison | None, stdout: 
 
 
 def _check_output(output: Path, force: bool) -> None:
-    """Before the script runs: nobody wants to wait for a profile that cannot be written."""
+    """Before the script runs, so that nobody waits for a profile that cannot be written."""
     from sonde.profiler.profile_report import check_suffix
 
     check_suffix(output)
@@ -134,12 +129,12 @@ def _check_output(output: Path, force: bool) -> None:
 def _report_failure(why: SondeError | None, script: str, exit_code: int) -> None:
     if not exit_code:
         raise SondeError(f"{script} gave no profile: {why}")
-    # What went wrong is the script's own matter, and it has said so itself.
-    click.echo(f"sonde: {printable(script)} left with {exit_code} before there was enough to profile.", err=True)
+    # The script has printed its own error.
+    click.echo(f"sonde: {printable(script)} ended with exit code {exit_code} before it could be profiled.", err=True)
 
 
 def _stdout_for_json() -> TextIO:
-    """From now on, what the script prints goes to stderr: also from the processes that it starts, and when the interpreter leaves."""
+    """The stdout of Sonde. The script, and the processes that it starts, print to stderr from now on."""
     sys.stdout.flush()
     ours = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sonde.errors import SondeError
-from sonde.formatting import printable
+from sonde.formatting import layer_name, printable
 
 if TYPE_CHECKING:
     from sonde.replay.capsule.capsule import Capsule
@@ -18,26 +18,25 @@ if TYPE_CHECKING:
 
 @click.command(context_settings={"ignore_unknown_options": True}, options_metavar="[OPTIONS]")
 @click.argument("capsule")
-@click.option("--script", metavar="FILE", help="The training script: it makes the model and computes the loss.")
+@click.option("--script", metavar="FILE", help="The training script, which creates the model and computes the loss.")
 @click.option("--model-from", metavar="MODULE:FUNCTION", help="Instead: a function that returns the model, or (model, loss_fn).")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def replay(capsule: str, script: str | None, model_from: str | None, args: tuple[str, ...]) -> None:
-    """Run the step of a capsule again and print which operation made its first NaN or Inf.
+    """Replay a capsule and show which operation made the first NaN or Inf.
 
-    The script runs as usual up to the first call of a model that fits the capsule. That call gets the capsule's weights, inputs and
-    random state, and the script's own step goes on from there, checked operation by operation, until its optimizer would step.
-    ARGS are the script's own.
+    The script runs up to the first call of a model that fits the capsule. That call gets the weights, inputs and random state of the
+    capsule, and each operation is checked up to the next optimizer step. ARGS are the arguments of the script.
 
     \b
     Example:  sonde replay runs/base/capsules/step-000041 --script train.py
               sonde replay step-000041 --script train.py -- --lr 0.1
               sonde replay step-000041 --model-from mypackage.models:make_model
 
-    Exit code 0: the origin that the capsule tells of (or, where it tells of none, an origin). 1: another one or none. 2: wrong usage.
+    Exit code 0: the origin that is recorded in the capsule (or any, if none is recorded). 1: another origin or none. 2: wrong usage.
     """
     if (script is None) == (model_from is None):
         raise SondeError(
-            "A capsule holds numbers and no code, so the model has to come from you.\n"
+            "A capsule contains numbers and no code: the model has to be given.\n"
             f"Name the script: sonde replay {capsule} --script train.py\n"
             f"or a function:   sonde replay {capsule} --model-from package.module:make_model"
         )
@@ -47,27 +46,27 @@ def replay(capsule: str, script: str | None, model_from: str | None, args: tuple
     from sonde.replay.capsule.replay_capsule import is_same_origin
     from sonde.replay.capsule.replay_in_script import replay_model_from, replay_script
 
-    kept = load_capsule(capsule)
-    replayed = replay_script(kept, script, args) if script is not None else replay_model_from(kept, model_from or "")
+    loaded = load_capsule(capsule)
+    replayed = replay_script(loaded, script, args) if script is not None else replay_model_from(loaded, model_from or "")
     sys.stdout.flush()
-    if kept.origin is None:
-        verdict, code = "The capsule tells of no origin to compare with.", 0 if replayed.origin else 1
-    elif is_same_origin(kept.origin, replayed.origin):
-        verdict, code = "It is the origin that the capsule tells of.", 0
+    if loaded.origin is None:
+        verdict, code = "The capsule has no origin to compare with.", 0 if replayed.origin else 1
+    elif is_same_origin(loaded.origin, replayed.origin):
+        verdict, code = "It is the origin that is recorded in the capsule.", 0
     else:
-        verdict, code = f"The capsule tells of another: {kept.origin.place}: {kept.origin.cause}", 1
-    _print(kept, replayed, verdict)
+        verdict, code = f"The capsule has another origin: {loaded.origin.place}: {loaded.origin.cause}", 1
+    _print(loaded, replayed, verdict)
     raise SystemExit(code)
 
 
-def _print(kept: Capsule, replayed: ReplayResult, verdict: str) -> None:
-    found = replayed.origin.summary() if replayed.origin else "Nothing turned bad this time."
-    lines = [f"Step {kept.step} of {kept.model_class}, replayed.", found, *(f"  note    {note}" for note in replayed.notes), verdict]
-    if kept.findings:
+def _print(loaded: Capsule, replayed: ReplayResult, verdict: str) -> None:
+    found = replayed.origin.summary() if replayed.origin else "No NaN or Inf appeared in the replay."
+    lines = [f"Step {loaded.step} of {loaded.model_class}, replayed.", found, *(f"  note    {note}" for note in replayed.notes), verdict]
+    if loaded.findings:
         lines.append("The run had, before that step:")
-        lines += [f"  {one['severity']} {one['rule']}{_place(one['where'])}, step {one['step']}: {one['cause']}" for one in kept.findings]
+        lines += [f"  {one['severity']} {one['rule']}{_place(one['where'])}, step {one['step']}: {one['cause']}" for one in loaded.findings]
     click.echo(printable("\n".join(lines), lines=True))
 
 
 def _place(where: str) -> str:
-    return f" in {where}" if where else ""
+    return f" in {layer_name(where)}" if where else ""

@@ -1,4 +1,4 @@
-"""`sonde report`: the verdict as a file."""
+"""`sonde report`: writes the verdict on a run to a file."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from pathlib import Path
 import click
 
 from sonde.cli._run_argument import run_argument, run_path
-from sonde.errors import SondeError
-from sonde.formatting import printable
-
-FORMATS = (".html", ".md", ".json")
+from sonde.cli._terminal import check_format, write_output
 
 
 @click.command()
@@ -24,24 +21,16 @@ def report(run: str | None, output: Path, force: bool) -> None:
     Example:  sonde report -o report.html             (the newest run)
               sonde report runs/base -o base.md --force
     """
-    if output.suffix.lower() not in FORMATS:
-        raise SondeError(f"{output} ends in none of {', '.join(FORMATS)}: Sonde tells the format by it.")
-    from sonde.render.safe_write import write_new
+    suffix = check_format(output)
+    from sonde.render.html.report_html import report_html
+    from sonde.render.markdown import report_markdown
     from sonde.report import diagnose
     from sonde.runlog.reader import Run
 
     source = Run(run_path(run))
     verdict = diagnose(source)
-    match output.suffix.lower():
-        case ".html":
-            from sonde.render.html.report_html import report_html
-
-            text = report_html([(verdict, source)])
-        case ".md":
-            from sonde.render.markdown import report_markdown
-
-            text = report_markdown(verdict, source)
-        case _:
-            text = verdict.to_json()
-    write_new(output, text, replace=force)
-    click.echo(printable(output))
+    if suffix == ".html":
+        text = report_html([(verdict, source)])
+    else:
+        text = report_markdown(verdict) if suffix == ".md" else verdict.to_json()
+    write_output(output, text, replace=force)

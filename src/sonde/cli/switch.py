@@ -1,4 +1,4 @@
-"""`sonde switch`: turn the switches of a training on and off while it runs."""
+"""`sonde switch`: turns the switches of a running training on and off."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from sonde.cli._run_argument import run_path
 @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]})
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[RUN] [+SWITCH | -SWITCH]...")
 def switch(words: tuple[str, ...]) -> None:
-    """Turn switches of a running training on (+) and off (-), or show which are on.
+    """Turn switches of a running training on (+) and off (-), or list them.
 
-    The training looks at them between two steps, about twice a second. What they tell goes to its log. +all and -all mean all of them.
+    The training reads the switches between two steps, about twice a second, and prints their output to its log. +all and -all mean all.
 
     \b
-    Example:  sonde switch                                 (what is on in the newest run)
+    Example:  sonde switch                                 (the switches of the newest run)
               sonde switch +gradient_norms -memory_usage
               sonde switch runs/base +autograd_profiler
     """
@@ -31,7 +31,7 @@ def switch(words: tuple[str, ...]) -> None:
     requests = parse_switch_words(words[1:] if named else words)
     recorded = Run(path)
     if requests and recorded.ended.how not in ("running", "unknown"):
-        raise SondeError(f"{path} does not run any more ({recorded.ended.how}), so nothing would hear of it.")
+        raise SondeError(f"{path} does not run any more ({recorded.ended.how}), so its switches have no effect.")
     if requests:
         write_switch_requests(path, requests)
     click.echo(printable(switch_table(recorded), lines=True))

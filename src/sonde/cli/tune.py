@@ -1,4 +1,4 @@
-"""`sonde tune`: what would make a training faster, measured on the training itself."""
+"""`sonde tune`: measures which changes make a training faster."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sonde.cli._script_argument import check_script, check_script_file
+from sonde.cli._script_argument import check_script, check_script_file, script_command
 from sonde.cli._terminal import open_terminal
 from sonde.formatting import printable, strict_json
 
@@ -14,17 +14,13 @@ if TYPE_CHECKING:
     from sonde.tuning.tuning_result import Tuning
 
 
-# Whatever follows the script belongs to the script, options too.
-@click.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS]")
-@click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
-@click.option("--only", metavar="NAMES", default="", help="Try these alone, as in workers,optimizer. --dry-run lists them.")
-@click.option("--steps", type=click.IntRange(min=5), metavar="N", help="Steps to measure in each trial.  [default: three seconds of them]")
-@click.option("--repeats", type=click.IntRange(1, 20), default=3, show_default=True, metavar="N", help="Runs of what looks good.")
-@click.option("--time-limit", type=click.FloatRange(min=1), default=600, show_default=True, metavar="SECONDS", help="For all of it.")
-@click.option("--dry-run", is_flag=True, help="Say what would be tried, and run nothing.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
-@click.argument("script")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@script_command
+@click.option("--only", metavar="NAMES", default="", help="Try only these, as in workers,optimizer. --dry-run lists them.")
+@click.option("--steps", type=click.IntRange(min=5), metavar="N", help="Steps per trial.  [default: those of three seconds]")
+@click.option("--repeats", type=click.IntRange(1, 20), default=3, show_default=True, metavar="N", help="Runs of each promising change.")
+@click.option("--time-limit", type=click.FloatRange(min=1), default=600, show_default=True, metavar="SECONDS", help="For all trials.")
+@click.option("--dry-run", is_flag=True, help="List what would be tried, and run nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def tune(
     module: bool,
     only: str,
@@ -36,18 +32,18 @@ def tune(
     script: str,
     args: tuple[str, ...],
 ) -> None:
-    """Measure what would make a training script faster.
+    """Measure which changes make a training script faster.
 
-    Each change (workers, fused optimizer, threads, channels_last, bfloat16, compile …) is tried on the first steps of the script itself, in
-    a process of its own, and compared with the script as it is; the losses are compared too. No file is changed. The script is started a
-    dozen times and more, and stopped after those steps: what it writes in its first steps, it writes each time.
+    Each change (workers, fused optimizer, threads, channels_last, bfloat16, compile …) is tried on the first steps of the script, in
+    its own process, and compared with the unchanged script, including the losses. No file is changed. The script is started a dozen times
+    or more and stopped after those steps: files that it writes in its first steps are written each time.
 
     \b
     Example:  sonde tune train.py
               sonde tune --only workers,optimizer train.py --data small
               sonde tune --dry-run train.py
 
-    Exit code 0: it was measured, whether or not something helps. 2: it could not be measured, or wrong usage.
+    Exit code 0: measured, with or without a gain. 2: not measured, or wrong usage.
     """
     from sonde.tuning.proposals import FAMILIES, chosen_families
 
@@ -73,7 +69,7 @@ def tune(
 def _with_progress(
     script: str, args: tuple[str, ...], *, module: bool, only: tuple[str, ...], steps: int, repeats: int, time_limit_s: float
 ) -> Tuning:
-    """A bar on stderr says what is being tried; nothing is drawn where stderr is no terminal."""
+    """Measure with a progress bar on stderr, if that is a terminal."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     from sonde.tuning.tune import tune as measure
@@ -85,7 +81,7 @@ def _with_progress(
 
         def show(what: str, trial: int, num_trials: int, step: int, num_steps: int) -> None:
             share = step / num_steps if num_steps else 0.0
-            known = num_trials > 1  # how many there will be is known when the script has run once
+            known = num_trials > 1  # the number is known after the first trial
             bar.update(
                 task,
                 description=printable(f"trial {trial} of about {num_trials}: {what}" if known else f"trial {trial}: {what}"),

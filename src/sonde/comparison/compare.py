@@ -1,22 +1,19 @@
-"""compare(a, b) -> RunComparison: two runs side by side, and what of their differences is worth telling.
-
-A `RunComparison` is a value. Views draw it and compute nothing.
-"""
+"""compare(a, b) -> RunComparison: the differences of two runs in numbers, loss, speed, findings and settings, and a verdict."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sonde.comparison.curves import LossComparison, compare_losses
-from sonde.comparison.findings import FindingComparison, compare_findings
-from sonde.comparison.logged import LoggedComparison, compare_logged
-from sonde.comparison.pace import Pace, compare_pace
-from sonde.comparison.parting import Parting, find_parting
-from sonde.comparison.settings import SettingDifference, SiteDifferences, compare_settings, compare_sites
-from sonde.comparison.verdict import Verdict, verdict_on
+from sonde.comparison.finding_changes import FindingChanges, find_finding_changes
+from sonde.comparison.first_divergence import FirstDivergence, find_first_divergence
+from sonde.comparison.loss_curves import LossComparison, compare_losses
+from sonde.comparison.settings_differences import SettingDifference, SiteDifferences, compare_settings, compare_sites
+from sonde.comparison.speed_and_memory import SpeedAndMemory, compare_speed_and_memory
+from sonde.comparison.user_metrics import UserMetricComparison, compare_user_metrics
+from sonde.comparison.verdict import Verdict, judge_comparison
 from sonde.formatting import strict
 from sonde.report import Report, diagnose
 from sonde.run_view import RunView, trained_view
@@ -27,19 +24,19 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class RunComparison:
-    """Two runs side by side. `a` is the one that the other is measured by."""
+    """Two runs side by side; `b` is described relative to `a`. The names of the fields are the keys of the JSON document."""
 
     a: Report
     b: Report
     verdict: Verdict  # identical | alike | different | unknown
-    headline: str  # one sentence: what a person wants to know first
+    headline: str  # one sentence: the most important result
     details: tuple[str, ...]  # further sentences, the most important first
-    notes: tuple[str, ...]  # what limits the comparison: ranks, attempts, code that measured
-    parting: Parting | None  # None: one of them has no step, or they have none in common
+    notes: tuple[str, ...]  # what limits the comparison: ranks, attempts, different kernels
+    parting: FirstDivergence | None  # None: one of them has no step, or they have none in common
     losses: tuple[LossComparison, ...]
-    pace: Pace | None
-    logged: tuple[LoggedComparison, ...]
-    findings: FindingComparison
+    pace: SpeedAndMemory | None
+    logged: tuple[UserMetricComparison, ...]
+    findings: FindingChanges
     sites: SiteDifferences | None
     settings: tuple[SettingDifference, ...]
 
@@ -63,7 +60,7 @@ class RunComparison:
             "notes": self.notes,
             "parting": None if self.parting is None else asdict(self.parting),
             "losses": [asdict(one) for one in self.losses],
-            "pace": None if self.pace is None else _pace(self.pace),
+            "pace": None if self.pace is None else _speed_and_memory(self.pace),
             "logged": [asdict(one) for one in self.logged],
             "findings": asdict(self.findings),
             "sites": None if self.sites is None else asdict(self.sites),
@@ -73,46 +70,39 @@ class RunComparison:
         return plain
 
 
+def comparison_json(comparison: RunComparison) -> str:
+    return json.dumps(comparison.to_dict(), indent=1, allow_nan=False) + "\n"
+
+
 def compare(a: Run | Path | str, b: Run | Path | str) -> RunComparison:
-    """What two runs have in common and what they have not. """
-    runs = tuple(one if isinstance(one, Run) else Run(one) for one in (a, b))
-    first, second = runs
+    """Compare two runs: runs, or paths of run directories or `.sonde` files."""
+    first, second = (one if isinstance(one, Run) else Run(one) for one in (a, b))
     reports = diagnose(first), diagnose(second)
-    rank = _rank(first, second)
+    rank = next((rank for rank in first.ranks if rank in second.ranks), 0)
     one, other = trained_view(first, rank), trained_view(second, rank)
     notes = _notes((first, second), rank)
-    findings = compare_findings(*reports)
+    findings = find_finding_changes(*reports)
     if one is None or other is None:
         settings = compare_settings((first, second), (one or _newest(first, rank), other or _newest(second, rank)))
-        verdict, headline, details = verdict_on(reports, None, (), None, findings, settings)
+        verdict, headline, details = judge_comparison(reports, None, (), None, findings, settings)
         return RunComparison(*reports, verdict, headline, details, notes, None, (), None, (), findings, None, settings)
-    same_code = _kernel(one) == _kernel(other)
-    parting = find_parting(one, other, exact=same_code)
+    has_same_kernel = len({view.process.manifest.get("native_kernel") for view in (one, other)}) == 1
+    if not has_same_kernel:
+        notes += ("one run was measured by the native kernel, the other by torch operations: differences in last digits are ignored",)
+    divergence = find_first_divergence(one, other, exact=has_same_kernel)
     losses = tuple(compare_losses(one, other))
-    pace = compare_pace(one, other)
+    speed_and_memory = compare_speed_and_memory(one, other)
     settings = compare_settings((first, second), (one, other))
-    verdict, headline, details = verdict_on(reports, parting, losses, pace, findings, settings)
-    if not same_code:
-        notes += ("one run was measured by the native kernel, the other by torch operations: differences in last digits are not told",)
+    verdict, headline, details = judge_comparison(reports, divergence, losses, speed_and_memory, findings, settings)
     return RunComparison(
-        *reports, verdict, headline, details, notes, parting, losses, pace, compare_logged(one, other), findings, compare_sites(one, other),
-        settings,
+        *reports, verdict, headline, details, notes, divergence, losses, speed_and_memory, compare_user_metrics(one, other), findings,
+        compare_sites(one, other), settings,
     )  # fmt: skip
 
 
 def _newest(run: Run, rank: int) -> RunView | None:
-    """The newest attempt of a rank, be it without a complete step."""
+    """The newest attempt of a rank, also one without a complete step."""
     return next((RunView(process) for process in reversed(run.processes) if process.rank == rank), None)
-
-
-def _rank(a: Run, b: Run) -> int:
-    """The lowest that both have: each process trains by itself, and two of them can be compared."""
-    shared = [rank for rank in a.ranks if rank in b.ranks]
-    return shared[0] if shared else 0
-
-
-def _kernel(view: RunView) -> object:
-    return view.process.manifest.get("native_kernel")
 
 
 def _notes(runs: tuple[Run, Run], rank: int) -> tuple[str, ...]:
@@ -148,9 +138,6 @@ def _subject(report: Report) -> dict[str, Any]:
     }
 
 
-def _pace(pace: Pace) -> Mapping[str, Any]:
-    document = asdict(pace)
-    for name in ("times", "memory"):
-        for row, change in zip(document[name], getattr(pace, name)):
-            row["ratio"] = change.ratio
-    return document
+def _speed_and_memory(compared: SpeedAndMemory) -> dict[str, Any]:
+    changes = {name: [asdict(change) | {"ratio": change.ratio} for change in getattr(compared, name)] for name in ("times", "memory")}
+    return asdict(compared) | changes

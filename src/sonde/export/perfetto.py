@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from sonde.errors import SondeError
-from sonde.events import Event, Frame, Kind
+from sonde.events import Event, Kind
 from sonde.export.trace import Times, Trace, Track, compressed
 from sonde.formatting import number
 from sonde.render.safe_write import write_new
 from sonde.run_view import RunView
-from sonde.runlog import format as f
 from sonde.runlog.reader import Run
 
 # A validation is counted to the step that follows it. Phases that this version does not know come before the last two.
@@ -70,16 +69,16 @@ def _add_process(trace: Trace, view: RunView, track: Track, event_track: Track) 
             trace.counter(track, name, times.start_us, value)
     if begins and min(begins) > 0 and first > 0:
         trace.instant(event_track, f"the {first:,} steps before this one are left out", begins[min(begins)])
-    for frame in view.process.contents(f.FRAME, Kind.LOG):
-        if isinstance(frame, Frame) and frame.step in begins and frame.fields:
+    for frame in view.process.frames(Kind.LOG):
+        if frame.step in begins and frame.fields:
             for site, value in zip(frame.sites.tolist(), frame.values[0].tolist()):
                 if site in view.sites:
                     trace.counter(track, view.sites[site].path, begins[frame.step], value)
-    for num, event in enumerate(view.process.contents(f.EVENT, None)):
+    for num, event in enumerate(view.process.events()):
         if num >= MAX_EVENTS:
             trace.instant(event_track, f"only the first {MAX_EVENTS:,} events are drawn", times_us[-1])
             break
-        if isinstance(event, Event) and (event.kind == "end" or event.step >= first):
+        if event.kind == "end" or event.step >= first:
             at_us = times_us[-1] if event.kind == "end" else begins.get(event.step, times_us[-1])
             data = {name: str(each)[:MAX_ARGUMENT] + "…" if len(str(each)) > MAX_ARGUMENT else each for name, each in event.data.items()}
             trace.instant(event_track, _headline(event), at_us, {"step": event.step, **data}, category=event.kind)

@@ -4,16 +4,16 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from sonde.comparison.compare import RunComparison
-from sonde.comparison.curves import Level, LossComparison
-from sonde.comparison.findings import FindingComparison
-from sonde.comparison.pace import Change, Spread
-from sonde.comparison.words import apart, times
+from sonde.comparison.finding_changes import ChangedFinding
+from sonde.comparison.loss_curves import Level, LossComparison
+from sonde.comparison.speed_and_memory import Change, Spread
+from sonde.comparison.verdict import distinct_numbers, times_larger
 from sonde.events import Finding
-from sonde.formatting import DASH, counted, layer_name, listing, milliseconds, number, rate, si_number
-from sonde.render.report_content import ending
+from sonde.formatting import DASH, counted, listing, milliseconds, number, rate, si_number
+from sonde.render.report_content import ending, in_place
+from sonde.report import Report
 
 ComparisonRow = tuple[str, str, str, str]
-
 TOO_FEW = "too few steps to compare"
 SIDES = {
     "higher": "B is higher", "lower": "B is lower", "same": "within A's band", "not finite": "B is not finite",
@@ -44,8 +44,8 @@ def comparison_tables(comparison: RunComparison) -> list[ComparisonTable]:
         *(_loss(one) for one in comparison.losses),
         _with_notable("Time", list(_times(comparison)), ("slower", "faster", "only in")),
         _with_notable("Memory", memory, ("more", "less", "only in")),
-        _with_notable("Findings", list(_findings(comparison.findings)), ("new", "gone")),
-        ComparisonTable("Logged", tuple((one.name, _level(one.a), _level(one.b), "") for one in comparison.logged)),
+        _with_notable("Findings", list(_findings(comparison)), ("new", "gone")),
+        ComparisonTable("Logged metrics", tuple((one.name, _level(one.a), _level(one.b), "") for one in comparison.logged)),
         ComparisonTable("Layers and parameters", tuple(_sites(comparison))),
         ComparisonTable("Settings that differ", tuple((one.name, one.a, one.b, "") for one in settings if one.topic != "environment")),
         ComparisonTable("Environment", tuple((one.name, one.a, one.b, "") for one in settings if one.topic == "environment")),
@@ -75,7 +75,7 @@ def _loss(one: LossComparison) -> ComparisonTable:
     rows = [
         ("at the end", _level(one.final_a), _level(one.final_b), ""),
         ("best", _level(one.best_a), _level(one.best_b), ""),
-        (f"at step {one.equal_step_a.step:,}", *apart(one.equal_step_a.value, one.equal_step_b.value), side),
+        (f"at step {one.equal_step_a.step:,}", *distinct_numbers(one.equal_step_a.value, one.equal_step_b.value), side),
         (f"after {number(one.equal_time_s)} s", _level(one.equal_time_a), _level(one.equal_time_b), ""),
     ]
     if one.equal_step_a.step < 0:
@@ -104,7 +104,7 @@ def _times(comparison: RunComparison) -> Iterator[ComparisonRow]:
 
 def _change(change: Change, more: str, less: str) -> ComparisonRow:
     word = {"more": more, "less": less}.get(change.direction)
-    difference = f"{times(change.ratio)} {word}" if word else UNCHANGED.get(change.direction, change.direction)
+    difference = f"{times_larger(change.ratio)} {word}" if word else UNCHANGED.get(change.direction, change.direction)
     if change.a is None or change.b is None:
         difference = f"not measured in {'A' if change.a is None else 'B'}"
     return change.name, _spread(change.a, change.unit), _spread(change.b, change.unit), difference
@@ -119,19 +119,22 @@ def _spread(spread: Spread | None, unit: str) -> str:
     return f"{si_number(spread.median, 'B')} ({si_number(spread.low, 'B')} - {si_number(spread.high, 'B')})"
 
 
-def _findings(findings: FindingComparison) -> Iterator[ComparisonRow]:
-    for ones, word in ((findings.new, "new"), (findings.gone, "gone")):
-        for one in ones:
-            here, other = _finding(one.finding), "clear" if one.evaluated_in_other else "not evaluated"
-            sides = (other, here) if word == "new" else (here, other)
-            yield one.finding.rule, *sides, word if one.evaluated_in_other else ""
-    for a, b in findings.same:
-        yield a.rule, _finding(a), _finding(b), "in both"
+def _findings(comparison: RunComparison) -> Iterator[ComparisonRow]:
+    changes, a, b = comparison.findings, comparison.a, comparison.b
+    for one in changes.new:
+        yield one.finding.rule, _absent(one), _finding(one.finding, b), "new" if one.evaluated_in_other else ""
+    for one in changes.gone:
+        yield one.finding.rule, _finding(one.finding, a), _absent(one), "gone" if one.evaluated_in_other else ""
+    for in_a, in_b in changes.same:
+        yield in_a.rule, _finding(in_a, a), _finding(in_b, b), "in both"
 
 
-def _finding(finding: Finding) -> str:
-    place = f" in {layer_name(finding.where)}" if finding.where else ""
-    return f"{finding.severity}{place} from step {finding.step:,}"
+def _absent(changed: ChangedFinding) -> str:
+    return "clear" if changed.evaluated_in_other else "not evaluated"
+
+
+def _finding(finding: Finding, report: Report) -> str:
+    return f"{finding.severity}{in_place(finding, report)} from step {finding.step:,}"
 
 
 def _sites(comparison: RunComparison) -> Iterator[ComparisonRow]:

@@ -1,24 +1,23 @@
 """Reports and comparisons as Markdown, for an issue, a chat or a pull request."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from sonde.comparison.compare import RunComparison
 from sonde.events import Finding
 from sonde.formatting import number, printable
 from sonde.render.comparison_content import comparison_notes, comparison_tables
-from sonde.render.report_content import evidence, group_findings, layer_types, loss_series, notes, place, run_sentence, source_line
+from sonde.render.report_content import evidence, group_findings, loss_series, notes, place, run_sentence, source_line
 from sonde.render.terminal.sparkline import sparkline
 from sonde.report import Report
-from sonde.runlog.reader import Run
 
 SPECIAL = re.compile(r"([\\`*_\[\]<>#|~@&$]|:(?=//)|^[-+=])")
 SPREADSHEET = ("=", "+", "-", "@")  # a table that is pasted into a spreadsheet must not become a formula
 
 
-def report_markdown(report: Report, run: Run | None = None) -> str:
-    """A report as one Markdown document. With the run, layers that have only a number are shown with their class."""
-    return "\n".join(_report(report, layer_types(run) if run is not None else {})) + "\n"
+def report_markdown(report: Report) -> str:
+    """A report as one Markdown document."""
+    return "\n".join(_report(report)) + "\n"
 
 
 def comparison_markdown(comparison: RunComparison) -> str:
@@ -26,15 +25,15 @@ def comparison_markdown(comparison: RunComparison) -> str:
     return "\n".join(_comparison(comparison)) + "\n"
 
 
-def _report(report: Report, types: Mapping[str, str]) -> Iterator[str]:
+def _report(report: Report) -> Iterator[str]:
     yield f"# Sonde: {report.verdict}\n\n{_text(run_sentence(report))}"
     _, losses = loss_series(report)
     if losses:
         yield f"\n{_curve('loss', losses)}"
     for cause, consequences in group_findings(report.findings):
-        yield from _finding(cause, types)
+        yield from _finding(cause, report)
         for finding in consequences:
-            yield f"- and so **{_text(finding.rule)}**{_in_place(finding, types)} from step {finding.step}: {_text(finding.cause)}"
+            yield f"- and so **{_text(finding.rule)}**{_in_place(finding, report)} from step {finding.step}: {_text(finding.cause)}"
     yield "\n## Notes"
     for name, note in notes(report):
         yield f"- {name}: {_text(note)}"
@@ -42,8 +41,8 @@ def _report(report: Report, types: Mapping[str, str]) -> Iterator[str]:
         yield f"- not evaluated: {_text(row.rule)}: {_text(row.reason)}"
 
 
-def _finding(finding: Finding, types: Mapping[str, str]) -> Iterator[str]:
-    yield f"\n## {finding.severity}: {_text(finding.rule)}{_in_place(finding, types)}"
+def _finding(finding: Finding, report: Report) -> Iterator[str]:
+    yield f"\n## {finding.severity}: {_text(finding.rule)}{_in_place(finding, report)}"
     yield f"\nFrom step {finding.step}. {_text(finding.cause)}"
     if source := source_line(finding):
         yield f"\nLine: {_code('  '.join(source).strip())}"
@@ -55,8 +54,8 @@ def _finding(finding: Finding, types: Mapping[str, str]) -> Iterator[str]:
         yield ""
 
 
-def _in_place(finding: Finding, types: Mapping[str, str]) -> str:
-    return f" in {_code(place(finding, types))}" if finding.where else ""
+def _in_place(finding: Finding, report: Report) -> str:
+    return f" in {_code(place(finding, report))}" if finding.where else ""
 
 
 def _comparison(comparison: RunComparison) -> Iterator[str]:

@@ -1,14 +1,11 @@
 """What every rendering of a report shows: one sentence on the run, its curves, its notes, and the findings grouped by root cause."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from sonde.events import Finding
-from sonde.formatting import counted, layer_name, listing, percent
+from sonde.formatting import counted, layer_name, listing
 from sonde.report import Report
-from sonde.runlog.reader import Run
 
-SHORT_MS = 1000.0  # below it the time is shown, not only its share
 CONSEQUENCE = "consequence_of"
 SOURCE, SOURCE_TEXT = "source", "source_text"
 SHOWN_ELSEWHERE = frozenset({CONSEQUENCE, SOURCE, SOURCE_TEXT})  # evidence that has its own place in every rendering
@@ -79,14 +76,14 @@ def group_findings(findings: Sequence[Finding]) -> list[tuple[Finding, list[Find
     return groups
 
 
-def layer_types(run: Run) -> dict[str, str]:
-    """The class of each measured layer of the first model, by its path: `{"4": "Linear"}`."""
-    return {site.module: site.type for site in run.sites.values() if site.kind in ("output", "parameter") and not site.model}
+def place(finding: Finding, report: Report) -> str:
+    """The layer or parameter of a finding, a numbered layer with its class; empty where it concerns the whole run."""
+    return layer_name(finding.where, report.run.layer_types.get(finding.where, ""))
 
 
-def place(finding: Finding, types: Mapping[str, str]) -> str:
-    """The layer or parameter of a finding; empty where it concerns the whole run."""
-    return layer_name(finding.where, types.get(finding.where, ""))
+def in_place(finding: Finding, report: Report) -> str:
+    """` in layer 4 (Linear)`; empty where it concerns the whole run."""
+    return f" in {place(finding, report)}" if finding.where else ""
 
 
 def source_line(finding: Finding) -> tuple[str, str] | None:
@@ -118,9 +115,5 @@ def _parameter_count(num_parameters: object) -> str:
 
 
 def _overhead(report: Report) -> str:
-    if not math.isfinite(report.overhead.ratio):
-        return ""
-    steps = f"{report.overhead.num_observed:,} of {counted(report.run.num_steps, 'step')} observed"
-    own_ms = report.overhead.own_ms
-    took = f"{own_ms:.0f} ms, " if own_ms < SHORT_MS else ""  # of a run this short, the share alone would mislead
-    return f"Sonde took {took}{percent(report.overhead.ratio - 1)} of the training time; {steps}"
+    cost = str(report.overhead)
+    return f"{cost}; {report.overhead.num_observed:,} of {counted(report.run.num_steps, 'step')} observed" if cost else ""

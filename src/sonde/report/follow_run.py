@@ -9,13 +9,14 @@ from pathlib import Path
 from sonde.events import Finding
 from sonde.report.diagnose_run import diagnose
 from sonde.report.report_types import Report
-from sonde.runlog.directory import LOG_SUFFIX
+from sonde.runlog.directory import log_sizes
 from sonde.runlog.reader import Run
 
 GROWTH = 0.1  # of the log, before it is diagnosed again
 INTERVAL_S = 10.0  # at least, between two diagnoses
-MAX_CPU_SHARE = 0.05  # of one core, on average
-POLL_S = 0.5  # between two looks at the size of the log
+MAX_CPU_SHARE = 0.05  # of one core, on average over diagnoses and polls
+POLL_S = 0.5  # between two checks of the size of the log …
+MAX_POLL_SHARE = 0.01  # … or longer, if one check of many files takes more than this share of the time
 
 
 def follow(
@@ -25,32 +26,37 @@ def follow(
     cpu: Callable[[], float] = time.process_time,
     wait: Callable[[float], None] = time.sleep,
 ) -> Iterator[Report]:
-    """A report now, and another whenever the run has grown by a tenth, but not before 10 s have passed. Ends with the run.
+    """A report now, and another whenever the run has grown by a tenth, but not before 10 s have passed. The last one is of the ended run.
 
     The arguments after the path are the clocks and the pause of the loop.
     """
+    started, cpu_before = clock(), cpu()
     run = Run(path)
     while True:
-        started, cpu_before = clock(), cpu()
-        size = log_size(path)
+        judged_at, judged_size = clock(), _total(path)
         is_running = run.ended.how == "running"
         yield diagnose(run)
         if not is_running:
             return
-        not_before = started + max(INTERVAL_S, (cpu() - cpu_before) / MAX_CPU_SHARE)
-        while run.ended.how == "running" and (clock() < not_before or log_size(path) < size * (1 + GROWTH)):
-            wait(POLL_S)
-            run.refresh()
+        size, pause = judged_size, POLL_S
+        while run.ended.how == "running":
+            wait(pause)
+            poll_cpu, size_before, size = cpu(), size, _total(path)
+            not_before = max(judged_at + INTERVAL_S, started + (poll_cpu - cpu_before) / MAX_CPU_SHARE)
+            if clock() >= not_before and size >= judged_size * (1 + GROWTH):
+                break
+            pause = max(POLL_S, (cpu() - poll_cpu) / MAX_POLL_SHARE)
+            if size == size_before:  # the training pauses or has ended; while it writes, nothing is read before it is due
+                run.refresh()
+        run.refresh()
 
 
-def log_size(path: Path) -> int:
-    """The bytes of all logs of a run."""
-    files = [path] if path.is_file() else path.glob(f"*{LOG_SUFFIX}")
-    return sum(file.lstat().st_size for file in files)
+def _total(path: Path) -> int:
+    return sum(log_sizes(path).values())
 
 
-def new_findings(findings: Sequence[Finding], printed: set[tuple[str, str]]) -> list[Finding]:
-    """The findings whose rule and place were not there before; `printed` is updated."""
-    fresh = [each for each in findings if (each.rule, each.where) not in printed]
-    printed |= {(each.rule, each.where) for each in fresh}
-    return fresh
+def new_and_gone(before: Sequence[Finding], now: Sequence[Finding]) -> tuple[list[Finding], list[Finding]]:
+    """The findings that appeared and those that disappeared between two diagnoses, by rule and place; each once."""
+    old, new = ({(each.rule, each.where): each for each in reversed(findings)} for findings in (before, now))
+    appeared = [each for each in now if (each.rule, each.where) not in old and new[each.rule, each.where] is each]
+    return appeared, [each for key, each in old.items() if key not in new]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sonde.events import Finding
-from sonde.formatting import number, strict
+from sonde.formatting import layer_name, number, strict
 
 SCHEMA = 1
 SHORT_S = 60.0  # of training: below, the share that Sonde took is mostly its start
@@ -56,13 +56,13 @@ class Overhead:
         if not isfinite(self.ratio):
             return ""
         if self.training_s < SHORT_S and isfinite(self.per_step_ms):
-            return f"Sonde took {number(self.startup_ms)} ms to start and {number(self.per_step_ms)} ms per step"
-        return f"Sonde took {number(float(f'{100 * (self.ratio - 1):.2g}'))} % of the training time"
+            return f"Sonde took {_two_digits(self.startup_ms)} ms to start and {_two_digits(self.per_step_ms)} ms per step"
+        return f"Sonde took {_two_digits(100 * (self.ratio - 1))} % of the training time"
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What a renderer says about the run itself."""
+    """Facts about the run itself."""
 
     name: str
     path: Path
@@ -110,7 +110,7 @@ class Report:
             lines.append(self.why_unknown)
         for finding in self.findings:
             follows = finding.evidence.get("consequence_of")
-            place = f" at {finding.where}" if finding.where else ""
+            place = f" at {layer_name(finding.where, run.layer_types.get(finding.where, ''))}" if finding.where else ""
             head = f"{finding.severity} {finding.rule}{place}, step {finding.step}: {finding.cause}"
             lines += [f"  follows: {head}"] if follows else [head, f"  fix: {finding.fix}"]
         if self.not_evaluated:
@@ -120,8 +120,12 @@ class Report:
         lines += self.damage
         return "\n".join(lines)
 
-    def to_json(self) -> str:
-        """One strict JSON document of schema 1; a number that is not finite is the string "NaN", "Infinity" or "-Infinity"."""
+    def to_json(self, *, indent: int | None = 1) -> str:
+        """One strict JSON document of schema 1; a number that is not finite is the string "NaN", "Infinity" or "-Infinity".
+
+        Args:
+            indent: Blanks per level; None gives a single line.
+        """
         document = {
             "schema": SCHEMA,
             "run": self.run.name,
@@ -154,4 +158,8 @@ class Report:
             "signal": self.run.signal,
             "told": dict(self.run.summary),
         }
-        return json.dumps(strict(document), indent=1, allow_nan=False)
+        return json.dumps(strict(document), indent=indent, allow_nan=False)
+
+
+def _two_digits(value: float) -> str:
+    return number(float(f"{value:.2g}"))

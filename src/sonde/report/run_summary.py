@@ -14,10 +14,10 @@ from sonde.run_view import RunView
 from sonde.run_view.learning_rate_schedule import LearningRate
 
 VALIDATION = re.compile(r"(?:^|[^a-z])(?:val|valid|validation|eval|dev|test)(?:[^a-z]|$)", re.IGNORECASE)
-FEWEST = 3  # evaluations: the best of two says nothing
+FEWEST = 3  # evaluations: the best of two means nothing
 MAX_NAMES = 16
 RISES = 0.9  # of its peak: a rate that begins below is warmed up
-ENOUGH_BATCHES = 3  # with labels: fewer say nothing of how often each comes
+ENOUGH_BATCHES = 3  # with labels: fewer do not show how frequent each is
 MOST_CLASSES = 1000  # beyond are vocabularies: words are not balanced
 _ORDERS = {"random": "shuffled", "sequential": "in the order of the dataset", "stream": "as a stream", "other": "in an order of its own"}
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.events import ANSWER_KINDS, Event, FatalSignalReceived, Frame, Kind, NonFinite, Site, TypedEvent
+from sonde.formatting import layer_name
 from sonde.run_view.call_counts import CallCounts
 from sonde.run_view.call_sites import CallLines
 from sonde.run_view.data_facts import InspectedBatches, LabelCounts, TrainingLoader
@@ -53,6 +54,10 @@ class RunView:
     def refresh(self) -> RunView:
         """A view of the process as it is now, after `Run.refresh`. Columns that are read already are shared."""
         return RunView(self.process, self._storage)
+
+    def layer_name(self, path: str) -> str:
+        """A layer in a sentence: one that is only a number with its class, `layer 4 (Linear)`; others by their path."""
+        return layer_name(path, next((site.type for site in self.sites.values() if site.module == path), ""))
 
     # ---- steps
 

@@ -37,7 +37,7 @@ def new_run_directory(parent: Path, name: str | None = None) -> Path:
                 continue
             return path
     except OSError as error:
-        raise _not_writable(Path(parent), error) from error
+        raise not_writable(Path(parent), error) from error
     raise SondeError(f"No free name for a run in {parent}: every one tried was taken.")
 
 
@@ -49,7 +49,7 @@ def open_run_directory(path: Path) -> Path:
     except FileExistsError as error:
         raise SondeError(f"The run cannot be written to {path}: it is a file. Name a directory.") from error
     except OSError as error:
-        raise _not_writable(Path(path), error) from error
+        raise not_writable(Path(path), error) from error
     if names and not any(_is_run_file(name) for name in names):
         raise SondeError(
             f"{path} contains other files ({_some(names)}) and is not a run, so nothing is written there. "
@@ -65,7 +65,7 @@ def write_run_json(directory: Path, info: Mapping[str, Any]) -> None:
         if not target.exists():
             replace_json(target, {"format": FORMAT, "started": time.time(), **plain(info)})
     except OSError as error:
-        raise _not_writable(Path(directory), error) from error
+        raise not_writable(Path(directory), error) from error
 
 
 def replace_json(target: Path, content: Mapping[str, Any]) -> None:
@@ -88,29 +88,26 @@ def read_run_json(directory: Path) -> dict[str, Any]:
 def read_json(path: Path, max_bytes: int) -> dict[str, Any]:
     """The JSON object in a small file, which is not trusted; empty without the file. A ValueError describes why it is invalid."""
     try:
-        # O_NONBLOCK: a pipe of that name must not block the reader
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        text = read_regular_file(path, max_bytes + 1)
+        content = json.loads(text) if len(text) <= max_bytes else None
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise ValueError(error.strerror or str(error)) from None
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > max_bytes:
-            raise ValueError("not a file of Sonde")
-        with os.fdopen(fd, "rb", closefd=False) as file:
-            text = file.read(max_bytes)
-    except OSError as error:
-        raise ValueError(error.strerror or str(error)) from None
-    finally:
-        os.close(fd)
-    try:
-        content = json.loads(text)
     except (ValueError, RecursionError):
         raise ValueError("not JSON") from None
     if not isinstance(content, dict):
-        raise ValueError("not an object")  # noqa: TRY004  (one error type for callers)
+        raise ValueError("not an object, or too long")  # noqa: TRY004  (one error type for callers)
     return content
+
+
+def read_regular_file(path: Path, max_bytes: int) -> bytes:
+    """The first bytes of a regular file; an OSError for others. Links are not followed, and pipes do not block."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    with os.fdopen(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(0, "not a regular file")
+        return file.read(max_bytes)
 
 
 def is_run(path: Path) -> bool:
@@ -118,6 +115,15 @@ def is_run(path: Path) -> bool:
         return any(name == RUN_JSON or name.endswith(LOG_SUFFIX) for name in os.listdir(path))
     except OSError:
         return False
+
+
+def log_sizes(path: Path) -> dict[str, int]:
+    """The bytes of each log of a run directory, or of a single log file, by file name; without those that are gone meanwhile."""
+    sizes = {}
+    for file in [path] if path.is_file() else path.glob(f"*{LOG_SUFFIX}"):
+        with contextlib.suppress(OSError):
+            sizes[file.name] = file.lstat().st_size
+    return sizes
 
 
 def runs_in(parent: Path = RUNS) -> list[Path]:
@@ -156,8 +162,7 @@ def find_run(text: str | None = None, parent: Path = RUNS) -> Path:
 def no_run(path: Path, near: list[str] | None = None) -> NoRunError:
     if path.is_dir():
         return NoRunError(
-            f"No run in {path}: expected {RUN_JSON}. "
-            f'Did the script run under "sonde run", or call sonde.watch(model, to="{path}")?'
+            f'No run in {path}: expected {RUN_JSON}. Did the script run under "sonde run", or call sonde.watch(model, to="{path}")?'
         )
     hint = f"Nearest: {', '.join(near)}." if near else '"sonde runs" lists all runs.'
     if path.exists():
@@ -172,10 +177,11 @@ def _dated_runs(parent: Path) -> Iterator[tuple[float, str, Path]]:
         return
     for path in paths:
         if is_run(path):
-            yield _started(path), path.name, path
+            yield started_at(path), path.name, path
 
 
-def _started(path: Path) -> float:
+def started_at(path: Path) -> float:
+    """When a run was started, in seconds since the epoch; 0 if unknown."""
     try:
         started = read_run_json(path).get("started")
         if isinstance(started, (int, float)):
@@ -193,7 +199,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
 
 
-def _not_writable(path: Path, error: OSError) -> SondeError:
+def not_writable(path: Path, error: OSError) -> SondeError:
     return SondeError(
         f"The run cannot be written to {path}: {error.strerror or error}. "
         "Name another directory with to=… or output_dir=…, or make this one writable."

@@ -11,7 +11,6 @@ import contextlib
 import faulthandler
 import os
 import re
-import stat
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from sonde.events import Event, FatalSignalReceived, encode
+from sonde.runlog.directory import read_regular_file
 from sonde.runlog.writer_process import process_identity
 
+FILE_PREFIX = "fatal-signal"
 MAX_DUMP = 1 << 18  # bytes that are read: faulthandler writes at most 100 frames of 100 threads, most of them short
 # What faulthandler calls a signal (Python 3.12 and newer write "Floating-point"), and how it is named here.
 SIGNALS = {
@@ -83,7 +84,7 @@ class FatalSignal:
 def dump_path(directory: Path, manifest: Mapping[str, Any]) -> Path:
     """Where the process of a manifest writes. The manifest may come from a file that somebody else made: only plain characters are used."""
     parts = (str(manifest.get(key, "")) for key in ("host", "pid", "start_ticks"))
-    return Path(directory) / "-".join(["fatal-signal", *(re.sub(r"[^A-Za-z0-9]+", "_", part)[:40] for part in parts)])
+    return Path(directory) / "-".join([FILE_PREFIX, *(re.sub(r"[^A-Za-z0-9]+", "_", part)[:40] for part in parts)])
 
 
 # ---- the training process
@@ -152,8 +153,11 @@ def _leave() -> None:
 
 
 def read_fatal_signal(path: Path) -> FatalSignal | None:
-    """What a dump says; None where there is none, where it is empty, or where it is not one. Never raises: the file may be damaged."""
-    text = _read(path)
+    """The signal in a dump; None if there is no dump or it is not valid. Never raises: the file may be damaged."""
+    try:
+        text = read_regular_file(path, MAX_DUMP).decode("utf-8", "replace")
+    except (OSError, ValueError):
+        return None
     head = _HEAD.search(text)
     named = SIGNALS.get(head[1].strip().replace("-", " ")) if head is not None else None
     if head is None or named is None:
@@ -179,20 +183,6 @@ def _frames(text: str) -> list[StackFrame]:
             break
         frames.append(StackFrame(match[1], int(match[2]), match[3]))
     return frames
-
-
-def _read(path: Path) -> str:
-    try:
-        # O_NONBLOCK: a pipe of that name must not keep a reader waiting
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except (OSError, ValueError):
-        return ""
-    try:
-        return os.read(fd, MAX_DUMP).decode("utf-8", "replace") if stat.S_ISREG(os.fstat(fd).st_mode) else ""
-    except OSError:
-        return ""
-    finally:
-        os.close(fd)
 
 
 def _short(path: str) -> str:

@@ -31,7 +31,6 @@ MAX_DEPTH = 8  # of nested event data
 MANIFEST, SITES, FRAME, EVENT, GAP = 1, 2, 3, 4, 5
 
 _HEADER = struct.Struct("<6sHII")
-_RECORD = struct.Struct("<4sB3sII")
 _CHECKED = struct.Struct("<B3sI")
 _U32 = struct.Struct("<I")
 _FRAME = struct.Struct("<qqBBHHHI")
@@ -75,25 +74,13 @@ def manifest_record(manifest: Mapping[str, Any]) -> bytes:
 
 def sites_records(sites: Sequence[Site]) -> list[bytes]:
     """Sites, a thousand per record: with the longest allowed names that is far below the longest record."""
-    return [
-        record(SITES, _json([_site_json(site) for site in sites[first : first + 1000]]))
-        for first in range(0, len(sites), 1000)
-    ]
+    return [record(SITES, _json([_site_json(site) for site in sites[first : first + 1000]])) for first in range(0, len(sites), 1000)]
 
 
 def _site_json(site: Site) -> dict[str, Any]:
-    return {
-        "id": site.id,
-        "kind": site.kind,
-        "path": capped(site.path),
-        "model": capped(site.model),
-        "type": capped(site.type),
-        "call": site.call,
-        "item": site.item,
-        "shape": [int(length) for length in site.shape],
-        "dtype": site.dtype,
-        "trainable": site.trainable,
-    }
+    values = {name: getattr(site, name) for name in Site.__slots__}
+    texts = {name: capped(value) for name, value in values.items() if isinstance(value, str)}
+    return values | texts | {"shape": [int(length) for length in site.shape]}
 
 
 def event_record(kind: str, step: int, time_ns: int, data: Mapping[str, Any]) -> bytes:
@@ -152,12 +139,7 @@ def _constant_parts(kind: str, fields: Sequence[str], ids: Any, value_bytes: int
     """Marker to length, the checksum up to there, and the payload between clock and values."""
     kind_text, fields_text = _text(kind), _text(",".join(fields))
     constant = b"".join(
-        (
-            _CONSTANT.pack(value_bytes, 0, len(kind_text), len(fields_text), 0, len(ids)),
-            kind_text,
-            fields_text,
-            ids.tobytes(),
-        )
+        (_CONSTANT.pack(value_bytes, 0, len(kind_text), len(fields_text), 0, len(ids)), kind_text, fields_text, ids.tobytes())
     )
     length = _CLOCK.size + len(constant) + value_bytes * len(ids) * len(fields)
     if length > MAX_PAYLOAD:
@@ -194,10 +176,7 @@ def plain(value: Any, depth: int = 0, *, limit: int = MAX_NAME) -> Any:
     if depth > MAX_DEPTH:
         return "…"
     if isinstance(value, (dict, Mapping)):
-        return {
-            capped(str(key)): plain(item, depth + 1, limit=MAX_TEXT if key in _TEXTS else limit)
-            for key, item in value.items()
-        }
+        return {capped(str(key)): plain(item, depth + 1, limit=MAX_TEXT if key in _TEXTS else limit) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain(item, depth + 1, limit=limit) for item in value]
     if isinstance(value, numbers.Integral):
@@ -239,26 +218,21 @@ class Layout:
     num_bytes: int  # of the whole payload
 
 
-def clock(payload: bytes) -> tuple[int, int]:
-    """Step and time_ns of a frame."""
-    if len(payload) < _FRAME.size:
-        raise FormatError("a frame that ends in its head")
-    step, time_ns = _CLOCK.unpack_from(payload)
-    return step, time_ns
-
-
 def step_and_constant_part(payload: bytes) -> tuple[int, bytes]:
     """The step of a frame, and the bytes that all frames of its plan share."""
-    if len(payload) < _FRAME.size:
-        raise FormatError("a frame that ends in its head")
-    step, _, _, _, kind_bytes, fields_bytes, _, num_sites = _FRAME.unpack_from(payload)
+    step, _, _, _, kind_bytes, fields_bytes, _, num_sites = frame_head(payload)
     return step, payload[_CLOCK.size : _FRAME.size + kind_bytes + fields_bytes + 4 * num_sites]
 
 
-def layout(payload: bytes) -> Layout:
+def frame_head(payload: bytes) -> tuple[int, ...]:
+    """The fixed fields of a frame; the first is its step."""
     if len(payload) < _FRAME.size:
         raise FormatError("a frame that ends in its head")
-    _, _, value_bytes, _, kind_bytes, fields_bytes, _, num_sites = _FRAME.unpack_from(payload)
+    return _FRAME.unpack_from(payload)
+
+
+def layout(payload: bytes) -> Layout:
+    _, _, value_bytes, _, kind_bytes, fields_bytes, _, num_sites = frame_head(payload)
     fields_at = _FRAME.size + kind_bytes
     sites_at = fields_at + fields_bytes
     start = sites_at + 4 * num_sites
@@ -282,7 +256,7 @@ def frame(payload: bytes, shape: Layout | None = None) -> Frame:
     shape = shape or layout(payload)
     if len(payload) != shape.num_bytes:
         raise FormatError("a frame that does not have its plan's length")
-    step, _ = clock(payload)
+    step, *_ = frame_head(payload)
     stored, native = (_F4, _SINGLE) if shape.value_bytes == 4 else (_F8, _DOUBLE)
     raw: Any = np.frombuffer(payload, stored, len(shape.fields) * len(shape.sites), shape.start)
     values = raw.reshape(len(shape.fields), len(shape.sites)).astype(native)

@@ -6,20 +6,20 @@ infinities and -0.0 are preserved; a field that was not measured is null.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import secrets
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sonde.errors import SondeError
-from sonde.events import Event, Frame, Site
-from sonde.runlog import format as f
+from sonde.events import Frame
 from sonde.runlog.reader import Run, RunProcess
 
 ROWS = 1 << 18  # per row group: bounds the memory, and compresses well
@@ -66,30 +66,22 @@ def compact(run_path: Path | str) -> list[Path]:
 
 
 def _frame_schema(pa: Any, fields: list[str]) -> Any:
-    positions = [("rank", pa.int32()), ("attempt", pa.int32()), ("step", pa.int64()), ("site", pa.uint32())]
-    names = [("model", pa.string()), ("path", pa.string()), ("call", pa.int64()), ("item", pa.int64())]
-    # A field may have the name of one of these columns.
-    taken = {name for name, _ in positions + names}
-    return pa.schema(
-        positions + names + [(f"{name}_" if name in taken else name, pa.float64()) for name in map(_strict, fields)]
-    )
+    columns = [("rank", pa.int32()), ("attempt", pa.int32()), ("step", pa.int64()), ("site", pa.uint32())]
+    columns += [("model", pa.string()), ("path", pa.string()), ("call", pa.int64()), ("item", pa.int64())]
+    taken = dict(columns)  # a field may have the name of one of these
+    return pa.schema(columns + [(f"{name}_" if name in taken else name, pa.float64()) for name in map(_strict, fields)])
 
 
 def _fields(run: Run, kind: str) -> list[str]:
-    fields: dict[str, None] = {}
-    for process in run.processes:
-        for segment in process.segments:
-            for layout_fields in segment.fields_of(kind):
-                fields |= dict.fromkeys(layout_fields)
-    return list(fields)
+    layouts = (fields for process in run.processes for segment in process.segments for fields in segment.fields_of(kind))
+    return list(dict.fromkeys(itertools.chain.from_iterable(layouts)))
 
 
 def _frame_tables(pa: Any, run: Run, kind: str, fields: list[str], schema: Any) -> Iterator[Any]:
     for process in run.processes:
         batch: list[Frame] = []
         num_rows = 0
-        for frame in process.contents(f.FRAME, kind):
-            assert isinstance(frame, Frame)
+        for frame in process.frames(kind):
             batch.append(frame)
             num_rows += len(frame.sites)
             if num_rows >= ROWS:
@@ -110,24 +102,14 @@ def _frame_table(pa: Any, process: RunProcess, batch: list[Frame], fields: list[
         pa.array(np.full(len(ids), process.attempt, np.int32)),
         pa.array(steps[order]),
         pa.array(ids[order]),
-        *(pa.array([read(site) if site else None for site in sites], type_) for read, type_ in _site_columns(pa)),
+        *(pa.array([_strict(getattr(site, name)) if site else None for site in sites], pa.string()) for name in ("model", "path")),
+        *(pa.array([getattr(site, name) if site else None for site in sites], pa.int64()) for name in ("call", "item")),
     ]
     for name in fields:
         known = np.concatenate([np.full(len(frame.sites), name in frame.fields) for frame in batch])
-        values = np.concatenate(
-            [frame[name] if name in frame.fields else np.zeros(len(frame.sites)) for frame in batch], dtype=np.float64
-        )
+        values = np.concatenate([frame[name] if name in frame.fields else np.zeros(len(frame.sites)) for frame in batch], dtype=np.float64)
         columns.append(pa.array(values[order], mask=~known[order]))
     return pa.Table.from_arrays(columns, schema=schema)
-
-
-def _site_columns(pa: Any) -> list[tuple[Callable[[Site], Any], Any]]:
-    return [
-        (lambda site: _strict(site.model), pa.string()),
-        (lambda site: _strict(site.path), pa.string()),
-        (lambda site: site.call, pa.int64()),
-        (lambda site: site.item, pa.int64()),
-    ]
 
 
 # ---- events and sites
@@ -141,8 +123,7 @@ def _event_schema(pa: Any) -> Any:
 def _event_tables(pa: Any, run: Run) -> Iterator[Any]:
     for process in run.processes:
         rows = []
-        for event in process.contents(f.EVENT, None):
-            assert isinstance(event, Event)
+        for event in process.events():
             data = json.dumps(event.data)  # ASCII: texts may contain lone surrogates
             rows.append((process.rank, process.attempt, event.step, _strict(event.kind), data))
             if len(rows) == ROWS:

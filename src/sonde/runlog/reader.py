@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -150,17 +150,24 @@ class RunProcess:
                     frames = {step: later for step, later in frames.items() if step > number}
 
     def _answers(self) -> list[Event]:
-        found = [event for kind in sorted(ANSWER_KINDS) for event in self.contents(f.EVENT, kind) if isinstance(event, Event)]
+        found = [event for kind in sorted(ANSWER_KINDS) for event in self.events(kind)]
         return sorted(found, key=lambda event: event.step)
 
     def _scalar_names(self, frame: Frame) -> list[tuple[int, str]]:
         ids = frame.sites.tolist()
         return [(column, self.sites[site].path) for column, site in enumerate(ids) if site in self.sites]
 
-    def contents(self, type_: int, kind: str | None) -> Iterator[Frame | Event]:
+    def frames(self, kind: str) -> Iterator[Frame]:
+        """Frames of one kind in the order of writing."""
+        return (fact for fact in self._contents(f.FRAME, [kind]) if isinstance(fact, Frame))
+
+    def events(self, *kinds: str) -> Iterator[Event]:
+        """Events of these kinds, or all events, in the order of writing."""
+        return (fact for fact in self._contents(f.EVENT, kinds) if isinstance(fact, Event))
+
+    def _contents(self, type_: int, kinds: Sequence[str]) -> Iterator[Frame | Event]:
         for segment in self.segments:
-            kinds = segment.kinds(type_) if kind is None else [kind]
-            entries = sorted(entry for one in kinds for entry in segment.entries(type_, one))
+            entries = sorted(entry for kind in kinds or segment.kinds(type_) for entry in segment.entries(type_, kind))
             for _, fact in segment.contents(entries):
                 yield fact
 
@@ -257,6 +264,11 @@ class Run:
         return replace(worst, last_step=self.last_step)
 
     @property
+    def log_sizes(self) -> dict[str, int]:
+        """The bytes of each log when it was read, by file name."""
+        return {segment.path.name: segment.size for segment in self._segments()}
+
+    @property
     def damage(self) -> list[Damage]:
         """Bytes that could not be read."""
         return self._info_damage + [note for segment in self._segments() for note in segment.damage]
@@ -316,9 +328,7 @@ class Run:
     def _stored_events(self, kind: str | None, rank: int | None) -> Iterator[Event]:
         for process in self.processes:
             if rank is None or process.rank == rank:
-                for event in process.contents(f.EVENT, kind):
-                    assert isinstance(event, Event)
-                    yield event
+                yield from process.events(*([] if kind is None else [kind]))
 
     def _typed_events(self, event_type: type[AnyEvent], rank: int | None) -> Iterator[AnyEvent]:
         for event in self._stored_events(event_type.KIND, rank):
@@ -328,9 +338,7 @@ class Run:
     def frames(self, kind: str, rank: int | None = None) -> Iterator[Frame]:
         """Frames of one kind in the order of writing; of the lowest rank by default."""
         for process in self._of_rank(rank):
-            for frame in process.contents(f.FRAME, kind):
-                assert isinstance(frame, Frame)
-                yield frame
+            yield from process.frames(kind)
 
     @property
     def kinds(self) -> list[str]:
@@ -344,15 +352,7 @@ class Run:
         return list(dict.fromkeys(self.sites[site].path for site in sorted(known) if site in self.sites))
 
     def series(
-        self,
-        kind: str,
-        path: str,
-        field: str,
-        rank: int | None = None,
-        *,
-        model: str | None = None,
-        call: int = 0,
-        item: int = 0,
+        self, kind: str, path: str, field: str, rank: int | None = None, *, model: str | None = None, call: int = 0, item: int = 0
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
         """Steps and values of one number, as written: `run.series("gradient", "fc1.weight", "l2")`."""
         steps, values = [np.empty(0, np.int64)], [np.empty(0, np.float64)]

@@ -10,7 +10,7 @@ import os
 import stat
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -86,6 +86,11 @@ class Segment:
     def __len__(self) -> int:
         return len(self._starts)
 
+    @property
+    def size(self) -> int:
+        """Bytes of the file when it was read last."""
+        return self._version[0]
+
     # ---- reading new records
 
     def refresh(self) -> int:
@@ -138,8 +143,7 @@ class Segment:
         version = f.version_of(start)
         if version is not None and version > f.FORMAT:
             raise SondeError(
-                f"{self.path} is a run of format {version}; this version reads up to {f.FORMAT}. "
-                "Upgrade with: pip install -U sonde"
+                f"{self.path} is a run of format {version}; this version reads up to {f.FORMAT}. Upgrade with: pip install -U sonde"
             )
         self._offset = f.HEADER_BYTES if version is not None else 0
         return True
@@ -274,42 +278,27 @@ class Segment:
     def column(self, kind: str, field: str, sites: Sequence[int]) -> Column:
         """Steps and values of one field at the first of these sites that a frame has, without reading other values."""
         steps, values = array("q"), array("d")
+        positions: dict[int, tuple[int, str] | None] = {}  # by layout number
         entries = self.entries(f.FRAME, kind)
-        positions = {number: _value_position(layout, field, sites) for number, layout in enumerate(self._layouts)}
-        if entries:
-            try:
-                with self._opened() as fd:
-                    for entry in entries:
-                        value = self._value(fd, entry, positions, field, sites)
-                        if value is not None:
-                            steps.append(self._steps[entry])
-                            values.append(value)
-            except OSError as error:
-                self._add_damage(0, 0, error.strerror or str(error))
+        try:
+            with self._opened() if entries else nullcontext(-1) as fd:
+                for entry in entries:
+                    number, start, length = self._layout_of[entry], self._starts[entry], self._lengths[entry]
+                    if number not in positions or number == NO_LAYOUT:
+                        layout = self._layouts[number] if number != NO_LAYOUT else f.layout(_read_at(fd, length, start))
+                        positions[number] = _value_position(layout, field, sites)
+                    if (position := positions[number]) is None:
+                        continue
+                    offset, dtype = position
+                    raw = os.pread(fd, int(dtype[-1]), start + offset)
+                    if len(raw) == int(dtype[-1]):
+                        steps.append(self._steps[entry])
+                        values.append(float(np.frombuffer(raw, dtype)[0]))
+                    else:
+                        self._add_damage(start, length, "truncated while it was read")
+        except (OSError, f.FormatError) as error:  # FormatError: the file was changed after it was indexed
+            self._add_damage(0, 0, str(getattr(error, "strerror", None) or error))
         return np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64)
-
-    def _value(
-        self, fd: int, entry: int, positions: dict[int, tuple[int, str] | None], field: str, sites: Sequence[int]
-    ) -> float | None:
-        number = self._layout_of[entry]
-        start = self._starts[entry]
-        if number == NO_LAYOUT:
-            payload = _read_at(fd, self._lengths[entry], start)
-            try:
-                position = _value_position(f.layout(payload), field, sites)
-            except f.FormatError as error:
-                self._add_damage(start, self._lengths[entry], str(error))
-                return None
-        else:
-            position = positions[number]
-        if position is None:
-            return None
-        offset, dtype = position
-        raw = os.pread(fd, int(dtype[-1]), start + offset)
-        if len(raw) < int(dtype[-1]):
-            self._add_damage(start, self._lengths[entry], "truncated while it was read")
-            return None
-        return float(np.frombuffer(raw, dtype)[0])
 
     def _payloads(self, entries: Sequence[int], ahead: int) -> Iterator[tuple[int, bytes]]:
         if not len(entries):

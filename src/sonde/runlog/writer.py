@@ -13,13 +13,13 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sonde.errors import SondeError
 from sonde.events import encode
 from sonde.runlog import format as f
+from sonde.runlog.directory import not_writable
 from sonde.runlog.format import FramePlan, Gap
 from sonde.runlog.writer_process import process_identity
 
@@ -41,8 +41,6 @@ _log = logging.getLogger("sonde")
 class Writer:
     """One process's file in a run directory. In a forked child every method does nothing."""
 
-    __slots__ = ("__dict__", "__weakref__", "_fd", "_gap", "_lock", "_num_flushes", "_pending", "_pid", "_segment_bytes", "_size")
-
     def __init__(
         self,
         directory: Path,
@@ -51,12 +49,10 @@ class Writer:
         world_size: int = 1,
         manifest: Mapping[str, Any] | None = None,
         segment_bytes: int = SEGMENT_BYTES,
-        lock: Any = None,
     ) -> None:
-        """`lock`: reentrant and not held; the native extension passes its own type, which it locks without a Python call."""
         self._directory = Path(directory)
         self._pid = os.getpid()
-        self._lock = lock or threading.RLock()  # reentrant: a signal handler may log during a flush
+        self._lock = threading.RLock()  # reentrant: a signal handler may log during a flush
         self._pending: list[bytes] = []  # whole records
         self._num_pending_bytes = 0
         self._sites: list[Site] = []
@@ -92,10 +88,7 @@ class Writer:
             if self._fd >= 0:
                 _quietly(os.close, self._fd)
                 _quietly(os.unlink, self.path)
-            raise SondeError(
-                f"The run cannot be written to {self._directory}: {error.strerror or error}. "
-                "Name another directory with to=… or output_dir=…, or make this one writable."
-            ) from error
+            raise not_writable(self._directory, error) from error
         self._size = len(start)  # decides only when a new segment starts
 
     @property
@@ -120,30 +113,11 @@ class Writer:
 
     def frame(self, plan: FramePlan, step: int, rows: npt.NDArray[np.float64], time_ns: int = 0) -> None:
         """Add a frame: one row per site, one column per field."""
-        if os.getpid() != self._pid:
-            return
-        try:
-            self.put(plan.encode(step, time_ns, rows))
-        except Exception as error:
-            self._count_dropped(1, step, str(error))
+        self._add(step, plan.encode, step, time_ns, rows)
 
     def column(self, plan: FramePlan, step: int, values: Sequence[float], time_ns: int = 0, *, flush: bool = False) -> None:
         """Add a frame with one field, one number per site; with `flush`, it and all before it are written at once."""
-        if os.getpid() != self._pid:
-            return
-        try:
-            self.put(plan.encode_column(step, time_ns, values), flush=flush)
-        except Exception as error:
-            self._count_dropped(1, step, str(error))
-
-    def put(self, record: bytes, *, flush: bool = False) -> None:
-        """Add an encoded record; with `flush`, it and all before it are written at once."""
-        if os.getpid() == self._pid:
-            with self._lock:
-                self._pending.append(record)
-                self._num_pending_bytes += len(record)
-                if flush or self._num_pending_bytes > PENDING_BYTES:
-                    self._flush()
+        self._add(step, plan.encode_column, step, time_ns, values, flush=flush)
 
     def sites(self, sites: Sequence[Site]) -> None:
         """Add sites, before the first frame that measures them."""
@@ -157,23 +131,30 @@ class Writer:
             self._count_dropped(1, -1, str(error))
 
     def emit(self, event: TypedEvent, step: int) -> None:
-        """Records a typed event."""
+        """Add a typed event."""
+        self._add(step, _encode_event, event, step)
+
+    def event(self, kind: str, step: int, data: Mapping[str, Any]) -> None:
+        """Add an event by its kind and data; `emit` is the same for a typed event."""
+        self._add(step, f.event_record, kind, step, time.time_ns(), data)
+
+    def _add(self, step: int, encode_record: Callable[..., bytes], *arguments: Any, flush: bool = False) -> None:
+        """Encode a record and add it; one that cannot be encoded is counted as dropped."""
         if os.getpid() != self._pid:
             return
         try:
-            kind, data = encode(event)
-            self.put(f.event_record(kind, step, time.time_ns(), data))
+            self.put(encode_record(*arguments), flush=flush)
         except Exception as error:
             self._count_dropped(1, step, str(error))
 
-    def event(self, kind: str, step: int, data: Mapping[str, Any]) -> None:
-        """Records an event by its kind and data; `emit` is the same for a typed event."""
-        if os.getpid() != self._pid:
-            return
-        try:
-            self.put(f.event_record(kind, step, time.time_ns(), data))
-        except Exception as error:
-            self._count_dropped(1, step, str(error))
+    def put(self, record: bytes, *, flush: bool = False) -> None:
+        """Add an encoded record; with `flush`, it and all before it are written at once."""
+        if os.getpid() == self._pid:
+            with self._lock:
+                self._pending.append(record)
+                self._num_pending_bytes += len(record)
+                if flush or self._num_pending_bytes > PENDING_BYTES:
+                    self._flush()
 
     # ---- writing
 
@@ -216,7 +197,7 @@ class Writer:
             if self._num_flushes % UNLINKED_CHECK == 0 and self._fd >= 0 and os.fstat(self._fd).st_nlink == 0:
                 self._abandon_file()
             if self._gap is not None:
-                recovery = self._recovery_records(self._gap)
+                recovery = [f.gap_record(self._gap), *(f.sites_records(self._sites) if self._sites_missing else ())]
                 num_repeated, records = len(recovery), recovery + records
             chunk = b"".join(records)
             num_written = _write(self._fd, chunk)
@@ -237,11 +218,6 @@ class Writer:
             self._handle_failed_write(records, num_repeated, 0, "interrupted")
             raise
         self._handle_failed_write(records, num_repeated, num_written, reason)
-
-    def _recovery_records(self, gap: Gap) -> list[bytes]:
-        """The records that are written first when writing works again."""
-        records = [f.gap_record(gap)]
-        return records + f.sites_records(self._sites) if self._sites_missing else records
 
     def _handle_failed_write(self, records: list[bytes], num_repeated: int, num_written: int, reason: str) -> None:
         """After a failed write: cut off the incomplete record and count the dropped ones."""
@@ -328,11 +304,16 @@ def _num_earlier_processes(directory: Path, rank: int) -> int:
         return sum(entry.name.startswith(f"rank{rank}-") and entry.name.endswith("-000.sonde") for entry in entries)
 
 
+def _encode_event(event: TypedEvent, step: int) -> bytes:
+    kind, data = encode(event)
+    return f.event_record(kind, step, time.time_ns(), data)
+
+
 def _step_of(record: bytes) -> int:
     try:
         payload = record[f.RECORD_BYTES :]
         if record[4] == f.FRAME:
-            return f.clock(payload)[0]
+            return f.frame_head(payload)[0]
         return f.event(payload)[0].step if record[4] == f.EVENT else -1
     except Exception:
         return -1

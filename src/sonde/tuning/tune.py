@@ -112,7 +112,7 @@ def _promising(results: Iterable[MeasuredChange], noise: float) -> list[Measured
 
 def _best_of_families(results: Iterable[MeasuredChange]) -> list[MeasuredChange]:
     """The most reliable recommended change of each family, by descending gain."""
-    recommended = sorted((each for each in results if each.standing == "recommended"), key=lambda each: -each.reliability)
+    recommended = sorted((each for each in results if each.standing == "recommended"), key=lambda each: each.reliability, reverse=True)
     best: dict[str, MeasuredChange] = {}
     for each in recommended:
         best.setdefault(each.proposals[0].family, each)

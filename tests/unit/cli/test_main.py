@@ -84,6 +84,6 @@ def test_a_broken_settings_file_gets_a_letter(sonde, tmp_path):
 def test_a_full_disk_is_a_letter_and_no_traceback():
     with open("/dev/full", "wb") as full:
         child = subprocess.run([sys.executable, "-m", "sonde", "explain", "dead-relu"], stdout=full, stderr=subprocess.PIPE, text=True)
-    assert (child.returncode, child.stderr.splitlines()[0]) == (2, "sonde: the answer could not be written: No space left on device.")
+    assert (child.returncode, child.stderr.splitlines()[0]) == (2, "sonde: the output could not be written: No space left on device.")
     assert "Traceback" not in child.stderr
     assert "Exception ignored" not in child.stderr

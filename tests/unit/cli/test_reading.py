@@ -1,6 +1,7 @@
 """The commands that read: right answers, right exit codes, letters for bad input. None of them needs torch."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -65,21 +66,64 @@ def test_r72_report_keeps_what_is_there_unless_forced(sonde, broken_run, tmp_pat
     assert "missing-zero-grad" in (tmp_path / "out.md").read_text(encoding="utf-8")
 
 
-def test_runs_lists_every_run_with_its_steps_and_its_end(sonde, healthy_run, sample_run):
+def test_runs_lists_every_run_with_steps_verdict_finding_and_loss(sonde, healthy_run, broken_run, sample_run):
     sample_run("crashed", [1.0] * 7, ending={"how": "exception", "exception": "ValueError: bad"})
-    sample_run("killed", [1.0] * 3, ending=None)
-    lines = {line.split()[0]: line for line in sonde("runs").stdout.splitlines()}
-    assert "100 steps  finished" in lines["healthy"]
-    assert "7 steps  exception: ValueError: bad" in lines["crashed"]
-    assert "3 steps" in lines["killed"]
+    sample_run("empty", [])
+    rows = {line.split()[0]: line for line in sonde("runs").stdout.splitlines()}
+    assert rows["run"].split() == ["run", "started", "steps", "verdict", "loss", "first", "finding"]
+    assert rows["healthy"].split()[3:] == ["100", "✓", "healthy", "0.112"]
+    assert rows["broken"].split()[3:] == ["70", "✗", "problems", "NaN", "missing-zero-grad"]
+    assert rows["crashed"].endswith("(exception)")
+    assert rows["empty"].split()[3:] == ["0", "?", "unknown", "–"]
+
+
+def test_runs_shows_a_dash_for_what_it_had_no_time_to_judge(sonde, healthy_run):
+    (log,) = healthy_run.glob("*.sonde")
+    os.truncate(log, 1 << 30)  # sparse: too large for two seconds
+    row, hint = sonde("runs").stdout.splitlines()[1:]
+    assert row.split()[3:] == ["–", "–", "–", "–"]
+    assert hint == "–  1 run not judged in time: sonde diagnose healthy"
+
+
+def test_text_of_a_cached_verdict_cannot_command_the_terminal(sonde, broken_run):
+    assert sonde("diagnose").returncode == 1
+    file = broken_run / "verdict.json"
+    content = json.loads(file.read_text())
+    content["report"] |= {"rule": "\x1b[31mred", "where": "\u202e4", "last_loss": "\x07", "ended": "\x1b[2J"}
+    file.write_text(json.dumps(content))
+    shown = sonde("runs").stdout
+    assert "\\x1b[31mred in \\u202e4" in shown
+    assert "\x1b" not in shown
 
 
 def test_runs_shows_as_many_as_wanted_and_counts_the_rest(sonde, sample_run):
     for number in range(5):
         sample_run(f"run{number}", [1.0])
     lines = sonde("runs", "-n", "2").stdout.splitlines()
-    assert len(lines) == 3
+    assert len(lines) == 4
     assert "3 runs more" in lines[-1]
+
+
+@pytest.mark.parametrize(("losses", "code", "checked"), [([1.0] * 0, 0, 3), ([2.0 * 0.95**i for i in range(100)], 0, 0)])
+def test_check_makes_an_unknown_verdict_exit_code_3(sonde, sample_run, losses, code, checked):
+    sample_run("one", losses)
+    assert sonde("diagnose").returncode == code
+    assert sonde("diagnose", "--check").returncode == checked
+
+
+def test_check_of_problems_is_exit_code_1(sonde, broken_run):
+    assert sonde("diagnose", "--check").returncode == 1
+
+
+@pytest.mark.parametrize("suffix", ["html", "md", "json"])
+def test_an_unknown_verdict_is_never_shown_as_healthy(sonde, sample_run, tmp_path, suffix):
+    sample_run("one", [])
+    assert sonde("report", "-o", f"out.{suffix}").returncode == 0
+    text = (tmp_path / f"out.{suffix}").read_text().partition("</style>")
+    assert "unknown" in (text[2] or text[0]).lower()
+    assert "healthy" not in (text[2] or text[0]).lower()
+    assert "healthy" not in sonde("diagnose").stdout
+    assert "healthy" not in sonde("runs").stdout
 
 
 def test_explain_shows_the_page_of_every_rule(sonde):
@@ -130,7 +174,7 @@ def test_a_log_that_is_none_gives_no_verdict_and_no_traceback(sonde, broken_run,
     log.write_bytes(content)
     child = sonde("diagnose")
     assert "Traceback" not in child.stderr
-    assert child.returncode in (2, 3)
+    assert child.returncode in (0, 2)
     assert "healthy" not in child.stdout
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from comparison_runs import falling, write_pair_run
-from sonde.comparison.curves import compare_losses
+from sonde.comparison.loss_curves import compare_losses
 from sonde.run_view import RunView
 from sonde.runlog.reader import Run
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from sonde.comparison.compare import RunComparison
-from sonde.comparison.curves import LossComparison
+from sonde.comparison.loss_curves import LossComparison
 from sonde.render.comparison_content import ComparisonTable, comparison_notes, comparison_tables
 from sonde.render.html.html_page import bullet_list, cell, html_page, html_text, table
 from sonde.render.html.svg_chart import ChartLine, line_chart

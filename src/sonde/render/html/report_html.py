@@ -13,7 +13,7 @@ from sonde.render.terminal.sparkline import is_log
 from sonde.report import Report
 from sonde.runlog.reader import Run
 
-HEADLINES = {"healthy": "Healthy", "problems": "Problems", "unknown": "No verdict"}
+HEADLINES = {"healthy": "Healthy", "problems": "", "unknown": "Unknown: nothing could be judged"}  # problems: the rules that found them
 COLUMNS = ("mean", "std", "min", "max", "l2", "zeros", "nan", "inf")
 TITLES = {
     Kind.ACTIVATION: "Outputs of layers", Kind.ACTIVATION_GRADIENT: "Gradients of outputs", Kind.PARAMETER: "Parameters",
@@ -28,15 +28,15 @@ def report_html(reports: Sequence[tuple[Report, Run]]) -> str:
 
 
 def _report(report: Report, run: Run) -> Iterator[str]:
-    causes, types = content.group_findings(report.findings), content.layer_types(run)
-    headline = ", ".join(dict.fromkeys(cause.rule for cause, _ in causes)) or HEADLINES[report.verdict]
+    causes = content.group_findings(report.findings)
+    headline = HEADLINES[report.verdict] or ", ".join(dict.fromkeys(cause.rule for cause, _ in causes))
     yield f'<h1><span class="verdict {html_text(report.verdict)}">{html_text(headline)}</span></h1>'
     yield f'<p class="story">{html_text(run.name)}<br>{html_text(content.run_sentence(report))}</p>'
     yield _chart("Loss", *content.loss_series(report))
     yield _chart("Learning rate", *content.rate_series(report))
     for cause, consequences in causes:
-        yield _finding(cause, types)
-        yield from (_finding(finding, types, is_consequence=True) for finding in consequences)
+        yield _finding(cause, report)
+        yield from (_finding(finding, report, is_consequence=True) for finding in consequences)
     yield f"<h2>What else is known</h2>{definition_list('notes', content.notes(report))}"
     if report.not_evaluated:
         rows = "".join(f"<li><b>{html_text(row.rule)}</b>: {html_text(row.reason)}</li>" for row in report.not_evaluated)
@@ -51,12 +51,12 @@ def _chart(name: str, steps: Sequence[int], values: Sequence[float]) -> str:
     return f"<figure><figcaption>{name} by step{scale}</figcaption>{line_chart([ChartLine(steps, values)], name=name.lower())}</figure>"
 
 
-def _finding(finding: Finding, types: Mapping[str, str], *, is_consequence: bool = False) -> str:
+def _finding(finding: Finding, report: Report, *, is_consequence: bool = False) -> str:
     """A consequence has no fix: it disappears with its cause."""
     found = None if is_consequence else content.source_line(finding)
     source = f'<div class="source mono"><b>{html_text(found[0])}</b>{html_text(found[1])}</div>' if found else ""
     fix = "" if is_consequence else f'<p class="fix">{html_text(finding.fix)}</p>'
-    where = f'<code class="where">{html_text(content.place(finding, types))}</code>' if finding.where else ""
+    where = f'<code class="where">{html_text(content.place(finding, report))}</code>' if finding.where else ""
     rows = [(name, number_or_text(value)) for name, value in content.evidence(finding).items()]
     return (
         f'<article class="finding {"consequence " if is_consequence else ""}{html_text(finding.severity)}"><div class="head">'

@@ -7,7 +7,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from sonde.comparison.compare import RunComparison
-from sonde.comparison.curves import LossComparison
+from sonde.comparison.loss_curves import LossComparison
 from sonde.formatting import number, printable
 from sonde.render.comparison_content import ComparisonTable, common_steps, comparison_tables
 from sonde.render.terminal.console import line, paragraph

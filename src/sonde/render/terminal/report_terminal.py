@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -10,31 +10,15 @@ from rich.text import Text
 
 from sonde.events import Finding, Severity
 from sonde.formatting import number, number_or_text
-from sonde.render.report_content import (
-    evidence,
-    group_findings,
-    layer_types,
-    loss_series,
-    notes,
-    place,
-    rate_series,
-    run_sentence,
-    source_line,
-)
+from sonde.render.report_content import evidence, group_findings, in_place, loss_series, notes, rate_series, run_sentence, source_line
 from sonde.render.terminal.console import line, paragraph
 from sonde.render.terminal.sparkline import is_log, sparkline
 
 if TYPE_CHECKING:
     from sonde.report import Report
-    from sonde.runlog.reader import Run
 
 MARKS = {"healthy": ("✓", "ok", "bold green"), "problems": ("✗", "!!", "bold red"), "unknown": ("?", "?", "bold yellow")}
-STYLES = {
-    Severity.INFO: "bold blue",
-    Severity.WARNING: "bold yellow",
-    Severity.ERROR: "bold red",
-    Severity.CRITICAL: "bold white on red",
-}
+STYLES = {Severity.INFO: "bold blue", Severity.WARNING: "bold yellow", Severity.ERROR: "bold red", Severity.CRITICAL: "bold white on red"}
 INDENT = 12  # characters for the words to the left of the text: cause, line, fix …
 CURVE_WIDTH = 56
 PHRASE = 16  # characters: a shorter text is read at a glance among the numbers
@@ -42,20 +26,39 @@ LONGEST_LABEL = 9  # characters of a word to the left of a line
 
 
 class TerminalReport:
-    """A report for a rich console. With the run, layers that have only a number are shown with their class."""
+    """A report for a rich console.
 
-    def __init__(self, report: Report, run: Run | None = None) -> None:
-        self.report, self.types = report, layer_types(run) if run is not None else {}
+    Args:
+        has_findings: False leaves the findings out: `sonde diagnose --follow` has printed each when it appeared.
+    """
+
+    def __init__(self, report: Report, *, has_findings: bool = True) -> None:
+        self.report, self.has_findings = report, has_findings
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from _head(self.report, options)
-        for cause, consequences in group_findings(self.report.findings):
-            yield line()
-            yield from _finding(cause, self.types, options)
-            for finding in consequences:
-                yield from _consequence(finding, self.types, options)
+        if self.has_findings:
+            yield from _findings(self.report, self.report.findings, options)
         yield line()
         yield from _foot(self.report, options)
+
+
+class TerminalFindings:
+    """Some findings of a report for a rich console."""
+
+    def __init__(self, report: Report, findings: Sequence[Finding]) -> None:
+        self.report, self.findings = report, findings
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from _findings(self.report, self.findings, options)
+
+
+def _findings(report: Report, findings: Sequence[Finding], options: ConsoleOptions) -> Iterator[Text]:
+    for cause, consequences in group_findings(findings):
+        yield line()
+        yield from _finding(cause, report, options)
+        for finding in consequences:
+            yield from _consequence(finding, report, options)
 
 
 def _head(report: Report, options: ConsoleOptions) -> Iterator[Text]:
@@ -81,12 +84,12 @@ def _colored(curve: str) -> Iterator[tuple[str, str]]:
         yield char, "bold red" if char in "✗↑↓N^v" else "cyan"
 
 
-def _finding(finding: Finding, types: Mapping[str, str], options: ConsoleOptions) -> Iterator[Text]:
+def _finding(finding: Finding, report: Report, options: ConsoleOptions) -> Iterator[Text]:
     yield line(
         (f" {finding.severity.upper()} ", STYLES[finding.severity]),
         " ",
         (finding.rule, "bold"),
-        (_in_place(finding, types), "bold cyan"),
+        (in_place(finding, report), "bold cyan"),
         (f"  from step {finding.step:,}", "dim"),
     )
     width = options.max_width
@@ -116,15 +119,11 @@ def _evidence(finding: Finding, separator: str) -> Iterator[tuple[str, str]]:
     yield from long
 
 
-def _consequence(finding: Finding, types: Mapping[str, str], options: ConsoleOptions) -> Iterator[Text]:
+def _consequence(finding: Finding, report: Report, options: ConsoleOptions) -> Iterator[Text]:
     branch = "  `- " if options.ascii_only else "  └─ "
-    head = f"{finding.rule}{_in_place(finding, types)}"
+    head = f"{finding.rule}{in_place(finding, report)}"
     yield line((branch, "dim"), ("and so: ", "dim"), (head, ""), (f"  from step {finding.step:,}", "dim"))
     yield from paragraph(_sentence(finding.cause), options.max_width, indent=INDENT, style="dim")
-
-
-def _in_place(finding: Finding, types: Mapping[str, str]) -> str:
-    return f" in {place(finding, types)}" if finding.where else ""
 
 
 def _foot(report: Report, options: ConsoleOptions) -> Iterator[Text]:

@@ -31,7 +31,7 @@ def check_spikes(view: RunView, *, rule: str, what: str) -> Result:
     at = f" at {worst.event.source}" if worst.event and worst.event.source else ""
     parts = [
         f"the {thing}{at} jumped to {number(worst.spike.value)}, where {number(worst.spike.usual)} is usual",
-        f"most of it in {layer}" if layer and what == "gradient" else "",
+        f"most of it in {view.layer_name(layer)}" if layer and what == "gradient" else "",
         _reason(worst, thing),
         _aftermath(view, history, worst),
     ]

@@ -118,11 +118,13 @@ def check(view: RunView) -> Result:
     site, first = min(dead.items(), key=lambda item: (item[1].since, item[0]))
     names = list(dict.fromkeys(view.sites[each].path for each in dead))
     path, is_module = view.sites[site].path, view.sites[site].type in RELU
-    others = f" (dead: {listing(names)})" if len(names) > 1 else ""
+    name = view.layer_name(path)
+    subject = f"the ReLU after {name}" if not is_module else name if name != path else f"the ReLU {path}"
+    others = f" (dead: {listing([view.layer_name(each) for each in names])})" if len(names) > 1 else ""
     return RULE.finding(
         Severity.CRITICAL,
         first.since,
-        cause=f"the ReLU {path if is_module else f'after {path}'} outputs {number(100 * first.share)} % zeros "
+        cause=f"{subject} outputs {number(100 * first.share)} % zeros "
         f"since step {first.since}, in {first.num_steps} observed steps in a row{others}, and {failing}",
         fix="lower the learning rate and start biases at zero; a leaky activation or normalization before it keeps units alive",
         evidence={

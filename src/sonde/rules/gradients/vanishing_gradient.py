@@ -74,8 +74,8 @@ def check(view: RunView) -> Result:
     return RULE.finding(
         Severity.CRITICAL,
         int(numbers[streak.start]),
-        cause=f"the gradient at {last.first_layer} is {number(last.first_over_last)} times that at {last.last_layer}, "
-        f"{last.num_layers} layers on, in {streak.length} observed steps in a row, and {trend.stuck}",
+        cause=f"the gradient at {view.layer_name(last.first_layer)} is {number(last.first_over_last)} times that at "
+        f"{view.layer_name(last.last_layer)}, {last.num_layers} layers on, in {streak.length} observed steps in a row, and {trend.stuck}",
         fix="use ReLU-like activations, normalization or residual connections, and an initialization that fits the activation",
         evidence={
             "first_over_last": last.first_over_last,

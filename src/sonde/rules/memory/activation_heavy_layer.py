@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sonde.events import Kind, MemoryLimitFound, Severity, Site
-from sonde.formatting import size
+from sonde.formatting import layer_name, size
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import Block, Reduction, RunView
 
@@ -75,7 +75,7 @@ def check(view: RunView) -> Result:
     heavy, total = sum(num_bytes for _, num_bytes in place), sum(num_bytes for _, num_bytes in layers)
     if not heavy or heavy < MUCH * limit.num_bytes or heavy < MOST * total or len(place) > max(1, len(layers) // FEW):
         return Clear()
-    first, others = place[0][0], [site.name for site, _ in place[1:]]
+    first, others = place[0][0], [layer_name(site.name, site.type) for site, _ in place[1:]]
     with_others = f", with {' and '.join(others)} behind it," if others else ""
     return RULE.finding(
         Severity.WARNING,

@@ -12,7 +12,7 @@ Fix              a smaller batch with accumulated gradients, activation checkpoi
 from __future__ import annotations
 
 from sonde.events import Finding, MemoryExhausted, Severity
-from sonde.formatting import size
+from sonde.formatting import layer_name, size
 from sonde.rules.rule import Clear, Result, Rule
 from sonde.run_view import RunView
 from sonde.run_view.call_sites import source_evidence
@@ -49,7 +49,8 @@ def _parts(event: MemoryExhausted) -> dict[str, int]:
 
 
 def _cause(event: MemoryExhausted) -> str:
-    module = f" of {event.module}{f' ({event.module_type})' if event.module_type else ''}" if event.module else ""
+    name, of_type = layer_name(event.module, event.module_type), f" ({event.module_type})" if event.module_type else ""
+    module = f" of {name}{of_type if name == event.module else ''}" if event.module else ""
     where = f"{' ' if event.phase in PHASES else ''}{PHASES.get(event.phase, '')}{module}{f' at {event.source}' if event.source else ''}"
     shape = f" for {event.shape}" if event.shape else ""
     asked = f"{size(event.requested)}{shape} more were asked for" if event.requested else "more was asked for"

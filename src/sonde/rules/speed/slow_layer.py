@@ -171,7 +171,7 @@ def _reason(path: str, layers: Mapping[str, LayerShare], view: RunView) -> tuple
     source = max(subnormal, key=lambda name: subnormal[name], default="")
     if subnormal.get(source, 0.0) >= MANY:
         return (
-            f"; {100 * subnormal[source]:.0f} % of the output of {source} is subnormal, below 1.2e-38",
+            f"; {100 * subnormal[source]:.0f} % of the output of {view.layer_name(source)} is subnormal, below 1.2e-38",
             "call torch.set_flush_denormal(True) at the start",
         )
     return "", "try another memory layout (channels_last), fewer groups, or another layer that does the same"

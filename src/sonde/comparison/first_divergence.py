@@ -1,8 +1,7 @@
-"""The first step, and in it the first place, where the numbers of two runs part.
+"""The first step, and the first place in it, where the numbers of two runs differ.
 
-Both runs are read side by side, step by step, up to there. Within a step, places are looked at in the order in which their numbers come
-about: parameters, the batch, the outputs of layers, the loss, gradients backwards, the learning rate, updates. Only what both have measured
-is compared; each run observes the steps that its budget allowed.
+Both runs are read step by step up to there. Within a step the order is that of the computation: parameters, batch, outputs of layers, loss,
+gradients from the last layer to the first, the learning rate, updates. Only what both runs have measured is compared.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ import numpy.typing as npt
 from sonde.events import Frame, Kind, Site, Step
 from sonde.run_view import RunView
 
-SCALAR = "scalar"  # stands for a kind where a number of the whole step differs
-INEXACT = 1e-4  # relative: as far apart may statistics lie that were computed by different code
+SCALAR = "scalar"  # the kind of a difference in a number of the whole step
+INEXACT = 1e-4  # relative: statistics that were computed by different kernels may differ by as much
 EPSILONS = {"float64": 2.2e-16, "float32": 1.2e-7, "bfloat16": 7.8e-3, "float16": 9.8e-4}
-ROUNDING = 64  # units in the last place: what another order of adding may do to the sums of a layer
-SINGLE = EPSILONS["float32"]  # statistics are kept in single precision
+ROUNDING = 64  # units in the last place: the effect of another order of summation within a layer
+SINGLE = EPSILONS["float32"]  # statistics are stored in single precision
 OF_THE_RANGE = frozenset({"mean", "std", "min", "max"})  # differ by rounding in proportion to the largest element, not to themselves
-COUNTS_FIRST = ("num", "nan", "inf")  # what is said of a place where several statistics differ: these, or else what differs most
+COUNTS_FIRST = ("num", "nan", "inf")  # reported if several statistics of a place differ; without these, the one that differs most
 
 Key = tuple[str, str, str, int, int]
 
@@ -35,7 +34,7 @@ class Difference:
     step: int
     kind: str  # of frame (`sonde.events.Kind`), or "scalar"
     where: str  # the site, or the name of the scalar
-    type: str  # class of the module, where it has one
+    type: str  # class of the module, if it has one
     statistic: str
     a: float
     b: float
@@ -44,27 +43,27 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
-    """Where two runs part. What is not parted is equal in everything that both have measured."""
+class FirstDivergence:
+    """Where the numbers of two runs differ first."""
 
     num_common: int  # steps that both have
     num_both_observed: int  # of these, how many were observed in both
     first: Difference | None  # None: no measured number differs
-    from_the_start: bool  # in the parameters or the batch of the first common step: never meant to be the same numbers
+    from_the_start: bool  # in the parameters or the batch of the first common step: another seed or other data
     last_equal_step: int  # the last common step before the first difference; -1: there is none
-    observed_before: int  # the last step before it that both observed; -1: none. In between, nothing was looked at but the scalars
-    nearest: Difference | None  # in the next step that both observed, where the first difference is in a step that they did not
+    observed_before: int  # the last step before it that both observed; -1: none. In between, only scalars are compared
+    nearest: Difference | None  # in the next step that both observed, if the first difference is in a step that they did not
     num_differing: int  # places, in the step that was observed in both
     num_compared: int
-    meaning: str  # what such a difference stems from; empty where there is none
+    meaning: str  # the likely source of such a difference; empty if there is none
 
     @property
     def meant_to_be_same(self) -> bool:
-        """They began with equal numbers, so a difference is something that happened."""
+        """They start with equal numbers, so a later difference has a cause within the run."""
         return self.num_both_observed > 0 and not self.from_the_start
 
 
-def find_parting(a: RunView, b: RunView, *, exact: bool = True) -> Parting | None:
+def find_first_divergence(a: RunView, b: RunView, *, exact: bool = True) -> FirstDivergence | None:
     """Where two runs differ first; None if they have no step in common.
 
     Args:
@@ -74,48 +73,44 @@ def find_parting(a: RunView, b: RunView, *, exact: bool = True) -> Parting | Non
     if not len(common):
         return None
     both = common[(a.steps["observed"][in_a] == 1) & (b.steps["observed"][in_b] == 1)]
-    reader = _StepComparer(a, b, 0.0 if exact else INEXACT)
+    comparer = _StepComparer(a, b, 0.0 if exact else INEXACT)
     first: Difference | None = None
     last_equal = observed_before = -1
     num_differing = num_compared = 0
-    outputs_compared = False  # in the step of the first difference
+    has_outputs = False  # in the step of the first difference
     nearest: Difference | None = None
-    for one, other in _lockstep(a, b):
-        observed = one.scalar("observed") == 1 and other.scalar("observed") == 1
-        found = list(reader.differences(one, other)) if first is None or observed else []
+    for one, other in _common_steps(a, b):
+        is_observed = one.scalar("observed") == 1 and other.scalar("observed") == 1
+        found = list(comparer.differences(one, other)) if first is None or is_observed else []
         if found and first is None:
-            first = found[0]
-            outputs_compared = reader.num_outputs > 0
+            first, has_outputs = found[0], comparer.num_outputs > 0
         if first is None:
             last_equal = one.number
-            observed_before = one.number if observed else observed_before
-        elif observed:
+            observed_before = one.number if is_observed else observed_before
+        elif is_observed:
             nearest = found[0] if found and one.number > first.step else None
-            num_differing, num_compared = len({(d.kind, d.where) for d in found}), reader.num_compared
+            num_differing, num_compared = len({(each.kind, each.where) for each in found}), comparer.num_compared
             break
     start = first is not None and last_equal < 0 and first.kind in (Kind.PARAMETER, Kind.BATCH)
-    meaning = _meaning(first, start, observed_before, seen=first.step in both, any_output=outputs_compared) if first else ""
-    return Parting(
-        len(common), len(both), first, start, last_equal, observed_before, nearest, num_differing, num_compared, meaning
-    )
+    meaning = _meaning(first, start, observed_before, is_observed=first.step in both, has_outputs=has_outputs) if first else ""
+    return FirstDivergence(len(common), len(both), first, start, last_equal, observed_before, nearest, num_differing, num_compared, meaning)
 
 
-def _lockstep(a: RunView, b: RunView) -> Iterator[tuple[Step, Step]]:
-    """The steps that both have, in order."""
-    left, right = a.process.steps(), b.process.steps()
-    one, other = next(left, None), next(right, None)
+def _common_steps(a: RunView, b: RunView) -> Iterator[tuple[Step, Step]]:
+    in_a, in_b = a.process.steps(), b.process.steps()
+    one, other = next(in_a, None), next(in_b, None)
     while one is not None and other is not None:
         if one.number == other.number:
             yield one, other
         ahead = one.number - other.number
         if ahead <= 0:
-            one = next(left, None)
+            one = next(in_a, None)
         if ahead >= 0:
-            other = next(right, None)
+            other = next(in_b, None)
 
 
 class _StepComparer:
-    """Compares steps; which columns of two frames belong together is worked out once per pair of plans."""
+    """Compares steps. Which columns of two frames belong together is computed once per pair of layouts."""
 
     def __init__(self, a: RunView, b: RunView, tolerance: float) -> None:
         self._sites = a.sites, b.sites
@@ -125,7 +120,7 @@ class _StepComparer:
         self.num_outputs = 0  # of layers, among them
 
     def differences(self, a: Step, b: Step) -> Iterator[Difference]:
-        """In the order in which the numbers of a step come about."""
+        """In the order of the computation."""
         self.num_compared = 0
         yield from self._frames(Kind.PARAMETER, a, b)
         yield from self._frames(Kind.BATCH, a, b)
@@ -135,7 +130,7 @@ class _StepComparer:
         yield from self._scalars(a, b, [name for name in a.scalars if name == "loss" or name.startswith("loss:")])
         yield from reversed(list(self._frames(Kind.ACTIVATION_GRADIENT, a, b)))
         yield from reversed(list(self._frames(Kind.GRADIENT, a, b)))
-        if a.scalar("observed") == b.scalar("observed"):  # an observed step adds the squares up in another order
+        if a.scalar("observed") == b.scalar("observed"):  # an observed step sums the squares in another order
             yield from self._scalars(a, b, ["grad_norm"])
         yield from self._scalars(a, b, ["loss_scale", *(name for name in a.scalars if name == "lr" or name.startswith("lr:"))])
         yield from self._frames(Kind.UPDATE, a, b)
@@ -158,7 +153,7 @@ class _StepComparer:
             return
         self.num_compared += len(sites)
         left, right = one.values[:, in_a].astype(np.float64), other.values[:, in_b].astype(np.float64)
-        if one.values.dtype != other.values.dtype:  # one was kept in double precision for the sake of another site
+        if one.values.dtype != other.values.dtype:  # one was stored in double precision because of another site
             with np.errstate(over="ignore"):
                 left, right = left.astype(np.float32).astype(np.float64), right.astype(np.float32).astype(np.float64)
         unequal = (left != right) & ~(np.isnan(left) & np.isnan(right))
@@ -187,27 +182,26 @@ class _StepComparer:
 
 
 def key(site: Site) -> Key:
-    """What a site of one run has in common with its like in another: all but its number."""
+    """Identifies a site across runs, where its id differs."""
     return site.kind, site.model, site.path, site.call, site.item
 
 
 def named(site: Site) -> str:
-    """How a person calls it."""
+    """`encoder.2 (call 2) [1]`."""
     name = site.name or "(model)"
     return name + (f" (call {site.call + 1})" if site.call else "") + (f" [{site.item}]" if site.item else "")
 
 
 def _in_order(sites: Mapping[int, Site], frame: Frame) -> list[tuple[Site, int]]:
-    """As they came about: sites are numbered when they are first met."""
+    """In the order of the computation: ids are given when a site is first used."""
     return sorted(((sites[i], column) for column, i in enumerate(frame.sites.tolist()) if i in sites), key=lambda row: row[0].id)
 
 
 def _is_bad(step: Step, series: str) -> bool:
-    """The loss was computed and is not finite; a NaN alone says only that there was none."""
-    value = step.scalar(series)
-    if np.isinf(value):
-        return True
-    return any(e.kind == "nonfinite" and e.data.get("what") == "loss" and e.data.get("where") == series for e in step.events)
+    """The loss was computed and is not finite; a NaN without an event means that there was no loss."""
+    return bool(np.isinf(step.scalar(series))) or any(
+        event.kind == "nonfinite" and event.data.get("what") == "loss" and event.data.get("where") == series for event in step.events
+    )
 
 
 def _relative(a: float, b: float) -> float:
@@ -217,7 +211,7 @@ def _relative(a: float, b: float) -> float:
 
 
 def _sizes(fields: tuple[str, ...], a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """How large each difference is, relative to what it is a difference of."""
+    """The relative size of each difference."""
     scales = np.fmax(np.abs(a), np.abs(b))
     within = [row for row, name in enumerate(fields) if name in OF_THE_RANGE]
     if within:
@@ -238,30 +232,30 @@ def _worst(fields: tuple[str, ...], unequal: npt.NDArray[np.bool_], sizes: npt.N
     return int(max(rows, key=lambda row: float(sizes[row])))
 
 
-def _meaning(first: Difference, start: bool, observed_before: int, *, seen: bool, any_output: bool) -> str:
-    """What a difference at this place stems from: everything that comes before it in the step is equal."""
+def _meaning(first: Difference, start: bool, observed_before: int, *, is_observed: bool, has_outputs: bool) -> str:
+    """The source of a difference at this place: everything before it in the step is equal."""
     if first.by_rounding and not start:
-        return "by rounding alone: other threads, another library, or an operation that adds in no fixed order"
+        return "by rounding alone: other threads, another library, or an operation that sums in no fixed order"
     if first.kind == Kind.PARAMETER:
         if start:
             return "they start from different parameters: another seed, initialisation or checkpoint"
-        return f"some update after step {observed_before} was another one, in a step that was not observed in both"
+        return f"an update after step {observed_before} differed, in a step that was not observed in both"
     if first.kind == Kind.BATCH:
-        return "they were given different data, or the same in another order"
+        return "they got different data, or the same data in another order"
     if first.kind == Kind.ACTIVATION:
         if "Dropout" in first.type:
-            return "the layer is given the same and draws other random numbers"
-        return "the layer is given the same and puts out something else: its code, its mode (train or eval), its precision, or chance"
+            return "the layer gets the same input and draws other random numbers"
+        return "the layer gets the same input and has another output: its code, its mode (train or eval), its precision, or chance"
     if first.kind in (Kind.ACTIVATION_GRADIENT, Kind.GRADIENT):
         return "the forward pass is the same, its gradients are not: the loss, backward, clipping, or gradients that were not cleared"
     if first.kind == Kind.UPDATE:
-        return "the gradients are the same, what the optimizer makes of them is not: its class or its options"
+        return "the gradients are the same, the updates are not: the class or the options of the optimizer"
     if first.where.startswith(("lr", "loss_scale")):
-        return "the gradients are the same, and used in another way"
-    if not seen:
+        return "the gradients are the same, the learning rate or the loss scale is not"
+    if not is_observed:
         return "this step was not observed in both, so the place in it is not known (every=1 observes all)"
-    if first.where.startswith("loss") and not any_output:
-        return "no layer was measured in both, so what it stems from cannot be told"
+    if first.where.startswith("loss") and not has_outputs:
+        return "no layer was measured in both, so its source is unknown"
     if first.where.startswith("loss"):
-        return "what the layers put out is the same, the loss is not: its function, its targets or its reduction"
-    return "the gradients differ, although none that was measured does"
+        return "the outputs of the layers are the same, the loss is not: its function, its targets or its reduction"
+    return "the gradient norm differs, but no measured gradient does"

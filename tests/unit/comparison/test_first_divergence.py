@@ -6,7 +6,7 @@ import math
 import pytest
 
 from comparison_runs import falling, write_pair_run
-from sonde.comparison.parting import find_parting
+from sonde.comparison.first_divergence import find_first_divergence
 from sonde.events import Kind
 from sonde.run_view import RunView
 from sonde.runlog.reader import Run
@@ -25,7 +25,7 @@ def parting(tmp_path):
             RunView(Run(write_pair_run(tmp_path / f"{name}{next(number)}", losses, **(given or {}))).processes[0])
             for name, losses, given in (("a", losses_a, a), ("b", losses_b, b))
         ]
-        return find_parting(*views, exact=exact)
+        return find_first_divergence(*views, exact=exact)
 
     return find
 
@@ -51,7 +51,7 @@ def test_the_first_layer_in_forward_order_is_named_with_both_numbers(parting):
     assert (found.first.statistic, found.first.a, found.first.b) == ("mean", pytest.approx(0.13), 0.5)
     assert (found.last_equal_step, found.observed_before) == (29, 20)
     assert (found.num_differing, found.num_compared) == (2, 16)
-    assert "puts out something else" in found.meaning
+    assert "has another output" in found.meaning
 
 
 def test_gradients_are_looked_at_from_the_loss_backwards(parting):
@@ -64,8 +64,8 @@ def test_gradients_are_looked_at_from_the_loss_backwards(parting):
 @pytest.mark.parametrize(
     "kind, layer, words",
     [
-        (Kind.UPDATE, "encoder", "what the optimizer makes of them"),
-        (Kind.PARAMETER, "encoder", "some update after step 20"),
+        (Kind.UPDATE, "encoder", "the options of the optimizer"),
+        (Kind.PARAMETER, "encoder", "an update after step 20"),
         (Kind.BATCH, "batch", "different data"),
     ],
 )

@@ -1,27 +1,26 @@
-"""What two runs were given: arguments, settings, models, optimizers; and where they ran. Only what differs, and what only one has."""
+"""Differences of two runs in arguments, settings, models, optimizers, calls per step and environment."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from sonde.comparison.parting import key, named
+from sonde.comparison.first_divergence import key, named
 from sonde.events import Event, Site
-from sonde.formatting import number
+from sonde.formatting import DASH, number
 from sonde.run_view import RunView
 from sonde.run_view.call_counts import COUNTED
-from sonde.runlog.format import EVENT
 from sonde.runlog.reader import Run
 
-Topic = Literal["configuration", "environment", "model", "loop"]
+Topic = Literal["configuration", "model", "loop", "environment"]
+TOPICS = get_args(Topic)
 
-MISSING = "–"
-MAX_LISTED = 200  # sites of one run that the other has not: more are counted
-# What tells one process from another and says nothing about either; names and places of runs differ always.
+MAX_LISTED = 200  # sites that only one run has: more are counted
+# Differ between any two runs.
 PASSING = frozenset(
     {"name", "started", "pid", "boot", "pid_namespace", "start_ticks", "attempt", "segment", "format", "rank", "source", "line"}
 )
@@ -32,7 +31,7 @@ ENVIRONMENT = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class SettingDifference:
-    """One thing that the two were given differently, as text."""
+    """One setting with different values, as text."""
 
     topic: Topic
     name: str
@@ -52,25 +51,18 @@ class SiteDifferences:
     other_shapes: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
 
 
-def compare_settings(
-    runs: tuple[Run, Run], views: tuple[RunView | None, RunView | None]
-) -> tuple[SettingDifference, ...]:
-    """In the order in which a person would ask: arguments and settings, model and optimizer, the loop, the place."""
+def compare_settings(runs: tuple[Run, Run], views: tuple[RunView | None, RunView | None]) -> tuple[SettingDifference, ...]:
+    """In the order of `TOPICS`."""
     a, b = (_given(run, view) for run, view in zip(runs, views))
     trained = [view for view in views if view is not None and view.num_steps]
     if len(trained) == 2:
         for given, one in zip((a, b), trained):
             for place in [place for place in given if place[1].startswith("optimizer") and place[1].endswith("group lr")]:
-                del given[place]  # the rate that it was made with: what follows says it better
+                del given[place]  # the initial rate: the rates of the steps are compared instead
             given |= _rates(one, min(view.last_step for view in trained)) | _calls(one)
-    order: dict[tuple[Topic, str], None] = dict.fromkeys([*a, *b])
-    topics = ("configuration", "model", "loop", "environment")
-    different = [
-        SettingDifference(place[0], place[1], a.get(place, MISSING), b.get(place, MISSING))
-        for place in order
-        if a.get(place, MISSING) != b.get(place, MISSING)
-    ]
-    return tuple(sorted(different, key=lambda one: topics.index(one.topic)))
+    pairs = {place: (a.get(place, DASH), b.get(place, DASH)) for place in dict.fromkeys([*a, *b])}
+    different = [SettingDifference(*place, *values) for place, values in pairs.items() if values[0] != values[1]]
+    return tuple(sorted(different, key=lambda one: TOPICS.index(one.topic)))
 
 
 def compare_sites(a: RunView, b: RunView) -> SiteDifferences:
@@ -99,15 +91,15 @@ def _lasting_shape(site: Site) -> tuple[int, ...]:
 
 
 def _given(run: Run, view: RunView | None) -> dict[tuple[Topic, str], str]:
-    said: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     for source in (view.process.manifest if view else {}, run.info, *(event.data for event in _events(view, "start"))):
-        said |= {str(name): value for name, value in source.items() if name not in PASSING}
+        given |= {str(name): value for name, value in source.items() if name not in PASSING}
     facts: dict[tuple[Topic, str], str] = {}
-    argv = said.pop("argv", None)
+    argv = given.pop("argv", None)
     if isinstance(argv, list):
         facts |= {("configuration", name): text for name, text in _arguments([str(word) for word in argv]).items()}
-        said.pop("script", None)  # the first of the arguments
-    for name, value in _flat("", said):
+        given.pop("script", None)  # the first of the arguments
+    for name, value in _flat("", given):
         topic: Topic = "environment" if name.partition(".")[0] in ENVIRONMENT else "configuration"
         facts[topic, name] = value
     for kind in ("model", "optimizer"):
@@ -117,12 +109,12 @@ def _given(run: Run, view: RunView | None) -> dict[tuple[Topic, str], str]:
             facts |= {("model", f"{called} {_plain_name(name)}"): value for name, value in _flat("", data)}
     for site in view.sites.values() if view else ():
         if site.kind == "input":
-            facts["configuration", f"shape of {site.path}"] = _shape(site.shape)
+            facts["configuration", f"shape of {site.path}"] = f"({', '.join(map(str, site.shape))})"
     return facts
 
 
 def _events(view: RunView | None, kind: str) -> Iterable[Event]:
-    return [event for event in view.process.contents(EVENT, kind) if isinstance(event, Event)][:8] if view else []
+    return list(view.process.events(kind))[:8] if view else []
 
 
 def _arguments(argv: Sequence[str]) -> dict[str, str]:
@@ -134,9 +126,9 @@ def _arguments(argv: Sequence[str]) -> dict[str, str]:
         named_["script"] = argv[0]
     while words:
         word = words.pop(0)
-        if word.startswith("-") and not _is_number(word):
+        if _is_option(word):
             name, equals, value = word.partition("=")
-            if not equals and words and (not words[0].startswith("-") or _is_number(words[0])):
+            if not equals and words and not _is_option(words[0]):
                 value = words.pop(0)
             option = f"argument {name}"
             named_[option] = f"{named_[option]}, {value}" if option in named_ else value or "given"
@@ -149,12 +141,13 @@ def _arguments(argv: Sequence[str]) -> dict[str, str]:
     return named_
 
 
-def _is_number(word: str) -> bool:
+def _is_option(word: str) -> bool:
+    """`--lr` or `-v`, but not `-0.1`."""
     try:
         float(word)
     except ValueError:
-        return False
-    return True
+        return word.startswith("-")
+    return False
 
 
 def _flat(prefix: str, value: Any) -> Iterable[tuple[str, str]]:
@@ -168,15 +161,11 @@ def _flat(prefix: str, value: Any) -> Iterable[tuple[str, str]]:
     elif isinstance(value, float):
         yield prefix, f"{value:.9g}" if isfinite(value) else number(value)
     else:
-        yield prefix, MISSING if value is None else str(value)
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return "(" + ", ".join(map(str, shape)) + ")"
+        yield prefix, DASH if value is None else str(value)
 
 
 def _rates(view: RunView, until: int) -> dict[tuple[Topic, str], str]:
-    """Learning rates as they were at first and at the last step that both may have: schedules differ where starts are equal."""
+    """The learning rates at the first step and at the last step that both may have."""
     facts: dict[tuple[Topic, str], str] = {}
     for name in [name for name in view.steps if name == "lr" or name.startswith("lr:")]:
         values = view.steps[name]
@@ -188,7 +177,7 @@ def _rates(view: RunView, until: int) -> dict[tuple[Topic, str], str]:
 
 
 def _calls(view: RunView) -> dict[tuple[Topic, str], str]:
-    """What an ordinary step calls, and how often."""
+    """How often a usual step calls backward, the optimizer and the like."""
     facts: dict[tuple[Topic, str], str] = {}
     for name in COUNTED:
         values = view.steps[name]
@@ -199,6 +188,6 @@ def _calls(view: RunView) -> dict[tuple[Topic, str], str]:
 
 
 def _plain_name(name: str) -> str:
-    """`groups.lr` is `group lr`; the text of an event is the line of code that it tells of."""
+    """`groups.lr` is `group lr`; the text of an event is a line of code."""
     words = name.replace("groups", "group").replace(".", " ").replace("_", " ")
     return "line" if words == "text" else words

@@ -8,7 +8,7 @@ import pytest
 
 from comparison_runs import falling, write_pair_run
 from sonde.comparison.baseline import baseline_of, load, to_json
-from sonde.comparison.departure import RULE, judge_against
+from sonde.comparison.baseline_check import RULE, check_against_baseline
 from sonde.errors import SondeError
 from sonde.events import Severity
 
@@ -22,7 +22,7 @@ def run(tmp_path, name, losses=STEADY, **rest):
 
 
 def departures(path, baseline, **rest):
-    return [finding for finding in judge_against(path, baseline, **rest).findings if finding.rule == RULE]
+    return [finding for finding in check_against_baseline(path, baseline, **rest).findings if finding.rule == RULE]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def base(tmp_path_factory):
 
 
 def test_a_run_does_not_depart_from_its_own_baseline(tmp_path, base):
-    report = judge_against(run(tmp_path, "same"), base)
+    report = check_against_baseline(run(tmp_path, "same"), base)
     assert report.verdict == "healthy"
     assert RULE in report.clear
 
@@ -60,7 +60,7 @@ def test_two_losses_that_have_fallen_to_nearly_nothing_are_the_same(tmp_path):
 
 
 def test_a_lower_loss_is_mentioned_and_is_no_problem(tmp_path, base):
-    report = judge_against(run(tmp_path, "better", [0.5 * loss for loss in STEADY]), base)
+    report = check_against_baseline(run(tmp_path, "better", [0.5 * loss for loss in STEADY]), base)
     assert report.verdict == "healthy"
     assert [(one.rule, one.severity) for one in report.findings] == [(RULE, Severity.INFO)]
 
@@ -72,7 +72,7 @@ def test_a_loss_that_is_no_longer_finite_departs_where_it_turns_bad(tmp_path, ba
 
 def test_a_departure_of_a_broken_training_follows_from_what_is_wrong_with_it(tmp_path, base):
     broken = run(tmp_path, "broken", [3 * loss for loss in STEADY], scalars={"zero_grads": 0, "stale_updates": 1})
-    report = judge_against(broken, base, checks={"loss"})
+    report = check_against_baseline(broken, base, checks={"loss"})
     departed = next(one for one in report.findings if one.rule == RULE)
     assert report.findings[0].rule == departed.evidence["consequence_of"] == "missing-zero-grad"
 
@@ -100,7 +100,7 @@ def test_a_time_within_what_the_machine_wavers_is_no_departure(tmp_path):
 
 def test_times_of_another_machine_are_not_compared_and_it_is_said(tmp_path, base):
     path = run(tmp_path, "slow", scalars={"step_ms": 30.0, "rss_mb": 900.0})
-    report = judge_against(path, replace(base, machine="another"))
+    report = check_against_baseline(path, replace(base, machine="another"))
     assert report.verdict == "healthy"
     assert [one.reason for one in report.not_evaluated if one.rule == RULE] == [
         "times are not compared: the baseline was made on another machine"
@@ -127,7 +127,7 @@ def test_a_shorter_run_is_judged_as_far_as_it_goes(tmp_path, base):
 
 
 def test_a_run_without_a_step_in_common_cannot_be_told(tmp_path, base):
-    report = judge_against(run(tmp_path, "two", STEADY[:2], scalars={}), base, checks={"loss"})
+    report = check_against_baseline(run(tmp_path, "two", STEADY[:2], scalars={}), base, checks={"loss"})
     assert [one.reason for one in report.not_evaluated if one.rule == RULE] == ["the loss has next to no steps in common with the baseline"]
     assert RULE not in report.clear
 

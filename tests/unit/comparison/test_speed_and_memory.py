@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from comparison_runs import falling, write_pair_run
-from sonde.comparison.pace import compare_pace
+from sonde.comparison.speed_and_memory import compare_speed_and_memory
 from sonde.run_view import RunView
 from sonde.runlog.reader import Run
 
@@ -19,7 +19,7 @@ def pace(tmp_path):
 
     def compare(a, b, losses=LOSSES, **rest):
         paths = [write_pair_run(tmp_path / str(next(number)), losses, scalars=scalars, **rest) for scalars in (a, b)]
-        return compare_pace(*(RunView(Run(path).processes[0]) for path in paths))
+        return compare_speed_and_memory(*(RunView(Run(path).processes[0]) for path in paths))
 
     return compare
 
