@@ -16,9 +16,9 @@ from fork_server import SHELL
 TESTS = Path(__file__).parent.parent
 TRAINING = f"""
 import sys
-sys.path[:0] = [{str(TESTS)!r}, {str(TESTS / "helpers")!r}]
+sys.path.insert(0, {str(TESTS / "helpers")!r})
 from pathlib import Path
-from conftest import sources, write_sample_run
+from sample_runs import sources, write_sample_run
 
 def losses():
     for line in sys.stdin:

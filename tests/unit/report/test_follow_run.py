@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from conftest import write_sample_run
+from sample_runs import write_sample_run
 from sonde.events import Finding, Severity
 from sonde.report.follow_run import follow, new_and_gone
 
