@@ -20,7 +20,7 @@ from statistics import median
 from typing import NamedTuple
 
 from sonde.events import Kind
-from sonde.runlog import format as f
+from sonde.runlog import record_format as f
 from sonde.runlog.record_scanner import scan
 
 ROUNDS = 3

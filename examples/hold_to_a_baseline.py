@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import sonde
-from sonde.comparison.baseline import baseline_of, to_json
 from sonde.comparison.baseline_check import check_against_baseline
+from sonde.comparison.baseline_file import baseline_of, to_json
 
 
 def train(name: str, *, seed: int, lr: float = 0.1) -> Path:

@@ -17,7 +17,7 @@ import fork_server
 import program_choice
 from fork_server import SHELL
 from sample_runs import sources, write_sample_run
-from sonde.bfloat16_cpu_check import OPERATIONS
+from sonde.cpu_bfloat16_support import OPERATIONS
 
 # Folders and files in unit/ of the half that reads: what needs no torch there runs once, where torch is not installed (`make reading`).
 READING = ("runlog", "run_view", "rules", "report", "comparison", "profiler", "render", "export", "cli", "test_spike_detection.py")

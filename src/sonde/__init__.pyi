@@ -8,8 +8,8 @@ from sonde.config import DebugConfig as DebugConfig
 from sonde.config import DebugLevel as DebugLevel
 from sonde.config import DebugMode as DebugMode
 from sonde.diagnostics.diagnostics_report import DiagnosticsReport as DiagnosticsReport
-from sonde.diagnostics.metrics import ModelArchitectureInfo as ModelArchitectureInfo
-from sonde.diagnostics.metrics import ModelPerformanceMetrics as ModelPerformanceMetrics
+from sonde.diagnostics.user_supplied_metrics import ModelArchitectureInfo as ModelArchitectureInfo
+from sonde.diagnostics.user_supplied_metrics import ModelPerformanceMetrics as ModelPerformanceMetrics
 from sonde.errors import NonFiniteError as NonFiniteError
 from sonde.errors import SondeError as SondeError
 from sonde.events import Finding as Finding
@@ -17,7 +17,7 @@ from sonde.events import Severity as Severity
 from sonde.leaks.leak_detector import LeakDetector as LeakDetector
 from sonde.memory_profiler.memory_profiler import MemoryProfiler as MemoryProfiler
 from sonde.nonfinite.find_origin_context_manager import find_origin as find_origin
-from sonde.nonfinite.origin import Origin as Origin
+from sonde.nonfinite.origin_types import Origin as Origin
 from sonde.profiler.profile_operations import profile_operations as profile_operations
 from sonde.profiler.profiler import Profiler as Profiler
 from sonde.report import Report as Report
@@ -40,8 +40,8 @@ from sonde.tools.hooks import HookBuilder as HookBuilder
 from sonde.tools.hooks import Hooks as Hooks
 from sonde.tools.hooks import HookTrigger as HookTrigger
 from sonde.tools.hooks import TrainingStopped as TrainingStopped
-from sonde.tools.loop_debugger.loop_operation import DebugInfo as DebugInfo
 from sonde.tools.loop_debugger.loop_report import DebugReport as DebugReport
+from sonde.tools.loop_debugger.timed_loop_operation import DebugInfo as DebugInfo
 from sonde.tools.model_diagnostics import ModelDiagnostics as ModelDiagnostics
 from sonde.tools.pytorch_debugger import PyTorchDebugger as PyTorchDebugger
 from sonde.tools.pytorch_debugger import PyTorchDebugManager as PyTorchDebugManager

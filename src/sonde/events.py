@@ -2,7 +2,7 @@
 
 A `Site` names a measured tensor or scalar. A `Frame` holds the measurements of one step. An `Event` records something that happens once;
 each kind of event has a dataclass in `EVENT_TYPES`. These three hold facts. A `Finding` is the conclusion of a rule.
-`sonde.runlog.format` alone knows their representation in bytes.
+`sonde.runlog.record_format` alone knows their representation in bytes.
 """
 
 from __future__ import annotations

@@ -113,8 +113,8 @@ class _Training:
             return
         if not self.path.exists():
             self._fail(f"there is no baseline yet in {self.path}.\nWrite it with: pytest --sonde-update {self.node_id!r}")
-        from sonde.comparison.baseline import load
         from sonde.comparison.baseline_check import EVERYTHING, RULE, check_against_baseline
+        from sonde.comparison.baseline_file import load
         from sonde.errors import SondeError
 
         checks = EVERYTHING if self.times else EVERYTHING - {"times"}
@@ -132,7 +132,7 @@ class _Training:
             self._fail(f"this training cannot be compared with {self.path.name}: {reasons[0]}.")
 
     def _write(self, run: Path) -> None:
-        from sonde.comparison.baseline import baseline_of, to_json
+        from sonde.comparison.baseline_file import baseline_of, to_json
         from sonde.errors import SondeError
         from sonde.render.safe_write import write_new
         from sonde.report import diagnose

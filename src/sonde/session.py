@@ -32,28 +32,28 @@ from torch.optim import Optimizer
 
 import sonde
 from sonde.capture import torch_patches
-from sonde.capture.error_isolation import ErrorIsolation
-from sonde.capture.live.conditional_switches import TriggerProbe, Triggers
-from sonde.capture.live.debug_switches import Switches, SwitchProbe
-from sonde.capture.model_discovery import ModelDiscovery
-from sonde.capture.model_registry import ModelRegistry
+from sonde.capture.disable_failing_probes import ErrorIsolation
+from sonde.capture.find_models_in_script import ModelDiscovery
 from sonde.capture.probes.loss import LossProbe
-from sonde.capture.probes.memory import MemoryProbe
+from sonde.capture.probes.memory_usage import MemoryProbe
 from sonde.capture.probes.probe import Probe, ProbeContext
 from sonde.capture.run_log_recorder import StepRecorder
 from sonde.capture.step_tracker import IncidentHandler, StepTracker
+from sonde.capture.switches.conditional_switches import TriggerProbe, Triggers
+from sonde.capture.switches.debug_switches import Switches, SwitchProbe
+from sonde.capture.watched_models_registry import ModelRegistry
 from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.early_stopper import EarlyStopping
 from sonde.events import STEP_SCALARS, Ended, ProbeDisabled, Started, TextLogged, TypedEvent
-from sonde.runlog.directory import new_run_directory, open_run_directory, write_run_json
-from sonde.runlog.fatal_signal import fatal_signals_recorded
+from sonde.runlog.fatal_signal_file import fatal_signals_recorded
+from sonde.runlog.run_directory import new_run_directory, open_run_directory, write_run_json
 from sonde.runlog.switch_file import check_switch_names
 from sonde.runlog.writer import Writer
 from sonde.script_runner import run_to_end, script_environment
-from sonde.session_tools import SessionTool, SessionTools
 from sonde.statistics import native_extension
 from sonde.statistics.find_tensors import read_scalar
 from sonde.statistics.private_torch_api import is_compiled
+from sonde.tools_of_session import SessionTool, SessionTools
 
 if TYPE_CHECKING:
     from sonde.profiler.operation_report import OperationsReport
@@ -423,7 +423,7 @@ class DebugSession:
         from sonde.incidents import HandlerContext
         from sonde.incidents.memory_growth_handler import MemoryGrowthHandler
         from sonde.incidents.nonfinite_handler import NonFiniteHandler
-        from sonde.incidents.replay_search import ReplaySearches
+        from sonde.incidents.run_search_in_child import ReplaySearches
         from sonde.incidents.skipped_update_handler import SkippedUpdateHandler
         from sonde.incidents.spike_handler import SpikeHandler
 

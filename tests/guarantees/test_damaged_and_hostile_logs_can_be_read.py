@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sample_logs import log_of, records, write_log
 from sonde.errors import SondeError
-from sonde.runlog import format as f
+from sonde.runlog import record_format as f
 from sonde.runlog.reader import Run
 from sonde.runlog.record_scanner import scan
 

@@ -30,7 +30,7 @@ from training_harness import Outcome, digest, generators, patched_functions, pyt
 
 BOUNDARY_MODULES = {
     "sonde.capture.torch_patches", "sonde.capture.forward_call_patch", "sonde.capture.tensor_method_patch", "sonde.capture.monkeypatch",
-    "sonde.capture.training_callback_interface", "sonde.statistics.private_torch_api",
+    "sonde.capture.callbacks_from_patches", "sonde.statistics.private_torch_api",
 }  # fmt: skip
 STEPS = 6  # a probe has three chances before it is taken out
 
@@ -133,9 +133,10 @@ SCENES = {"ordinary": play, "busy": busy, "by torch": by_torch}
 ERRORS = (RuntimeError, MemoryError, RecursionError)
 # What the user calls by name, or torch by a hook: such a function isolates what is inside of it, and holds nothing else.
 BOUNDARY = {
-    "capture.step_tracker.isolated", "capture.error_isolation.ErrorIsolation.report", "capture.probes.activations._LeafHook.__call__",
+    "capture.step_tracker.isolated", "capture.disable_failing_probes.ErrorIsolation.report",
+    "capture.probes.activations._LeafHook.__call__",
     *(f"capture.probes.activations.ActivationProbe.{name}" for name in ("_on_output", "_on_own_output", "_on_gradient")),
-    "capture.model_discovery.ModelDiscovery._on_call_start", "capture.model_discovery.ModelDiscovery._on_call_end",
+    "capture.find_models_in_script.ModelDiscovery._on_call_start", "capture.find_models_in_script.ModelDiscovery._on_call_end",
     "statistics.native_extension.use_native", "capture.step_tracker.StepTracker.on_suspend", "capture.step_tracker.StepTracker.on_resume",
 }  # fmt: skip
 
@@ -167,7 +168,8 @@ def inner_functions() -> dict[str, Any]:
 
 
 HOME = str(Path(sonde.__file__).parent)
-SLOWER_WAY = {"statistics.torch_fallback._norm", "statistics.torch_fallback.norms"}  # else one by one, with the same answer
+# Without them the norms are computed one by one, with the same answer.
+SLOWER_WAY = {"statistics.statistics_without_extension._norm", "statistics.statistics_without_extension.norms"}
 METHODS = (FunctionType, staticmethod, classmethod, property)
 
 
@@ -234,8 +236,8 @@ def test_the_scenes_reach_most_of_capture_and_what_torch_calls() -> None:
         "capture.step_tracker.StepTracker._end_step", "statistics.reductions.check_finite",
         "capture.run_log_recorder.StepRecorder.end_step",
         "capture.probes.activations.ActivationProbe._measure", "capture.run_log_recorder.StepRecorder.flush",
-        "capture.model_registry.ModelRegistry.__iter__", "capture.model_discovery.ModelDiscovery._search",
-        "statistics.torch_fallback.statistics",
+        "capture.watched_models_registry.ModelRegistry.__iter__", "capture.find_models_in_script.ModelDiscovery._search",
+        "statistics.statistics_without_extension.statistics",
     ):  # fmt: skip
         assert expected in everywhere
 
@@ -272,7 +274,7 @@ def test_r49_an_error_in_any_inner_function_leaves_the_training_as_it_is(
 
 
 def test_r49_tensors_that_cannot_be_measured_are_said_and_not_taken_for_missing(tmp_path: Path) -> None:
-    with sabotage(inner_functions()["statistics.torch_fallback.statistics"], itertools.cycle(ERRORS[:1]), []) as break_it:
+    with sabotage(inner_functions()["statistics.statistics_without_extension.statistics"], itertools.cycle(ERRORS[:1]), []) as break_it:
         by_torch(tmp_path / "run", break_it)
     said = {event.data["probe"]: event.data["reason"] for event in sonde.Run(tmp_path / "run").events("unobserved")}
     assert {"activations", "parameters", "batch"} <= set(said)

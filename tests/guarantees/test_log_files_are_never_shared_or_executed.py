@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 import sonde
 from sample_logs import start_training, write_log
 from sonde.events import Site
-from sonde.runlog import format as f
-from sonde.runlog.directory import new_run_directory
+from sonde.runlog import record_format as f
 from sonde.runlog.reader import Run
+from sonde.runlog.run_directory import new_run_directory
 from sonde.runlog.writer import Writer
 
 SOURCE = Path(sonde.__file__).parent

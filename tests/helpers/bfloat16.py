@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from sonde.bfloat16_cpu_check import LIMIT, OPERATIONS, check_bfloat16
+from sonde.cpu_bfloat16_support import LIMIT, OPERATIONS, check_bfloat16
 
 ASK = "SONDE_TEST_ASK_PROCESSOR"  # "1": ask, whatever the processor claims
 RESULT = "SONDE_TEST_BFLOAT16"  # JSON, for the workers: what was found and what still dies

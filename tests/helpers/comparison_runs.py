@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sonde.events import BATCH_FIELDS, STATISTICS, STEP_SCALARS, Kind, Site
-from sonde.runlog.directory import write_run_json
+from sonde.runlog.run_directory import write_run_json
 from sonde.runlog.writer import Writer
 
 LAYERS = ("encoder", "middle", "head")

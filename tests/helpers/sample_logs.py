@@ -13,7 +13,7 @@ import numpy as np
 
 import sonde
 from sonde.events import STATISTICS, Site
-from sonde.runlog import format as f
+from sonde.runlog import record_format as f
 
 LOSS, LR = Site(0, "scalar", "loss"), Site(1, "scalar", "lr")
 WEIGHTS = [Site(10 + i, "parameter", f"layer{i}.weight", "net", "Linear", shape=(8, 8)) for i in range(6)]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sonde.events import STATISTICS, STEP_SCALARS, Event, Kind, Site
-from sonde.runlog.directory import write_run_json
+from sonde.runlog.run_directory import write_run_json
 from sonde.runlog.writer import Writer
 
 CALLS = {"forwards": 1, "backwards": 1, "zero_grads": 1, "optimizer_steps": 1}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sonde.capture.error_isolation import ErrorIsolation
-from sonde.capture.model_registry import ModelRegistry
+from sonde.capture.disable_failing_probes import ErrorIsolation
 from sonde.capture.run_log_recorder import StepRecorder
 from sonde.capture.step_tracker import IncidentHandler, StepTracker
+from sonde.capture.watched_models_registry import ModelRegistry
 from sonde.config import DebugConfig
 from sonde.runlog.writer import Writer
 

@@ -18,7 +18,7 @@ import numpy as np
 from sonde.events import BATCH_FIELDS, STATISTICS, Event, Finding, Frame, Kind, Site, Step
 from sonde.rules.rule import NotEvaluated, Result, Rule
 from sonde.run_view import RunView, newest_views
-from sonde.runlog import format as f
+from sonde.runlog import record_format as f
 from sonde.runlog.reader import Run
 
 LAYERS = ("net.0", "net.2", "net.4", "net.6", "head")

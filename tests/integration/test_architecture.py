@@ -21,7 +21,7 @@ READING = ROOT_MODULES | {"runlog", "run_view", "rules", "report", "comparison",
 MAY_IMPORT = {
     "errors": set(),
     "script_runner": set(),
-    "bfloat16_cpu_check": set(),
+    "cpu_bfloat16_support": set(),
     "events": set(),
     "config": {"errors"},
     "condition_expressions": {"errors"},
@@ -41,8 +41,8 @@ MAY_IMPORT = {
     "tools": READING | MEASURING | ANALYSIS | {"session"},
     "incidents": READING | MEASURING | ANALYSIS,
     "early_stopper": ROOT_MODULES,
-    "session_tools": ROOT_MODULES,  # tools are loaded through `sonde`, on first access
-    "session": MEASURING | {"incidents", "session_tools", "early_stopper", "step_decorator"},
+    "tools_of_session": ROOT_MODULES,  # tools are loaded through `sonde`, on first access
+    "session": MEASURING | {"incidents", "tools_of_session", "early_stopper", "step_decorator"},
     "step_decorator": MEASURING | {"session"},
     "integrations": MEASURING | {"session"},
     # the reading process
@@ -55,14 +55,14 @@ MAY_IMPORT = {
     "export": READING,
     "pytest_plugin": READING,  # a session is loaded through `sonde`, when a test asks for one
     "cli": READING | ANALYSIS
-    | {"capture", "statistics", "tuning", "tools", "session", "script_runner", "bfloat16_cpu_check"},
+    | {"capture", "statistics", "tuning", "tools", "session", "script_runner", "cpu_bfloat16_support"},
     "__init__": set(),  # all of its names are lazy
     "compat": set(),  # as above
     "__main__": {"cli"},
 }
 USES_TORCH = {
     "statistics", "capture", "nonfinite", "replay", "leaks", "profiler", "memory_profiler", "tuning", "tools", "incidents", "session",
-    "session_tools", "step_decorator",
+    "tools_of_session", "step_decorator",
 }  # fmt: skip
 
 
@@ -295,7 +295,7 @@ with sonde.watch(model, optimizer, to=tempfile.mkdtemp(), strict=True):
 def test_a_healthy_watched_training_loads_no_analysis():
     pytest.importorskip("torch")
     loaded = {name.split(".")[1] for name in loaded_after(HEALTHY_TRAINING) if name.startswith("sonde.")}
-    assert loaded <= MEASURING | {"session", "session_tools", "early_stopper"}
+    assert loaded <= MEASURING | {"session", "tools_of_session", "early_stopper"}
 
 
 PRIVATE = [path for path in MODULES if room(path) in ("statistics", "capture", "nonfinite", "leaks", "replay")]

@@ -17,7 +17,7 @@ SCRIPT = """
 import hashlib, json, sys
 import torch, torch.distributed as dist, torch.nn as nn
 import sonde
-from sonde.replay.without_collectives import forbid_collectives
+from sonde.replay.replay_without_other_ranks import forbid_collectives
 from sonde.errors import CannotReplay
 
 folder, rank = sys.argv[1], int(sys.argv[2])

@@ -54,7 +54,7 @@ BY_CHANCE = HEAD.format(forward="return self.head(self.body(x)) / (torch.rand(1)
 # Lives through one bad step under the tracer, as a session does, and keeps it.
 MAKER = """
 import sys, torch, train
-from sonde.replay.capsule.capsule import save_capsule
+from sonde.replay.capsule.create_capsule import save_capsule
 from sonde.nonfinite.operation_tracer import NonFiniteTracer
 
 torch.manual_seed(1)

@@ -16,7 +16,7 @@ from program_choice import one_in
 from program_runner import run_under_sonde
 from sonde.events import Severity
 from sonde.report import diagnose
-from sonde.rules._shared.nonfinite_origins import OPERATION_DEFECTS as KEYS
+from sonde.rules._shared.origin_search_results import OPERATION_DEFECTS as KEYS
 from sonde.rules.registry import RULES
 
 BROKEN_PROGRAMS = PROGRAMS / "broken"

@@ -37,21 +37,21 @@ MORE = [
 # `sonde run` in a process where the answer of every search comes 50 steps after its incident, or at the end of the training.
 LATE = """
     import sys
-    from sonde.incidents import replay_search
+    from sonde.incidents import run_search_in_child
 
-    class Late(replay_search.ReplayChild):
+    class Late(run_search_in_child.ReplayChild):
         num_polls, answer = 0, None
 
         def poll(self, timeout_s=0.0):
             if self.answer is None:
-                self.answer = super().poll(replay_search.LIMIT_S)
+                self.answer = super().poll(run_search_in_child.LIMIT_S)
             self.num_polls += 1
-            return self.answer if self.num_polls > 50 or timeout_s > replay_search.LIMIT_S else None
+            return self.answer if self.num_polls > 50 or timeout_s > run_search_in_child.LIMIT_S else None
 
     if sys.argv[3] == "later":
-        replay_search.ReplayChild, replay_search.WAIT_S = Late, 0.0
+        run_search_in_child.ReplayChild, run_search_in_child.WAIT_S = Late, 0.0
     else:  # every answer is waited for, also on a busy machine
-        replay_search.WAIT_S = replay_search.LIMIT_S
+        run_search_in_child.WAIT_S = run_search_in_child.LIMIT_S
     from sonde.cli import main
     sys.argv = ["sonde", "run", "--to", sys.argv[1], sys.argv[2]]
     main()

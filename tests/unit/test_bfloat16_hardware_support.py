@@ -11,7 +11,7 @@ import pytest
 
 import bfloat16
 from bfloat16 import claimed_flags
-from sonde.bfloat16_cpu_check import CHILD, LIMIT, OPERATIONS, Bfloat16Check, check_bfloat16
+from sonde.cpu_bfloat16_support import CHILD, LIMIT, OPERATIONS, Bfloat16Check, check_bfloat16
 
 ROOT = Path(__file__).parents[2]
 

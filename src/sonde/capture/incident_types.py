@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sonde.capture.replay_buffer import ForwardCall
+from sonde.capture.step_inputs_for_replay import ForwardCall
 from sonde.events import NonFinite
 from sonde.spike_detection import Spike
 

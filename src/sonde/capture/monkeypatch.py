@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from sonde.capture.call_site import WRAPPER_FILE
+from sonde.capture.user_source_line import WRAPPER_FILE
 from sonde.statistics.private_torch_api import skip_in_dynamo
 
 _INHERITED = object()

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.events import STEP_SCALARS, Kind, Site, TypedEvent
-from sonde.runlog.format import FramePlan
+from sonde.runlog.record_format import FramePlan
 from sonde.runlog.writer import Writer
 from sonde.statistics import native_extension
 

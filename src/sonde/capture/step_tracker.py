@@ -16,23 +16,23 @@ from typing import Any, Concatenate, ParamSpec, cast
 import torch
 from torch import nn
 
-from sonde.capture.call_site import CallSites, user_frame
-from sonde.capture.current_step import CurrentStep
-from sonde.capture.error_isolation import ErrorIsolation
+from sonde.capture.callbacks_from_patches import TrainingCallbacks, suspended
+from sonde.capture.choose_observed_steps import OverheadBudget
+from sonde.capture.current_step_facts import CurrentStep
+from sonde.capture.detect_step_end import StepBoundaries
+from sonde.capture.disable_failing_probes import ErrorIsolation
 from sonde.capture.incident_types import EvaluationIncident, Incident, NonFiniteIncident
-from sonde.capture.model_registry import ModelRegistry
-from sonde.capture.overhead_budget import OverheadBudget
-from sonde.capture.phase_timer import PhaseTimer
 from sonde.capture.probes import PROBES
 from sonde.capture.probes.finite_check import is_skipped_by_scaler
+from sonde.capture.probes.lr_schedulers import scheduled_optimizer
 from sonde.capture.probes.probe import Probe, ProbeContext
-from sonde.capture.probes.schedulers import scheduled_optimizer
-from sonde.capture.replay_buffer import ReplayBuffer
 from sonde.capture.run_log_recorder import StepRecorder
-from sonde.capture.step_end_detection import StepBoundaries
+from sonde.capture.step_inputs_for_replay import ReplayBuffer
+from sonde.capture.step_phase_timer import PhaseTimer
 from sonde.capture.step_profiler.step_profiler import StepProfiler
-from sonde.capture.training_callback_interface import TrainingCallbacks, suspended
+from sonde.capture.user_source_line import CallSites, user_frame
 from sonde.capture.watched_model import WatchedModel
+from sonde.capture.watched_models_registry import ModelRegistry
 from sonde.capture.zero_grad_tracking import GradientState, OptimizerGradients
 from sonde.config import DebugConfig
 from sonde.errors import NonFiniteError

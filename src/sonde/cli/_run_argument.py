@@ -12,6 +12,6 @@ run_argument = click.argument("run", required=False, metavar="[RUN]")
 def run_path(run: str | None) -> Path:
     """The directory of the run that the user named, or of the newest one."""
     from sonde.config import load_config
-    from sonde.runlog.directory import find_run
+    from sonde.runlog.run_directory import find_run
 
     return find_run(run, Path(load_config().output_dir))

@@ -16,7 +16,7 @@ from sonde.formatting import printable
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sonde.render.terminal.console import Terminal
+    from sonde.render.terminal.print_to_terminal import Terminal
     from sonde.report import Report
 
 PROGRESS_AFTER_S = 2.0  # a shorter wait needs no explanation
@@ -26,7 +26,7 @@ ERASE_LINE = "\r\x1b[K"
 
 def open_terminal(*, stderr: bool = False) -> Terminal:
     """A console on stdout or stderr. Characters that the locale cannot encode are written as escapes."""
-    from sonde.render.terminal.console import Terminal
+    from sonde.render.terminal.print_to_terminal import Terminal
 
     stream = sys.stderr if stderr else sys.stdout
     if hasattr(stream, "reconfigure"):

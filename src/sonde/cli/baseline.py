@@ -24,7 +24,7 @@ def baseline(runs: tuple[str, ...], output: Path, force: bool) -> None:
               sonde baseline runs/seed1 runs/seed2 -o tests/baseline.json
               sonde diagnose --against baseline.json
     """
-    from sonde.comparison.baseline import baseline_of, to_json
+    from sonde.comparison.baseline_file import baseline_of, to_json
     from sonde.formatting import counted
     from sonde.render.safe_write import write_new
     from sonde.report import diagnose

@@ -37,7 +37,7 @@ def compare(a: str | None, b: str | None, as_json: bool, output: Path | None, fo
     from sonde.comparison.compare import compare as compare_runs
     from sonde.comparison.compare import comparison_json
     from sonde.render.html.comparison_html import comparison_html
-    from sonde.render.markdown import comparison_markdown
+    from sonde.render.report_markdown import comparison_markdown
     from sonde.render.terminal.comparison_terminal import TerminalComparison
 
     newer = run_path(b or a)
@@ -52,7 +52,7 @@ def compare(a: str | None, b: str | None, as_json: bool, output: Path | None, fo
 
 def _run_before(run: Path) -> Path:
     """The run that was started before this one, in the same directory."""
-    from sonde.runlog.directory import runs_in
+    from sonde.runlog.run_directory import runs_in
 
     newest_first = runs_in(run.resolve().parent)
     older = newest_first[newest_first.index(run.resolve()) + 1 :] if run.resolve() in newest_first else []

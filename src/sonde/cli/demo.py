@@ -55,11 +55,11 @@ def demo(to: str | None) -> None:
     from sonde.config import load_config
     from sonde.render.html.report_html import report_html
     from sonde.render.safe_write import write_new
-    from sonde.render.terminal.console import line
+    from sonde.render.terminal.print_to_terminal import line
     from sonde.render.terminal.report_terminal import TerminalReport
     from sonde.report import diagnose
-    from sonde.runlog.directory import new_run_directory
     from sonde.runlog.reader import Run
+    from sonde.runlog.run_directory import new_run_directory
 
     parent = Path(load_config(output_dir=to).output_dir)
     terminal = open_terminal()

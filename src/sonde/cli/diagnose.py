@@ -59,15 +59,15 @@ def _print(report: Report, *, as_json: bool) -> None:
 
 
 def _report_against(path: Path, against: str, within: float | None) -> Report:
-    from sonde.comparison.baseline import load
     from sonde.comparison.baseline_check import TOLERANCE, check_against_baseline
+    from sonde.comparison.baseline_file import load
 
     return check_against_baseline(path, load(against), tolerance=TOLERANCE if within is None else within)
 
 
 def _follow(path: Path, *, as_json: bool) -> Report:
     from sonde.render.report_content import ending, in_place
-    from sonde.render.terminal.console import line
+    from sonde.render.terminal.print_to_terminal import line
     from sonde.render.terminal.report_terminal import TerminalFindings, TerminalReport
     from sonde.report.follow_run import follow, new_and_gone
 

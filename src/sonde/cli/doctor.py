@@ -54,7 +54,7 @@ def doctor() -> None:
 
     Exit code 0: Sonde can watch trainings here. 1: something must be fixed first.
     """
-    from sonde.render.terminal.checklist import Checklist
+    from sonde.render.terminal.doctor_checklist import Checklist
 
     checks = list(examine())
     open_terminal().print(Checklist(checks))
@@ -99,7 +99,7 @@ def _torch() -> Iterator[Check]:
 
 def _bfloat16() -> Check:
     """Some virtual machines claim instructions that they trap on; torch then dies in bfloat16 layers, with Sonde and without it."""
-    from sonde.bfloat16_cpu_check import LIMIT_TEXT, OPERATIONS, check_bfloat16
+    from sonde.cpu_bfloat16_support import LIMIT_TEXT, OPERATIONS, check_bfloat16
 
     check = check_bfloat16()
     if check.error:

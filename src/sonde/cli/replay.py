@@ -12,8 +12,8 @@ from sonde.errors import SondeError
 from sonde.formatting import layer_name, printable
 
 if TYPE_CHECKING:
-    from sonde.replay.capsule.capsule import Capsule
-    from sonde.replay.capsule.replay_in_script import ReplayResult
+    from sonde.replay.capsule.create_capsule import Capsule
+    from sonde.replay.capsule.replay_capsule_in_script import ReplayResult
 
 
 @click.command(context_settings={"ignore_unknown_options": True}, options_metavar="[OPTIONS]")
@@ -42,9 +42,9 @@ def replay(capsule: str, script: str | None, model_from: str | None, args: tuple
         )
     if script is not None and not Path(script).is_file():
         raise SondeError(f"no file {script} here. Name the script that the capsule was made with.")
-    from sonde.replay.capsule.capsule import load_capsule
-    from sonde.replay.capsule.replay_capsule import is_same_origin
-    from sonde.replay.capsule.replay_in_script import replay_model_from, replay_script
+    from sonde.replay.capsule.create_capsule import load_capsule
+    from sonde.replay.capsule.replay_capsule_in_script import replay_model_from, replay_script
+    from sonde.replay.capsule.replay_capsule_with_model import is_same_origin
 
     loaded = load_capsule(capsule)
     replayed = replay_script(loaded, script, args) if script is not None else replay_model_from(loaded, model_from or "")

@@ -23,7 +23,7 @@ def report(run: str | None, output: Path, force: bool) -> None:
     """
     suffix = check_format(output)
     from sonde.render.html.report_html import report_html
-    from sonde.render.markdown import report_markdown
+    from sonde.render.report_markdown import report_markdown
     from sonde.report import diagnose
     from sonde.runlog.reader import Run
 

@@ -25,7 +25,7 @@ def runs(directory: Path | None, number: int) -> None:
     from sonde.errors import NoRunError
     from sonde.render.terminal.run_list import RunList
     from sonde.report.verdict_cache import list_runs
-    from sonde.runlog.directory import runs_in
+    from sonde.runlog.run_directory import runs_in
 
     parent = directory or Path(load_config().output_dir)
     paths = runs_in(parent)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sonde.comparison.baseline import GRADIENT, Baseline, curve_of, cut_as, machine_of, memory_of, trained
+from sonde.comparison.baseline_file import GRADIENT, Baseline, curve_of, cut_as, machine_of, memory_of, trained
 from sonde.comparison.loss_curves import Floats, Side, Steps, Window, distances_that_matter, ends_outside
 from sonde.comparison.speed_and_memory import ENOUGH, MATTERS, direction_of, step_times
 from sonde.errors import SondeError

@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from sonde.comparison.comparison_verdict import Verdict, judge_comparison
 from sonde.comparison.finding_changes import FindingChanges, find_finding_changes
 from sonde.comparison.first_divergence import FirstDivergence, find_first_divergence
 from sonde.comparison.loss_curves import LossComparison, compare_losses
 from sonde.comparison.settings_differences import SettingDifference, SiteDifferences, compare_settings, compare_sites
 from sonde.comparison.speed_and_memory import SpeedAndMemory, compare_speed_and_memory
 from sonde.comparison.user_metrics import UserMetricComparison, compare_user_metrics
-from sonde.comparison.verdict import Verdict, judge_comparison
 from sonde.formatting import strict
 from sonde.report import Report, diagnose
 from sonde.run_view import RunView, trained_view

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sonde.diagnostics.health_score import Health, health_of
-from sonde.diagnostics.metrics import ModelArchitectureInfo
-from sonde.diagnostics.training_columns import TrainingColumns
 from sonde.diagnostics.training_dynamics import TrainingDynamics, training_dynamics
+from sonde.diagnostics.training_history import TrainingColumns
+from sonde.diagnostics.user_supplied_metrics import ModelArchitectureInfo
 from sonde.events import Finding
 from sonde.formatting import listing, number, strict_json
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sonde.diagnostics.training_columns import TrainingColumns
 from sonde.diagnostics.training_dynamics import TrainingDynamics
+from sonde.diagnostics.training_history import TrainingColumns
 from sonde.events import Finding, Severity
 from sonde.formatting import counted, listing, number
 from sonde.rules.registry import SPEED_RULES

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sonde.diagnostics.anomalies import Anomaly
+from sonde.diagnostics.anomalous_steps import Anomaly
 from sonde.diagnostics.convergence import Convergence, convergence, piecewise_medians, robust_std
-from sonde.diagnostics.training_columns import Curve, Floats, TrainingColumns
+from sonde.diagnostics.training_history import Curve, Floats, TrainingColumns
 from sonde.run_view.loss_trend import ENOUGH, LossTrend
 
 SETTLED = 0.3  # share of the steps without a gain that make a plateau; less may be noise at the end

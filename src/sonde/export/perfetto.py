@@ -11,7 +11,7 @@ import numpy as np
 
 from sonde.errors import SondeError
 from sonde.events import Event, Kind
-from sonde.export.trace import Times, Trace, Track, compressed
+from sonde.export.chrome_trace_format import Times, Trace, Track, compressed
 from sonde.formatting import number
 from sonde.render.safe_write import write_new
 from sonde.run_view import RunView

@@ -15,19 +15,19 @@ from typing import Any
 
 from torch import Tensor
 
-from sonde.capture.call_site import user_frame
 from sonde.capture.incident_types import EvaluationIncident, Incident, NonFiniteIncident
-from sonde.capture.replay_buffer import ReplayBuffer
+from sonde.capture.step_inputs_for_replay import ReplayBuffer
+from sonde.capture.user_source_line import user_frame
 from sonde.errors import NonFiniteError, SondeError
 from sonde.events import OriginFound, OriginUnknown
 from sonde.incidents import HandlerContext
-from sonde.incidents.replay_search import Search
-from sonde.nonfinite.origin import Origin
+from sonde.incidents.run_search_in_child import Search
 from sonde.nonfinite.origin_from_graph import origin_in_graph
-from sonde.replay.capsule.capsule import capsule_name
+from sonde.nonfinite.origin_types import Origin
 from sonde.replay.capsule.capsule_file import CapsuleFiles
+from sonde.replay.capsule.create_capsule import capsule_name
+from sonde.replay.find_origin_by_replay import find_nonfinite_origin, write_step_capsule
 from sonde.replay.forked_child import ChildAnswer
-from sonde.replay.replay_step import find_nonfinite_origin, write_step_capsule
 from sonde.report import diagnose
 
 MAX_SEARCHES = 3  # in one run: the first bad step, and again after the training has recovered; as many again in evaluation

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from sonde.capture import process_memory
-from sonde.capture.call_site import is_library, read_locals
-from sonde.capture.replay_buffer import ReplayBuffer
+from sonde.capture.step_inputs_for_replay import ReplayBuffer
+from sonde.capture.user_source_line import is_library, read_locals
 from sonde.events import MemoryExhausted
 from sonde.memory_profiler.memory_profiler import MemoryProfiler
 from sonde.replay.forked_child import run_in_child

@@ -10,11 +10,11 @@ from dataclasses import replace
 from math import isnan
 from typing import Any
 
-from sonde.capture.call_site import user_frame
 from sonde.capture.incident_types import Incident, SkippedUpdateIncident
+from sonde.capture.user_source_line import user_frame
 from sonde.events import UpdateSkipped
 from sonde.incidents import HandlerContext
-from sonde.incidents.replay_search import Search
+from sonde.incidents.run_search_in_child import Search
 from sonde.replay.forked_child import ChildAnswer
 from sonde.replay.loss_scale_overflow import explain_overflow
 from sonde.statistics.tensor_statistics_table import measure_columns

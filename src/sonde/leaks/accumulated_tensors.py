@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sonde.formatting import size
 from sonde.leaks.autograd_graphs_alive import largest_graph
-from sonde.leaks.reference_chains_to_tensor import ReferenceChain, find_owner_paths
+from sonde.leaks.find_owners_of_tensor import ReferenceChain, find_owner_paths
 from sonde.statistics.find_tensors import storage_bytes
 
 MIN_STEPS_LEFT = 5  # steps of which a tensor is still alive; fewer are no trend

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sonde.leaks.accumulated_tensors import MAX_RATIO, Leak, TensorKind, TrackedTensor, alive_tensors, find_leaks, tensor_kind
 from sonde.leaks.autograd_graphs_alive import MAX_NODES, largest_graph, live_tensors
-from sonde.leaks.reference_chains_to_tensor import ReferenceChain, find_owners, without_python_referrer
+from sonde.leaks.find_owners_of_tensor import ReferenceChain, find_owners, without_python_referrer
 from sonde.statistics.find_tensors import storage_bytes
 
 MIN_STEPS = 8  # fewer points are no trend

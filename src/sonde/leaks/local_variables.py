@@ -11,7 +11,7 @@ from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import CodeType, FrameType
 
-from sonde.capture.call_site import read_locals
+from sonde.capture.user_source_line import read_locals
 
 _SONDE = str(Path(__file__).resolve().parents[1])
 

@@ -20,9 +20,9 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from sonde.capture import torch_patches
-from sonde.capture.call_site import is_library
+from sonde.capture.callbacks_from_patches import TrainingCallbacks
 from sonde.capture.monkeypatch import override
-from sonde.capture.training_callback_interface import TrainingCallbacks
+from sonde.capture.user_source_line import is_library
 from sonde.errors import Stopped
 from sonde.formatting import counted
 from sonde.memory_profiler.allocation_tracker import AllocationTracker

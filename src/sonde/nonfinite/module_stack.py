@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from sonde.capture.call_site import describe_line, user_frame
 from sonde.capture.forward_call_patch import hook_all_modules
+from sonde.capture.user_source_line import describe_line, user_frame
 from sonde.events import STATISTICS
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.private_torch_api import storage_address

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sonde.nonfinite.origin import Origin
+from sonde.nonfinite.origin_types import Origin
 
 MAX_EVENTS = 50_000  # a step that becomes non-finite early is non-finite in every later operation
 MAX_ROOTS = 16

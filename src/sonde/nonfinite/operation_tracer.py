@@ -24,9 +24,9 @@ from sonde.errors import NonFiniteError
 from sonde.nonfinite import operation_names
 from sonde.nonfinite.module_stack import Location, ModuleStack, is_recomputing, storage_id
 from sonde.nonfinite.nonfinite_propagation import NonFiniteEvent, PropagationGraph, Role, earliest_root
-from sonde.nonfinite.operation_call import AutogradNodeInfo, OpCall, is_additive_mask, is_floating
-from sonde.nonfinite.origin import Origin
 from sonde.nonfinite.origin_from_operation import build_input_origin, build_origin, nonfinite_kind, refine_origin
+from sonde.nonfinite.origin_types import Origin
+from sonde.nonfinite.traced_operation_call import AutogradNodeInfo, OpCall, is_additive_mask, is_floating
 from sonde.statistics import private_torch_api, reductions
 from sonde.statistics.private_torch_api import EagerDispatchMode, OpOverload, has_kernel, op_schema
 

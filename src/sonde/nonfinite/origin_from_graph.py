@@ -15,7 +15,7 @@ from torch import Tensor
 from sonde.leaks.autograd_graphs_alive import graph_nodes
 from sonde.nonfinite.explain_forward import Explanation
 from sonde.nonfinite.operation_tracer import is_finite
-from sonde.nonfinite.origin import Origin
+from sonde.nonfinite.origin_types import Origin
 from sonde.statistics.private_torch_api import node_sequence_nr, saved_value, saved_value_handle
 
 MAX_NODES = 20_000

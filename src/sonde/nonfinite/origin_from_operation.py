@@ -15,11 +15,11 @@ from sonde.nonfinite.explain_backward import explain_backward, explain_masked
 from sonde.nonfinite.explain_forward import BadOp, Explanation, dtype_name, explain_forward
 from sonde.nonfinite.module_stack import Location, ModuleStack, storage_id
 from sonde.nonfinite.nonfinite_propagation import NonFiniteEvent, Role
-from sonde.nonfinite.operation_call import AutogradNodeInfo, OpCall, saved_tensors, select_model_tensors
-from sonde.nonfinite.origin import Origin, TensorSummary
+from sonde.nonfinite.origin_types import Origin, TensorSummary
+from sonde.nonfinite.traced_operation_call import AutogradNodeInfo, OpCall, saved_tensors, select_model_tensors
 from sonde.statistics.private_torch_api import custom_function, op_schema
+from sonde.statistics.statistics_without_extension import readable
 from sonde.statistics.tensor_statistics_table import StatisticsTable
-from sonde.statistics.torch_fallback import readable
 
 MAX_INPUTS = 8  # tensors that are summarized
 _COLUMNS = {name: i for i, name in enumerate(STATISTICS)}

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from sonde.capture.call_site import user_frame
+from sonde.capture.find_models_in_script import enclosing_model, modules_in_scope
 from sonde.capture.forward_call_patch import hook_all_modules
-from sonde.capture.model_discovery import enclosing_model, modules_in_scope
+from sonde.capture.user_source_line import user_frame
 from sonde.statistics.private_torch_api import graph_task_id
 
 

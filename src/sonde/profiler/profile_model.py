@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sonde.capture.callbacks_from_patches import suspended
 from sonde.capture.layer_timing.layer_call_trace import ReadCounter
-from sonde.capture.restore_model_state import state_restored
-from sonde.capture.training_callback_interface import suspended
+from sonde.capture.save_and_restore_model import state_restored
 from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.errors import SondeError
 from sonde.profiler import ProfileReport
 from sonde.profiler.build_profile_report import build_report, dtype_and_device
+from sonde.profiler.choose_timed_modules import TimedModules
 from sonde.profiler.record_steps import ProfileRecorder, StepKind, StepRecordings, plan_steps
 from sonde.profiler.run_forward_pass import input_errors_explained
-from sonde.profiler.timed_modules import TimedModules
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.private_torch_api import is_compiled, preserve_versions, unwrap_compiled
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from sonde.capture.restore_model_state import state_restored
+from sonde.capture.save_and_restore_model import state_restored
 from sonde.errors import SondeError
 from sonde.profiler.operation_report import OperationsReport
 from sonde.profiler.torch_profiler_events import operation_costs, read_events

@@ -262,8 +262,8 @@ def check_suffix(path: Path) -> None:
 def _content(report: ProfileReport, target: Path, comparison: ProfileComparison | None) -> str | bytes:
     check_suffix(target)
     if target.name.lower().endswith(TRACE_SUFFIXES):
-        from sonde.export.profile_trace import trace_of_profile
-        from sonde.export.trace import compressed
+        from sonde.export.chrome_trace_format import compressed
+        from sonde.export.profile_to_chrome_trace import trace_of_profile
 
         return compressed(trace_of_profile(report), target)
     if target.name.lower().endswith(".html"):

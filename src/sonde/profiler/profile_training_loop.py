@@ -18,16 +18,16 @@ import torch
 from torch import nn
 
 from sonde.capture import torch_patches
-from sonde.capture.step_end_detection import StepBoundaries
-from sonde.capture.training_callback_interface import TrainingCallbacks
+from sonde.capture.callbacks_from_patches import TrainingCallbacks
+from sonde.capture.detect_step_end import StepBoundaries
 from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.errors import SondeError
 from sonde.profiler import ProfileReport
 from sonde.profiler.build_profile_report import build_report, dtype_and_device
+from sonde.profiler.choose_timed_modules import TimedModules
 from sonde.profiler.find_trained_models import TrainedModelFinder
 from sonde.profiler.profile_model import clock
 from sonde.profiler.record_steps import ProfileRecorder, plan_steps
-from sonde.profiler.timed_modules import TimedModules
 
 Callback = TypeVar("Callback", bound=Callable[..., None])
 _log = logging.getLogger("sonde")

@@ -19,10 +19,10 @@ from sonde.capture.layer_timing.autograd_node_timers import AutogradNodeTimers
 from sonde.capture.layer_timing.layer_call_trace import OUTSIDE, LayerCall, LayerCallTrace, ReadCounter
 from sonde.capture.layer_timing.layer_times_from_trace import LayerCosts, evaluate, intervals
 from sonde.profiler import Span
+from sonde.profiler.choose_timed_modules import TimedModule, TimedModules
 from sonde.profiler.flops import FlopCounter
 from sonde.profiler.samples_per_step import InputBatch, input_batch
 from sonde.profiler.saved_activations import SavedActivations
-from sonde.profiler.timed_modules import TimedModule, TimedModules
 from sonde.profiler.timer_overhead import TimerCost, timer_cost
 from sonde.profiler.utilization import UtilizationMeter, num_preemptions
 from sonde.statistics.find_tensors import find_tensors

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sonde.capture.call_site import is_library
+from sonde.capture.user_source_line import is_library
 from sonde.profiler.operation_report import OperationCost, OperationSite
 from sonde.statistics.private_torch_api import ProfilerEventType, RecordScope
 

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from sonde.comparison.compare import RunComparison
+from sonde.comparison.comparison_verdict import distinct_numbers, times_larger
 from sonde.comparison.finding_changes import ChangedFinding
 from sonde.comparison.loss_curves import Level, LossComparison
 from sonde.comparison.speed_and_memory import Change, Spread
-from sonde.comparison.verdict import distinct_numbers, times_larger
 from sonde.events import Finding
 from sonde.formatting import DASH, counted, listing, milliseconds, number, rate, si_number
 from sonde.render.report_content import ending, in_place

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sonde.capture.replay_buffer import ForwardCall
+from sonde.capture.step_inputs_for_replay import ForwardCall
 from sonde.errors import CannotReplay
 from sonde.statistics.find_tensors import find_tensors
 

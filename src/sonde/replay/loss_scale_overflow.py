@@ -8,14 +8,14 @@ from types import FrameType
 
 from torch import nn
 
-from sonde.capture.replay_buffer import ReplayBuffer
+from sonde.capture.step_inputs_for_replay import ReplayBuffer
 from sonde.nonfinite.operation_tracer import NonFiniteTracer, compile_disabled, is_finite
-from sonde.nonfinite.origin import Origin
-from sonde.replay.loss_statements import slices_up_to_backward
+from sonde.nonfinite.origin_types import Origin
+from sonde.replay.find_origin_by_replay import find_nonfinite_origin
 from sonde.replay.prevent_side_effects import describe_failure
-from sonde.replay.replay_step import find_nonfinite_origin
+from sonde.replay.replay_without_other_ranks import without_ddp
 from sonde.replay.rerun_statements import Rerun, gradients, gradients_by_leaf, value_queries
-from sonde.replay.without_collectives import without_ddp
+from sonde.replay.statements_that_compute_loss import slices_up_to_backward
 
 
 @dataclass(frozen=True, slots=True)

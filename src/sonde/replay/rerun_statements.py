@@ -18,15 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from sonde.capture.monkeypatch import override
-from sonde.capture.replay_buffer import ForwardCall, ReplayBuffer
+from sonde.capture.step_inputs_for_replay import ForwardCall, ReplayBuffer
 from sonde.errors import CannotReplay
 from sonde.leaks.autograd_graphs_alive import graph_nodes
 from sonde.nonfinite.operation_tracer import is_finite
 from sonde.replay.earlier_micro_batches import EarlierBatch, Select
-from sonde.replay.loss_statements import FrameSlice
-from sonde.replay.program_slice import CALL, ValueQueries
-from sonde.replay.statement_effects import MISSING, lookup
-from sonde.replay.without_collectives import forbid_collectives, num_processes
+from sonde.replay.replay_without_other_ranks import forbid_collectives, num_processes
+from sonde.replay.statements_that_compute_loss import FrameSlice
+from sonde.replay.statements_that_compute_value import CALL, ValueQueries
+from sonde.replay.variables_read_and_written import MISSING, lookup
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.private_torch_api import has_accumulation_hooks, unwrap_compiled
 

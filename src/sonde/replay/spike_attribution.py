@@ -20,19 +20,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.capture.replay_buffer import ReplayBuffer
+from sonde.capture.step_inputs_for_replay import ReplayBuffer
 from sonde.errors import CannotReplay
 from sonde.nonfinite.module_stack import join_path
 from sonde.nonfinite.operation_tracer import compile_disabled
-from sonde.nonfinite.origin import TensorSummary
 from sonde.nonfinite.origin_from_operation import summarize
-from sonde.replay.batch_slicing import select_samples, step_inputs
+from sonde.nonfinite.origin_types import TensorSummary
 from sonde.replay.bisect_batch import FoundSamples, find_heaviest_samples
 from sonde.replay.dataset_indices_of_samples import dataset_indices
-from sonde.replay.loss_statements import FrameSlice, slices_up_to_backward
 from sonde.replay.prevent_side_effects import describe_failure
+from sonde.replay.replay_without_other_ranks import caveats_of_ranks, forbid_collectives, without_ddp
 from sonde.replay.rerun_statements import Rerun, gradients_by_leaf, value_queries
-from sonde.replay.without_collectives import caveats_of_ranks, forbid_collectives, without_ddp
+from sonde.replay.select_samples_of_batch import select_samples, step_inputs
+from sonde.replay.statements_that_compute_loss import FrameSlice, slices_up_to_backward
 from sonde.spike_detection import Spike
 from sonde.statistics import reductions
 from sonde.statistics.find_tensors import find_tensors

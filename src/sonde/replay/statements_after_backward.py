@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from sonde.nonfinite.operation_tracer import NonFiniteTracer
-from sonde.nonfinite.origin import Origin
-from sonde.replay.loss_statements import statements_since_backward, variables_of
+from sonde.nonfinite.origin_types import Origin
 from sonde.replay.rerun_statements import Rerun, gradients_by_leaf
-from sonde.replay.statement_effects import MAX_DEPTH, Resolve, access_path, effects_of, function_ast, lookup, reason_not_replayable
+from sonde.replay.statements_that_compute_loss import statements_since_backward, variables_of
+from sonde.replay.variables_read_and_written import MAX_DEPTH, Resolve, access_path, effects_of, function_ast, lookup, reason_not_replayable
 
 _CLIP_FUNCTIONS = frozenset({"clip_grad_norm_", "clip_grad_value_"})
 

@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from sonde.events import Frame, Site
 from sonde.run_view.step_columns import StepTable
-from sonde.runlog import format as f
+from sonde.runlog import record_format as f
+from sonde.runlog.log_file_reader import NO_LAYOUT
 from sonde.runlog.record_index import Ids, Ints, RecordIndex
-from sonde.runlog.segment import NO_LAYOUT
 
 Values = npt.NDArray[np.floating[Any]]
 State = TypeVar("State")

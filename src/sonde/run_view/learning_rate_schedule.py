@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from sonde.events import CallSiteFound, Ended, SchedulerCreated, SchedulerStarted
 from sonde.formatting import number
-from sonde.run_view.call_sites import source_evidence
 from sonde.run_view.loss_trend import FALLEN, BucketedHistory
+from sonde.run_view.source_lines_of_calls import source_evidence
 from sonde.runlog.record_index import Ints
 
 if TYPE_CHECKING:

@@ -15,15 +15,15 @@ import numpy.typing as npt
 from sonde.events import ANSWER_KINDS, Event, FatalSignalReceived, Frame, Kind, NonFinite, Site, TypedEvent
 from sonde.formatting import layer_name
 from sonde.run_view.call_counts import CallCounts
-from sonde.run_view.call_sites import CallLines
-from sonde.run_view.data_facts import InspectedBatches, LabelCounts, TrainingLoader
-from sonde.run_view.epochs import Epochs
+from sonde.run_view.dataloader_and_labels import InspectedBatches, LabelCounts, TrainingLoader
+from sonde.run_view.epoch_length import Epochs
 from sonde.run_view.layer_blocks import Block, Reduction, blocks, frame_positions
 from sonde.run_view.learning_rate_schedule import LearningRateSchedule
 from sonde.run_view.loss_trend import LossColumns, LossTrend
+from sonde.run_view.source_lines_of_calls import CallLines
 from sonde.run_view.step_columns import StepColumns
 from sonde.run_view.step_times import StepTimes
-from sonde.runlog import format as f
+from sonde.runlog import record_format as f
 from sonde.runlog.reader import Run, RunProcess
 from sonde.runlog.record_index import Ints, RecordIndex
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.events import Frame, Kind, Site
-from sonde.runlog import format as f
+from sonde.runlog import record_format as f
 from sonde.runlog.record_index import Ids, Ints, RecordIndex, same_layout_runs
 
 Floats = npt.NDArray[np.float64]

@@ -19,12 +19,12 @@ import numpy.typing as npt
 
 from sonde.errors import NoRunError
 from sonde.events import ANSWER_KINDS, Event, Frame, Kind, Site, Step, TypedEvent
-from sonde.runlog import format as f
-from sonde.runlog.directory import LOG_SUFFIX, RUN_JSON, is_run, no_run, read_run_json
-from sonde.runlog.fatal_signal import FatalSignal, dump_path, read_fatal_signal
-from sonde.runlog.format import Gap
-from sonde.runlog.segment import Damage, Segment
-from sonde.runlog.writer_process import process_state
+from sonde.runlog import record_format as f
+from sonde.runlog.fatal_signal_file import FatalSignal, dump_path, read_fatal_signal
+from sonde.runlog.is_writer_running import process_state
+from sonde.runlog.log_file_reader import Damage, Segment
+from sonde.runlog.record_format import Gap
+from sonde.runlog.run_directory import LOG_SUFFIX, RUN_JSON, is_run, no_run, read_run_json
 
 AnyEvent = TypeVar("AnyEvent", bound=TypedEvent)
 

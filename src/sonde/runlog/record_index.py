@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.events import Event, Frame
-from sonde.runlog import format as f
-from sonde.runlog.segment import NO_LAYOUT, Segment
+from sonde.runlog import record_format as f
+from sonde.runlog.log_file_reader import NO_LAYOUT, Segment
 
 Ints = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.uint32]

@@ -11,7 +11,7 @@ import struct
 import zlib
 from typing import NamedTuple
 
-from sonde.runlog.format import MARKER, MAX_PAYLOAD, RECORD_BYTES
+from sonde.runlog.record_format import MARKER, MAX_PAYLOAD, RECORD_BYTES
 
 # Bytes with a failing checksum, in lengths of the buffer, before the rest is skipped. A flipped bit costs at most the length of one record,
 # so real damage stays near 1; markers forged inside each other would take quadratic time.

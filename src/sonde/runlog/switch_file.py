@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from sonde.errors import SondeError
-from sonde.runlog.directory import read_json, replace_json
+from sonde.runlog.run_directory import read_json, replace_json
 
 SWITCHES: Mapping[str, str] = {
     "autograd_anomaly": "torch's anomaly mode: a failing backward shows the forward line that it belongs to",

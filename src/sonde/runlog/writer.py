@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sonde.events import encode
-from sonde.runlog import format as f
-from sonde.runlog.directory import not_writable
-from sonde.runlog.format import FramePlan, Gap
-from sonde.runlog.writer_process import process_identity
+from sonde.runlog import record_format as f
+from sonde.runlog.is_writer_running import process_identity
+from sonde.runlog.record_format import FramePlan, Gap
+from sonde.runlog.run_directory import not_writable
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sonde.statistics.find_tensors import numpy_view
-from sonde.statistics.torch_fallback import evenly_spaced, readable
+from sonde.statistics.statistics_without_extension import evenly_spaced, readable
 
 MAX_BYTES_HASHED = 1 << 20  # of a larger tensor, only samples are hashed
 NUM_SAMPLES = 16384  # elements

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sonde.statistics import native_extension, torch_fallback
-from sonde.statistics.torch_fallback import evenly_spaced, readable
+from sonde.statistics import native_extension, statistics_without_extension
+from sonde.statistics.statistics_without_extension import evenly_spaced, readable
 
 
 def exponents(tensor: Tensor) -> tuple[list[int], list[int]] | None:
@@ -30,7 +30,8 @@ def exponent_pairs(tensor: Tensor, limit_elements: int) -> bytes | None:
         plain = readable(tensor)
         if limit_elements and plain.layout is torch.strided and plain.numel() > limit_elements:
             plain = evenly_spaced(plain, limit_elements)
-        counts = torch_fallback.exponents(plain) if plain.numel() else []
+        counts = statistics_without_extension.exponents(plain) if plain.numel() else []
     except Exception:
         return None
-    return np.array([(i + torch_fallback.LOWEST_EXPONENT, count) for i, count in enumerate(counts) if count], np.float64).tobytes()
+    lowest = statistics_without_extension.LOWEST_EXPONENT
+    return np.array([(lowest + i, count) for i, count in enumerate(counts) if count], np.float64).tobytes()

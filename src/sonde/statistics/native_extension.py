@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from sonde.runlog.format import FramePlan
+from sonde.runlog.record_format import FramePlan
 
 try:
     from sonde.statistics import _native

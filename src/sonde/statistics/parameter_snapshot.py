@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from sonde.statistics import native_extension
+from sonde.statistics.statistics_without_extension import Unsupported, readable
+from sonde.statistics.statistics_without_extension import reason as describe_error
 from sonde.statistics.tensor_statistics_table import StatisticsTable
-from sonde.statistics.torch_fallback import Unsupported, readable
-from sonde.statistics.torch_fallback import reason as describe_error
 
 
 class ParameterSnapshot:

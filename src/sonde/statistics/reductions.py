@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from sonde.events import STATISTICS
-from sonde.statistics import batched_device_reads, native_extension, torch_fallback
-from sonde.statistics.torch_fallback import readable
+from sonde.statistics import batched_device_reads, native_extension, statistics_without_extension
+from sonde.statistics.statistics_without_extension import readable
 
 
 def check_finite(tensors: Sequence[Tensor | None]) -> tuple[float, int]:
@@ -45,7 +45,7 @@ def check_finite(tensors: Sequence[Tensor | None]) -> tuple[float, int]:
 def norms(tensors: Sequence[Tensor]) -> Tensor:
     """The L2 norm of each tensor of one device, as one tensor on that device; a norm is not finite if an element is not."""
     with torch.no_grad():
-        return torch.stack(torch_fallback.norms([readable(tensor) for tensor in tensors]))
+        return torch.stack(statistics_without_extension.norms([readable(tensor) for tensor in tensors]))
 
 
 def read_element(tensor: Tensor) -> float | None:
@@ -66,7 +66,7 @@ def any_nonzero(tensors: Sequence[Tensor | None], limit_elements: int = 4096) ->
         tensor = tensors[i]
         try:
             if tensor is not None and tensor.numel():
-                flags.append(torch_fallback.nonzero(readable(tensor), limit_elements))
+                flags.append(statistics_without_extension.nonzero(readable(tensor), limit_elements))
         except Exception:  # a tensor without readable values counts as zero
             continue
     return any(value > 0 for value in _read_all(flags))
@@ -85,14 +85,14 @@ def _read_all(numbers: Sequence[Tensor]) -> list[float]:
 
 def _read_norms(tensors: Sequence[Tensor]) -> list[float]:
     try:
-        return _read_all(torch_fallback.norms(tensors))
+        return _read_all(statistics_without_extension.norms(tensors))
     except Exception:
         return [math.nan] * len(tensors)  # the caller then computes each of them exactly
 
 
 def _exact_square(plain: Tensor) -> tuple[float, bool]:
     try:
-        result = torch_fallback.statistics(plain)
+        result = statistics_without_extension.statistics(plain)
         numbers = dict(zip(STATISTICS, [] if result is None else result.tolist()))
     except Exception:
         return 0.0, False

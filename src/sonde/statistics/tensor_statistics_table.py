@@ -12,8 +12,8 @@ import numpy.typing as npt
 from torch import Tensor
 
 from sonde.events import STATISTICS
-from sonde.statistics import batched_device_reads, native_extension, torch_fallback
-from sonde.statistics.torch_fallback import readable, reason
+from sonde.statistics import batched_device_reads, native_extension, statistics_without_extension
+from sonde.statistics.statistics_without_extension import readable, reason
 
 
 class StatisticsTable:
@@ -81,7 +81,7 @@ class StatisticsTable:
             plain = readable(tensor)
             if native_extension.ENABLED and minus is None and native_extension.extension.measure_one(self.values, row, plain):
                 return  # the tensor is of a subclass, but has ordinary memory
-            result = torch_fallback.statistics(plain, minus)
+            result = statistics_without_extension.statistics(plain, minus)
         except Exception as error:  # an error in a user's tensor class must not stop the training
             self._set_unsupported(row, error)
             return

@@ -16,11 +16,11 @@ from torch import nn
 from sonde.errors import SondeError, require_count
 from sonde.statistics.private_torch_api import tensor_version, unwrap_compiled
 from sonde.tools.gradient_flow_animator import EXPLODING, VANISHING, GradientFlowAnimator, measure_gradient
-from sonde.tools.gradients.gradient_flow import GradientSize, combine_sizes
+from sonde.tools.gradients.gradient_flow_analysis import GradientSize, combine_sizes
 from sonde.tools.gradients.gradient_noise_scale import NoiseScale, NormPair, estimate_noise_scale
 from sonde.tools.gradients.gradient_report import GradientReport, build_gradient_report
-from sonde.tools.safe_hook import SafeHook, require_module
-from sonde.tools.tensors.tensor_statistics import fast_statistics
+from sonde.tools.hook_that_never_raises import SafeHook, require_module
+from sonde.tools.tensors.describe_tensor import fast_statistics
 
 
 @dataclass(slots=True)

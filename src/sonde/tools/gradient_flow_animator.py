@@ -14,12 +14,12 @@ from torch import nn
 
 from sonde.errors import SondeError, require_count
 from sonde.formatting import number, strict_json
-from sonde.render import gradient_flow_animation
+from sonde.render import draw_gradient_flow_animation
 from sonde.render.safe_write import replace_file
-from sonde.tools.gradients import gradient_flow
-from sonde.tools.gradients.gradient_flow import GradientFrame, GradientHealth, GradientSize, LayerGradient
-from sonde.tools.safe_hook import require_module
-from sonde.tools.tensors.tensor_statistics import fast_statistics
+from sonde.tools.gradients import gradient_flow_analysis
+from sonde.tools.gradients.gradient_flow_analysis import GradientFrame, GradientHealth, GradientSize, LayerGradient
+from sonde.tools.hook_that_never_raises import require_module
+from sonde.tools.tensors.describe_tensor import fast_statistics
 
 __all__ = ["FlowSummary", "GradientFlowAnimator", "GradientFrame", "GradientHealth", "LayerGradient"]
 
@@ -93,7 +93,7 @@ class GradientFlowAnimator:
     def record_sizes(self, step: int, sizes: Mapping[str, GradientSize]) -> None:
         """Records one frame from gradients that are already measured."""
         thresholds = self.vanishing_threshold, self.exploding_threshold
-        self._frames.append(gradient_flow.build_frame(require_count(step, "step", minimum=0), sizes, *thresholds))
+        self._frames.append(gradient_flow_analysis.build_frame(require_count(step, "step", minimum=0), sizes, *thresholds))
 
     @property
     def frames(self) -> tuple[GradientFrame, ...]:
@@ -106,19 +106,19 @@ class GradientFlowAnimator:
         layers = [layer for frame in frames for layer in frame.layers]
         vanishing = tuple(sorted({layer.name for layer in layers if layer.is_vanishing}))
         exploding = tuple(sorted({layer.name for layer in layers if layer.is_exploding}))
-        health = gradient_flow.classify_health(frames, exploded=bool(exploding), vanished=bool(vanishing))
-        advice = gradient_flow.recommendations(vanishing, exploding, health, gradient_flow.clipping_advice(frames))
+        health = gradient_flow_analysis.classify_health(frames, exploded=bool(exploding), vanished=bool(vanishing))
+        advice = gradient_flow_analysis.recommendations(vanishing, exploding, health, gradient_flow_analysis.clipping_advice(frames))
         if not layers:
             advice = ["No gradient was recorded: call record_step or record_model after backward()."]
         return FlowSummary(frames[-1].step + 1 if frames else 0, vanishing, exploding, health, tuple(advice))
 
     def to_ascii_animation(self) -> str:
         """The frames as text: one row per layer, one column per frame."""
-        return gradient_flow_animation.ascii_animation(self.frames)
+        return draw_gradient_flow_animation.ascii_animation(self.frames)
 
     def play(self, fps: float = 10.0) -> None:
         """Plays the frames in the terminal. If standard output is not a terminal, the whole animation is printed once."""
-        gradient_flow_animation.play(self.frames, fps)
+        draw_gradient_flow_animation.play(self.frames, fps)
 
     def export_json(self, path: str | Path) -> Path:
         """Writes thresholds and frames as strict JSON; non-finite values are the strings "NaN" and "Infinity". Returns the path."""
@@ -138,11 +138,11 @@ class GradientFlowAnimator:
 
     def export_gif(self, path: str | Path, fps: float = 8.0) -> Path:
         """Writes an animation of the norms per layer and returns the path. Needs Pillow: `pip install "sonde[plot]"`."""
-        return replace_file(path, gradient_flow_animation.animation_gif(self.frames, fps))
+        return replace_file(path, draw_gradient_flow_animation.animation_gif(self.frames, fps))
 
     def export_html(self, path: str | Path) -> Path:
         """Writes one self-contained HTML page with a slider over the steps. Returns the path."""
-        return replace_file(path, gradient_flow_animation.animation_html(self.frames))
+        return replace_file(path, draw_gradient_flow_animation.animation_html(self.frames))
 
 
 def measure_gradient(name: str, gradient: Any) -> GradientSize:

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.capture.restore_model_state import state_restored
-from sonde.diagnostics.metrics import MIB, ModelArchitectureInfo
+from sonde.capture.save_and_restore_model import state_restored
+from sonde.diagnostics.user_supplied_metrics import MIB, ModelArchitectureInfo
 from sonde.errors import SondeError
 from sonde.profiler.run_forward_pass import eval_mode_restored, forward_arguments, input_errors_explained
 from sonde.statistics.find_tensors import find_tensors, storage_bytes
 from sonde.statistics.private_torch_api import CONV, CONV_TRANSPOSE, POOL
-from sonde.tools.safe_hook import SafeHook, require_module
+from sonde.tools.hook_that_never_raises import SafeHook, require_module
 
 MAX_NODES = 200_000  # of the autograd graph; larger graphs are not searched
 NO_ORDER = "not known without the order of the convolutions: pass a batch with inspect(model, inputs)"

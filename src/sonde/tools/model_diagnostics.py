@@ -6,10 +6,10 @@ from typing import Any, Self
 
 from torch import nn
 
+from sonde.diagnostics.diagnostics_from_run import read_run
 from sonde.diagnostics.diagnostics_report import DiagnosticsReport, build_diagnostics_report
-from sonde.diagnostics.from_run import read_run
-from sonde.diagnostics.metrics import ModelArchitectureInfo, ModelPerformanceMetrics
-from sonde.diagnostics.training_columns import MetricsRecorder
+from sonde.diagnostics.training_history import MetricsRecorder
+from sonde.diagnostics.user_supplied_metrics import ModelArchitectureInfo, ModelPerformanceMetrics
 from sonde.errors import SondeError, require_count
 from sonde.runlog.reader import Run
 from sonde.tools.model_architecture import inspect_architecture

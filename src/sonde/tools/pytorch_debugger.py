@@ -22,18 +22,18 @@ from torch import Tensor, nn
 from sonde.config import DebugConfig, DebugMode, load_config
 from sonde.errors import NonFiniteError, SondeError
 from sonde.formatting import strict
-from sonde.nonfinite.origin import Origin
+from sonde.nonfinite.origin_types import Origin
 from sonde.profiler.run_forward_pass import eval_mode_restored, forward_arguments
 from sonde.session import DebugSession
 from sonde.statistics.find_tensors import find_tensors
+from sonde.tools.hook_that_never_raises import require_module
 from sonde.tools.layer_name_patterns import require_name
-from sonde.tools.loop_debugger import loop_measurements
-from sonde.tools.loop_debugger.loop_operation import DebugInfo, RunningOperation
+from sonde.tools.loop_debugger import measure_loop_operation
+from sonde.tools.loop_debugger.find_nonfinite_operation import MAX_SEARCHES, RandomState, anomaly_mode, find_cause
 from sonde.tools.loop_debugger.loop_report import DebugReport, build_debug_report, plot_history
-from sonde.tools.loop_debugger.nonfinite_cause import MAX_SEARCHES, RandomState, anomaly_mode, find_cause
 from sonde.tools.loop_debugger.operation_history import OperationHistory
+from sonde.tools.loop_debugger.timed_loop_operation import DebugInfo, RunningOperation
 from sonde.tools.loop_debugger.training_log import RotatingFile, TrainingLogger
-from sonde.tools.safe_hook import require_module
 
 PLOT_FILE = "debug_analysis.png"
 LINES_FILE = "debug_info.jsonl"
@@ -56,7 +56,7 @@ class PyTorchDebugger:
         self._logs_memory = measured.anything and self.config.log_memory
         self._uses_torch_anomaly = self.config.mode is DebugMode.ANOMALY_DETECTION
         self._history = OperationHistory(self._report_problem, logs_memory=self._logs_memory, logs_times=measured.times)
-        self._measurements = loop_measurements.LoopMeasurements(self.config)
+        self._measurements = measure_loop_operation.LoopMeasurements(self.config)
         self._time_zone = datetime.now().astimezone().tzinfo  # one object for all timestamps
         self._local = threading.local()  # nesting of operations is per thread
         self._num_warnings: dict[str, int] = {}
@@ -172,7 +172,7 @@ class PyTorchDebugger:
         """Memory now, MiB: of the process, and of tensors on GPUs (0.0 without one)."""
         with self._operation("memory_usage", "", epoch, batch):
             pass
-        return loop_measurements.process_memory_mb(), loop_measurements.gpu_memory_mb()
+        return measure_loop_operation.process_memory_mb(), measure_loop_operation.gpu_memory_mb()
 
     def debug_performance(self, operation: str | Callable[[], Any], epoch: int = 0, batch: int = 0) -> float:
         """Seconds of the last operation of this name; a callable is called and timed, as an operation with its name."""
@@ -228,7 +228,7 @@ class PyTorchDebugger:
         execution_time (seconds), samples_per_second (None where unknown), cpu_memory and gpu_memory (MiB)."""
         with self._operation("inference", _model_name(model), 0, 0) as running, eval_mode_restored(model):
             output, is_finite = self._forward(running, model, x)
-        info, size = running.info, loop_measurements.batch_size(x)
+        info, size = running.info, measure_loop_operation.batch_size(x)
         time_s = info.execution_time
         return {
             "output": output, "execution_time": time_s, "samples_per_second": size / time_s if size and time_s else None,
@@ -328,17 +328,17 @@ class PyTorchDebugger:
         """The output of the model, and whether it is finite."""
         if not self._measured.anything:
             return _call(model, x), True
-        if not loop_measurements.is_finite(x):
+        if not measure_loop_operation.is_finite(x):
             self._history.add_anomaly(running.info, "not finite", "the input is not finite")
         running.start_clock()
         output = _call(model, x)
         running.stop_clock()
-        is_finite = loop_measurements.is_finite(output)
+        is_finite = measure_loop_operation.is_finite(output)
         if not is_finite:
             self._history.add_anomaly(running.info, "not finite", "the output is not finite")
         if self._measured.activations:
             named = [(f"output.{place}", tensor) for place, tensor in find_tensors(output)]
-            running.statistics = self._history.statistics["outputs"] = loop_measurements.statistics_by_name(named)
+            running.statistics = self._history.statistics["outputs"] = measure_loop_operation.statistics_by_name(named)
         return output, is_finite
 
     def _backward(self, loss: Tensor) -> None:
@@ -359,7 +359,7 @@ class PyTorchDebugger:
         norm, first_bad, has_gradients = self._measurements.after_backward(model)
         info.gradient_norm = norm
         self._history.check_loss(info, info.loss)
-        measure = partial(loop_measurements.param_norm, model)
+        measure = partial(measure_loop_operation.param_norm, model)
         self._history.check_gradient_norm(info, norm, measure, first_bad=first_bad, has_gradients=has_gradients)
         if not (math.isfinite(info.loss) and math.isfinite(norm)):
             where = "the loss" if not math.isfinite(info.loss) else f"the gradient of {first_bad or 'the model'}"

@@ -18,10 +18,10 @@ from sonde.render.plots import Plot
 from sonde.render.plots.magnitude_plot import magnitudes as magnitude_plot
 from sonde.render.summaries.tables import html_table, text_table
 from sonde.statistics.find_tensors import find_tensors
-from sonde.tools.safe_hook import SafeHook, require_module
+from sonde.tools.hook_that_never_raises import SafeHook, require_module
 from sonde.tools.tensors import floating_point_formats
+from sonde.tools.tensors.describe_tensor import as_tensor
 from sonde.tools.tensors.floating_point_formats import FORMATS, Magnitudes, Margins, NumberFormat, parse_format
-from sonde.tools.tensors.tensor_statistics import as_tensor
 
 TARGETS = ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2")  # formats that a model could be converted to
 NEAR_OVERFLOW = 1.0  # powers of two: doubled values would overflow

@@ -13,8 +13,8 @@ from torch import Tensor
 from sonde.errors import SondeError, require_count
 from sonde.formatting import counted, number, percent, printable, size, strict_json
 from sonde.leaks.accumulated_tensors import Leak, TrackedTensor, find_leaks
+from sonde.leaks.find_owners_of_tensor import ReferenceChain, find_owners
 from sonde.leaks.leak_detector import MIN_AGE
-from sonde.leaks.reference_chains_to_tensor import ReferenceChain, find_owners
 from sonde.render.plots import Plot
 from sonde.render.plots.step_curves import percentiles
 from sonde.render.summaries.tables import html_table, text_table
@@ -23,8 +23,8 @@ from sonde.statistics.content_hash import content_hash
 from sonde.statistics.find_tensors import storage_bytes
 from sonde.statistics.private_torch_api import tensor_version
 from sonde.tools.layer_name_patterns import require_name
+from sonde.tools.tensors.describe_tensor import TensorStats, as_tensor, describe
 from sonde.tools.tensors.tensor_comparison import TensorComparison, compare_statistics, compare_values
-from sonde.tools.tensors.tensor_statistics import TensorStats, as_tensor, describe
 
 MAX_TRACKED = 1000
 

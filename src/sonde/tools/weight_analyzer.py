@@ -14,8 +14,8 @@ from sonde.formatting import counted, listing, number
 from sonde.render.plots import Plot, histograms
 from sonde.render.summaries.tables import html_table, text_table
 from sonde.statistics.private_torch_api import CONV, CONV_TRANSPOSE
-from sonde.tools.safe_hook import require_module
-from sonde.tools.tensors.tensor_statistics import FastStatistics, fast_statistics
+from sonde.tools.hook_that_never_raises import require_module
+from sonde.tools.tensors.describe_tensor import FastStatistics, fast_statistics
 from sonde.tools.weights import dead_units
 from sonde.tools.weights.dead_units import DeadNeuron
 from sonde.tools.weights.following_activation import NextLayers, next_layers_by_forward, next_layers_by_order

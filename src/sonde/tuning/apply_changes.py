@@ -20,8 +20,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from sonde.capture.call_site import describe_line, user_frame
 from sonde.capture.monkeypatch import override
+from sonde.capture.user_source_line import describe_line, user_frame
 from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.private_torch_api import (

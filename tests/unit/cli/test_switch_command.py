@@ -11,7 +11,7 @@ import pytest
 
 from sonde.cli import main
 from sonde.events import Event
-from sonde.runlog.directory import write_run_json
+from sonde.runlog.run_directory import write_run_json
 from sonde.runlog.switch_file import SWITCHES, SWITCHES_FILE, read_switch_requests
 from sonde.runlog.writer import Writer
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from comparison_runs import falling, write_pair_run
-from sonde.comparison.baseline import baseline_of, load, to_json
 from sonde.comparison.baseline_check import RULE, check_against_baseline
+from sonde.comparison.baseline_file import baseline_of, load, to_json
 from sonde.errors import SondeError
 from sonde.events import Severity
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sonde.diagnostics.diagnostics_from_run import read_run
 from sonde.diagnostics.diagnostics_report import DiagnosticsReport, build_diagnostics_report
-from sonde.diagnostics.from_run import read_run
 from sonde.diagnostics.health_score import WEIGHTS
-from sonde.diagnostics.metrics import ModelArchitectureInfo, ModelPerformanceMetrics
-from sonde.diagnostics.training_columns import MAX_POINTS, MAX_STEPS, MetricsRecorder, TrainingColumns, thin
 from sonde.diagnostics.training_dynamics import TrainingDynamics, training_dynamics
+from sonde.diagnostics.training_history import MAX_POINTS, MAX_STEPS, MetricsRecorder, TrainingColumns, thin
+from sonde.diagnostics.user_supplied_metrics import ModelArchitectureInfo, ModelPerformanceMetrics
 from sonde.errors import SondeError
 from sonde.events import Finding, Severity
 from sonde.rules.registry import RULES, SPEED_RULES
@@ -226,7 +226,7 @@ def test_what_only_costs_time_is_a_matter_of_efficiency():
 
 def test_the_rules_about_time_are_those_that_stand_on_times():
     pages = {rule.name: Path(str(sys.modules[rule.check.__module__].__file__)).read_text(encoding="utf-8") for rule in RULES}
-    assert {name for name, page in pages.items() if "sonde.rules._shared.step_profiles" in page} == SPEED_RULES
+    assert {name for name, page in pages.items() if "sonde.rules._shared.profiled_steps" in page} == SPEED_RULES
 
 
 # ---- from a run, and for people

@@ -11,7 +11,7 @@ from chrome_traces import events_of, spans
 from sonde.cli import main
 from sonde.events import STEP_SCALARS, Event, Kind, Site
 from sonde.export import EXPORTERS
-from sonde.runlog.directory import write_run_json
+from sonde.runlog.run_directory import write_run_json
 from sonde.runlog.writer import Writer
 
 TIMES = {"data_ms": 1.0, "forward_ms": 3.0, "backward_ms": 4.0, "optimizer_ms": 1.0, "other_ms": 0.9, "sonde_ms": 0.1, "step_ms": 10.0}

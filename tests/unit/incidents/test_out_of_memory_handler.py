@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import sonde
-from sonde.capture.replay_buffer import ReplayBuffer
+from sonde.capture.step_inputs_for_replay import ReplayBuffer
 from sonde.incidents.out_of_memory_handler import explain_out_of_memory, find_out_of_memory
 
 pytestmark = pytest.mark.torch

@@ -12,7 +12,7 @@ from sonde.comparison.compare import compare
 from sonde.events import Kind
 from sonde.render.html.comparison_html import comparison_html
 from sonde.render.html.svg_chart import ChartLine, line_chart
-from sonde.render.markdown import comparison_markdown
+from sonde.render.report_markdown import comparison_markdown
 from sonde.render.terminal.comparison_terminal import TerminalComparison
 
 EVIL = """<script>alert(1)</script>"'`|*_[x](https://evil.example)\x1b[31m"""

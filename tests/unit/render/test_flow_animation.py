@@ -18,7 +18,7 @@ from html.parser import HTMLParser
 import pytest
 
 from sonde.errors import SondeError
-from sonde.render.gradient_flow_animation import (
+from sonde.render.draw_gradient_flow_animation import (
     animation_gif,
     animation_html,
     ascii_animation,
@@ -129,7 +129,7 @@ def test_a_frame_fits_the_terminal_and_shows_the_worst_layers_where_not_all_fit(
 
 
 PLAY = """
-from sonde.render.gradient_flow_animation import play
+from sonde.render.draw_gradient_flow_animation import play
 from types import SimpleNamespace as N
 def layer(name, norm):
     return N(name=name, grad_norm=norm, mean_abs_grad=norm, max_abs_grad=norm, is_vanishing=False, is_exploding=False, flow_intensity=1.0)

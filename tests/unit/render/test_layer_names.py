@@ -9,7 +9,7 @@ from rich.console import Console
 
 from sonde.events import Finding, Severity
 from sonde.render.html.report_html import report_html
-from sonde.render.markdown import report_markdown
+from sonde.render.report_markdown import report_markdown
 from sonde.render.terminal.report_terminal import TerminalReport
 from sonde.report import diagnose
 from sonde.rules.rule import Rule

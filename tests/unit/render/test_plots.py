@@ -183,7 +183,7 @@ def test_one_bad_cell_of_five_hundred_layers_is_said_and_marked_beside_its_row()
 
 
 def test_a_bad_cell_survives_when_neighbours_share_a_place():
-    from sonde.render.plots.input_arrays import coarse
+    from sonde.render.plots.arrays_to_plot import coarse
 
     matrix = np.zeros((4000, 1))
     matrix[1234], matrix[2000], matrix[3000], matrix[3500] = math.nan, math.inf, -math.inf, 9.0

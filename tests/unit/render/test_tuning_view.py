@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sonde.formatting import strict_json
-from sonde.render.terminal.console import Terminal
+from sonde.render.terminal.print_to_terminal import Terminal
 from sonde.render.terminal.tuning_terminal import TerminalTuning, TuningPlan
 from sonde.tuning.measured_gain import Gain, LossCheck
 from sonde.tuning.proposals import Patch, Proposal

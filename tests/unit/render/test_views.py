@@ -11,8 +11,8 @@ from rich.console import Console
 from sonde.events import Event, Finding, Severity
 from sonde.render.html.html_page import POLICY
 from sonde.render.html.report_html import report_html
-from sonde.render.markdown import report_markdown
 from sonde.render.report_content import group_findings
+from sonde.render.report_markdown import report_markdown
 from sonde.render.terminal.report_terminal import TerminalReport
 from sonde.report import diagnose
 from sonde.runlog.reader import Run

@@ -15,7 +15,7 @@ from torch import nn  # noqa: E402
 import sonde  # noqa: E402
 from sonde import DebugConfig, Run, SondeError  # noqa: E402
 from sonde.cli.replay import replay  # noqa: E402
-from sonde.replay.capsule.capsule import load_capsule, save_capsule  # noqa: E402
+from sonde.replay.capsule.create_capsule import load_capsule, save_capsule  # noqa: E402
 
 FINDING = {"rule": "lr-zero", "severity": "error", "where": "", "step": 3, "cause": "it is 0", "fix": "raise it", "evidence": {"lr": 0}}
 

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 import sonde  # noqa: E402
 from sonde import DebugConfig, Origin, Run  # noqa: E402
-from sonde.replay.capsule.capsule import load_capsule  # noqa: E402
-from sonde.replay.capsule.replay_capsule import replay  # noqa: E402
+from sonde.replay.capsule.create_capsule import load_capsule  # noqa: E402
+from sonde.replay.capsule.replay_capsule_with_model import replay  # noqa: E402
 
 ITEM = 37  # index in the dataset: its norm is zero, and the derivative of sqrt at zero is infinite
 

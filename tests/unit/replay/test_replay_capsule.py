@@ -16,8 +16,8 @@ from dataclasses import replace  # noqa: E402
 from torch import nn  # noqa: E402
 
 from sonde.errors import SondeError  # noqa: E402
-from sonde.replay.capsule.capsule import load_capsule, save_capsule  # noqa: E402
-from sonde.replay.capsule.replay_capsule import is_same_origin, replay  # noqa: E402
+from sonde.replay.capsule.create_capsule import load_capsule, save_capsule  # noqa: E402
+from sonde.replay.capsule.replay_capsule_with_model import is_same_origin, replay  # noqa: E402
 
 
 class Net(nn.Module):

@@ -230,8 +230,8 @@ def test_after_a_non_finite_training_the_evaluation_is_not_replayed(tmp_path):
 
 def test_a_capsule_of_an_evaluation_is_replayed(tmp_path):
     pytest.importorskip("safetensors")
-    from sonde.replay.capsule.capsule import load_capsule
-    from sonde.replay.capsule.replay_capsule import is_same_origin, replay
+    from sonde.replay.capsule.create_capsule import load_capsule
+    from sonde.replay.capsule.replay_capsule_with_model import is_same_origin, replay
 
     torch.manual_seed(1)
     trained(Scaled(), tmp_path, lambda model: model(validation()), save_debug_info=True)
@@ -271,9 +271,9 @@ print("never in a replay")
 
 def test_a_capsule_of_an_evaluation_is_replayed_in_a_script_up_to_the_call_of_the_model(tmp_path, capsys):
     pytest.importorskip("safetensors")
-    from sonde.replay.capsule.capsule import load_capsule
-    from sonde.replay.capsule.replay_capsule import is_same_origin
-    from sonde.replay.capsule.replay_in_script import replay_script
+    from sonde.replay.capsule.create_capsule import load_capsule
+    from sonde.replay.capsule.replay_capsule_in_script import replay_script
+    from sonde.replay.capsule.replay_capsule_with_model import is_same_origin
 
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.replace("{rows}", "zeros"), encoding="utf-8")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sonde.events import Kind
-from sonde.rules._shared.depth_profile import KINDS, DepthProfiles
+from sonde.rules._shared.signal_growth_by_depth import KINDS, DepthProfiles
 from synthetic_steps import LAYERS, OUTPUT_IDS, row, training, view_of
 
 

@@ -8,7 +8,7 @@ from handmade_logs import WEIGHTS, HandmadeLog
 
 from sonde.events import Kind
 from sonde.run_view import Block, Reduction, layer_blocks
-from sonde.runlog import segment
+from sonde.runlog import log_file_reader
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_a_frame_longer_than_the_limit_is_a_block_of_its_own(log, monkeypatch):
 
 
 def test_frames_beyond_the_limit_of_layouts_are_read_one_by_one(log, monkeypatch):
-    monkeypatch.setattr(segment, "MAX_LAYOUT_BYTES", 0)
+    monkeypatch.setattr(log_file_reader, "MAX_LAYOUT_BYTES", 0)
     for number in range(3):
         log.frame(number, {100: number, 101: 2 * number})
         log.step(number)

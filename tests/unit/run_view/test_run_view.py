@@ -21,8 +21,8 @@ from sonde.events import (
     TextLogged,
 )
 from sonde.run_view import newest_views, run_view, step_columns
-from sonde.runlog import format as f
-from sonde.runlog.fatal_signal import dump_path
+from sonde.runlog import record_format as f
+from sonde.runlog.fatal_signal_file import dump_path
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import struct
 
-from sonde.runlog import format as f
+from sonde.runlog import record_format as f
 from sonde.runlog import record_scanner as scanning
 from sonde.runlog.record_scanner import DamagedSpan, scan
 

@@ -10,7 +10,7 @@ import pytest
 
 from sonde.errors import SondeError
 from sonde.events import STATISTICS, Site
-from sonde.runlog import format as f
+from sonde.runlog import record_format as f
 from sonde.runlog import writer as writing
 from sonde.runlog.reader import Run
 from sonde.runlog.writer import Writer

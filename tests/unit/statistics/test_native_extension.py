@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from sonde.runlog.format import FramePlan
+from sonde.runlog.record_format import FramePlan
 from sonde.statistics import native_extension, reductions
 from sonde.statistics.tensor_statistics_table import StatisticsTable
 from statistics_cases import each_implementation, noise, synchronized_rows  # noqa: F401

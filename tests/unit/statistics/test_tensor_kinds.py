@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sonde.statistics import exponent_histogram, reductions, torch_fallback
+from sonde.statistics import exponent_histogram, reductions, statistics_without_extension
 from sonde.statistics.content_hash import content_hash
 from sonde.statistics.parameter_snapshot import ParameterSnapshot
 from sonde.statistics.tensor_statistics_table import StatisticsTable
@@ -146,7 +146,7 @@ UNSUPPORTED = {
 @pytest.mark.parametrize("kind", UNSUPPORTED)
 def test_a_tensor_without_readable_values_gives_a_reason_and_a_row_of_zeros(implementation, kind):
     tensor = UNSUPPORTED[kind]()
-    reason = torch_fallback.unsupported_reason(tensor)
+    reason = statistics_without_extension.unsupported_reason(tensor)
     assert reason
     assert kind in reason
     rows = StatisticsTable(2)
@@ -175,7 +175,7 @@ def test_tensors_inside_vmap_and_func_grad_give_a_reason(implementation):
         rows = StatisticsTable(1)
         rows.measure_one(0, x)
         rows.synchronize()
-        reasons.append((torch_fallback.unsupported_reason(x), rows.unsupported[0]))
+        reasons.append((statistics_without_extension.unsupported_reason(x), rows.unsupported[0]))
         return x.sum()
 
     torch.func.vmap(measure)(torch.ones(3, 4))
@@ -188,7 +188,7 @@ def test_tensors_inside_vmap_and_func_grad_give_a_reason(implementation):
 
 def test_a_supported_tensor_has_no_reason():
     for tensor in (torch.ones(2), torch.ones(2, dtype=torch.bool), torch.eye(2).to_sparse(), torch.nn.Parameter(torch.ones(1))):
-        assert torch_fallback.unsupported_reason(tensor) is None
+        assert statistics_without_extension.unsupported_reason(tensor) is None
 
 
 @pytest.mark.parametrize("setting", ["half", "meta", "deterministic", "inference", "autocast", "no_grad", "flush_denormal"])

@@ -18,7 +18,7 @@ from torch import nn  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
 from sonde import GradientAnalyzer, GradientDebugger, GradientHealth, SondeError  # noqa: E402
-from sonde.tools.gradients.gradient_flow import (  # noqa: E402
+from sonde.tools.gradients.gradient_flow_analysis import (  # noqa: E402
     GradientFrame,
     LayerGradient,
     clipping_advice,

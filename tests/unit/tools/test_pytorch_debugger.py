@@ -22,7 +22,7 @@ import model_examples  # noqa: E402
 import sonde  # noqa: E402
 from sonde import DebugConfig, DebugInfo, NonFiniteError, PyTorchDebugger, PyTorchDebugManager, SondeError  # noqa: E402
 from sonde.tools.loop_debugger import training_log  # noqa: E402
-from sonde.tools.loop_debugger.nonfinite_cause import anomaly_mode  # noqa: E402
+from sonde.tools.loop_debugger.find_nonfinite_operation import anomaly_mode  # noqa: E402
 from sonde.tools.loop_debugger.operation_history import GradientNorms, OperationHistory  # noqa: E402
 
 pytestmark = pytest.mark.torch

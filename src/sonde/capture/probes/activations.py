@@ -16,17 +16,17 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
-from sonde.capture.exponent_histogram_frames import ExponentHistograms
+from sonde.capture.choose_observed_steps import hook_ns
 from sonde.capture.forward_call_patch import UncopiedHook, hook_all_modules
-from sonde.capture.overhead_budget import hook_ns
 from sonde.capture.probes.probe import Probe, ProbeContext
+from sonde.capture.record_exponent_histograms import ExponentHistograms
 from sonde.capture.watched_model import WatchedModel
 from sonde.events import STATISTICS, Kind, NotMeasured, Site
-from sonde.runlog.format import FramePlan
+from sonde.runlog.record_format import FramePlan
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.private_torch_api import add_gradient_hook
+from sonde.statistics.statistics_without_extension import unsupported_reason
 from sonde.statistics.tensor_statistics_table import StatisticsTable
-from sonde.statistics.torch_fallback import unsupported_reason
 
 MAX_CALLS = 8  # of one module in one forward: a cell unrolled over a thousand time steps is measured on its first calls
 

@@ -4,7 +4,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-from sonde.capture.planned_epochs import enclosing_epoch_loop, lines_of_callers
+from sonde.capture.find_planned_epochs import enclosing_epoch_loop, lines_of_callers
 from sonde.capture.probes.probe import Probe, ProbeContext
 from sonde.events import DataPass
 from sonde.statistics.private_torch_api import has_map_dataset

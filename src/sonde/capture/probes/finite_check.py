@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sonde.capture.current_step import CurrentStep
+from sonde.capture.current_step_facts import CurrentStep
 from sonde.capture.incident_types import Incident, NonFiniteIncident, SkippedUpdateIncident, SpikeIncident
 from sonde.capture.probes.probe import Probe, ProbeContext
 from sonde.capture.zero_grad_tracking import OptimizerGradients, optimizer_parameters
@@ -22,8 +22,8 @@ from sonde.spike_detection import LogNormBound, Spike
 from sonde.statistics import reductions
 from sonde.statistics.batched_device_reads import on_device
 from sonde.statistics.find_tensors import find_tensors, read_scalar
+from sonde.statistics.statistics_without_extension import unsupported_reason
 from sonde.statistics.tensor_statistics_table import measure_columns
-from sonde.statistics.torch_fallback import unsupported_reason
 
 MAX_OPTIMIZERS = 16  # with gradient norms of their own: some programs construct a new optimizer for every step, and those share the last
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from sonde.capture.call_site import describe_line, user_frame
 from sonde.capture.probes.probe import Probe
+from sonde.capture.user_source_line import describe_line, user_frame
 from sonde.events import OptimizerCreated
 from sonde.statistics.find_tensors import read_scalar
 from sonde.statistics.private_torch_api import is_scheduled

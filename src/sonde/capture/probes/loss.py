@@ -16,7 +16,7 @@ from sonde.spike_detection import LossBound
 from sonde.statistics import reductions
 from sonde.statistics.find_tensors import read_scalar
 from sonde.statistics.private_torch_api import loss_scale_tensor
-from sonde.statistics.torch_fallback import unsupported_reason
+from sonde.statistics.statistics_without_extension import unsupported_reason
 
 
 class LossProbe(Probe):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sonde.capture.incident_types import EvaluationIncident, Incident
 from sonde.capture.probes.probe import Probe, ProbeContext
-from sonde.capture.replay_buffer import ForwardCall
+from sonde.capture.step_inputs_for_replay import ForwardCall
 from sonde.events import NonFinite
 from sonde.statistics import reductions
 from sonde.statistics.batched_device_reads import on_device

@@ -10,11 +10,11 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from sonde.capture.exponent_histogram_frames import ExponentHistograms
 from sonde.capture.probes.probe import Probe, ProbeContext
+from sonde.capture.record_exponent_histograms import ExponentHistograms
 from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.events import STATISTICS, Kind, Site
-from sonde.runlog.format import FramePlan
+from sonde.runlog.record_format import FramePlan
 from sonde.statistics.parameter_snapshot import ParameterSnapshot
 from sonde.statistics.tensor_statistics_table import StatisticsTable
 

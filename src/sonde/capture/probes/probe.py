@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from sonde.capture.current_step import CurrentStep
-from sonde.capture.training_callback_interface import TrainingCallbacks
+from sonde.capture.callbacks_from_patches import TrainingCallbacks
+from sonde.capture.current_step_facts import CurrentStep
 from sonde.statistics.tensor_statistics_table import StatisticsTable
 
 if TYPE_CHECKING:
-    from sonde.capture.call_site import CallSites
-    from sonde.capture.error_isolation import ErrorIsolation
+    from sonde.capture.disable_failing_probes import ErrorIsolation
     from sonde.capture.incident_types import Incident
-    from sonde.capture.model_registry import ModelRegistry
-    from sonde.capture.phase_timer import PhaseTimer
-    from sonde.capture.replay_buffer import ReplayBuffer
     from sonde.capture.run_log_recorder import StepRecorder
+    from sonde.capture.step_inputs_for_replay import ReplayBuffer
+    from sonde.capture.step_phase_timer import PhaseTimer
+    from sonde.capture.user_source_line import CallSites
+    from sonde.capture.watched_models_registry import ModelRegistry
     from sonde.capture.zero_grad_tracking import GradientState
     from sonde.config import DebugConfig, MeasuredParts
     from sonde.statistics.batched_device_reads import DeferredReads

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from sonde.capture.call_site import describe_line, direct_user_frame
-from sonde.capture.model_registry import ModelRegistry
-from sonde.capture.phase_timer import PhaseTimer
+from sonde.capture.step_phase_timer import PhaseTimer
 from sonde.capture.tensor_method_patch import MethodCall, TensorMethodPatch
 from sonde.capture.tensors_on_wrong_device import find_holders
+from sonde.capture.user_source_line import describe_line, direct_user_frame
+from sonde.capture.watched_models_registry import ModelRegistry
 from sonde.statistics.content_hash import content_hash
 from sonde.statistics.private_torch_api import gradient_device, graph_task_id, storage_address, tensor_version
 

@@ -15,9 +15,9 @@ from time import perf_counter_ns
 from types import FrameType
 from typing import Any
 
-from sonde.capture.call_site import is_library as _in_library
-from sonde.capture.call_site import release_locals
-from sonde.capture.phase_timer import PhaseTimer
+from sonde.capture.step_phase_timer import PhaseTimer
+from sonde.capture.user_source_line import is_library as _in_library
+from sonde.capture.user_source_line import release_locals
 
 MAX_EVENTS = 6_000  # in a row: more would take longer than 5 ms, which is too much for the profile of one step
 MAX_PAUSES = 2  # per step: after the first, tracing resumes with the next phase; after the second it ends

@@ -10,15 +10,15 @@ from contextlib import ExitStack
 from time import perf_counter_ns, thread_time_ns
 from typing import Any
 
-from sonde.capture.error_isolation import ErrorIsolation
-from sonde.capture.model_registry import ModelRegistry
-from sonde.capture.phase_timer import PhaseTimer
+from sonde.capture.disable_failing_probes import ErrorIsolation
 from sonde.capture.run_log_recorder import StepRecorder
+from sonde.capture.step_phase_timer import PhaseTimer
 from sonde.capture.step_profiler.cpu_usage import CpuUsage
 from sonde.capture.step_profiler.device_transfers import DeviceTransfers
+from sonde.capture.step_profiler.leaf_module_times import LayerTimes
 from sonde.capture.step_profiler.line_times import LineTimes
-from sonde.capture.step_profiler.slowest_layers import LayerTimes
 from sonde.capture.step_profiler.sync_points import SyncPoints
+from sonde.capture.watched_models_registry import ModelRegistry
 from sonde.config import MeasuredParts
 from sonde.events import StepProfile, TransfersMeasured
 

@@ -6,8 +6,8 @@ purposes does not count.
 
 from typing import Any
 
-from sonde.capture.call_site import describe_line, direct_user_frame
 from sonde.capture.tensor_method_patch import MethodCall, TensorMethodPatch
+from sonde.capture.user_source_line import describe_line, direct_user_frame
 
 DISPLAY_NAMES = {
     "__float__": "float()", "__int__": "int()", "__bool__": "bool()", "__index__": "int()", "__array__": "numpy()", "__repr__": "print",

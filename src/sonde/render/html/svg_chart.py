@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sonde.formatting import number
-from sonde.render.axis import linear_axis, log_axis
+from sonde.render.axis_ticks import linear_axis, log_axis
 from sonde.render.terminal.sparkline import is_log
 
 WIDTH, HEIGHT = 860, 220

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from sonde.render.plots import style
-from sonde.render.plots.panels import Panel, draw_panel
+from sonde.render.plots.figure_with_panels import Panel, draw_panel
 from sonde.render.plots.plot import Plot
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import numpy as np
 
 from sonde.errors import SondeError
 from sonde.formatting import counted
-from sonde.render.axis import Axis, curve_axis, linear_axis, row_labels, spread_axis
+from sonde.render.axis_ticks import Axis, curve_axis, linear_axis, row_labels, spread_axis
 from sonde.render.plots import style
-from sonde.render.plots.input_arrays import (
+from sonde.render.plots.arrays_to_plot import (
     Floats,
     bad_text,
     coarse,

@@ -10,10 +10,10 @@ import numpy as np
 
 from sonde.errors import SondeError
 from sonde.formatting import counted, number
-from sonde.render.axis import LARGEST, Axis, linear_axis, spread_axis
+from sonde.render.axis_ticks import LARGEST, Axis, linear_axis, spread_axis
 from sonde.render.plots import style
+from sonde.render.plots.arrays_to_plot import Floats, bad_text, non_finite, place_text, plain_array, range_text
 from sonde.render.plots.heatmap_plot import row_ticks
-from sonde.render.plots.input_arrays import Floats, bad_text, non_finite, place_text, plain_array, range_text
 from sonde.render.plots.plot import Plot
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sonde.formatting import size
-from sonde.render.axis import linear_axis
+from sonde.render.axis_ticks import linear_axis
 from sonde.render.plots import style
 from sonde.render.plots.plot import Plot
 

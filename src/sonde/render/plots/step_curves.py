@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sonde.formatting import counted
-from sonde.render.axis import curve_axis, linear_axis, spread_axis
+from sonde.render.axis_ticks import curve_axis, linear_axis, spread_axis
 from sonde.render.plots import style
-from sonde.render.plots.input_arrays import Floats, bad_text, non_finite, one_row, plain_steps, steps_for, stretches
+from sonde.render.plots.arrays_to_plot import Floats, bad_text, non_finite, one_row, plain_steps, steps_for, stretches
 from sonde.render.plots.plot import Plot
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sonde.errors import SondeError
 from sonde.formatting import printable, shorten
-from sonde.render.axis import Axis
+from sonde.render.axis_ticks import Axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ from sonde.comparison.compare import RunComparison
 from sonde.comparison.loss_curves import LossComparison
 from sonde.formatting import number, printable
 from sonde.render.comparison_content import ComparisonTable, common_steps, comparison_tables
-from sonde.render.terminal.console import line, paragraph
+from sonde.render.terminal.print_to_terminal import line, paragraph
 from sonde.render.terminal.sparkline import sparkline
 
 MARKS = {

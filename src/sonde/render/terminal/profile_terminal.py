@@ -13,7 +13,7 @@ from rich.text import Text
 from sonde.formatting import DASH, counted, factor, milliseconds, printable, si_number, whole_percent
 from sonde.render.profile_content import advice, outside_layers, phases, profile_facts, sections
 from sonde.render.profile_tree import LayerNode, finite, rows
-from sonde.render.terminal.console import Part, line, paragraph, plain_text
+from sonde.render.terminal.print_to_terminal import Part, line, paragraph, plain_text
 from sonde.render.terminal.sparkline import bar
 
 if TYPE_CHECKING:

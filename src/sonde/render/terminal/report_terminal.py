@@ -11,7 +11,7 @@ from rich.text import Text
 from sonde.events import Finding, Severity
 from sonde.formatting import number, number_or_text
 from sonde.render.report_content import evidence, group_findings, in_place, loss_series, notes, rate_series, run_sentence, source_line
-from sonde.render.terminal.console import line, paragraph
+from sonde.render.terminal.print_to_terminal import line, paragraph
 from sonde.render.terminal.sparkline import is_log, sparkline
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from sonde.render.terminal.console import line, paragraph
+from sonde.render.terminal.print_to_terminal import line, paragraph
 
 SECTION = re.compile(r"(?P<name>\S+(?: \S+)*)\s{2,}(?P<text>\S.*)")
 

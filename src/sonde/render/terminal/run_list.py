@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from sonde.formatting import DASH, counted, layer_name, printable, shorten
-from sonde.render.terminal.console import line, paragraph
+from sonde.render.terminal.print_to_terminal import line, paragraph
 from sonde.render.terminal.report_terminal import MARKS
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from rich.cells import cell_len, set_cell_size
 
 from sonde.errors import SondeError
 from sonde.formatting import counted, number, printable
-from sonde.render.axis import curve_axis, even_labels, linear_axis, row_labels, spread_axis
+from sonde.render.axis_ticks import curve_axis, even_labels, linear_axis, row_labels, spread_axis
+from sonde.render.plots.arrays_to_plot import Floats, coarse, non_finite, one_row, steps_for, two_dimensional
 from sonde.render.plots.histogram_plots import Histogram, binned, is_steep
-from sonde.render.plots.input_arrays import Floats, coarse, non_finite, one_row, steps_for, two_dimensional
 from sonde.render.terminal.braille_canvas import BrailleCanvas
 from sonde.render.terminal.sparkline import ASCII_MARKS, MARKS, bar
 

@@ -9,7 +9,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from sonde.formatting import counted, milliseconds, number, percent, rate
-from sonde.render.terminal.console import Part, line, paragraph
+from sonde.render.terminal.print_to_terminal import Part, line, paragraph
 
 if TYPE_CHECKING:
     from sonde.tuning.tuning_result import MeasuredChange, Tuning

@@ -13,8 +13,8 @@ import numpy as np
 
 from sonde.events import Kind
 from sonde.formatting import number
-from sonde.rules._shared.depth_profile import KINDS, DepthProfiles, is_bias
-from sonde.rules.columns import first_number, first_where, largest_number
+from sonde.rules._shared.signal_growth_by_depth import KINDS, DepthProfiles, is_bias
+from sonde.rules.column_helpers import first_number, first_where, largest_number
 from sonde.run_view import Block, Reduction
 from sonde.run_view.layer_blocks import Values
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sonde.events import LeaksInvestigated
-from sonde.rules._shared.event_rows import amount, text
+from sonde.rules._shared.read_event_tables import amount, text
 from sonde.run_view import RunView
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.events import Kind, OwnershipChanged, Row, Site
-from sonde.rules._shared.event_rows import amount
-from sonde.rules.columns import first_where
+from sonde.rules._shared.read_event_tables import amount
+from sonde.rules.column_helpers import first_where
 from sonde.run_view import Block, LayerTable, Reduction, RunView
 from sonde.runlog.record_index import Ints
 

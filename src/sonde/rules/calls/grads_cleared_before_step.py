@@ -11,7 +11,7 @@ Fix              call zero_grad() before backward, not after it.
 from __future__ import annotations
 
 from sonde.events import Severity
-from sonde.rules.columns import first_streak
+from sonde.rules.column_helpers import first_streak
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
 

@@ -10,7 +10,7 @@ Fix              call loss.backward() before optimizer.step().
 from __future__ import annotations
 
 from sonde.events import Severity
-from sonde.rules.columns import first_where
+from sonde.rules.column_helpers import first_where
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
 

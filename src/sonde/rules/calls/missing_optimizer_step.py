@@ -12,8 +12,8 @@ Fix              call optimizer.step() after backward.
 from __future__ import annotations
 
 from sonde.events import OwnershipChanged, Severity
-from sonde.rules._shared.event_rows import amount
-from sonde.rules.columns import first_where
+from sonde.rules._shared.read_event_tables import amount
+from sonde.rules.column_helpers import first_where
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from sonde.events import CallSiteFound, Severity, StaleGradientsUsed
 from sonde.formatting import number
-from sonde.rules._shared.nonfinite_origins import NONFINITE_RULES
-from sonde.rules.columns import first_number, first_streak, largest_number
+from sonde.rules._shared.origin_search_results import NONFINITE_RULES
+from sonde.rules.column_helpers import first_number, first_streak, largest_number
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
-from sonde.run_view.call_sites import source_evidence
+from sonde.run_view.source_lines_of_calls import source_evidence
 
 PATIENCE = 3  # updates in a row: a resumed run may start with one stale gradient
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from sonde.events import NonFinite, Severity
 from sonde.formatting import number
-from sonde.rules._shared.nonfinite_origins import NONFINITE_RULES
+from sonde.rules._shared.origin_search_results import NONFINITE_RULES
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
 

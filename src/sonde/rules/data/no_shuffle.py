@@ -19,7 +19,7 @@ from sonde.events import Severity
 from sonde.formatting import number
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
-from sonde.run_view.data_facts import BatchLabels, LabelCounts
+from sonde.run_view.dataloader_and_labels import BatchLabels, LabelCounts
 
 ENOUGH = 8  # batches that were inspected
 FEWEST = 4  # labels in a batch: fewer are in order by chance

@@ -18,7 +18,7 @@ from sonde.events import CallSiteFound, Severity
 from sonde.formatting import listing
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
-from sonde.run_view.call_sites import source_evidence
+from sonde.run_view.source_lines_of_calls import source_evidence
 
 GLOBAL = {"numpy": "np.random", "torch": "torch's generator", "random": "the random module"}
 

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 from sonde.events import Finding, OptimizerCreated, Severity, StepProfile, TransfersMeasured
 from sonde.formatting import number, size
-from sonde.rules._shared.event_rows import amount, text
-from sonde.rules._shared.step_profiles import evenly_spaced
+from sonde.rules._shared.profiled_steps import evenly_spaced
+from sonde.rules._shared.read_event_tables import amount, text
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
 

@@ -18,10 +18,10 @@ from typing import Any
 
 from sonde.events import OwnershipChanged, Severity, TransfersMeasured
 from sonde.formatting import listing, number
-from sonde.rules._shared.event_rows import amount, text
+from sonde.rules._shared.read_event_tables import amount, text
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
-from sonde.run_view.call_sites import source_evidence
+from sonde.run_view.source_lines_of_calls import source_evidence
 
 MAX_TENSORS = 20  # that are named in one finding or searched for in the lines
 

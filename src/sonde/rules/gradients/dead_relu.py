@@ -19,7 +19,7 @@ import numpy as np
 
 from sonde.events import Kind, Severity
 from sonde.formatting import listing, number
-from sonde.rules.columns import Bools, last_streak
+from sonde.rules.column_helpers import Bools, last_streak
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import Block, LayerTable, Reduction, RunView
 from sonde.run_view.layer_blocks import Values

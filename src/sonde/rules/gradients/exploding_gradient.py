@@ -22,7 +22,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from sonde.events import Severity
 from sonde.formatting import number
 from sonde.rules._shared.divergence_cause import DIVERGENCE_CAUSE
-from sonde.rules._shared.nonfinite_origins import NONFINITE_RULES
+from sonde.rules._shared.origin_search_results import NONFINITE_RULES
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
 

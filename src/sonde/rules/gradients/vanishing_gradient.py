@@ -18,8 +18,8 @@ import numpy as np
 
 from sonde.events import Severity
 from sonde.formatting import number
-from sonde.rules._shared.depth_profile import KINDS, DepthProfiles
-from sonde.rules.columns import Bools, last_streak
+from sonde.rules._shared.signal_growth_by_depth import KINDS, DepthProfiles
+from sonde.rules.column_helpers import Bools, last_streak
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import Block, Reduction, RunView
 from sonde.runlog.record_index import Ints

@@ -19,11 +19,11 @@ import numpy as np
 
 from sonde.events import Severity, UpdateSkipped
 from sonde.formatting import number
-from sonde.rules._shared.event_rows import text
-from sonde.rules.columns import Bools, first_where
+from sonde.rules._shared.read_event_tables import text
+from sonde.rules.column_helpers import Bools, first_where
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
-from sonde.run_view.call_sites import source_evidence
+from sonde.run_view.source_lines_of_calls import source_evidence
 
 FLOOR = 1.0  # a scale below it makes gradients smaller instead of larger: the PyTorch manual calls it a sign that something is wrong
 NUM_BELOW = 3  # steps skipped below it: a scaler that was given a low scale may skip one

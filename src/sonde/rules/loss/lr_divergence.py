@@ -19,8 +19,8 @@ import numpy as np
 from sonde.events import Severity
 from sonde.formatting import number
 from sonde.rules._shared.divergence_cause import DIVERGENCE_CAUSE
-from sonde.rules._shared.nonfinite_origins import NONFINITE_RULES
-from sonde.rules.columns import Bools, first_number, first_where, largest_number
+from sonde.rules._shared.origin_search_results import NONFINITE_RULES
+from sonde.rules.column_helpers import Bools, first_number, first_where, largest_number
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
 

@@ -15,7 +15,7 @@ import numpy as np
 from sonde.events import Severity
 from sonde.formatting import size
 from sonde.rules._shared.leak_events import found_leaks
-from sonde.rules.columns import largest_number
+from sonde.rules.column_helpers import largest_number
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
 

@@ -15,7 +15,7 @@ from sonde.events import Finding, MemoryExhausted, Severity
 from sonde.formatting import layer_name, size
 from sonde.rules.rule import Clear, Result, Rule
 from sonde.run_view import RunView
-from sonde.run_view.call_sites import source_evidence
+from sonde.run_view.source_lines_of_calls import source_evidence
 
 PHASES = {
     "forward": "in the forward", "backward": "in the backward", "optimizer": "in the optimizer's step", "data": "while data were loaded",

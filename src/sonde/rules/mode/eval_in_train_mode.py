@@ -20,7 +20,7 @@ from itertools import accumulate
 from sonde.events import EvaluatedInTrainMode, Finding, Severity
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
-from sonde.run_view.call_sites import source_evidence
+from sonde.run_view.source_lines_of_calls import source_evidence
 
 MOST = 0.5  # of the pauses: a program that validates in eval mode more often uses training mode on purpose in the others
 EVERY_STEP = 0.5  # pauses per update: what happens so often belongs to the step

@@ -12,7 +12,7 @@ Fix              call model.train() at the start of each epoch, after validation
 from __future__ import annotations
 
 from sonde.events import Severity
-from sonde.rules.columns import first_streak
+from sonde.rules.column_helpers import first_streak
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from sonde.events import NonFinite, Severity
 from sonde.formatting import number
-from sonde.rules._shared.nonfinite_origins import EVALUATION, evaluation_origin
+from sonde.rules._shared.origin_search_results import EVALUATION, evaluation_origin
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from sonde.events import Kind, NonFinite, Severity
 from sonde.formatting import number
-from sonde.rules.columns import last_number
+from sonde.rules.column_helpers import last_number
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
 

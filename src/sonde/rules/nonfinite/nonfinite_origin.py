@@ -17,8 +17,8 @@ from __future__ import annotations
 import numpy as np
 
 from sonde.events import Finding, NonFinite, Severity
-from sonde.rules._shared.nonfinite_origins import CONSEQUENCES, OPERATION_DEFECTS, OriginEvents, training_origin
-from sonde.rules.columns import last_streak
+from sonde.rules._shared.origin_search_results import CONSEQUENCES, OPERATION_DEFECTS, OriginEvents, training_origin
+from sonde.rules.column_helpers import last_streak
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sonde.events import OptimizerCreated, Severity
-from sonde.rules.columns import Array, streaks
+from sonde.rules.column_helpers import Array, streaks
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
 

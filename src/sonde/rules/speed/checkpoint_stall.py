@@ -13,7 +13,7 @@ from math import ceil
 
 import numpy as np
 
-from sonde.rules._shared.step_profiles import too_often
+from sonde.rules._shared.profiled_steps import too_often
 from sonde.rules.rule import NotEvaluated, Result, Rule
 from sonde.run_view import RunView
 

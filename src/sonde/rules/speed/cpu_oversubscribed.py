@@ -11,8 +11,8 @@ Fix              use as many threads as there are cores.
 from __future__ import annotations
 
 from sonde.formatting import number
-from sonde.rules._shared.event_rows import amount
-from sonde.rules._shared.step_profiles import last_machine, severity_of, step_profiles, too_many_threads, with_gain
+from sonde.rules._shared.profiled_steps import last_machine, severity_of, step_profiles, too_many_threads, with_gain
+from sonde.rules._shared.read_event_tables import amount
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
 

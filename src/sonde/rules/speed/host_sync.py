@@ -16,8 +16,7 @@ from typing import Any
 
 from sonde.events import StepProfile
 from sonde.formatting import number
-from sonde.rules._shared.event_rows import amount, text
-from sonde.rules._shared.step_profiles import (
+from sonde.rules._shared.profiled_steps import (
     is_small,
     median_shares,
     reason_without_profiles,
@@ -26,6 +25,7 @@ from sonde.rules._shared.step_profiles import (
     step_profiles,
     with_gain,
 )
+from sonde.rules._shared.read_event_tables import amount, text
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
 

@@ -24,8 +24,7 @@ import numpy as np
 
 from sonde.events import Kind, StepProfile
 from sonde.formatting import number
-from sonde.rules._shared.event_rows import amount, text
-from sonde.rules._shared.step_profiles import (
+from sonde.rules._shared.profiled_steps import (
     last_machine,
     reason_without_profiles,
     severity_of,
@@ -34,6 +33,7 @@ from sonde.rules._shared.step_profiles import (
     too_many_threads,
     with_gain,
 )
+from sonde.rules._shared.read_event_tables import amount, text
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import Block, Reduction, RunView
 

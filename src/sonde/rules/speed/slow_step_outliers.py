@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.formatting import number
-from sonde.rules._shared.event_rows import amount, text
-from sonde.rules._shared.step_profiles import severity_of, step_profiles, with_gain
+from sonde.rules._shared.profiled_steps import severity_of, step_profiles, with_gain
+from sonde.rules._shared.read_event_tables import amount, text
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
 from sonde.run_view.step_times import TRAINING, phase_ms, sample_stride

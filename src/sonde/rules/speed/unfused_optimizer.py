@@ -12,11 +12,11 @@ Fix              pass fused=True to the optimizer.
 from __future__ import annotations
 
 from sonde.events import OptimizerCreated, Severity
-from sonde.rules._shared.event_rows import amount
-from sonde.rules._shared.step_profiles import with_gain
+from sonde.rules._shared.profiled_steps import with_gain
+from sonde.rules._shared.read_event_tables import amount
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
-from sonde.run_view.call_sites import source_evidence
+from sonde.run_view.source_lines_of_calls import source_evidence
 
 # Share of the optimizer's time that fused=True saves, the least that was measured over 4 to 100 parameters of 100 to 2,000,000 elements:
 SAVED = {"Adam": 0.55, "AdamW": 0.55, "Adagrad": 0.5, "SGD": 0.35}

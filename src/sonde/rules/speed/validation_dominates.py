@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from sonde.rules._shared.step_profiles import too_often
+from sonde.rules._shared.profiled_steps import too_often
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
 

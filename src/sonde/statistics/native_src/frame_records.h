@@ -1,4 +1,4 @@
-/* Encodes a frame of statistics as the record that sonde.runlog.format.FramePlan.encode makes. For little-endian machines only: see
+/* Encodes a frame of statistics as the record that sonde.runlog.record_format.FramePlan.encode makes. For little-endian machines only: see
  * sonde/statistics/native_extension.py. */
 
 static PyObject *name_shape_of_plan, *name_single; /* attributes of FramePlan: _shape, _single */

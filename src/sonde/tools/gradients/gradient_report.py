@@ -13,12 +13,12 @@ import numpy as np
 from sonde.formatting import counted, listing, number
 from sonde.render.plots import Plot, layer_heatmap
 from sonde.render.summaries.tables import html_table, text_table
-from sonde.rules._shared.depth_profile import SHALLOWEST
 from sonde.rules._shared.divergence_cause import GROWTH
+from sonde.rules._shared.signal_growth_by_depth import SHALLOWEST
 from sonde.rules.gradients.exploding_gradient import LEAP, NUM_LEAPS, USUAL
 from sonde.rules.gradients.vanishing_gradient import FADED, PATIENCE
-from sonde.tools.gradients import gradient_flow
-from sonde.tools.gradients.gradient_flow import ClippingAdvice, GradientFrame, GradientHealth, LayerGradient
+from sonde.tools.gradients import gradient_flow_analysis
+from sonde.tools.gradients.gradient_flow_analysis import ClippingAdvice, GradientFrame, GradientHealth, LayerGradient
 from sonde.tools.gradients.gradient_noise_scale import NoiseScale
 
 TREND_POINTS = 8  # steps with a positive norm: fewer show no trend
@@ -139,7 +139,7 @@ def build_gradient_report(
     """Builds the report. `order` lists the layers by depth; `scales` has the norms of their weights, if these are known."""
     if not frames:
         advice = ("No gradient was recorded: call register_hooks(model) before backward(), or record_gradient_flow(layer, gradient).",)
-        return GradientReport(0, steps_counted_by, {}, None, gradient_flow.clipping_advice(()), noise, advice)
+        return GradientReport(0, steps_counted_by, {}, None, gradient_flow_analysis.clipping_advice(()), noise, advice)
     flags = [_flags(frame, order, scales, vanishing_threshold, exploding_threshold) for frame in frames]
     rows: dict[str, list[Row]] = {name: [] for name in order}
     for frame, row in zip(frames, flags):
@@ -149,15 +149,15 @@ def build_gradient_report(
     verdicts = {name: layer.verdict for name, layer in layers.items()}
     judged = tuple(_with_verdicts(frame, row, verdicts) for frame, row in zip(frames, flags))
     vanishing, exploding, dead = ([n for n in order if verdicts[n] == kind] for kind in ("vanishing", "exploding", "dead"))
-    health = gradient_flow.classify_health(judged, exploded=bool(exploding), vanished=bool(vanishing or dead))
-    clipping = gradient_flow.clipping_advice(judged)
-    lines = gradient_flow.recommendations(vanishing, exploding, health, clipping)
+    health = gradient_flow_analysis.classify_health(judged, exploded=bool(exploding), vanished=bool(vanishing or dead))
+    clipping = gradient_flow_analysis.clipping_advice(judged)
+    lines = gradient_flow_analysis.recommendations(vanishing, exploding, health, clipping)
     if unused := [name for name in dead if not layers[name].norms]:
         lines.insert(0, f"No gradient ever reached {listing(unused)}: the loss does not depend on them, or they are used under no_grad.")
     if zero := [name for name in dead if layers[name].norms]:
         lines.insert(0, f"Zero gradients in {listing(zero)}: check for dead ReLUs, a detached tensor or an unused output after them.")
     if clipping.max_norm is not None and not exploding:
-        spikes = f"Spikes: {gradient_flow.clipping_call(clipping.max_norm)} removes them; {clipping.reason}."
+        spikes = f"Spikes: {gradient_flow_analysis.clipping_call(clipping.max_norm)} removes them; {clipping.reason}."
         lines = [spikes, *([] if health is GradientHealth.HEALTHY else lines)]
     return GradientReport(len(frames), steps_counted_by, layers, health, clipping, noise, tuple(lines), judged)
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from sonde.capture.error_isolation import MAX_FAILURES
+from sonde.capture.disable_failing_probes import MAX_FAILURES
 from sonde.formatting import counted, strict
 from sonde.render.safe_write import write_new
-from sonde.statistics.torch_fallback import Unsupported, readable
+from sonde.statistics.statistics_without_extension import Unsupported, readable
 from sonde.tools.hooks.alerts import Alert, AlertDispatcher, format_evidence
 from sonde.tools.hooks.hook_builder import HookAction, HookSpec, HookTrigger
 from sonde.tools.hooks.hook_events import HookEvent, TrainingStopped

@@ -11,7 +11,7 @@ from sonde.condition_expressions import Condition
 from sonde.errors import SondeError
 from sonde.statistics import reductions
 from sonde.tools.hooks.hook_builder import HookAction
-from sonde.tools.tensors.tensor_statistics import FastStatistics, fast_statistics, shape_of
+from sonde.tools.tensors.describe_tensor import FastStatistics, fast_statistics, shape_of
 
 
 class TrainingStopped(SondeError):

@@ -16,14 +16,14 @@ from sonde.errors import SondeError, require_count
 from sonde.render.safe_write import make_folder
 from sonde.statistics import reductions
 from sonde.statistics.find_tensors import read_scalar
+from sonde.tools.hook_that_never_raises import require_module
 from sonde.tools.hooks.alerts import TIMEOUT_S, Alert, Webhook
+from sonde.tools.hooks.attach_hooks_to_layers import Attachment, in_backward
 from sonde.tools.hooks.hook_actions import ActionContext, HookStatus, RegisteredHook, stored_value
 from sonde.tools.hooks.hook_builder import AlertSeverity, HookSpec, HookTrigger, parse_choice
 from sonde.tools.hooks.hook_events import HookEvent, HookResult, TrainingStopped
-from sonde.tools.hooks.layer_hooks import Attachment, in_backward
 from sonde.tools.layer_name_patterns import require_name
-from sonde.tools.safe_hook import require_module
-from sonde.tools.tensors.tensor_statistics import as_tensor
+from sonde.tools.tensors.describe_tensor import as_tensor
 
 MAX_RESULTS = 1000
 

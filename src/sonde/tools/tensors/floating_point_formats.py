@@ -13,8 +13,8 @@ from torch import Tensor
 
 from sonde.errors import SondeError
 from sonde.statistics import exponent_histogram
-from sonde.statistics.torch_fallback import LOWEST_EXPONENT
-from sonde.tools.tensors.tensor_statistics import FastStatistics, fast_statistics
+from sonde.statistics.statistics_without_extension import LOWEST_EXPONENT
+from sonde.tools.tensors.describe_tensor import FastStatistics, fast_statistics
 
 _NAMES = {
     "fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2",

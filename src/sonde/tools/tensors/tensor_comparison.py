@@ -12,8 +12,8 @@ from torch import Tensor
 from sonde.errors import SondeError
 from sonde.formatting import counted, number
 from sonde.render.summaries.tables import html_table, text_table
-from sonde.statistics.torch_fallback import readable, reason
-from sonde.tools.tensors.tensor_statistics import Floats, TensorHistogram, TensorStats, as_tensor
+from sonde.statistics.statistics_without_extension import readable, reason
+from sonde.tools.tensors.describe_tensor import Floats, TensorHistogram, TensorStats, as_tensor
 
 CHUNK = 1 << 20  # elements in float64 at a time
 MAX_DENSE = 1 << 27  # elements of a sparse tensor that may be converted to dense

@@ -14,7 +14,7 @@ from torch.nn import functional
 from sonde.profiler.run_forward_pass import eval_mode_restored, forward_arguments, input_errors_explained
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.private_torch_api import BATCH_NORM, CONV, DROPOUT, MAX_POOL
-from sonde.tools.safe_hook import SafeHook
+from sonde.tools.hook_that_never_raises import SafeHook
 
 LAYERS = (nn.Linear, *CONV, nn.Bilinear)
 NORMS: tuple[type[nn.Module], ...] = (*BATCH_NORM, nn.LayerNorm, nn.GroupNorm, getattr(nn, "RMSNorm", nn.LayerNorm), nn.LocalResponseNorm)

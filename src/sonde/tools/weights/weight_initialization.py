@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sonde.formatting import number
 from sonde.statistics.private_torch_api import fan_in_and_fan_out
-from sonde.tools.tensors.tensor_statistics import FastStatistics, fast_statistics
+from sonde.tools.tensors.describe_tensor import FastStatistics, fast_statistics
 
 MIN_ELEMENTS = 64  # with fewer, neither shape nor scale can be identified
 ERRORS = 4.0  # standard errors that a sample may deviate by chance

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import sonde
-from sonde.capture.overhead_budget import OverheadBudget
+from sonde.capture.choose_observed_steps import OverheadBudget
 from training_harness import patched_functions
 
 NUM_STEPS = 14

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from sonde.events import BATCH_FIELDS, STATISTICS, Site
-from sonde.runlog import format as f
+from sonde.runlog import record_format as f
 
 MANIFEST = {"format": 1, "host": "golden", "pid": 1, "rank": 0, "world_size": 1, "started": 1.5e9, "attempt": 0, "sonde": "0.1.0"}
 SITES = [

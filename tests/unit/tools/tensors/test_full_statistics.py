@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sonde.errors import SondeError  # noqa: E402
-from sonde.tools.tensors.tensor_statistics import PERCENTILES, as_tensor, describe, elements, fast_statistics  # noqa: E402  # noqa: E402
+from sonde.tools.tensors.describe_tensor import PERCENTILES, as_tensor, describe, elements, fast_statistics  # noqa: E402  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

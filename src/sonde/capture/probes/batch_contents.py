@@ -1,0 +1,155 @@
+"""The batch: statistics and a content hash of its tensors and of the model's inputs; whether its samples are all equal, and its labels."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from sonde.capture.class_labels_from_loss import ClassLabels, count_labels, find_labels, is_plain
+from sonde.capture.probes.probe import Probe, ProbeContext
+from sonde.events import BATCH_FIELDS, BatchInspected, Kind, Site
+from sonde.runlog.record_format import FramePlan
+from sonde.statistics.batched_device_reads import on_device
+from sonde.statistics.content_hash import content_hash
+from sonde.statistics.find_tensors import find_tensors, numpy_view
+from sonde.statistics.statistics_without_extension import unsupported_reason
+from sonde.statistics.tensor_statistics_table import StatisticsTable
+
+MAX_TENSORS = 8  # of one batch, and of one model's inputs
+NUM_FIRST_STEPS = 16  # observed steps; then those at this distance: hashing a batch costs as much as all statistics of a small layer
+MIN_DISTANCE = 32  # steps
+MAX_SAMPLES = 64  # of a batch are compared with the first, until one differs
+MAX_OUTPUTS = 4  # whose shapes are stored, to recognize the labels
+
+
+class BatchProbe(Probe):
+    """Measures the tensors of a batch and of a model's inputs, and compares its samples and labels."""
+
+    name = "batch"
+    OBSERVED_ONLY = True
+
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
+        self._sites: dict[str, Site | None] = {}
+        self._table = StatisticsTable(2 * MAX_TENSORS)
+        self._extra = np.zeros((2 * MAX_TENSORS, 2))
+        self._measured_sites: list[Site] = []
+        self._plan: tuple[list[int], FramePlan] | None = None
+        self._num_steps = 0
+        self._last_step = 0
+        self._is_active = True
+        self._batch: Any = None  # the loader's last batch before the first training forward of the step, so not one of a validation
+        self._num_fetched = 0  # batches up to that forward: several, where several loaders feed it or a validation came before
+        self._fetched: dict[int, torch.Tensor] = {}  # tensors of the batch, by id: as inputs they are not measured again
+        self._samples: dict[str, Any] = {}  # size and, where all samples are equal, content hash of one, of the first forward's inputs
+        self._are_equal: dict[tuple[int, int], bool] = {}  # inputs that tell samples apart, by place in memory: are all samples equal?
+        self._outputs: list[tuple[int, ...]] = []
+        self._labels: list[ClassLabels | None] = []
+
+    @property
+    def is_enabled(self) -> bool:
+        return self._context.measured.batches
+
+    def on_step_start(self) -> None:
+        self._num_steps += 1
+        is_due = self._num_steps <= NUM_FIRST_STEPS or self._state.number - self._last_step >= MIN_DISTANCE
+        self._is_active = is_due or self._context.measured.in_full
+        self._last_step = self._state.number if self._is_active else self._last_step
+
+    def on_batch_end(self, batch: Any) -> None:
+        if self._is_active and not self._samples:
+            self._batch = batch
+            self._num_fetched += batch is not None
+
+    def on_forward_start(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not self._is_active or not self._state.is_first_forward:
+            return
+        self._measure_batch()
+        inputs = find_tensors((args, kwargs))[:MAX_TENSORS]
+        if not self._samples:
+            readable = [tensor for _, tensor in inputs if not on_device(tensor)] or list(self._fetched.values())[:1]
+            self._samples, self._are_equal = _compare_samples(readable)
+        for place, tensor in inputs:
+            if id(tensor) not in self._fetched:
+                self._measure(f"input.{place.partition('.')[2]}", tensor)
+
+    def on_forward_end(self, module: nn.Module, output: Any) -> None:
+        if self._is_active and self._state.is_first_forward and len(self._outputs) < MAX_OUTPUTS:
+            self._outputs += [tuple(tensor.shape) for _, tensor in find_tensors(output)[:MAX_OUTPUTS]]
+
+    def on_backward_start(self, tensors: Any) -> None:
+        if self._is_active:
+            found = find_labels(tensors, self._outputs, self._fetched.values())
+            self._labels += found
+            for labels in found:  # a model that computes its loss itself gets them as an input too, after the first
+                if labels is not None and labels.location in list(self._are_equal)[1:]:
+                    del self._are_equal[labels.location]
+
+    def tables(self) -> Iterable[StatisticsTable]:
+        self._measure_batch()  # no model was called
+        return (self._table,)
+
+    def collect(self) -> None:
+        step = self._state.number
+        if ids := [site.id for site in self._measured_sites]:
+            if self._plan is None or self._plan[0] != ids:
+                self._plan = (ids, self._recorder.plan(Kind.BATCH, BATCH_FIELDS, ids))
+            self._recorder.frame(self._plan[1], step, np.hstack([self._table.values[: len(ids)], self._extra[: len(ids)]]))
+        if self._samples:
+            event = BatchInspected(
+                num_fetched=self._num_fetched, num_inputs=len(self._are_equal), num_alike=sum(self._are_equal.values()), **self._samples,
+                labels=count_labels(self._labels),
+            )  # fmt: skip
+            self._recorder.emit(event, step)
+
+    def reset(self) -> None:
+        self._batch, self._num_fetched = None, 0
+        for held in (self._measured_sites, self._fetched, self._samples, self._are_equal, self._outputs, self._labels):
+            held.clear()
+
+    def _measure_batch(self) -> None:
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            for place, tensor in find_tensors(batch)[:MAX_TENSORS]:
+                self._measure(f"batch.{place}", tensor)
+                self._fetched[id(tensor)] = tensor
+
+    def _measure(self, path: str, tensor: torch.Tensor) -> None:
+        row = len(self._measured_sites)
+        if row >= len(self._extra) or any(site.path == path for site in self._measured_sites):
+            return
+        if path not in self._sites:
+            reason = unsupported_reason(tensor)
+            self._sites[path] = None if reason else self._recorder.site(
+                kind="input", path=path, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch.")
+            )  # fmt: skip
+        site = self._sites[path]
+        if site is not None:
+            self._table.measure_one(row, tensor)
+            fingerprint = content_hash(tensor) if not on_device(tensor) else None
+            self._extra[row] = (tensor.shape[0] if tensor.dim() else 1, np.nan if fingerprint is None else fingerprint)
+            self._measured_sites.append(site)
+
+
+def _compare_samples(inputs: list[torch.Tensor]) -> tuple[dict[str, Any], dict[tuple[int, int], bool]]:
+    """The number of samples, with the content hash of one where all are equal; and for each input that distinguishes samples, by its place
+    in memory, whether all samples are equal in it. Such inputs have as many rows as the first, or another shape than one sample."""
+    inputs = [tensor for tensor in inputs if tensor.dim()]
+    size = len(inputs[0]) if inputs else 0
+    samples: dict[str, Any] = {"size": size, "sample": None}
+    are_equal: dict[tuple[int, int], bool] = {}
+    for number, tensor in enumerate(inputs if size > 1 else ()):
+        if not is_plain(tensor):
+            are_equal[-number, 0] = False  # not known
+        elif len(tensor) == size:
+            rows = numpy_view(tensor)
+            is_equal = all(bool((rows[i] == rows[0]).all()) for i in range(1, min(size, MAX_SAMPLES)))
+            are_equal[tensor.data_ptr(), tensor.numel()] = is_equal
+            if is_equal and samples["sample"] is None:
+                samples["sample"] = content_hash(tensor[0])
+        elif tensor.numel() and not {*tensor.shape} <= {1, *inputs[0].shape[1:]}:
+            values = numpy_view(tensor)
+            are_equal[tensor.data_ptr(), tensor.numel()] = bool((values == values.flat[0]).all())
+    return samples, are_equal

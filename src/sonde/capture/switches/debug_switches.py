@@ -1,0 +1,233 @@
+"""The switches of a session: which are on, since when, and what they have cost. They change between two steps and never inside of one.
+
+All off, a step pays for one comparison of the clock; twice a second the file is read through which they are switched from outside.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+
+from sonde.capture.detect_step_end import StepBoundaries
+from sonde.capture.probes.probe import Probe, ProbeContext
+from sonde.capture.switches.log_lines_by_switch import SwitchOutput
+from sonde.capture.switches.rate_limited_log import SwitchLog
+from sonde.capture.switches.torch_profiler_switch import PLAIN, TENSORBOARD, TorchProfilerRun
+from sonde.config import DebugConfig
+from sonde.events import SwitchChanged, TypedEvent, encode
+from sonde.runlog.switch_file import SWITCHES, SWITCHES_FILE, check_switch_names, read_switch_requests
+
+FILE_INTERVAL_NS = 500_000_000  # between two reads of the file
+MAX_RECORDED = 10_000  # changes that are written into a run
+ANOMALY = "autograd_anomaly"
+_PROFILERS = (PLAIN, TENSORBOARD)
+
+_log = logging.getLogger("sonde")
+
+
+@dataclass(slots=True)
+class SwitchState:
+    """One switch."""
+
+    since_step: int | None = None  # None: it is off
+    by: str = ""  # who turned it on
+    cost_ns: int = 0  # in Sonde's own code, over the whole run
+    num_lines: int = 0
+    log: SwitchLog = field(kw_only=True)
+
+
+class Switches:
+    """The thirteen switches of a session; `attach` connects them to a training."""
+
+    def __init__(self, config: DebugConfig) -> None:
+        self._config = config
+        self._states = {name: SwitchState(log=SwitchLog(name, as_json=config.log_json)) for name in SWITCHES}
+        self._requested: dict[str, tuple[bool, str]] = {}  # changes that wait for the end of a step
+        self._on: tuple[str, ...] = ()
+        self._context: ProbeContext | None = None
+        self._anomaly_before: tuple[bool, bool] | None = None  # torch's anomaly mode as the user had it
+        self._file_stamp: tuple[int, int, int] | None = None
+        self._next_read_ns = 0
+        self._has_warned = False
+        self._num_recorded = 0
+
+    def attach(self, context: ProbeContext, boundaries: StepBoundaries, directory: Path) -> None:
+        """A session has started."""
+        self._context, self._boundaries, self._directory = context, boundaries, directory
+        self.output, self._profiler = SwitchOutput(context), TorchProfilerRun(directory)
+        self._file = str(directory / SWITCHES_FILE)
+        self._file_stamp = self._read_stamp()  # wishes of an earlier process are not repeated
+        self._memory_every = self._config.measured.memory_every
+        if self._config.measured.anything:
+            self._apply(0)
+
+    def request(self, names: str | Iterable[str] | None, on: bool, by: str) -> None:
+        """Change switches: now where no step is under way, else when it ends."""
+        for name in SWITCHES if names is None else check_switch_names(names):
+            self._requested[name] = (on, by)
+        if self._context is not None and not self._boundaries.is_active:
+            self._apply(self._boundaries.number)
+
+    def is_on(self, name: str) -> bool:
+        """Whether a switch is on, or will be when the step ends."""
+        requested = self._requested.get(name)
+        return requested[0] if requested is not None else self._states[name].since_step is not None
+
+    def status(self) -> dict[str, dict[str, Any]]:
+        """For each switch: whether it is on, since when and by whom, its cost and its number of lines."""
+        return {
+            name: {
+                "on": state.since_step is not None, "since_step": state.since_step, "by": state.by,
+                "cost_ms": round(state.cost_ns / 1e6, 3), "num_lines": state.num_lines,
+            }
+            for name, state in self._states.items()
+        }  # fmt: skip
+
+    def on_step_end(self, step: int) -> None:
+        context = self._context
+        if context is None:
+            return
+        now_ns = context.timer.entered_ns
+        if not self._on and not self._requested and now_ns < self._next_read_ns and self._memory_every is None:
+            return  # all off
+        for name in self._on:
+            self._isolate(name, partial(self._report, name, step, now_ns))
+        if self._memory_every is not None and step % self._memory_every == 0:
+            self._isolate("memory_usage", self.output.record_memory)
+        if now_ns >= self._next_read_ns:
+            self._next_read_ns = now_ns + FILE_INTERVAL_NS
+            self._read_file()
+        if self._requested:
+            self._apply(step + 1)
+        if self._profiler.active or PLAIN in self._on or TENSORBOARD in self._on:
+            self._isolate(PLAIN if PLAIN in self._on else TENSORBOARD, lambda: self._profile(step, now_ns))
+
+    def _report(self, name: str, step: int, now_ns: int) -> None:
+        make = self.output.reports.get(name)
+        if make is not None and (report := make(step)) is not None:
+            self._write(name, step, report, now_ns)
+
+    def _write(self, name: str, step: int, report: dict[str, Any], now_ns: int) -> None:
+        state = self._states[name]
+        state.num_lines += state.log.write(step, report, now_ns)
+
+    def _isolate(self, name: str, work: Callable[[], object]) -> None:
+        """Run the work of a switch and count its cost; one that fails is turned off, and training goes on."""
+        began = perf_counter_ns()
+        try:
+            work()
+        except Exception as error:
+            self._requested[name] = (False, "an error")
+            if self._context is not None:
+                self._context.isolation.report(f"switch {name}", "", error)
+        finally:
+            self._states[name].cost_ns += perf_counter_ns() - began
+
+    def _read_stamp(self) -> tuple[int, int, int] | None:
+        try:
+            facts = os.stat(self._file, follow_symlinks=False)
+        except OSError:
+            return None
+        return facts.st_mtime_ns, facts.st_ino, facts.st_size
+
+    def _read_file(self) -> None:
+        stamp = self._read_stamp()
+        if stamp == self._file_stamp:
+            return
+        self._file_stamp = stamp
+        try:
+            for name, on in read_switch_requests(self._directory).items():
+                if on is not self.is_on(name):
+                    self._requested[name] = (on, "sonde switch")
+        except ValueError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                _log.warning("sonde: %s is ignored: %s.", SWITCHES_FILE, error)
+
+    def _apply(self, step: int) -> None:
+        """`step` is the first that they hold for."""
+        requested, self._requested = self._requested, {}
+        for name, (on, by) in requested.items():
+            if on is not (self._states[name].since_step is not None):
+                self._isolate(name, partial(self._switch, name, on, by, step))
+        self._on = tuple(name for name, state in self._states.items() if state.since_step is not None)
+
+    def _switch(self, name: str, on: bool, by: str, step: int) -> None:
+        state = self._states[name]
+        if on:
+            state.since_step, state.by = step, by
+            state.log.open()
+            if name == ANOMALY:
+                self._enable_anomaly_mode()
+        else:
+            state.since_step, state.by = None, ""
+            if name == ANOMALY:
+                self._restore_anomaly_mode()
+            if name in _PROFILERS and self._profiler.active:
+                self._finish_profile(step - 1, perf_counter_ns())
+            state.log.close()
+        if self._num_recorded < MAX_RECORDED:
+            self._num_recorded += 1
+            self._emit(SwitchChanged(switch=name, is_on=on, by=by), step)
+
+    def _enable_anomaly_mode(self) -> None:
+        # Nothing is raised for a NaN that backward would have passed on, unless the user wants the training to stop at it.
+        self._anomaly_before = (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled())
+        torch.autograd.set_detect_anomaly(True, check_nan=self._own_anomaly_mode()[1])
+
+    def _restore_anomaly_mode(self) -> None:
+        before, self._anomaly_before = self._anomaly_before, None
+        if before is not None and (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()) == self._own_anomaly_mode(before):
+            torch.autograd.set_detect_anomaly(*before)  # else the user has changed it since, and means that
+
+    def _own_anomaly_mode(self, before: tuple[bool, bool] | None = None) -> tuple[bool, bool]:
+        was_on, checked = before or self._anomaly_before or (False, False)
+        return True, (was_on and checked) or self._config.anomaly_detection_mode == "raise"
+
+    def _profile(self, step: int, now_ns: int) -> None:
+        wanted = tuple(name for name in _PROFILERS if name in self._on)
+        if not self._profiler.active:
+            self._profiler.start(wanted, step + 1)
+        elif self._profiler.on_step_end() or not wanted:
+            self._finish_profile(step, now_ns)
+            for name in wanted:
+                self._requested[name] = (False, "profile written")
+            self._apply(step + 1)
+
+    def _finish_profile(self, step: int, now_ns: int) -> None:
+        event = self._profiler.stop()
+        if event is not None:
+            self._emit(event, step)
+            for name in self._profiler.requested_by:
+                self._write(name, step, encode(event)[1], now_ns)
+
+    def close(self) -> None:
+        """All off: torch's modes and the levels of loggers are restored, profiles are written."""
+        if self._context is None:
+            return
+        self._requested = dict.fromkeys(SWITCHES, (False, "the end"))
+        self._apply(self._boundaries.number)
+        self._context = None
+
+    def _emit(self, event: TypedEvent, step: int) -> None:
+        if self._context is not None:
+            self._context.recorder.emit(event, step)
+
+
+class SwitchProbe(Probe):
+    """Runs the switches between two steps."""
+
+    name = "switches"
+
+    def __init__(self, context: ProbeContext, switches: Switches) -> None:
+        super().__init__(context)
+        self._switches = switches
+
+    def on_step_timed(self, training_ns: int) -> None:
+        self._switches.on_step_end(self._state.number)
