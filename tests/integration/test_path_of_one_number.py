@@ -22,7 +22,7 @@ pytestmark = pytest.mark.torch
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "sonde"
 MAX_FUNCTIONS, MAX_MODULES = 14, 10
-CONTROL = "_optimizer_step_end on_optimizer_step_end _end_step _collect end_step _write_step column"
+CONTROL = "_optimizer_step_end on_optimizer_step_end _end_step _collect end_step _write_step column _add"
 
 
 def drawn() -> list[tuple[str, str]]:
