@@ -68,7 +68,7 @@ BANNED_CALLS = {"eval", "exec", "compile", "__import__", "torch.load", "np.load"
 # `sonde run` exists to execute the user's own script; looking back at a bad step executes statements of the function that is running,
 # in its own process. Neither reads a run or a capsule.
 ALLOWED = {("script_runner.py", name) for name in ("runpy", "exec", "compile")}
-ALLOWED |= {(f"replay/{file}.py", name) for file in ("program_slice", "statements_after_backward") for name in ("exec", "compile")}
+ALLOWED |= {(f"replay/{file}.py", name) for file in ("statements_that_compute_value", "statements_after_backward") for name in ("exec", "compile")}
 
 
 def executing_names(path):

@@ -56,7 +56,7 @@ def saved(directory, *args, **rest):
 
 @pytest.fixture
 def capsule(tmp_path):
-    """A valid create_capsule, to be damaged."""
+    """A valid capsule, to be damaged."""
     return save(tmp_path, args=(torch.ones(3, 4),), kwargs={"scale": 2.0}, origin=ORIGIN, rng=torch.get_rng_state())
 
 
@@ -316,24 +316,24 @@ def assert_refused(path, message):
         load_capsule(path)
 
 
-def change(create_capsule, **fields):
+def change(capsule, **fields):
     file = capsule / "capsule.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
 
 
-def write_tensors(create_capsule, header, data=b""):
+def write_tensors(capsule, header, data=b""):
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     (capsule / "tensors.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
 def test_a_directory_without_a_capsule_is_refused(tmp_path):
     assert_refused(tmp_path / "nowhere", "No capsule in")
-    assert_refused(tmp_path, "it has no create_capsule.json")
+    assert_refused(tmp_path, "it has no capsule.json")
 
 
-def test_a_capsule_of_a_later_format_is_refused(create_capsule):
-    change(create_capsule, format=99)
-    assert_refused(create_capsule, "format 99")
+def test_a_capsule_of_a_later_format_is_refused(capsule):
+    change(capsule, format=99)
+    assert_refused(capsule, "format 99")
 
 
 class Hostile:
@@ -345,23 +345,23 @@ class Hostile:
 
 
 @pytest.mark.parametrize("name", ["capsule.json", "tensors.safetensors"])
-def test_a_pickle_is_refused_and_not_loaded(create_capsule, tmp_path, name):
+def test_a_pickle_is_refused_and_not_loaded(capsule, tmp_path, name):
     canary = tmp_path / "pwned"
     payload = pickle.dumps(Hostile(str(canary)))
     for content in (payload, struct.pack("<Q", len(payload)) + payload):
         (capsule / name).write_bytes(content)
-        assert_refused(create_capsule, "not a valid capsule")
+        assert_refused(capsule, "not a valid capsule")
     torch.save(Hostile(str(canary)), capsule / name)
-    assert_refused(create_capsule, "not a valid capsule")
+    assert_refused(capsule, "not a valid capsule")
     assert not canary.exists()
     pickle.loads(payload)
     assert canary.exists()  # it would have worked
 
 
 @pytest.mark.parametrize("length", [0, 1, 2**31, 2**63, 2**64 - 1])
-def test_a_header_with_a_wrong_length_is_refused(create_capsule, length):
+def test_a_header_with_a_wrong_length_is_refused(capsule, length):
     (capsule / "tensors.safetensors").write_bytes(struct.pack("<Q", length) + b"{}")
-    assert_refused(create_capsule, "not a valid capsule")
+    assert_refused(capsule, "not a valid capsule")
 
 
 F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
@@ -393,36 +393,36 @@ F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
     ],
     ids=lambda header: repr(header)[:60],
 )
-def test_an_invalid_header_is_refused(create_capsule, header):
-    write_tensors(create_capsule, header, bytes(8))
-    assert_refused(create_capsule, "not a valid capsule")
+def test_an_invalid_header_is_refused(capsule, header):
+    write_tensors(capsule, header, bytes(8))
+    assert_refused(capsule, "not a valid capsule")
 
 
-def test_a_truncated_file_is_refused(create_capsule):
+def test_a_truncated_file_is_refused(capsule):
     file = capsule / "tensors.safetensors"
     content = file.read_bytes()
     for length in (0, 4, 8, 100, len(content) // 2, len(content) - 1):
         file.write_bytes(content[:length])
-        assert_refused(create_capsule, "not a valid capsule")
+        assert_refused(capsule, "not a valid capsule")
 
 
-def test_a_file_above_the_size_limit_is_not_read(create_capsule):
+def test_a_file_above_the_size_limit_is_not_read(capsule):
     os.truncate(capsule / "tensors.safetensors", 2**40)  # a hole: it takes no space
-    assert_refused(create_capsule, "at most 8,192 are read")
+    assert_refused(capsule, "at most 8,192 are read")
 
 
 @pytest.mark.parametrize("name", ["capsule.json", "tensors.safetensors"])
-def test_links_pipes_and_directories_are_refused(create_capsule, tmp_path, name):
+def test_links_pipes_and_directories_are_refused(capsule, tmp_path, name):
     file = capsule / name
     file.rename(tmp_path / "elsewhere")
     file.symlink_to(tmp_path / "elsewhere")
-    assert_refused(create_capsule, "a link")
+    assert_refused(capsule, "a link")
     file.unlink()
     os.mkfifo(file)
-    assert_refused(create_capsule, "not a valid capsule")
+    assert_refused(capsule, "not a valid capsule")
     file.unlink()
     file.mkdir()
-    assert_refused(create_capsule, "not a valid capsule")
+    assert_refused(capsule, "not a valid capsule")
 
 
 @pytest.mark.parametrize(
@@ -433,9 +433,9 @@ def test_links_pipes_and_directories_are_refused(create_capsule, tmp_path, name)
     ],
     ids=lambda text: repr(text)[:30],
 )  # fmt: skip
-def test_invalid_json_is_refused(create_capsule, text):
+def test_invalid_json_is_refused(capsule, text):
     (capsule / "capsule.json").write_bytes(text.encode("utf-8", "surrogatepass"))
-    assert_refused(create_capsule, "not a valid capsule")
+    assert_refused(capsule, "not a valid capsule")
 
 
 def nested(depth):
@@ -477,11 +477,11 @@ def nested(depth):
     ],
     ids=lambda tree: repr(tree)[:40],
 )
-def test_values_that_sonde_would_not_write_are_refused(create_capsule, tree):
+def test_values_that_sonde_would_not_write_are_refused(capsule, tree):
     text = json.dumps({"tuple": [tree]}).replace("Infinity", "1e400")
     fields = json.loads((capsule / "capsule.json").read_text()) | {"args": "HERE"}
     (capsule / "capsule.json").write_text(json.dumps(fields).replace('"HERE"', text))
-    assert_refused(create_capsule, "not a valid capsule")
+    assert_refused(capsule, "not a valid capsule")
 
 
 @pytest.mark.parametrize(
@@ -494,6 +494,6 @@ def test_values_that_sonde_would_not_write_are_refused(create_capsule, tree):
     ],
     ids=repr,
 )  # fmt: skip
-def test_fields_of_the_wrong_type_are_refused(create_capsule, fields):
-    change(create_capsule, **fields)
-    assert_refused(create_capsule, "not a valid capsule")
+def test_fields_of_the_wrong_type_are_refused(capsule, fields):
+    change(capsule, **fields)
+    assert_refused(capsule, "not a valid capsule")

@@ -27,7 +27,7 @@ MAX_OUTPUTS = 4  # whose shapes are stored, to recognize the labels
 class BatchProbe(Probe):
     """Measures the tensors of a batch and of a model's inputs, and compares its samples and labels."""
 
-    name = "batch"
+    name = "batch_contents"
     OBSERVED_ONLY = True
 
     def __init__(self, context: ProbeContext) -> None:

@@ -41,7 +41,7 @@ class _Pause:
 class ForgottenEvalModeProbe(Probe):
     """Records pauses in which a trained model is evaluated in train mode."""
 
-    name = "forgotten_eval_mode"
+    name = "evaluation_in_train_mode"
     OBSERVED_CALLBACKS = Probe.OBSERVED_CALLBACKS | {"on_forward_start"}
 
     def __init__(self, context: ProbeContext) -> None:

@@ -25,7 +25,7 @@ PLAN = (
 class SchedulerProbe(Probe):
     """Records each scheduler with its plan, and when it steps for the first time."""
 
-    name = "schedulers"
+    name = "lr_schedulers"
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)

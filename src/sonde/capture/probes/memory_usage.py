@@ -34,7 +34,7 @@ class _GraphToken:
 class MemoryProbe(Probe):
     """Records the memory of the process and counts graphs of earlier steps that are still alive."""
 
-    name = "memory"
+    name = "memory_usage"
     OBSERVED_CALLBACKS = Probe.OBSERVED_CALLBACKS | {"on_forward_start", "on_forward_end"}
 
     def __init__(self, context: ProbeContext) -> None:

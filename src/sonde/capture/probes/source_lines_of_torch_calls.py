@@ -12,7 +12,7 @@ from sonde.capture.probes.probe import Probe
 class SourceLineProbe(Probe):
     """Records the first lines of each kind of call. The lines of backward are recorded with the losses."""
 
-    name = "training_loop_lines"
+    name = "source_lines_of_torch_calls"
 
     def on_phase_start(self, phase: str, owner: Any) -> None:
         details = describe_loader(owner) if phase == "data" else {}

@@ -11,7 +11,7 @@ from sonde.capture.probes.probe import Probe, ProbeContext
 class TrainEvalModeProbe(Probe):
     """Counts dropout and normalization layers, and those of them in eval mode, in forwards with gradients."""
 
-    name = "train_eval_mode"
+    name = "training_in_eval_mode"
     OBSERVED_ONLY = True
 
     def __init__(self, context: ProbeContext) -> None:
