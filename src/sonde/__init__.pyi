@@ -22,7 +22,7 @@ from sonde.profiler.profile_operations import profile_operations as profile_oper
 from sonde.profiler.profiler import Profiler as Profiler
 from sonde.report import Report as Report
 from sonde.report import diagnose as diagnose
-from sonde.runlog.reader import Run as Run
+from sonde.runlog.run_reader import Run as Run
 from sonde.session import DebugSession as DebugSession
 from sonde.session import debug_session as debug_session
 from sonde.session import watch as watch
@@ -40,8 +40,8 @@ from sonde.tools.hooks import HookBuilder as HookBuilder
 from sonde.tools.hooks import Hooks as Hooks
 from sonde.tools.hooks import HookTrigger as HookTrigger
 from sonde.tools.hooks import TrainingStopped as TrainingStopped
+from sonde.tools.loop_debugger.loop_operation_record import DebugInfo as DebugInfo
 from sonde.tools.loop_debugger.loop_report import DebugReport as DebugReport
-from sonde.tools.loop_debugger.timed_loop_operation import DebugInfo as DebugInfo
 from sonde.tools.model_diagnostics import ModelDiagnostics as ModelDiagnostics
 from sonde.tools.pytorch_debugger import PyTorchDebugger as PyTorchDebugger
 from sonde.tools.pytorch_debugger import PyTorchDebugManager as PyTorchDebugManager

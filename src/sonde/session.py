@@ -423,7 +423,7 @@ class DebugSession:
         from sonde.incidents import HandlerContext
         from sonde.incidents.memory_growth_handler import MemoryGrowthHandler
         from sonde.incidents.nonfinite_handler import NonFiniteHandler
-        from sonde.incidents.run_search_in_child import ReplaySearches
+        from sonde.incidents.search_cause_in_child import ReplaySearches
         from sonde.incidents.skipped_update_handler import SkippedUpdateHandler
         from sonde.incidents.spike_handler import SpikeHandler
 

@@ -13,7 +13,7 @@ from sample_logs import start_training
 from sonde.errors import SondeError
 from sonde.events import Site
 from sonde.runlog import writer as writing
-from sonde.runlog.reader import Run
+from sonde.runlog.run_reader import Run
 from sonde.runlog.writer import Writer
 
 

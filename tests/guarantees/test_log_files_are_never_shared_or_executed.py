@@ -15,8 +15,8 @@ import sonde
 from sample_logs import start_training, write_log
 from sonde.events import Site
 from sonde.runlog import record_format as f
-from sonde.runlog.reader import Run
 from sonde.runlog.run_directory import new_run_directory
+from sonde.runlog.run_reader import Run
 from sonde.runlog.writer import Writer
 
 SOURCE = Path(sonde.__file__).parent
@@ -68,7 +68,8 @@ BANNED_CALLS = {"eval", "exec", "compile", "__import__", "torch.load", "np.load"
 # `sonde run` exists to execute the user's own script; looking back at a bad step executes statements of the function that is running,
 # in its own process. Neither reads a run or a capsule.
 ALLOWED = {("script_runner.py", name) for name in ("runpy", "exec", "compile")}
-ALLOWED |= {(f"replay/{file}.py", name) for file in ("statements_that_compute_value", "statements_after_backward") for name in ("exec", "compile")}
+REPLAYED = ("statements_that_compute_value", "statements_after_backward")  # statements of the user
+ALLOWED |= {(f"replay/{file}.py", name) for file in REPLAYED for name in ("exec", "compile")}
 
 
 def executing_names(path):

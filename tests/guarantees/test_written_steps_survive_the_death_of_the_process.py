@@ -12,7 +12,7 @@ import pytest
 
 from sample_logs import start_training
 from sonde.events import STATISTICS, Site
-from sonde.runlog.reader import Run
+from sonde.runlog.run_reader import Run
 from sonde.runlog.writer import Writer
 
 ROUNDS = 200

@@ -19,7 +19,7 @@ from sonde.events import BATCH_FIELDS, STATISTICS, Event, Finding, Frame, Kind, 
 from sonde.rules.rule import NotEvaluated, Result, Rule
 from sonde.run_view import RunView, newest_views
 from sonde.runlog import record_format as f
-from sonde.runlog.reader import Run
+from sonde.runlog.run_reader import Run
 
 LAYERS = ("net.0", "net.2", "net.4", "net.6", "head")
 OUTPUT_IDS = {path: 100 + index for index, path in enumerate(LAYERS)}

@@ -132,7 +132,7 @@ def test_with_too_few_steps_the_error_names_the_required_number(folder: Path) ->
     ("ending", "code", "message"),
     [
         ("print('hello')", 2, "sonde: other.py gave no profile: no training step was found"),
-        ("raise ValueError('bad')", 1, "ValueError: bad\nsonde: other.py left with 1 before there was enough"),
+        ("raise ValueError('bad')", 1, "ValueError: bad\nsonde: other.py ended with"),
     ],
     ids=["trains-nothing", "raises"],
 )

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 import fork_server
 from sonde.report import diagnose
-from sonde.runlog.reader import Run
+from sonde.runlog.run_reader import Run
 
 pytestmark = pytest.mark.torch
 HERE = Path(__file__).parent
@@ -37,21 +37,21 @@ MORE = [
 # `sonde run` in a process where the answer of every search comes 50 steps after its incident, or at the end of the training.
 LATE = """
     import sys
-    from sonde.incidents import run_search_in_child
+    from sonde.incidents import search_cause_in_child
 
-    class Late(run_search_in_child.ReplayChild):
+    class Late(search_cause_in_child.ReplayChild):
         num_polls, answer = 0, None
 
         def poll(self, timeout_s=0.0):
             if self.answer is None:
-                self.answer = super().poll(run_search_in_child.LIMIT_S)
+                self.answer = super().poll(search_cause_in_child.LIMIT_S)
             self.num_polls += 1
-            return self.answer if self.num_polls > 50 or timeout_s > run_search_in_child.LIMIT_S else None
+            return self.answer if self.num_polls > 50 or timeout_s > search_cause_in_child.LIMIT_S else None
 
     if sys.argv[3] == "later":
-        run_search_in_child.ReplayChild, run_search_in_child.WAIT_S = Late, 0.0
+        search_cause_in_child.ReplayChild, search_cause_in_child.WAIT_S = Late, 0.0
     else:  # every answer is waited for, also on a busy machine
-        run_search_in_child.WAIT_S = run_search_in_child.LIMIT_S
+        search_cause_in_child.WAIT_S = search_cause_in_child.LIMIT_S
     from sonde.cli import main
     sys.argv = ["sonde", "run", "--to", sys.argv[1], sys.argv[2]]
     main()

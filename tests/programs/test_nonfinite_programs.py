@@ -23,7 +23,7 @@ from program_runner import run_under_sonde
 from sonde.events import Severity
 from sonde.report import diagnose
 from sonde.rules._shared.origin_search_results import OPERATION_DEFECTS
-from sonde.runlog.reader import Run
+from sonde.runlog.run_reader import Run
 
 HERE = Path(__file__).parent / "nonfinite"
 BAD = sorted(path.name for path in HERE.glob("broken/*.py"))

@@ -32,7 +32,7 @@ from sonde.events import (
     encode,
     event_fields,
 )
-from sonde.runlog.reader import Run
+from sonde.runlog.run_reader import Run
 from sonde.runlog.writer import Writer
 
 TESTS = Path(__file__).parents[1]

@@ -18,7 +18,7 @@ from torch import nn
 
 from sonde.capture.callbacks_from_patches import TrainingCallbacks, suspended
 from sonde.capture.choose_observed_steps import OverheadBudget
-from sonde.capture.current_step_facts import CurrentStep
+from sonde.capture.current_step_state import CurrentStep
 from sonde.capture.detect_step_end import StepBoundaries
 from sonde.capture.disable_failing_probes import ErrorIsolation
 from sonde.capture.incident_types import EvaluationIncident, Incident, NonFiniteIncident

@@ -38,7 +38,7 @@ def diagnose_with_progress(path: Path) -> Report:
     """Judge a run and cache its verdict. On a terminal, a line on stderr says what is done after two seconds."""
     from sonde.report import diagnose
     from sonde.report.verdict_cache import write_verdict
-    from sonde.runlog.reader import Run
+    from sonde.runlog.run_reader import Run
 
     with progress_line("reading the log") as show:
         run = Run(path)

@@ -28,7 +28,7 @@ def baseline(runs: tuple[str, ...], output: Path, force: bool) -> None:
     from sonde.formatting import counted
     from sonde.render.safe_write import write_new
     from sonde.report import diagnose
-    from sonde.runlog.reader import Run
+    from sonde.runlog.run_reader import Run
 
     opened = [Run(run_path(run)) for run in runs or (None,)]
     made = baseline_of(opened)

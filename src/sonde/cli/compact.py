@@ -18,8 +18,8 @@ def compact(run: str | None) -> None:
     Example:  sonde compact                (the newest run)
               sonde compact runs/base
     """
+    from sonde.export.parquet import compact as to_parquet
     from sonde.formatting import printable
-    from sonde.runlog.parquet import compact as to_parquet
 
     for path in to_parquet(run_path(run)):
         click.echo(printable(path))

@@ -58,8 +58,8 @@ def demo(to: str | None) -> None:
     from sonde.render.terminal.print_to_terminal import line
     from sonde.render.terminal.report_terminal import TerminalReport
     from sonde.report import diagnose
-    from sonde.runlog.reader import Run
     from sonde.runlog.run_directory import new_run_directory
+    from sonde.runlog.run_reader import Run
 
     parent = Path(load_config(output_dir=to).output_dir)
     terminal = open_terminal()

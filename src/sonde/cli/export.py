@@ -34,7 +34,7 @@ def export(run: str | None, target: str, output: Path | None, force: bool) -> No
         hint = f" Did you mean {near[0]}?" if near else ""
         raise SondeError(f"Sonde cannot export to {target!r}.{hint}\nIt can export to: {', '.join(EXPORTERS)}")
     from sonde.formatting import printable
-    from sonde.runlog.reader import Run
+    from sonde.runlog.run_reader import Run
 
     exporter = import_module(f"sonde.export.{target}")
     for path in exporter.export(Run(run_path(run)), output, replace=force):

@@ -25,7 +25,7 @@ def report(run: str | None, output: Path, force: bool) -> None:
     from sonde.render.html.report_html import report_html
     from sonde.render.report_markdown import report_markdown
     from sonde.report import diagnose
-    from sonde.runlog.reader import Run
+    from sonde.runlog.run_reader import Run
 
     source = Run(run_path(run))
     verdict = diagnose(source)

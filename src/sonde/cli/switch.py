@@ -23,7 +23,7 @@ def switch(words: tuple[str, ...]) -> None:
     from sonde.errors import SondeError
     from sonde.formatting import printable
     from sonde.render.terminal.switch_table import switch_table
-    from sonde.runlog.reader import Run
+    from sonde.runlog.run_reader import Run
     from sonde.runlog.switch_file import parse_switch_words, write_switch_requests
 
     named = words[0] if words and words[0][:1] not in "+-" else None

@@ -30,7 +30,7 @@ from sonde.formatting import listing, number, size
 from sonde.report import Report, Unevaluated, diagnose
 from sonde.rules.rule import Rule
 from sonde.run_view import RunView
-from sonde.runlog.reader import Run
+from sonde.runlog.run_reader import Run
 
 RULE = "departs-from-baseline"
 TOLERANCE = 0.10  # as much as the same program differs from day to day on a machine with other guests

@@ -20,7 +20,7 @@ from sonde.comparison.speed_and_memory import Spread, memory_sizes, step_times
 from sonde.errors import SondeError
 from sonde.formatting import strict
 from sonde.run_view import RunView, trained_view
-from sonde.runlog.reader import Run
+from sonde.runlog.run_reader import Run
 
 FORMAT = "sonde-baseline"
 INNERMOST_LIST = re.compile(r"\[\n([^\[\]{}]*)\n *\]")

@@ -17,7 +17,7 @@ from sonde.comparison.user_metrics import UserMetricComparison, compare_user_met
 from sonde.formatting import strict
 from sonde.report import Report, diagnose
 from sonde.run_view import RunView, trained_view
-from sonde.runlog.reader import Run
+from sonde.runlog.run_reader import Run
 
 SCHEMA = 1
 

@@ -14,7 +14,7 @@ from sonde.events import Event, Site
 from sonde.formatting import DASH, number
 from sonde.run_view import RunView
 from sonde.run_view.call_counts import COUNTED
-from sonde.runlog.reader import Run
+from sonde.runlog.run_reader import Run
 
 Topic = Literal["configuration", "model", "loop", "environment"]
 TOPICS = get_args(Topic)

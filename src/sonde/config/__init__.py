@@ -1,7 +1,7 @@
 """DebugConfig: the settings of a session, what they mean together, and where their values may come from."""
 
+from sonde.config.debug_modes_and_levels import DebugLevel, DebugMode, MeasuredParts
 from sonde.config.load_settings import load_config, read_config, setting_from_text
-from sonde.config.modes_and_levels import DebugLevel, DebugMode, MeasuredParts
 from sonde.config.settings import DebugConfig
 
 __all__ = ["DebugConfig", "DebugLevel", "DebugMode", "MeasuredParts", "load_config", "read_config", "setting_from_text"]

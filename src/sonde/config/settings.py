@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import PurePath
 from typing import Any, TypeVar
 
-from sonde.config.modes_and_levels import DebugLevel, DebugMode, MeasuredParts
+from sonde.config.debug_modes_and_levels import DebugLevel, DebugMode, MeasuredParts
 from sonde.errors import ConfigError
 
 ANOMALY_MODES = ("warn", "raise")

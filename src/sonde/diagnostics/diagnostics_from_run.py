@@ -16,7 +16,7 @@ from sonde.events import Finding, Kind, ModelWatched
 from sonde.report import diagnose
 from sonde.report.run_summary import VALIDATION
 from sonde.run_view import RunView, newest_views
-from sonde.runlog.reader import Run
+from sonde.runlog.run_reader import Run
 
 # Of the data types that do not have four.
 BYTES = {"float64": 8, "complex64": 8, "complex128": 16, "float16": 2, "bfloat16": 2, "int64": 8, "int8": 1, "uint8": 1, "bool": 1}

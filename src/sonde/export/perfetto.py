@@ -15,7 +15,7 @@ from sonde.export.chrome_trace_format import Times, Trace, Track, compressed
 from sonde.formatting import number
 from sonde.render.safe_write import write_new
 from sonde.run_view import RunView
-from sonde.runlog.reader import Run
+from sonde.runlog.run_reader import Run
 
 # A validation is counted to the step that follows it. Phases that this version does not know come before the last two.
 ORDER = ("validation", "checkpoint", "data", "transfer", "forward", "backward", "optimizer", "", "other", "sonde")

@@ -18,7 +18,7 @@ from sonde.capture.step_tracker import StepTracker
 from sonde.config import DebugConfig
 
 if TYPE_CHECKING:
-    from sonde.incidents.run_search_in_child import ReplaySearches
+    from sonde.incidents.search_cause_in_child import ReplaySearches
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from sonde.capture.user_source_line import user_frame
 from sonde.errors import NonFiniteError, SondeError
 from sonde.events import OriginFound, OriginUnknown
 from sonde.incidents import HandlerContext
-from sonde.incidents.run_search_in_child import Search
+from sonde.incidents.search_cause_in_child import Search
 from sonde.nonfinite.origin_from_graph import origin_in_graph
 from sonde.nonfinite.origin_types import Origin
 from sonde.replay.capsule.capsule_file import CapsuleFiles

@@ -14,7 +14,7 @@ from sonde.capture.incident_types import Incident, SkippedUpdateIncident
 from sonde.capture.user_source_line import user_frame
 from sonde.events import UpdateSkipped
 from sonde.incidents import HandlerContext
-from sonde.incidents.run_search_in_child import Search
+from sonde.incidents.search_cause_in_child import Search
 from sonde.replay.forked_child import ChildAnswer
 from sonde.replay.loss_scale_overflow import explain_overflow
 from sonde.statistics.tensor_statistics_table import measure_columns

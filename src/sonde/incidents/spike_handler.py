@@ -13,7 +13,7 @@ from sonde.capture.incident_types import Incident, SpikeIncident
 from sonde.capture.user_source_line import user_frame
 from sonde.events import SpikeDetected
 from sonde.incidents import HandlerContext
-from sonde.incidents.run_search_in_child import Search
+from sonde.incidents.search_cause_in_child import Search
 from sonde.replay.forked_child import ChildAnswer
 from sonde.replay.spike_attribution import attribute_spike, blame_gradients
 

@@ -13,7 +13,7 @@ from sonde.profiler import LayerCost, ProfileReport, TimeSpread
 from sonde.profiler.choose_timed_modules import TimedModule, TimedModules
 from sonde.profiler.flops import peak_flops_per_s
 from sonde.profiler.profile_report import DISTURBED, PHASES, UNKNOWN
-from sonde.profiler.record_steps import StepRecordings
+from sonde.profiler.run_and_time_steps import StepRecordings
 from sonde.profiler.samples_per_step import samples_per_step
 from sonde.profiler.timer_overhead import without_timer_cost
 from sonde.render.profile_tree import enclosing_paths

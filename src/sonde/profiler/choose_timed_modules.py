@@ -6,7 +6,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import nn
 
-from sonde.capture.layer_timing.module_timers import ModuleTimers
+from sonde.capture.layer_timing.forward_timers import ModuleTimers
 from sonde.capture.user_source_line import is_library
 from sonde.statistics.private_torch_api import is_compiled, unwrap_compiled
 

@@ -17,7 +17,7 @@ from sonde.errors import SondeError
 from sonde.profiler import ProfileReport
 from sonde.profiler.build_profile_report import build_report, dtype_and_device
 from sonde.profiler.choose_timed_modules import TimedModules
-from sonde.profiler.record_steps import ProfileRecorder, StepKind, StepRecordings, plan_steps
+from sonde.profiler.run_and_time_steps import ProfileRecorder, StepKind, StepRecordings, plan_steps
 from sonde.profiler.run_forward_pass import input_errors_explained
 from sonde.statistics.find_tensors import find_tensors
 from sonde.statistics.private_torch_api import is_compiled, preserve_versions, unwrap_compiled

@@ -27,7 +27,7 @@ from sonde.profiler.build_profile_report import build_report, dtype_and_device
 from sonde.profiler.choose_timed_modules import TimedModules
 from sonde.profiler.find_trained_models import TrainedModelFinder
 from sonde.profiler.profile_model import clock
-from sonde.profiler.record_steps import ProfileRecorder, plan_steps
+from sonde.profiler.run_and_time_steps import ProfileRecorder, plan_steps
 
 Callback = TypeVar("Callback", bound=Callable[..., None])
 _log = logging.getLogger("sonde")

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from sonde.capture.layer_timing.autograd_node_timers import AutogradNodeTimers
+from sonde.capture.layer_timing.forward_timers import ModuleTimers
 from sonde.capture.layer_timing.layer_call_trace import LayerCallTrace, ReadCounter
 from sonde.capture.layer_timing.layer_times_from_trace import LayerCosts, ModuleCost
-from sonde.capture.layer_timing.module_timers import ModuleTimers
 
 NUM_CALLS = 64  # of a module per repetition, and nodes of a graph
 REPEATS = 12

@@ -22,8 +22,8 @@ from sonde.rules.rule import NotEvaluated, Rule
 from sonde.run_view import RunView, newest_views
 from sonde.run_view.step_columns import power_of_two_stride
 from sonde.run_view.step_times import SETTLED
-from sonde.runlog.reader import Run
 from sonde.runlog.record_format import Gap
+from sonde.runlog.run_reader import Run
 
 MAX_LOGGED = 50  # series of the user that are looked through
 MAX_NOTES = 50  # things that could not be observed or read: nobody reads a longer list

@@ -9,8 +9,8 @@ from pathlib import Path
 from sonde.events import Finding
 from sonde.report.diagnose_run import diagnose
 from sonde.report.report_types import Report
-from sonde.runlog.reader import Run
 from sonde.runlog.run_directory import log_sizes
+from sonde.runlog.run_reader import Run
 
 GROWTH = 0.1  # of the log, before it is diagnosed again
 INTERVAL_S = 10.0  # at least, between two diagnoses

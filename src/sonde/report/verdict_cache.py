@@ -20,8 +20,8 @@ from sonde.report.diagnose_run import diagnose
 from sonde.report.report_types import Report, Verdict
 from sonde.rules.registry import all_rules
 from sonde.runlog.fatal_signal_file import FILE_PREFIX
-from sonde.runlog.reader import Run
 from sonde.runlog.run_directory import log_sizes, read_json, replace_json, started_at
+from sonde.runlog.run_reader import Run
 
 VERDICT_FILE = "verdict.json"
 MAX_BYTES = 1 << 20  # a longer file was not written by Sonde: that of 1000 ranks has 100 kB

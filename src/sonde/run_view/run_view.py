@@ -17,15 +17,15 @@ from sonde.formatting import layer_name
 from sonde.run_view.call_counts import CallCounts
 from sonde.run_view.dataloader_and_labels import InspectedBatches, LabelCounts, TrainingLoader
 from sonde.run_view.epoch_length import Epochs
-from sonde.run_view.layer_blocks import Block, Reduction, blocks, frame_positions
+from sonde.run_view.layer_statistics_in_blocks import Block, Reduction, blocks, frame_positions
 from sonde.run_view.learning_rate_schedule import LearningRateSchedule
 from sonde.run_view.loss_trend import LossColumns, LossTrend
 from sonde.run_view.source_lines_of_calls import CallLines
 from sonde.run_view.step_columns import StepColumns
 from sonde.run_view.step_times import StepTimes
 from sonde.runlog import record_format as f
-from sonde.runlog.reader import Run, RunProcess
 from sonde.runlog.record_index import Ints, RecordIndex
+from sonde.runlog.run_reader import Run, RunProcess
 
 AnyEvent = TypeVar("AnyEvent", bound=TypedEvent)
 State = TypeVar("State")
@@ -171,7 +171,7 @@ class RunView:
         return np.flatnonzero(frame_positions(self._index, (kind,), self.steps)[:, 0] >= 0)
 
     def blocks(self, *kinds: str, rows: Ints | None = None) -> Iterator[Block]:
-        """The statistics of these kinds, block by block: see `sonde.run_view.layer_blocks`. With `rows`, those of these steps only."""
+        """The statistics of these kinds, block by block (`layer_statistics_in_blocks`). With `rows`, those of these steps only."""
         return blocks(self._index, kinds, self.steps, self.sites, rows)
 
     def reduced(self, reduction: Reduction[State]) -> State:

@@ -11,7 +11,7 @@ from sonde.diagnostics.diagnostics_report import DiagnosticsReport, build_diagno
 from sonde.diagnostics.training_history import MetricsRecorder
 from sonde.diagnostics.user_supplied_metrics import ModelArchitectureInfo, ModelPerformanceMetrics
 from sonde.errors import SondeError, require_count
-from sonde.runlog.reader import Run
+from sonde.runlog.run_reader import Run
 from sonde.tools.model_architecture import inspect_architecture
 
 EXAMPLE = "diagnostics.record_performance(ModelPerformanceMetrics(training_step=step, loss=loss.item()))"

@@ -11,7 +11,7 @@ from time import monotonic
 from sonde.errors import SondeError
 from sonde.tuning.measured_gain import LossCheck, compare_losses, gain_of, noise_of, ratios
 from sonde.tuning.proposals import Patch, Proposal
-from sonde.tuning.spawn_trial_processes import TrialProcesses, last_line
+from sonde.tuning.start_trial_processes import TrialProcesses, last_line
 from sonde.tuning.trial_messages import MIN_STEPS, Survey, Trial, TrialRequest
 from sonde.tuning.tuning_result import BaselineSpeed, MeasuredChange
 

@@ -11,7 +11,7 @@ from sonde.errors import Stopped
 from sonde.tuning.measured_gain import MIN_GAIN
 from sonde.tuning.proposals import Proposal, chosen_families, propose
 from sonde.tuning.repeat_trials import TIME_LIMIT_S, WARMUP, OutOfTime, Progress, TrialRunner, name_of
-from sonde.tuning.spawn_trial_processes import TrialProcesses
+from sonde.tuning.start_trial_processes import TrialProcesses
 from sonde.tuning.trial_messages import TrialRequest
 from sonde.tuning.tuning_result import ORDER, MeasuredChange, Tuning
 

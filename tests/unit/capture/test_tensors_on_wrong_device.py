@@ -15,7 +15,7 @@ from sonde.capture.tensors_on_wrong_device import find_left_behind  # noqa: E402
 from sonde.events import Event, Severity, Step  # noqa: E402
 from sonde.rules.devices.tensor_left_behind import RULE  # noqa: E402
 from sonde.rules.rule import Clear, NotEvaluated  # noqa: E402
-from sonde.runlog.reader import Run  # noqa: E402
+from sonde.runlog.run_reader import Run  # noqa: E402
 from synthetic_steps import ask  # noqa: E402
 
 

@@ -108,7 +108,7 @@ def test_sonde_run_takes_mode_level_and_any_setting(
     )
     done = forked_sonde("run", "--mode", "gradient-checking", "--level", "basic", "--set", "every=2", "--to", "run", "train.py")
     assert done.returncode == 0, done.stderr
-    from sonde.runlog.reader import Run
+    from sonde.runlog.run_reader import Run
 
     run = Run(tmp_path / "run")
     assert run.kinds == ["gradient", "step"] or set(run.kinds) == {"gradient", "gradient_exponents", "step"}

@@ -9,7 +9,7 @@ import pytest
 from comparison_runs import falling, write_pair_run
 from sonde.comparison.compare import compare
 from sonde.events import Kind
-from sonde.runlog.reader import Run
+from sonde.runlog.run_reader import Run
 
 LOSSES = falling(200, 0.02)
 GOLDEN = Path(__file__).parents[1] / "runlog" / "golden" / "format-1"
@@ -109,7 +109,7 @@ def test_a_slowdown_of_everything_may_be_the_machine(pair):
     ids=["killed", "exception", "exit"],
 )
 def test_a_run_that_broke_is_different_from_one_that_did_not(pair, monkeypatch, ending, words):
-    monkeypatch.setattr("sonde.runlog.reader.process_state", lambda manifest: "gone")
+    monkeypatch.setattr("sonde.runlog.run_reader.process_state", lambda manifest: "gone")
     found = pair(None, ending, losses_b=LOSSES[:100])
     assert (found.verdict, found.headline) == ("different", words)
 

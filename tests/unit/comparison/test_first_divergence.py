@@ -9,7 +9,7 @@ from comparison_runs import falling, write_pair_run
 from sonde.comparison.first_divergence import find_first_divergence
 from sonde.events import Kind
 from sonde.run_view import RunView
-from sonde.runlog.reader import Run
+from sonde.runlog.run_reader import Run
 
 LOSSES = falling(60)
 

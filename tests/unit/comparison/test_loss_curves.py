@@ -9,7 +9,7 @@ import pytest
 from comparison_runs import falling, write_pair_run
 from sonde.comparison.loss_curves import compare_losses
 from sonde.run_view import RunView
-from sonde.runlog.reader import Run
+from sonde.runlog.run_reader import Run
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 from comparison_runs import falling, write_pair_run
 from sonde.comparison.settings_differences import compare_settings, compare_sites
 from sonde.run_view import RunView
-from sonde.runlog.reader import Run
+from sonde.runlog.run_reader import Run
 
 LOSSES = falling(30)
 

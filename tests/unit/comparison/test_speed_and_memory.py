@@ -8,7 +8,7 @@ import pytest
 from comparison_runs import falling, write_pair_run
 from sonde.comparison.speed_and_memory import compare_speed_and_memory
 from sonde.run_view import RunView
-from sonde.runlog.reader import Run
+from sonde.runlog.run_reader import Run
 
 LOSSES = falling(200)
 

@@ -21,7 +21,7 @@ import sonde  # noqa: E402
 from sonde import Profiler, SondeError  # noqa: E402
 from sonde.profiler import ProfileReport  # noqa: E402
 from sonde.profiler.profile_model import profile_model  # noqa: E402
-from sonde.profiler.record_steps import StepRecordings  # noqa: E402
+from sonde.profiler.run_and_time_steps import StepRecordings  # noqa: E402
 
 pytestmark = pytest.mark.torch
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 from sonde.capture.layer_timing.layer_times_from_trace import LayerCosts
-from sonde.profiler.record_steps import StepRecordings
+from sonde.profiler.run_and_time_steps import StepRecordings
 
 pytestmark = pytest.mark.torch
 

@@ -13,7 +13,7 @@ from sonde.render.report_markdown import report_markdown
 from sonde.render.terminal.report_terminal import TerminalReport
 from sonde.report import diagnose
 from sonde.rules.rule import Rule
-from sonde.runlog.reader import Run
+from sonde.runlog.run_reader import Run
 
 
 def on_terminal(report):

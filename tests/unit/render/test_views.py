@@ -15,7 +15,7 @@ from sonde.render.report_content import group_findings
 from sonde.render.report_markdown import report_markdown
 from sonde.render.terminal.report_terminal import TerminalReport
 from sonde.report import diagnose
-from sonde.runlog.reader import Run
+from sonde.runlog.run_reader import Run
 
 EVIL = """<script>alert(1)</script>"'`|*_[x](https://evil.example)\x1b[31m"""
 

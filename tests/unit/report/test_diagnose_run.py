@@ -13,9 +13,9 @@ from sonde.report import diagnose
 from sonde.report.report_types import MAX_POINTS
 from sonde.rules.registry import RULES
 from sonde.rules.rule import Clear, Rule
-from sonde.runlog.reader import Run
 from sonde.runlog.record_format import Gap, event_record, gap_record, header
 from sonde.runlog.run_directory import write_run_json
+from sonde.runlog.run_reader import Run
 from sonde.runlog.writer import Writer
 from synthetic_steps import falling, healthy, stuck, training
 

@@ -10,7 +10,7 @@ import pytest
 import sonde.report.verdict_cache as cache
 from sonde.report import diagnose
 from sonde.report.verdict_cache import VERDICT_FILE, list_runs, read_verdict, summarize_report, write_verdict
-from sonde.runlog.reader import Run
+from sonde.runlog.run_reader import Run
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from sonde.events import Event, Frame, Kind, Step
 from sonde.rules.memory.activation_heavy_layer import RULE as activation_heavy_layer
 from sonde.rules.memory.activation_heavy_layer import _width
 from sonde.rules.rule import Clear
-from sonde.run_view import layer_blocks
+from sonde.run_view import layer_statistics_in_blocks
 from synthetic_steps import LAYERS, ask, the_finding, training, why_not
 
 MB = 2**20
@@ -56,7 +56,7 @@ def test_an_output_counts_as_large_as_it_is_in_three_steps(monkeypatch):
         large.frames[Kind.ACTIVATION] = _resized(large.frames[Kind.ACTIVATION], large, {LAYERS[2]: 200 + large.number})
     finding = the_finding(activation_heavy_layer, some)
     assert finding.evidence["output_bytes"] == 202 * MB
-    monkeypatch.setattr(layer_blocks, "MAX_BYTES", 1)
+    monkeypatch.setattr(layer_statistics_in_blocks, "MAX_BYTES", 1)
     assert the_finding(activation_heavy_layer, some) == finding
     some[7].frames[Kind.ACTIVATION] = some[6].frames[Kind.ACTIVATION]
     assert ask(activation_heavy_layer, some) == Clear()

@@ -20,7 +20,7 @@ from sonde.rules.engine import evaluate, order_findings
 from sonde.rules.registry import RULES, all_rules
 from sonde.rules.rule import Clear, NotEvaluated, Rule
 from sonde.run_view import Reduction, newest_views
-from sonde.runlog.reader import Run
+from sonde.runlog.run_reader import Run
 from synthetic_steps import SITES, healthy, row, stuck, training, view_of, write_log
 
 HEALTHY = healthy()

@@ -12,7 +12,7 @@ from sonde.rules.calls.unchanged_parameter import RULE as unchanged_parameter
 from sonde.rules.mode.train_in_eval_mode import RULE as train_in_eval_mode
 from sonde.rules.rule import Clear
 from sonde.rules.schedule.lr_zero import RULE as lr_zero
-from sonde.run_view import layer_blocks
+from sonde.run_view import layer_statistics_in_blocks
 from synthetic_steps import PARAMETER_IDS, ask, falling, opening, parameter_rows, row, stuck, the_finding, training, why_not
 
 ENCODER = [path for path in PARAMETER_IDS if path.startswith("net.")]
@@ -283,6 +283,6 @@ def test_the_length_of_the_blocks_does_not_matter(rule, paths, monkeypatch):
     unowned = list(paths) if rule is not unchanged_parameter else []
     steps = training(start=opening(num_unowned=len(unowned), unowned=unowned, optimizers=held), frames=updates_without(paths))
     in_large_blocks = ask(rule, steps)
-    monkeypatch.setattr(layer_blocks, "MAX_BYTES", 1)
+    monkeypatch.setattr(layer_statistics_in_blocks, "MAX_BYTES", 1)
     assert ask(rule, steps) == in_large_blocks
     assert (in_large_blocks == Clear()) == (not paths)

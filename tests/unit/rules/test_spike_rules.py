@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sonde.events import BATCH_FIELDS, Event, Frame, Kind, Severity, Site, Step
-from sonde.rules._shared.find_spikes import SpikeHistory
+from sonde.rules._shared.spikes_in_run import SpikeHistory
 from sonde.rules.engine import evaluate, order_findings
 from sonde.rules.gradients.gradient_spike import RULE as gradient_spike
 from sonde.rules.loss.loss_spike import RULE as loss_spike

@@ -11,7 +11,7 @@ import numpy as np
 from sonde.events import Kind, Site
 from sonde.run_view import RunView, newest_views
 from sonde.runlog import record_format as f
-from sonde.runlog.reader import Run
+from sonde.runlog.run_reader import Run
 
 SCALARS = {name: Site(1 + index, "scalar", name) for index, name in enumerate(("loss", "backwards", "lr"))}
 WEIGHTS = {100 + index: Site(100 + index, "parameter", f"layer{index}.weight", type="Linear") for index in range(4)}

@@ -13,7 +13,7 @@ from sonde.events import FatalSignalReceived
 from sonde.report import diagnose
 from sonde.runlog.fatal_signal_file import MAX_DUMP, FatalSignal, StackFrame, dump_path, read_fatal_signal
 from sonde.runlog.is_writer_running import process_identity
-from sonde.runlog.reader import Run
+from sonde.runlog.run_reader import Run
 
 # Writes three steps of a run, then does what {body} says.
 PROCESS = """

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from sonde.events import STATISTICS, Event
-from sonde.runlog.reader import Run
+from sonde.runlog.run_reader import Run
 
 HERE = Path(__file__).parent / "golden"
 _spec = importlib.util.spec_from_file_location("golden_make", HERE / "make.py")

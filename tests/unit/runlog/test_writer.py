@@ -12,7 +12,7 @@ from sonde.errors import SondeError
 from sonde.events import STATISTICS, Site
 from sonde.runlog import record_format as f
 from sonde.runlog import writer as writing
-from sonde.runlog.reader import Run
+from sonde.runlog.run_reader import Run
 from sonde.runlog.writer import Writer
 
 LOSS = Site(0, "scalar", "loss")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sonde.tuning.spawn_trial_processes import TrialProcesses
+from sonde.tuning.start_trial_processes import TrialProcesses
 
 
 @pytest.fixture(scope="session")

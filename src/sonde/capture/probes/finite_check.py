@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sonde.capture.current_step_facts import CurrentStep
+from sonde.capture.current_step_state import CurrentStep
 from sonde.capture.incident_types import Incident, NonFiniteIncident, SkippedUpdateIncident, SpikeIncident
 from sonde.capture.probes.probe import Probe, ProbeContext
 from sonde.capture.zero_grad_tracking import OptimizerGradients, optimizer_parameters

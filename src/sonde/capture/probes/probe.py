@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sonde.capture.callbacks_from_patches import TrainingCallbacks
-from sonde.capture.current_step_facts import CurrentStep
+from sonde.capture.current_step_state import CurrentStep
 from sonde.statistics.tensor_statistics_table import StatisticsTable
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from sonde.capture.run_log_recorder import StepRecorder
 from sonde.capture.step_phase_timer import PhaseTimer
 from sonde.capture.step_profiler.cpu_usage import CpuUsage
 from sonde.capture.step_profiler.device_transfers import DeviceTransfers
-from sonde.capture.step_profiler.leaf_module_times import LayerTimes
+from sonde.capture.step_profiler.layers_of_profiled_step import LayerTimes
 from sonde.capture.step_profiler.line_times import LineTimes
 from sonde.capture.step_profiler.sync_points import SyncPoints
 from sonde.capture.watched_models_registry import ModelRegistry

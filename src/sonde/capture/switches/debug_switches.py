@@ -16,8 +16,8 @@ import torch
 
 from sonde.capture.detect_step_end import StepBoundaries
 from sonde.capture.probes.probe import Probe, ProbeContext
-from sonde.capture.switches.log_lines_by_switch import SwitchOutput
 from sonde.capture.switches.rate_limited_log import SwitchLog
+from sonde.capture.switches.switch_log_output import SwitchOutput
 from sonde.capture.switches.torch_profiler_switch import PLAIN, TENSORBOARD, TorchProfilerRun
 from sonde.config import DebugConfig
 from sonde.events import SwitchChanged, TypedEvent, encode

@@ -11,7 +11,7 @@ from sonde.render.html.html_page import cell, definition_list, html_page, html_t
 from sonde.render.html.svg_chart import ChartLine, line_chart
 from sonde.render.terminal.sparkline import is_log
 from sonde.report import Report
-from sonde.runlog.reader import Run
+from sonde.runlog.run_reader import Run
 
 HEADLINES = {"healthy": "Healthy", "problems": "", "unknown": "Unknown: nothing could be judged"}  # problems: the rules that found them
 COLUMNS = ("mean", "std", "min", "max", "l2", "zeros", "nan", "inf")

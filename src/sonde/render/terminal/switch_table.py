@@ -1,7 +1,7 @@
 """The table that `sonde switch` prints: which switches of a run are on, and which requests the run has not yet applied."""
 
 from sonde.render.summaries.tables import text_table
-from sonde.runlog.reader import Run
+from sonde.runlog.run_reader import Run
 from sonde.runlog.switch_file import SWITCHES, read_switch_requests
 
 BY_FILE = "sonde switch"  # origin of a change that was requested through the switch file

@@ -16,7 +16,7 @@ from sonde.formatting import number
 from sonde.rules._shared.signal_growth_by_depth import KINDS, DepthProfiles, is_bias
 from sonde.rules.column_helpers import first_number, first_where, largest_number
 from sonde.run_view import Block, Reduction
-from sonde.run_view.layer_blocks import Values
+from sonde.run_view.layer_statistics_in_blocks import Values
 
 GROWTH = 1e3  # first layer over last, or last outputs over first: healthy models stay within a factor of twenty
 UNEVEN = 100.0  # largest gradient of a bias over that of the last layer's: within ten in healthy recurrent models

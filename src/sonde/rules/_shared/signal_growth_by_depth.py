@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from sonde.events import Kind, Site
 from sonde.run_view import Block, LayerTable
-from sonde.run_view.layer_blocks import Values
+from sonde.run_view.layer_statistics_in_blocks import Values
 
 KINDS = (Kind.ACTIVATION, Kind.ACTIVATION_GRADIENT, Kind.GRADIENT)  # that a profile is made of
 SHALLOWEST = 4  # sites: a model of fewer layers has no depth along which a signal could vanish or grow

@@ -22,7 +22,7 @@ from sonde.formatting import listing, number
 from sonde.rules.column_helpers import Bools, last_streak
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import Block, LayerTable, Reduction, RunView
-from sonde.run_view.layer_blocks import Values
+from sonde.run_view.layer_statistics_in_blocks import Values
 
 PATIENCE = 3  # observed steps in a row, to the last: one dead batch is chance; every run has three from its start
 LATE = 0.5  # share of the run: a layer that is dead after it does not recover any more

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from sonde.rules._shared.spike_finding import CONSEQUENCES_OF_SPIKES, check_spikes
+from sonde.rules._shared.build_spike_finding import CONSEQUENCES_OF_SPIKES, check_spikes
 from sonde.rules.rule import Rule
 
 RULE = Rule(

@@ -19,7 +19,7 @@ from sonde.statistics.tensor_statistics_table import StatisticsTable
 from sonde.tools.gradient_debugger import GradientDebugger
 
 if TYPE_CHECKING:
-    from sonde.tools.loop_debugger.timed_loop_operation import DebugInfo
+    from sonde.tools.loop_debugger.loop_operation_record import DebugInfo
 
 
 MIB = 2**20

@@ -12,7 +12,7 @@ from sonde.memory_trend import MemoryTrend, SteadyGrowth
 from sonde.rules.gradients.exploding_gradient import LEAP
 from sonde.spike_detection import ENOUGH, LogNormBound, LossBound, SpreadBound
 from sonde.tools.gradient_flow_animator import EXPLODING
-from sonde.tools.loop_debugger.timed_loop_operation import DebugInfo
+from sonde.tools.loop_debugger.loop_operation_record import DebugInfo
 
 MAX_STORED = 10_000  # operations; all are counted
 MAX_TIMES = 1000  # of one operation, for its quantiles

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 import sonde  # noqa: E402
 from sonde.report import diagnose  # noqa: E402
-from sonde.runlog.reader import Run  # noqa: E402
+from sonde.runlog.run_reader import Run  # noqa: E402
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from torch.optim import optimizer as torch_optimizer
 
 import sonde
 from sonde.capture import process_memory
-from sonde.runlog.reader import Run
+from sonde.runlog.run_reader import Run
 
 pytestmark = pytest.mark.torch
 

@@ -420,7 +420,7 @@ def test_a_switch_that_fails_is_turned_off_and_the_training_goes_on(tmp_path: Pa
     def fail(self: Any, step: int) -> None:
         raise ZeroDivisionError("in a report")
 
-    monkeypatch.setattr("sonde.capture.switches.log_lines_by_switch.SwitchOutput._backward_pass", fail)
+    monkeypatch.setattr("sonde.capture.switches.switch_log_output.SwitchOutput._backward_pass", fail)
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with sonde.watch(model, optimizer, to=tmp_path / "run") as session:

@@ -19,9 +19,9 @@ from torch import nn  # noqa: E402
 
 from sonde.capture.layer_timing import autograd_node_timers  # noqa: E402
 from sonde.capture.layer_timing.autograd_node_timers import AutogradNodeTimers  # noqa: E402
+from sonde.capture.layer_timing.forward_timers import ModuleTimers  # noqa: E402
 from sonde.capture.layer_timing.layer_call_trace import LayerCallTrace  # noqa: E402
 from sonde.capture.layer_timing.layer_times_from_trace import evaluate  # noqa: E402
-from sonde.capture.layer_timing.module_timers import ModuleTimers  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

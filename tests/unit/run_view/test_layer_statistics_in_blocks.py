@@ -7,7 +7,7 @@ import pytest
 from handmade_logs import WEIGHTS, HandmadeLog
 
 from sonde.events import Kind
-from sonde.run_view import Block, Reduction, layer_blocks
+from sonde.run_view import Block, Reduction, layer_statistics_in_blocks
 from sonde.runlog import log_file_reader
 
 
@@ -112,7 +112,7 @@ def test_blocks_are_limited_in_bytes(log, monkeypatch):
         log.frame(number, {100: number})
         log.step(number)
     whole = next(log.view().blocks(Kind.GRADIENT))[Kind.GRADIENT]["l2"]
-    monkeypatch.setattr(layer_blocks, "MAX_BYTES", 3 * _length_of_a_frame(log))
+    monkeypatch.setattr(layer_statistics_in_blocks, "MAX_BYTES", 3 * _length_of_a_frame(log))
     found = list(log.view().blocks(Kind.GRADIENT))
     assert [len(block) for block in found] == [3, 3, 3, 1]
     assert np.array_equal(np.concatenate([block[Kind.GRADIENT]["l2"] for block in found]), whole)
@@ -124,7 +124,7 @@ def _length_of_a_frame(log):
 
 
 def test_a_frame_longer_than_the_limit_is_a_block_of_its_own(log, monkeypatch):
-    monkeypatch.setattr(layer_blocks, "MAX_BYTES", 1)
+    monkeypatch.setattr(layer_statistics_in_blocks, "MAX_BYTES", 1)
     for number in range(3):
         log.frame(number, {100: number, 101: number})
         log.step(number)

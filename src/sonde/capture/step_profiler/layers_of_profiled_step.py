@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from sonde.capture.choose_observed_steps import hook_ns
 from sonde.capture.layer_timing.autograd_node_timers import AutogradNodeTimers
+from sonde.capture.layer_timing.forward_timers import ModuleTimers
 from sonde.capture.layer_timing.layer_call_trace import LayerCallTrace
 from sonde.capture.layer_timing.layer_times_from_trace import ModuleCost, evaluate
-from sonde.capture.layer_timing.module_timers import ModuleTimers
 from sonde.capture.step_phase_timer import PhaseTimer
 from sonde.capture.watched_model import WatchedModel
 from sonde.statistics.find_tensors import find_tensors

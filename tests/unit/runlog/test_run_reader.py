@@ -12,7 +12,7 @@ from sonde.errors import NoRunError, SondeError
 from sonde.events import STATISTICS, Event, Site
 from sonde.runlog import log_file_reader as segments
 from sonde.runlog import record_format as f
-from sonde.runlog.reader import Run
+from sonde.runlog.run_reader import Run
 from sonde.runlog.writer import Writer
 
 

@@ -22,7 +22,7 @@ import sonde  # noqa: E402
 from sonde import Run  # noqa: E402
 from sonde.config import DebugConfig  # noqa: E402
 from sonde.errors import NonFiniteError  # noqa: E402
-from sonde.incidents import run_search_in_child  # noqa: E402
+from sonde.incidents import search_cause_in_child  # noqa: E402
 from sonde.replay import forked_child  # noqa: E402
 from sonde.replay.forked_child import ReplayChild  # noqa: E402
 
@@ -119,7 +119,7 @@ def test_a_child_that_dies_costs_its_answer_and_the_graph_is_asked(tmp_path, bar
 
 
 def test_a_child_that_is_killed_from_outside_costs_its_answer(tmp_path, bare, monkeypatch):
-    monkeypatch.setattr(run_search_in_child, "WAIT_S", 0.0)
+    monkeypatch.setattr(search_cause_in_child, "WAIT_S", 0.0)
     started = []
 
     class Recorded(ReplayChild):
@@ -133,7 +133,7 @@ def test_a_child_that_is_killed_from_outside_costs_its_answer(tmp_path, bare, mo
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         started.clear()
 
-    monkeypatch.setattr(run_search_in_child, "ReplayChild", Recorded)
+    monkeypatch.setattr(search_cause_in_child, "ReplayChild", Recorded)
     assert train(tmp_path / "run", in_child=hang, on_step=kill) == bare
     found = answers(tmp_path / "run")
     assert {step for _, step in found} == {SPIKE, BAD}
@@ -166,7 +166,7 @@ def test_where_there_is_no_child_the_graph_answers_and_the_reason_is_named(what,
     elif what == "memory":
         monkeypatch.setattr("sonde.capture.process_memory.available", lambda: 1 << 20)
     else:
-        monkeypatch.setattr(run_search_in_child, "on_device", lambda tensor: True)
+        monkeypatch.setattr(search_cause_in_child, "on_device", lambda tensor: True)
     assert train(tmp_path / "run") == bare
     found = answers(tmp_path / "run")
     assert found["origin", BAD] == GRAPH + reason
@@ -175,7 +175,7 @@ def test_where_there_is_no_child_the_graph_answers_and_the_reason_is_named(what,
 
 
 def test_one_search_at_a_time_a_bad_number_comes_before_a_spike(tmp_path, monkeypatch, short_limit):
-    monkeypatch.setattr(run_search_in_child, "WAIT_S", 0.0)
+    monkeypatch.setattr(search_cause_in_child, "WAIT_S", 0.0)
     monkeypatch.setitem(ReplayChild.__init__.__kwdefaults__, "limit_s", 3.0)
     steps = {"spikes": (60, 95), "bad": (70, 97), "steps": 100}
     assert train(tmp_path / "run", in_child=hang, **steps) == train(None, **steps)
@@ -188,7 +188,7 @@ def test_one_search_at_a_time_a_bad_number_comes_before_a_spike(tmp_path, monkey
 
 
 def test_while_a_search_goes_on_the_graph_of_the_bad_loss_is_freed(tmp_path, monkeypatch, short_limit):
-    monkeypatch.setattr(run_search_in_child, "WAIT_S", 0.0)
+    monkeypatch.setattr(search_cause_in_child, "WAIT_S", 0.0)
     model = Net()
     model.in_child = hang
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -207,7 +207,7 @@ def test_while_a_search_goes_on_the_graph_of_the_bad_loss_is_freed(tmp_path, mon
 
 
 def test_raise_mode_waits_for_the_answer(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_search_in_child, "WAIT_S", 0.0)
+    monkeypatch.setattr(search_cause_in_child, "WAIT_S", 0.0)
     config = DebugConfig(anomaly_detection_mode="raise")
     with pytest.raises(NonFiniteError, match="log"):
         train(tmp_path / "run", in_child=lambda: time.sleep(0.5), spikes=(), bad=(3,), steps=5, config=config)
@@ -244,16 +244,16 @@ PROGRAM = """
     import json, os, signal, sys, time
     import torch, sonde
     from torch import nn
-    from sonde.incidents import run_search_in_child
+    from sonde.incidents import search_cause_in_child
 
     parent, folder = os.getpid(), sys.argv[1]
     children = []
-    start = run_search_in_child.ReplayChild
+    start = search_cause_in_child.ReplayChild
     class Recorded(start):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, limit_s=4.0, **kwargs)
             children.append(self._pid)
-    run_search_in_child.ReplayChild = Recorded
+    search_cause_in_child.ReplayChild = Recorded
 
     class Net(nn.Linear):
         def forward(self, x):

@@ -10,7 +10,7 @@ import pytest
 from sonde.errors import SondeError
 from sonde.tuning.proposals import Patch
 from sonde.tuning.repeat_trials import WARMUP, OutOfTime, TrialRunner
-from sonde.tuning.spawn_trial_processes import TrialProcesses
+from sonde.tuning.start_trial_processes import TrialProcesses
 from sonde.tuning.trial_messages import TrialRequest
 from tuning_scripts import SMALL
 

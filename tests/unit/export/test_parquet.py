@@ -10,8 +10,8 @@ import pytest
 
 from sonde.errors import SondeError
 from sonde.events import Site
-from sonde.runlog import parquet as compaction
-from sonde.runlog.parquet import compact
+from sonde.export import parquet as compaction
+from sonde.export.parquet import compact
 from sonde.runlog.writer import Writer
 
 pq = pytest.importorskip("pyarrow.parquet")

@@ -87,7 +87,7 @@ class ForkServer:
         self._log = log
         with log.open("wb") as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "sonde.tuning.run_trial_in_child"],
+                [sys.executable, "-P", "-m", "sonde.tuning.trial_process_main"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, bufsize=0, start_new_session=True,
             )  # fmt: skip
         self._buffer, self._pid = bytearray(), 0  # of the trial that runs
@@ -145,7 +145,7 @@ class SpawnedTrial:
     def __init__(self, request: TrialRequest) -> None:
         path = Path(f"{request.progress}.request")
         path.write_text(json.dumps(asdict(request)), encoding="utf-8")
-        command = [sys.executable, "-P", "-m", "sonde.tuning.run_trial_in_child", str(path)]
+        command = [sys.executable, "-P", "-m", "sonde.tuning.trial_process_main", str(path)]
         with Path(request.log).open("wb") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from sonde.events import Finding, SpikeDetected
 from sonde.formatting import listing, number
-from sonde.rules._shared.find_spikes import ODD_INPUT, RETURNS, ObservedSpike, SpikeHistory
 from sonde.rules._shared.origin_search_results import NONFINITE_RULES
 from sonde.rules._shared.read_event_tables import amount, text
+from sonde.rules._shared.spikes_in_run import ODD_INPUT, RETURNS, ObservedSpike, SpikeHistory
 from sonde.rules.rule import Clear, NotEvaluated, Result
 from sonde.run_view import RunView
 from sonde.run_view.source_lines_of_calls import source_evidence
