@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from sonde.events import Kind
 from sonde.runlog import record_format as f
-from sonde.runlog.record_scanner import scan
+from sonde.runlog.find_record_boundaries import scan
 
 ROUNDS = 3
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sample_logs import log_of, records, write_log
 from sonde.errors import SondeError
 from sonde.runlog import record_format as f
-from sonde.runlog.record_scanner import scan
+from sonde.runlog.find_record_boundaries import scan
 from sonde.runlog.run_reader import Run
 
 PARTS = records(120)

@@ -30,7 +30,7 @@ from training_harness import Outcome, digest, generators, patched_functions, pyt
 
 BOUNDARY_MODULES = {
     "sonde.capture.torch_patches", "sonde.capture.forward_call_patch", "sonde.capture.tensor_method_patch", "sonde.capture.monkeypatch",
-    "sonde.capture.callbacks_from_patches", "sonde.statistics.private_torch_api",
+    "sonde.capture.training_callbacks", "sonde.statistics.private_torch_api",
 }  # fmt: skip
 STEPS = 6  # a probe has three chances before it is taken out
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from sonde.capture.callbacks_from_patches import subscribers
 from sonde.capture.forward_call_patch import hook_all_modules
 from sonde.capture.step_tracker import StepTracker
+from sonde.capture.training_callbacks import subscribers
 from sonde.capture.user_source_line import read_locals, user_frame
 from sonde.capture.watched_models_registry import ModelRegistry
 from sonde.capture.zero_grad_tracking import optimizer_parameters

@@ -18,8 +18,8 @@ from torch import nn
 from torch.compiler import is_compiling
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from sonde.capture.callbacks_from_patches import TrainingCallbacks, is_suspended
 from sonde.capture.monkeypatch import hide_from_warnings
+from sonde.capture.training_callbacks import TrainingCallbacks, is_suspended
 from sonde.statistics.private_torch_api import compiled_wrapper, skip_in_dynamo, tracing_state, unwrap_compiled
 
 

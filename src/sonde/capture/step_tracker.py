@@ -16,7 +16,6 @@ from typing import Any, Concatenate, ParamSpec, cast
 import torch
 from torch import nn
 
-from sonde.capture.callbacks_from_patches import TrainingCallbacks, suspended
 from sonde.capture.choose_observed_steps import OverheadBudget
 from sonde.capture.current_step_state import CurrentStep
 from sonde.capture.detect_step_end import StepBoundaries
@@ -30,6 +29,7 @@ from sonde.capture.run_log_recorder import StepRecorder
 from sonde.capture.step_inputs_for_replay import ReplayBuffer
 from sonde.capture.step_phase_timer import PhaseTimer
 from sonde.capture.step_profiler.step_profiler import StepProfiler
+from sonde.capture.training_callbacks import TrainingCallbacks, suspended
 from sonde.capture.user_source_line import CallSites, user_frame
 from sonde.capture.watched_model import WatchedModel
 from sonde.capture.watched_models_registry import ModelRegistry

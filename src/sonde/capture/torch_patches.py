@@ -20,9 +20,9 @@ from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
-from sonde.capture.callbacks_from_patches import TrainingCallbacks, add_subscriber, remove_subscriber, subscribers
 from sonde.capture.forward_call_patch import watch_compiled_wrappers
 from sonde.capture.monkeypatch import hide_from_warnings, replace
+from sonde.capture.training_callbacks import TrainingCallbacks, add_subscriber, remove_subscriber, subscribers
 from sonde.statistics.private_torch_api import DataLoaderIterator, graph_task_id, is_initial_scheduler_step, skip_in_dynamo
 
 _undo: list[Callable[[], None]] = []  # removes each patch

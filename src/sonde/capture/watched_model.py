@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from sonde.capture.callbacks_from_patches import TrainingCallbacks
 from sonde.capture.forward_call_patch import is_forward_watched, unwatch_forward, watch_forward
+from sonde.capture.training_callbacks import TrainingCallbacks
 from sonde.statistics.private_torch_api import BATCH_NORM, DROPOUT, is_compiled, unwrap_compiled
 
 COMPILED = "inside torch.compile the outputs of layers are not measured; parameters, gradients and updates are"

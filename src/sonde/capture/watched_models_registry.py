@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from sonde.capture.callbacks_from_patches import TrainingCallbacks
 from sonde.capture.run_log_recorder import StepRecorder
 from sonde.capture.tensors_on_wrong_device import find_left_behind
+from sonde.capture.training_callbacks import TrainingCallbacks
 from sonde.capture.user_source_line import describe_line, user_frame
 from sonde.capture.watched_model import COMPILED, WatchedModel, join_path
 from sonde.capture.zero_grad_tracking import GradientState, optimizer_parameters

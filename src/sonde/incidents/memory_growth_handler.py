@@ -7,8 +7,8 @@ from time import perf_counter_ns
 import torch
 
 from sonde.capture import torch_patches
-from sonde.capture.callbacks_from_patches import TrainingCallbacks
 from sonde.capture.incident_types import Incident, MemoryGrowthIncident
+from sonde.capture.training_callbacks import TrainingCallbacks
 from sonde.events import LeaksInvestigated
 from sonde.incidents import HandlerContext
 from sonde.leaks.leak_detector import LeakDetector

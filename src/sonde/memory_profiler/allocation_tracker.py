@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sonde.capture import torch_patches
-from sonde.capture.callbacks_from_patches import TrainingCallbacks
 from sonde.capture.forward_call_patch import hook_all_modules
+from sonde.capture.training_callbacks import TrainingCallbacks
 from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.memory_profiler.lstm_workspace_size import with_workspace
 from sonde.memory_profiler.memory_report import Peak, Usage

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sonde.capture.callbacks_from_patches import suspended
+from sonde.capture.training_callbacks import suspended
 from sonde.errors import SondeError
 from sonde.memory_profiler.allocation_tracker import AllocationTracker
 from sonde.memory_profiler.memory_report import MemoryForecast, Usage, check_size

@@ -20,8 +20,8 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from sonde.capture import torch_patches
-from sonde.capture.callbacks_from_patches import TrainingCallbacks
 from sonde.capture.monkeypatch import override
+from sonde.capture.training_callbacks import TrainingCallbacks
 from sonde.capture.user_source_line import is_library
 from sonde.errors import Stopped
 from sonde.formatting import counted

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.capture.callbacks_from_patches import suspended
 from sonde.capture.layer_timing.layer_call_trace import ReadCounter
 from sonde.capture.save_and_restore_model import state_restored
+from sonde.capture.training_callbacks import suspended
 from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.errors import SondeError
 from sonde.profiler import ProfileReport

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from sonde.capture import torch_patches
-from sonde.capture.callbacks_from_patches import TrainingCallbacks
 from sonde.capture.detect_step_end import StepBoundaries
+from sonde.capture.training_callbacks import TrainingCallbacks
 from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.errors import SondeError
 from sonde.profiler import ProfileReport

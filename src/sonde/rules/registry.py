@@ -21,7 +21,7 @@ from sonde.rules.gradients import dead_relu, exploding_gradient, gradient_spike,
 from sonde.rules.loss import loss_plateau, loss_scale_collapse, loss_spike, lr_divergence
 from sonde.rules.memory import activation_heavy_layer, graph_leak, memory_growth, out_of_memory
 from sonde.rules.mode import eval_in_train_mode, train_in_eval_mode
-from sonde.rules.nonfinite import known_nan_operations, nonfinite_evaluation, nonfinite_loss, nonfinite_origin
+from sonde.rules.nonfinite import nan_operation_rules, nonfinite_evaluation, nonfinite_loss, nonfinite_origin
 from sonde.rules.rule import NotEvaluated, Result, Rule
 from sonde.rules.schedule import (
     lr_stuck_in_warmup,
@@ -62,7 +62,7 @@ RULES: tuple[Rule, ...] = tuple(
         loss_scale_collapse, exploding_gradient, lr_divergence, loss_spike, gradient_spike, dead_relu, vanishing_gradient, loss_plateau,
         *_SPEED,
     )
-) + known_nan_operations.RULES  # fmt: skip
+) + nan_operation_rules.RULES  # fmt: skip
 """The rules of Sonde."""
 
 SPEED_RULES = frozenset(each.RULE.name for each in _SPEED)

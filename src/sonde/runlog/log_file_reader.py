@@ -21,7 +21,7 @@ import numpy.typing as npt
 from sonde.errors import SondeError
 from sonde.events import Event, Frame, Kind, Site, UnreadableEvent
 from sonde.runlog import record_format as f
-from sonde.runlog.record_scanner import RecordSpan, scan
+from sonde.runlog.find_record_boundaries import RecordSpan, scan
 
 WINDOW = 4 << 20  # bytes read at a time, or the length of the longest record
 MAX_LAYOUT_BYTES = 32 << 20  # of distinct constant parts in memory; further frames are decoded completely

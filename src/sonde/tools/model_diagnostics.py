@@ -6,8 +6,8 @@ from typing import Any, Self
 
 from torch import nn
 
-from sonde.diagnostics.diagnostics_from_run import read_run
 from sonde.diagnostics.diagnostics_report import DiagnosticsReport, build_diagnostics_report
+from sonde.diagnostics.load_run_for_diagnostics import read_run
 from sonde.diagnostics.training_history import MetricsRecorder
 from sonde.diagnostics.user_supplied_metrics import ModelArchitectureInfo, ModelPerformanceMetrics
 from sonde.errors import SondeError, require_count

@@ -29,11 +29,11 @@ from sonde.statistics.find_tensors import find_tensors
 from sonde.tools.hook_that_never_raises import require_module
 from sonde.tools.layer_name_patterns import require_name
 from sonde.tools.loop_debugger import measure_loop_operation
-from sonde.tools.loop_debugger.find_nonfinite_operation import MAX_SEARCHES, RandomState, anomaly_mode, find_cause
+from sonde.tools.loop_debugger.batch_log_file import RotatingFile, TrainingLogger
+from sonde.tools.loop_debugger.find_nan_operation import MAX_SEARCHES, RandomState, anomaly_mode, find_cause
 from sonde.tools.loop_debugger.loop_operation_record import DebugInfo, RunningOperation
 from sonde.tools.loop_debugger.loop_report import DebugReport, build_debug_report, plot_history
 from sonde.tools.loop_debugger.operation_history import OperationHistory
-from sonde.tools.loop_debugger.training_log import RotatingFile, TrainingLogger
 
 PLOT_FILE = "debug_analysis.png"
 LINES_FILE = "debug_info.jsonl"

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from sonde.capture.callbacks_from_patches import TrainingCallbacks
 from sonde.capture.detect_step_end import StepBoundaries
+from sonde.capture.training_callbacks import TrainingCallbacks
 from sonde.tuning.trial_messages import MIN_STEPS
 
 PATIENCE = 5  # times the requested seconds: after that, MIN_STEPS steps are enough

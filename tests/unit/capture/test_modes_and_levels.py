@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import sonde  # noqa: E402
-from sonde.capture.callbacks_from_patches import subscribers  # noqa: E402
 from sonde.capture.choose_observed_steps import FIRST_STEPS  # noqa: E402
+from sonde.capture.training_callbacks import subscribers  # noqa: E402
 from sonde.config import DebugConfig, DebugLevel, DebugMode  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 
 import sonde
 from sonde import spike_detection
-from sonde.capture import callbacks_from_patches, forward_call_patch, torch_patches
+from sonde.capture import forward_call_patch, torch_patches, training_callbacks
 from sonde.capture.choose_observed_steps import hook_ns
 from sonde.capture.incident_types import NonFiniteIncident
 from sonde.capture.probes.loss import LossProbe
@@ -86,7 +86,7 @@ def test_time_while_suspended_belongs_to_no_step(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with sonde.watch(model, optimizer, to=tmp_path, strict=True):
         train(model, optimizer, 3)
-        with callbacks_from_patches.suspended():
+        with training_callbacks.suspended():
             threading.Event().wait(0.5)
             train(model, optimizer, 3)
         train(model, optimizer, 3)
@@ -235,7 +235,7 @@ def test_an_incident_is_handled_before_torch_goes_on_with_all_sessions_suspended
     model, handled = nn.Linear(6, 1), []
 
     def handler(incident: Any) -> None:
-        handled.append((type(incident), incident.step, callbacks_from_patches.subscribers(), model.weight.grad))
+        handled.append((type(incident), incident.step, training_callbacks.subscribers(), model.weight.grad))
 
     tracker = new_tracker(tmp_path, make_handlers=lambda: [handler])
     torch_patches.subscribe(tracker)

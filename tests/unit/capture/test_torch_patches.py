@@ -23,7 +23,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.optim.swa_utils import AveragedModel
 
 import sonde
-from sonde.capture import callbacks_from_patches, forward_call_patch, torch_patches
+from sonde.capture import forward_call_patch, torch_patches, training_callbacks
 from training_harness import patched_functions, python
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")]
@@ -54,7 +54,7 @@ class Doubled(nn.Module):
         return self.linear(x)
 
 
-class Recording(callbacks_from_patches.TrainingCallbacks):
+class Recording(training_callbacks.TrainingCallbacks):
     """The forwards that it is called for."""
 
     def __init__(self) -> None:
@@ -549,7 +549,7 @@ def test_a_compiled_step_with_its_backward_and_optimizer_has_as_many_frames(tmp_
 # -- patched functions -----------------------------------------------------------------------------
 
 
-class Backwards(callbacks_from_patches.TrainingCallbacks):
+class Backwards(training_callbacks.TrainingCallbacks):
     """Records backwards and steps of optimizers, and raises where a test wants it."""
 
     def __init__(self, **errors: BaseException) -> None:
@@ -575,7 +575,7 @@ class Backwards(callbacks_from_patches.TrainingCallbacks):
 
 
 @contextmanager
-def subscribed(callbacks: callbacks_from_patches.TrainingCallbacks) -> Iterator[None]:
+def subscribed(callbacks: training_callbacks.TrainingCallbacks) -> Iterator[None]:
     torch_patches.subscribe(callbacks)
     try:
         yield
@@ -689,7 +689,7 @@ def test_a_patched_function_is_pickled_as_that_of_torch(tmp_path: Path) -> None:
 
 
 def test_suspending_calls_nobody_in_this_thread_and_others_in_other_threads(recording: Recording) -> None:
-    class Subscriber(callbacks_from_patches.TrainingCallbacks):
+    class Subscriber(training_callbacks.TrainingCallbacks):
         def __init__(self) -> None:
             self.calls: list[tuple[str, int]] = []
 
@@ -707,12 +707,12 @@ def test_suspending_calls_nobody_in_this_thread_and_others_in_other_threads(reco
     forward_call_patch.watch_forward(model, recording)
     torch_patches.subscribe(subscriber)
     try:
-        with callbacks_from_patches.suspended():
+        with training_callbacks.suspended():
             model(X).sum().backward()
-            assert callbacks_from_patches.subscribers() == ()
-            with callbacks_from_patches.suspended():
+            assert training_callbacks.subscribers() == ()
+            with training_callbacks.suspended():
                 model(X).sum().backward()
-            assert callbacks_from_patches.subscribers() == ()
+            assert training_callbacks.subscribers() == ()
             assert not recording.starts
             thread = threading.Thread(target=lambda: model(X).sum().backward())
             thread.start()
@@ -726,9 +726,9 @@ def test_suspending_calls_nobody_in_this_thread_and_others_in_other_threads(reco
 
 
 def test_an_error_while_suspended_resumes_all_the_same() -> None:
-    with pytest.raises(ZeroDivisionError), callbacks_from_patches.suspended():
+    with pytest.raises(ZeroDivisionError), training_callbacks.suspended():
         raise ZeroDivisionError
-    assert not callbacks_from_patches._suspended_threads
+    assert not training_callbacks._suspended_threads
 
 
 def test_a_forked_child_has_no_subscribers(recording: Recording) -> None:
@@ -742,7 +742,7 @@ def test_a_forked_child_has_no_subscribers(recording: Recording) -> None:
             try:
                 with torch.no_grad():
                     model(X)
-                status = 0 if not callbacks_from_patches.subscribers() and not recording.starts else 2
+                status = 0 if not training_callbacks.subscribers() and not recording.starts else 2
             finally:
                 os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sonde.diagnostics.diagnostics_from_run import read_run
 from sonde.diagnostics.diagnostics_report import DiagnosticsReport, build_diagnostics_report
 from sonde.diagnostics.health_score import WEIGHTS
+from sonde.diagnostics.load_run_for_diagnostics import read_run
 from sonde.diagnostics.training_dynamics import TrainingDynamics, training_dynamics
 from sonde.diagnostics.training_history import MAX_POINTS, MAX_STEPS, MetricsRecorder, TrainingColumns, thin
 from sonde.diagnostics.user_supplied_metrics import ModelArchitectureInfo, ModelPerformanceMetrics

@@ -15,9 +15,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from sonde import MemoryProfiler, Run, SondeError, watch
 from sonde.capture import process_memory
-from sonde.capture.callbacks_from_patches import suspended
+from sonde.capture.training_callbacks import suspended
 from sonde.memory_profiler import CATEGORIES, MemoryReport, from_dict
-from sonde.tools.loop_debugger.find_nonfinite_operation import RandomState, find_cause
+from sonde.tools.loop_debugger.find_nan_operation import RandomState, find_cause
 
 pytestmark = [pytest.mark.torch, pytest.mark.timing]  # measures the memory of the whole process: no other test may run in it
 F = nn.functional

@@ -15,7 +15,7 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
-from sonde.capture.callbacks_from_patches import subscribers  # noqa: E402
+from sonde.capture.training_callbacks import subscribers  # noqa: E402
 from sonde.errors import SondeError  # noqa: E402
 from sonde.profiler.profile_training_loop import StepWatcher, watch_steps  # noqa: E402
 

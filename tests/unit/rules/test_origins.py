@@ -8,7 +8,7 @@ from sonde.events import Event
 from sonde.rules._shared.origin_search_results import OPERATION_DEFECTS
 from sonde.rules.engine import evaluate, order_findings
 from sonde.rules.loss.lr_divergence import RULE as lr_divergence
-from sonde.rules.nonfinite.known_nan_operations import RULES as OPERATION_RULES
+from sonde.rules.nonfinite.nan_operation_rules import RULES as OPERATION_RULES
 from sonde.rules.nonfinite.nonfinite_evaluation import RULE as nonfinite_evaluation
 from sonde.rules.nonfinite.nonfinite_loss import RULE as nonfinite_loss
 from sonde.rules.nonfinite.nonfinite_origin import RULE as nonfinite_origin

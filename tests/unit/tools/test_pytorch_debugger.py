@@ -21,8 +21,8 @@ from torch.nn import functional as F  # noqa: E402
 import model_examples  # noqa: E402
 import sonde  # noqa: E402
 from sonde import DebugConfig, DebugInfo, NonFiniteError, PyTorchDebugger, PyTorchDebugManager, SondeError  # noqa: E402
-from sonde.tools.loop_debugger import training_log  # noqa: E402
-from sonde.tools.loop_debugger.find_nonfinite_operation import anomaly_mode  # noqa: E402
+from sonde.tools.loop_debugger import batch_log_file  # noqa: E402
+from sonde.tools.loop_debugger.find_nan_operation import anomaly_mode  # noqa: E402
 from sonde.tools.loop_debugger.operation_history import GradientNorms, OperationHistory  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -711,7 +711,7 @@ def test_save_debug_info_writes_a_line_per_operation(tmp_path):
 
 
 def test_saved_lines_and_the_training_log_are_rotated_by_size(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(training_log.RotatingFile.__init__, "__kwdefaults__", {"max_bytes": 2000})
+    monkeypatch.setattr(batch_log_file.RotatingFile.__init__, "__kwdefaults__", {"max_bytes": 2000})
     tool, model = debugger(tmp_path, save_debug_info=True), model_examples.mlp()
     tool.setup_training_logging("run")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -720,7 +720,7 @@ def test_saved_lines_and_the_training_log_are_rotated_by_size(tmp_path, monkeypa
     tool.close()
     for name in ("debug_info.jsonl", "run.log"):
         files = sorted(tmp_path.glob(f"{name}*"))
-        assert len(files) == 1 + training_log.NUM_OLD
+        assert len(files) == 1 + batch_log_file.NUM_OLD
         assert max(path.stat().st_size for path in files) <= 8000  # one line may be longer than the limit
 
 

@@ -18,9 +18,9 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
-from sonde.capture.callbacks_from_patches import TrainingCallbacks
 from sonde.capture.forward_call_patch import hook_all_modules, unwatch_forward, watch_forward
 from sonde.capture.layer_timing.layer_call_trace import LayerCallTrace
+from sonde.capture.training_callbacks import TrainingCallbacks
 
 _IDLE = LayerCallTrace()
 # A compiled module warns about global hooks each time it is called. The hooks return at once inside compiled code, so it is harmless.

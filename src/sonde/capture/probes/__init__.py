@@ -11,7 +11,7 @@ from sonde.capture.probes.loss import LossProbe
 from sonde.capture.probes.lr_schedulers import SchedulerProbe
 from sonde.capture.probes.memory_usage import MemoryProbe
 from sonde.capture.probes.nonfinite_eval_outputs import EvalOutputProbe
-from sonde.capture.probes.parameters import ParameterProbe
+from sonde.capture.probes.parameters_and_gradients import ParameterProbe
 from sonde.capture.probes.probe import Probe
 from sonde.capture.probes.source_lines_of_torch_calls import SourceLineProbe
 from sonde.capture.probes.training_in_eval_mode import TrainEvalModeProbe

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from sonde.capture.callbacks_from_patches import TrainingCallbacks
 from sonde.capture.current_step_state import CurrentStep
+from sonde.capture.training_callbacks import TrainingCallbacks
 from sonde.statistics.tensor_statistics_table import StatisticsTable
 
 if TYPE_CHECKING:

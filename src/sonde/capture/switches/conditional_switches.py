@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sonde.capture.callbacks_from_patches import suspended
 from sonde.capture.incident_types import Incident, SpikeIncident
 from sonde.capture.probes.probe import Probe, ProbeContext
 from sonde.capture.step_profiler.step_profiler import MEMORY, SLOW, SLOW_NS, WARMUP
 from sonde.capture.switches.debug_switches import Switches
+from sonde.capture.training_callbacks import suspended
 from sonde.condition_expressions import STEP_NAMES, Condition, parse_condition
 from sonde.errors import SondeError
 from sonde.events import ConditionMet

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from sonde.capture import torch_patches
-from sonde.capture.callbacks_from_patches import TrainingCallbacks
 from sonde.capture.monkeypatch import override
+from sonde.capture.training_callbacks import TrainingCallbacks
 from sonde.capture.user_source_line import is_library
 from sonde.errors import SondeError
 from sonde.nonfinite.operation_tracer import NonFiniteTracer, is_finite

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from sonde.capture.callbacks_from_patches import TrainingCallbacks
 from sonde.capture.forward_call_patch import UncopiedHook
+from sonde.capture.training_callbacks import TrainingCallbacks
 from sonde.capture.watched_model import WatchedModel
 from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.formatting import listing

@@ -17,8 +17,8 @@ from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 import sonde  # noqa: E402
-from sonde.capture.callbacks_from_patches import subscribers  # noqa: E402
 from sonde.capture.switches import debug_switches as switches_module  # noqa: E402
+from sonde.capture.training_callbacks import subscribers  # noqa: E402
 from sonde.config import DebugConfig  # noqa: E402
 from sonde.runlog.switch_file import SWITCHES, SWITCHES_FILE, write_switch_requests  # noqa: E402
 

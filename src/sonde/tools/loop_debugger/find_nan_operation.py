@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.capture.callbacks_from_patches import subscribers
 from sonde.capture.step_tracker import StepTracker
+from sonde.capture.training_callbacks import subscribers
 from sonde.nonfinite.find_origin_context_manager import find_origin
 from sonde.nonfinite.operation_tracer import compile_disabled
 from sonde.nonfinite.origin_types import Origin

@@ -2,9 +2,9 @@
 
 import struct
 
+from sonde.runlog import find_record_boundaries as scanning
 from sonde.runlog import record_format as f
-from sonde.runlog import record_scanner as scanning
-from sonde.runlog.record_scanner import DamagedSpan, scan
+from sonde.runlog.find_record_boundaries import DamagedSpan, scan
 
 ONE, TWO, THREE = (f.record(f.EVENT, text * 20) for text in (b"one", b"two", b"three"))
 

@@ -40,7 +40,7 @@ class _ParameterBlock:
 class ParameterProbe(Probe):
     """Measures parameters, their gradients and their updates."""
 
-    name = "parameters"
+    name = "parameters_and_gradients"
     OBSERVED_ONLY = True
 
     def __init__(self, context: ProbeContext) -> None:
