@@ -277,7 +277,7 @@ def test_r49_tensors_that_cannot_be_measured_are_said_and_not_taken_for_missing(
     with sabotage(inner_functions()["statistics.statistics_without_extension.statistics"], itertools.cycle(ERRORS[:1]), []) as break_it:
         by_torch(tmp_path / "run", break_it)
     said = {event.data["probe"]: event.data["reason"] for event in sonde.Run(tmp_path / "run").events("unobserved")}
-    assert {"activations", "parameters", "batch"} <= set(said)
+    assert {"activations", "parameters_and_gradients", "batch_contents"} <= set(said)
     assert "injected" in said["parameters"]
     assert "parameters" in {one.where for one in sonde.diagnose(tmp_path / "run").unobserved}
 
