@@ -278,8 +278,8 @@ def test_r49_tensors_that_cannot_be_measured_are_said_and_not_taken_for_missing(
         by_torch(tmp_path / "run", break_it)
     said = {event.data["probe"]: event.data["reason"] for event in sonde.Run(tmp_path / "run").events("unobserved")}
     assert {"activations", "parameters_and_gradients", "batch_contents"} <= set(said)
-    assert "injected" in said["parameters"]
-    assert "parameters" in {one.where for one in sonde.diagnose(tmp_path / "run").unobserved}
+    assert "injected" in said["parameters_and_gradients"]
+    assert "parameters_and_gradients" in {one.where for one in sonde.diagnose(tmp_path / "run").unobserved}
 
 
 def test_r49_a_retired_probe_is_named_with_its_error_and_all_else_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,8 @@ def _torch_as_it_was() -> Iterator[None]:
 
 @pytest.mark.parametrize("program", one_in(12, sorted(EXPECTED)))
 def test_a_planted_bottleneck_is_named_and_its_change_gives_half_of_what_was_promised(program, tmp_path):
+    if program == "slow_layer_subnormal" and (times := cost_of_subnormals()) < 3:
+        pytest.skip(f"this processor multiplies subnormal numbers in {times:.1f} times the usual time: nothing is slow")
     finding = patiently(caught, program, tmp_path)
     promised = finding.evidence["gain"]
     assert promised >= 0.2
@@ -126,6 +128,22 @@ def caught(program: str, folder: Path) -> Finding:
     assert finding.where == expected.where, report.summary()
     assert finding.evidence.get("function") == LOOPS.get(program), report.summary()
     return finding
+
+
+def cost_of_subnormals() -> float:
+    """How many times as long a product of subnormal numbers takes. Some processors have no penalty for them."""
+    usual, subnormal = (torch.full((400, 400), value) for value in (1e-3, 1e-39))
+    other = torch.full((400, 400), 0.5)
+
+    def shortest_s(matrix: torch.Tensor) -> float:
+        times = []
+        for _ in range(5):
+            began = time.perf_counter()
+            matrix @ other
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+    return shortest_s(subnormal) / shortest_s(usual)
 
 
 def load(path: Path, name: str) -> ModuleType:

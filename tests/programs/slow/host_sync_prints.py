@@ -11,7 +11,7 @@ def training():
     torch.manual_seed(0)
     y = torch.randint(2, (2000,))
     x = torch.randn(2000, 3, 16, 16) + 0.5 * y.view(-1, 1, 1, 1)
-    net = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(4096, 2))
+    net = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), *[layer for _ in range(4) for layer in (nn.Conv2d(16, 16, 3, padding=1), nn.ReLU())], nn.Flatten(), nn.Linear(4096, 2))
     opt = torch.optim.SGD(net.parameters(), lr=0.02)
     for step in range(10_000):
         rows = torch.randint(len(x), (32,))

@@ -11,7 +11,7 @@ def training():
     torch.manual_seed(0)
     x = torch.randn(2048, 256)
     y = x[:, :10].argmax(1)
-    net = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
+    net = nn.Sequential(nn.Linear(256, 1536), nn.ReLU(), nn.Linear(1536, 1536), nn.ReLU(), nn.Linear(1536, 10))
     opt = torch.optim.Adam(net.parameters(), lr=1e-3)
     for step in range(10_000):
         rows = torch.randint(len(x), (32,))
