@@ -149,7 +149,7 @@ def _sources(divergence: FirstDivergence | None, settings: Sequence[SettingDiffe
     """Different settings are the most likely source of different results."""
     given = [f"{one.name} {one.a} against {one.b}" for one in settings if one.topic in ("configuration", "model", "loop")]
     if given:
-        return [f"They were given: {listing(given)}."]
+        return [f"Their settings differ: {listing(given)}."]
     has_diverged = divergence is not None and divergence.first is not None and not divergence.from_the_start
     return ["Nothing that was recorded of their configuration differs."] if has_diverged else []
 

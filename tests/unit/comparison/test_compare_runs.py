@@ -60,7 +60,7 @@ def test_a_loss_that_ends_higher_comes_before_where_it_parted_and_what_was_given
     assert found.verdict == "different"
     assert found.headline.startswith("B's loss ends higher: ")
     assert "the loss differs first" in found.details[0]
-    assert found.details[1] == "They were given: argument --lr 0.1 against 0.5, lr 0.1 against 0.5."
+    assert found.details[1] == "Their settings differ: argument --lr 0.1 against 0.5, lr 0.1 against 0.5."
 
 
 def test_a_mistake_that_only_one_run_has_comes_first(pair):
