@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sonde.events import Finding, SpikeDetected
-from sonde.formatting import listing, number
+from sonde.formatting import layer_name, listing, number
 from sonde.rules._shared.origin_search_results import NONFINITE_RULES
 from sonde.rules._shared.read_event_tables import amount, text
 from sonde.rules._shared.spikes_in_run import ODD_INPUT, RETURNS, ObservedSpike, SpikeHistory
@@ -85,7 +85,7 @@ def _deviation(event: SpikeDetected) -> str:
     if event.blame in ("input", "target") and odd:
         return f"{text(odd, 'name')} there is {times} that of the others"
     if event.blame == "layer" and odd:
-        return f"the output of {text(odd, 'name')} there is {times} that of the others"
+        return f"the output of {layer_name(text(odd, 'name'))} there is {times} that of the others"
     conclusion = {"target": ", so the label is unusual", "slope": ", but the slope is steep"}.get(event.blame)
     return f"inputs and outputs there are like those of the others{conclusion}" if conclusion else ""
 

@@ -48,7 +48,7 @@ class MagnitudeHistory:
         found = [each for block in view.blocks(kind, rows=rows) for each in _magnitudes(block, kind, wanted)]
         if magnitude_now is not None and not (found and found[-1].step >= step):
             found = [*found, Magnitude(step, magnitude_now)][-NUM_STEPS:]
-        return cls(_NAMES[kind].format(name), found) if found else None
+        return cls(_NAMES[kind].format(view.layer_name(name)), found) if found else None
 
     def __str__(self) -> str:
         """`output of fc1: 3.1, 8.9, 40, 2.1e+03 at steps 4, 6, 8, 12`."""
