@@ -4,8 +4,6 @@ A small closed language with its own parser: comparisons, `and`, `or`, `not`, pa
 evaluated as Python. A name without a value makes the result unknown (None) unless the rest decides it.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 import operator

@@ -84,3 +84,9 @@ def test_ctrl_c_stops_following_quietly_and_leaves_the_training_alone(tmp_path, 
         _, errors = follower.communicate()
     assert (errors, follower.returncode) == ("", 130)
     train(training, 1)
+
+
+@pytest.mark.parametrize("stream", ["2>&-", ">&-"])
+def test_a_closed_stream_does_not_change_the_exit_code(stream, healthy_run):
+    command = f"{sys.executable} -m sonde diagnose {healthy_run} --check {stream}"
+    assert subprocess.run(["bash", "-c", command], capture_output=True, check=False).returncode == 0

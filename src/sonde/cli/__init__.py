@@ -4,8 +4,6 @@ A command parses, calls and prints. It imports what it needs when it is called, 
 machine without torch.
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 import sys
@@ -67,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and leave the process with its exit code."""
     try:
         code = _call(list(sys.argv[1:] if arguments is None else arguments))
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None: the process was started with a closed stdout
+            sys.stdout.flush()
     except SondeError as error:
         code = _print_error(str(error), error.exit_code)
     except click.UsageError as error:

@@ -1,7 +1,5 @@
 """The argument RUN of the commands that read a run: a directory, a name, or the newest run where it is left out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,7 +1,5 @@
 """The arguments SCRIPT and -m of the commands that run a script: checks that it exists and that torch is installed."""
 
-from __future__ import annotations
-
 import difflib
 import importlib.util
 import os

@@ -72,7 +72,7 @@ def progress_line(text: str, after_s: float = PROGRESS_AFTER_S) -> Iterator[Call
 
     Yields a function that changes the text.
     """
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():  # None: the process was started with a closed stderr
         yield lambda text: None
         return
     lock, is_shown, texts = threading.Lock(), threading.Event(), [text]

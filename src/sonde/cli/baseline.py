@@ -1,7 +1,5 @@
 """`sonde baseline`: writes the envelope of healthy runs to a file, to compare other runs with it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,7 +1,5 @@
 """`sonde compact`: writes a run as Parquet files."""
 
-from __future__ import annotations
-
 import click
 
 from sonde.cli._run_argument import run_argument, run_path

@@ -1,7 +1,5 @@
 """`sonde compare`: shows the differences of two runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,7 +1,5 @@
 """`sonde demo`: five small trainings, four of them with a real fault."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

@@ -1,7 +1,5 @@
 """`sonde doctor`: checks whether Sonde works in this environment."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import json

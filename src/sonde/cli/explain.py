@@ -1,7 +1,5 @@
 """`sonde explain`: the page of a rule."""
 
-from __future__ import annotations
-
 import difflib
 
 import click

@@ -1,7 +1,5 @@
 """`sonde export`: writes a run in the format of another tool."""
 
-from __future__ import annotations
-
 import difflib
 from importlib import import_module
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`sonde report`: writes the verdict on a run to a file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,7 +1,5 @@
 """`sonde runs`: the recorded runs with their verdicts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,7 +1,5 @@
 """`sonde switch`: turns the switches of a running training on and off."""
 
-from __future__ import annotations
-
 import click
 
 from sonde.cli._run_argument import run_path

@@ -13,8 +13,6 @@ Known problems   another seed gives another curve: a baseline of several runs (s
 Fix              find out what changed with sonde compare; if the change is intended, make a new baseline.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 The bands of several runs contain all of them, so that a difference by the seed is within the baseline.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -20,11 +18,13 @@ from sonde.comparison.speed_and_memory import Spread, memory_sizes, step_times
 from sonde.errors import SondeError
 from sonde.formatting import strict
 from sonde.run_view import RunView, trained_view
+from sonde.runlog.run_directory import read_regular_file
 from sonde.runlog.run_reader import Run
 
 FORMAT = "sonde-baseline"
 INNERMOST_LIST = re.compile(r"\[\n([^\[\]{}]*)\n *\]")
 SCHEMA = 1
+MAX_BYTES = 16 << 20  # of a file: a real one has some 20 kB
 GRADIENT = "grad_norm"
 FEW = 3  # numbers in a window: fewer are not compared
 
@@ -150,7 +150,7 @@ def load(path: str | Path) -> Baseline:
     """A baseline from a file. Raises SondeError if it is none."""
     again = f"Make one with: sonde baseline RUN -o {path}"
     try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
+        document = json.loads(read_regular_file(Path(path).resolve(), MAX_BYTES))
     except OSError as error:
         raise SondeError(f"no baseline can be read from {path}: {error.strerror or error}.\n{again}") from None
     except (ValueError, RecursionError) as error:

@@ -1,7 +1,5 @@
 """compare(a, b) -> RunComparison: the differences of two runs in numbers, loss, speed, findings and settings, and a verdict."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path

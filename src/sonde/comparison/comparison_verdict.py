@@ -3,8 +3,6 @@
 Runs are *identical* if no measured number differs, *alike* if numbers differ but results agree within their noise, else *different*.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

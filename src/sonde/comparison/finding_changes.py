@@ -1,7 +1,5 @@
 """Findings of two runs: new, gone, in both. A rule that was not evaluated in a run does not count as clear there."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from sonde.events import Finding, Severity

@@ -4,8 +4,6 @@ Both runs are read step by step up to there. Within a step the order is that of 
 gradients from the last layer to the first, the learning rate, updates. Only what both runs have measured is compared.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ A curve is cut into windows. The band of a window contains most of its losses; B
 distance, and stays outside if that holds for every window up to the end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

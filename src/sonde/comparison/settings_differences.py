@@ -1,7 +1,5 @@
 """Differences of two runs in arguments, settings, models, optimizers, calls per step and environment."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite

@@ -3,8 +3,6 @@
 The steps of a run are cut into blocks. The spread of their medians shows how much the machine varies; smaller changes are noise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal

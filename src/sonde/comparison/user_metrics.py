@@ -1,7 +1,5 @@
 """Numbers that the user logged under the same name in both runs, at the end of each. They are not judged: more may be better or worse."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Steps with anomalies: losses that are not finite or that spike, accuracy and throughput that drop, memory that grows."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

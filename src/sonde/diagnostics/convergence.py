@@ -2,8 +2,6 @@
 `end + height * exp(-rate * t)` or `end + height * (t + 1)^-power`, whichever is nearer. The interval comes from the same forecast made
 from earlier steps, compared with the losses that followed."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,8 +1,6 @@
 """Health score of a training, from 0 to 100, with its parts. The weight of a part about which nothing is known goes to the others. A
 finding of a rule limits the score, whatever the other parts are: a good loss means nothing if the wrong thing is trained."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Diagnostics of a run on disk: its steps as columns, its model as an architecture, the findings of the rules."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Training dynamics: whether a training learns (by `LossTrend`, as in the rules), is stable, has settled or overfits, and its cost."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """What a user passes to diagnostics: the architecture of a model, and the metrics of a training step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields

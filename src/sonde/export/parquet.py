@@ -4,8 +4,6 @@ One file per kind of frame, with a row per step and site and a column per field;
 infinities and -0.0 are preserved; a field that was not measured is null.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -22,6 +20,7 @@ from sonde.errors import SondeError
 from sonde.events import Frame
 from sonde.runlog.run_reader import Run, RunProcess
 
+MAX_KINDS, MAX_FIELDS = 200, 1000  # a real run has about ten of each, a malicious log any number
 ROWS = 1 << 18  # per row group: bounds the memory, and compresses well
 
 
@@ -47,8 +46,11 @@ def compact(run_path: Path | str) -> list[Path]:
         "sites.parquet": (_site_schema(pa), _site_tables(pa, run)),
         "events.parquet": (_event_schema(pa), _event_tables(pa, run)),
     }
+    if len(run.kinds) > MAX_KINDS:
+        raise SondeError(f"{run.path} has {len(run.kinds):,} kinds of frames, and each would be a file: Sonde writes at most {MAX_KINDS}.")
     for kind in run.kinds:
-        fields = _fields(run, kind)
+        if len(fields := _fields(run, kind)) > MAX_FIELDS:
+            raise SondeError(f"frames of the kind {kind[:40]!r} have {len(fields):,} fields: a table of Sonde has at most {MAX_FIELDS:,}.")
         schema = _frame_schema(pa, fields)
         tables[f"frames-{_file_name(kind)}.parquet"] = (schema, _frame_tables(pa, run, kind, fields, schema))
     done: dict[Path, Path] = {}

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from sonde.errors import SondeError
 from sonde.events import Event, Kind
@@ -23,6 +24,7 @@ CURVES = ("loss", "grad_norm", "lr", "loss_scale")  # also names that start with
 MEMORY = ("_bytes", "_mb", "_gb", "memory", "rss")  # ends of the names of curves of memory
 MAX_STEPS = 50_000  # of one process, the last ones: a viewer opens about a million events, and each step has about ten
 MAX_EVENTS = 20_000
+MAX_MS = 1e12  # of a phase: thirty years; what is longer is damage
 MAX_ARGUMENT = 2_000  # characters of one field of an event
 
 
@@ -50,9 +52,9 @@ def trace_of_run(run: Run) -> Trace:
 def _add_process(trace: Trace, view: RunView, track: Track, event_track: Track) -> None:
     steps, first = view.steps, view.last_step - MAX_STEPS + 1
     names = sorted((name for name in steps if name.endswith("_ms") and name != "step_ms"), key=_phase_order)
-    phases = {name.removesuffix("_ms"): np.where((steps[name] > 0) & np.isfinite(steps[name]), steps[name], 0.0) for name in names}
-    step_ms = steps["step_ms"]
-    durations_ms = np.where((step_ms > 0) & np.isfinite(step_ms), step_ms, sum(phases.values()))
+    phases = {name.removesuffix("_ms"): _durations(steps[name]) for name in names}
+    step_ms = _durations(steps["step_ms"])
+    durations_ms = np.where(step_ms > 0, step_ms, sum(phases.values()))
     times_us = np.concatenate([[0.0], 1e3 * np.cumsum(durations_ms)]).tolist()  # where each step begins, and the end of the last
     curves = {name: steps[name].tolist() for name in steps if name.partition(":")[0] in CURVES or name.endswith(MEMORY)}
     has_loss = steps.is_present("loss")
@@ -92,6 +94,11 @@ def _add_phases(trace: Trace, track: Track, step: Times, phases: Mapping[str, fl
         if duration_us > 0:
             trace.span(track, phase.replace("_", " "), Times(now_us, duration_us), {"ms": duration_ms}, category="phase")
             now_us += duration_us
+
+
+def _durations(column: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Milliseconds; 0 where nothing was measured, or nothing that is a time."""
+    return np.where((column > 0) & (column < MAX_MS), column, 0.0)
 
 
 def _phase_order(name: str) -> tuple[int, str]:

@@ -3,8 +3,6 @@
 The answer is an event, and with `save_debug_info` a capsule of the step. With `anomaly_detection_mode="raise"` the training is stopped.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

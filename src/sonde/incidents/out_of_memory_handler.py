@@ -3,8 +3,6 @@
 Computed once, from the exception that ended the training, while its traceback still holds the frames.
 """
 
-from __future__ import annotations
-
 import linecache
 import re
 from collections.abc import Iterable, Mapping

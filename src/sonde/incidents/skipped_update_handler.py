@@ -3,8 +3,6 @@
 A GradScaler is made for skipping, so nothing is stopped and nothing is logged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import isnan

@@ -4,8 +4,6 @@ behind it.
 Nothing is stopped and nothing is logged meanwhile: most spikes pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ An accumulation holds tensors of every part of the training, about as many of it
 old tensors, a cache that has stopped growing holds no new ones, and a container that drops its oldest entries does not accumulate.
 """
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Iterable, Mapping, Sequence

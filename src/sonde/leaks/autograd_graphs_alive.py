@@ -3,8 +3,6 @@
 Graphs are traversed by their nodes alone. Saved tensors are not read: reading one may recompute a checkpoint.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterable, Iterator
 from typing import Any

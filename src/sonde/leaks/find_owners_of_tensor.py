@@ -3,8 +3,6 @@
 The search keeps nothing alive and runs none of the user's code.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 from collections import deque

@@ -4,8 +4,6 @@
 that have accumulated all along. Optimizer state, averages of weights, full buffers and lists that are emptied regularly do not count.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 import weakref

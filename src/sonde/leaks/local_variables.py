@@ -3,8 +3,6 @@
 The garbage collector does not report the variables of running functions as referrers, so they are read here.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from inspect import CO_OPTIMIZED

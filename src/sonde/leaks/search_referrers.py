@@ -4,8 +4,6 @@ One pass over Python's objects (`gc.get_referrers`) finds the referrers of a who
 passes as the longest chain has links. It is limited in objects, levels and time, and runs none of the user's code.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 import time

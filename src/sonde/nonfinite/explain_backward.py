@@ -3,8 +3,6 @@
 `BadOp.tensors` holds what the forward saved (`saved self`, `saved result` …), then the arguments of the backward operation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

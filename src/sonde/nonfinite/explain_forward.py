@@ -3,8 +3,6 @@
 `FORWARD_TABLE` maps an operation to its check. Checks that hold for any operation follow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """`with sonde.find_origin() as search:` finds the operation that creates a NaN or an Inf in a block of code."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import nn

@@ -1,7 +1,5 @@
 """Names and properties of ATen operators: the name that a user typed, and what the operator does to its arguments."""
 
-from __future__ import annotations
-
 from functools import cache
 
 from sonde.statistics.private_torch_api import OpOverload, op_schema

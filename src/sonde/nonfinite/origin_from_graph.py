@@ -3,8 +3,6 @@
 Used if the step cannot be replayed. It finds less than a trace: operation names and some of their inputs, no lines and no modules.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Builds the `Origin` of a non-finite value from the operation that output it, at once, while its tensors hold their values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any

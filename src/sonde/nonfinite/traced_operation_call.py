@@ -1,7 +1,5 @@
 """The call of one operation: its arguments by name, and which of them it writes in place."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@
 heaviest part first. Leaving samples out changes the batch less than running them alone, so a batch norm still has a batch.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Finds the dataset indices of samples in a batch: from a sequential sampler, or by comparing the content with a TensorDataset."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Sequence
 from typing import Any

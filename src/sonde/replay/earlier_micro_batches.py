@@ -5,8 +5,6 @@ are stored, so each micro-batch can replace the last one: at the calls of the mo
 these tensors. Other values of the micro-batch (its labels) are not stored; those of the last micro-batch are used, and a caveat says so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

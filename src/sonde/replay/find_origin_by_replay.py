@@ -8,8 +8,6 @@ Of an evaluation the model is all that can run. A NaN there is always reported. 
 divided by 0: code masks logits with -Inf, and the logarithm of a probability of 0 is -Inf.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

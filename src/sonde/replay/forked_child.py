@@ -5,8 +5,6 @@ front, so that it is complete also while another process holds a copy of the pip
 lock of malloc at the fork, is replaced by another one; a child that hangs later is ended by its own alarm or by the parent.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

@@ -1,7 +1,5 @@
 """Explains a step that a GradScaler skipped: the operation that made the Inf, and whether the loss scale or a value caused it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FrameType

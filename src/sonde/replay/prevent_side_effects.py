@@ -5,8 +5,6 @@ of the process. `isolate` replaces the first by copies, the second by the null d
 third by a filter of system calls. It never returns to the state before: the child ends with `os._exit`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

@@ -4,8 +4,6 @@
 neither. Any other collective raises `CannotReplay` before it starts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial

@@ -5,8 +5,6 @@ Torch's generator is set to the state that it had when each forward began. Other
 the number was found bad.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass

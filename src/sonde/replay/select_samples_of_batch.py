@@ -1,7 +1,5 @@
 """The batch of the current step: the tensors that the step takes as inputs, and selections of their samples."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

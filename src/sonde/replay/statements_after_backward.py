@@ -4,8 +4,6 @@ They run if the replayed step itself has finite gradients. Only statements that 
 scheduler) are left out.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterable, Mapping
 from functools import partial

@@ -4,8 +4,6 @@ The position of the current bytecode instruction identifies the exact call. If t
 sliced too. If the function has returned already, its frame still holds its variables, and the call is the last one in its source.
 """
 
-from __future__ import annotations
-
 import ast
 import linecache
 import sys

@@ -5,8 +5,6 @@ statement that computes a needed value. A value that is still available unchange
 variables. A statement that must not run twice is left out, and its result is read from the variables too. This module does not use torch.
 """
 
-from __future__ import annotations
-
 import ast
 import copy
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,6 @@
 Rules judge the newest attempt of each rank. The facts (steps, loss curve, cost) cover all attempts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import nan

@@ -1,7 +1,5 @@
 """Follows a run that grows: diagnoses it again from time to time, at a bounded cost."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 A report is a value that the renderers draw. It is computed from the log at each reading, so better rules improve old runs.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """How a training went, in sentences: learning rate, GradScaler, validation, who stopped it, data and labels. Nothing is judged."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite

@@ -4,8 +4,6 @@ The file is a cache: it counts only while the logs have the same sizes and the s
 trusted. A file of that name that Sonde did not write is neither read nor replaced.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterable
@@ -25,6 +23,7 @@ from sonde.runlog.run_reader import Run
 
 VERDICT_FILE = "verdict.json"
 MAX_BYTES = 1 << 20  # a longer file was not written by Sonde: that of 1000 ranks has 100 kB
+MAX_TEXT, MAX_LOSS = 100_000, 20  # characters: names of layers may be long, numbers are not
 TIME_LIMIT_S = 2.0  # for judging the runs of a list
 JUDGED_BYTES_PER_S = 20e6  # of a log, on a slow machine: what is not expected to be judged in time is not begun
 
@@ -91,7 +90,8 @@ def _parse(report: Any) -> CachedVerdict | None:
     with contextlib.suppress(TypeError):  # not a mapping, a field too many or too few
         cached = CachedVerdict(**report)
         texts = (cached.ended, cached.rule, cached.where, cached.layer_type, cached.last_loss)
-        is_valid = all(isinstance(text, str) for text in texts) and type(cached.num_steps) is int
+        is_valid = all(isinstance(text, str) and len(text) <= MAX_TEXT for text in texts)
+        is_valid = is_valid and type(cached.num_steps) is int and 0 <= cached.num_steps < 1 << 63 and len(cached.last_loss) <= MAX_LOSS
         if is_valid and cached.verdict in get_args(Verdict):
             return cached
     return None

@@ -1,7 +1,5 @@
 """Questions that rules ask of columns: rows of steps in which a condition holds, and values that start, end or stay."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -3,16 +3,16 @@
 A rule that raises is reported as not evaluated; the others are evaluated all the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from sonde.events import Finding, Severity
-from sonde.rules.rule import NotEvaluated, Result, Rule
+from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
+
+MAX_FINDINGS = 100  # of one rule: nobody reads more
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +31,52 @@ def evaluate(views: Mapping[int, RunView], rules: Sequence[Rule]) -> list[Outcom
 
 
 def _results(view: RunView, rules: Sequence[Rule]) -> list[Result]:
-    reasons = [rule.missing_need(view) for rule in rules]
+    reasons = [_missing_need(rule, view) for rule in rules]
     view.reduce_together([each for rule, reason in zip(rules, reasons) if not reason for each in rule.reductions])
     return [NotEvaluated(reason) if reason else _result(rule, view) for rule, reason in zip(rules, reasons)]
+
+
+# A rule may come from another package: one that fails, exits or returns something else must not silence the others.
+
+
+def _missing_need(rule: Rule, view: RunView) -> str:
+    try:
+        return rule.missing_need(view)
+    except Exception as error:
+        return f"the rule failed ({describe_error(error)})"
 
 
 def _result(rule: Rule, view: RunView) -> Result:
     try:
         result = rule.check(view)
-        return [result] if isinstance(result, Finding) else result
-    except Exception as error:  # a rule may come from another package; one that fails must not silence the others
-        return NotEvaluated(f"the rule failed ({type(error).__name__}: {error})")
+    except (Exception, SystemExit) as error:
+        return NotEvaluated(f"the rule failed ({describe_error(error)})")
+    if isinstance(result, (Clear, NotEvaluated)):
+        return result
+    findings = [result] if isinstance(result, Finding) else result
+    if not isinstance(findings, (list, tuple)):
+        return NotEvaluated(f"the rule returned a {type(findings).__name__}, not findings, Clear() or NotEvaluated(reason)")
+    wrong = next((reason for each in findings if (reason := _why_invalid(each))), "")
+    return NotEvaluated(f"the rule returned {wrong}") if wrong else findings[:MAX_FINDINGS]
+
+
+def _why_invalid(finding: object) -> str:
+    if not isinstance(finding, Finding):
+        return f"a {type(finding).__name__} among its findings"
+    texts = (finding.rule, finding.where, finding.cause, finding.fix)
+    is_valid = all(isinstance(text, str) for text in texts) and isinstance(finding.step, int) and isinstance(finding.severity, Severity)
+    if not is_valid or not isinstance(finding.evidence, Mapping):
+        return "a finding with a field of the wrong type"
+    is_known = all(isinstance(name, str) and isinstance(value, (int, float, str)) for name, value in finding.evidence.items())
+    return "" if is_known else "evidence that is neither a number nor a text"
+
+
+def describe_error(error: BaseException) -> str:
+    """Type and message of an error of another package, whose message may fail too."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
 
 
 def _merged(by_rank: Mapping[int, Result]) -> Result:

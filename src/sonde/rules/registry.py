@@ -1,7 +1,5 @@
 """The list of all rules: those of Sonde, and those that installed packages provide by an entry point."""
 
-from __future__ import annotations
-
 from functools import cache
 from importlib.metadata import entry_points
 
@@ -17,6 +15,7 @@ from sonde.rules.calls import (
 from sonde.rules.crash import fatal_signal
 from sonde.rules.data import constant_input, iterable_duplicated, label_constant, nan_input, no_shuffle, same_batch, worker_rng_duplicate
 from sonde.rules.devices import silent_transfer, tensor_left_behind
+from sonde.rules.engine import describe_error
 from sonde.rules.gradients import dead_relu, exploding_gradient, gradient_spike, vanishing_gradient
 from sonde.rules.loss import loss_plateau, loss_scale_collapse, loss_spike, lr_divergence
 from sonde.rules.memory import activation_heavy_layer, graph_leak, memory_growth, out_of_memory
@@ -42,7 +41,7 @@ from sonde.rules.speed import (
     unfused_optimizer,
     validation_dominates,
 )
-from sonde.run_view import RunView
+from sonde.run_view import Reduction, RunView
 
 ENTRY_POINTS = "sonde.rules"
 
@@ -80,13 +79,22 @@ def all_rules() -> tuple[Rule, ...]:
     for entry_point in entry_points(group=ENTRY_POINTS):
         try:
             rule = entry_point.load()
-            reason = "" if isinstance(rule, Rule) else f"{entry_point.value} is a {type(rule).__name__}, not a sonde.rules.rule.Rule"
-        except Exception as error:  # code of another package
-            reason = f"{entry_point.value} cannot be loaded ({type(error).__name__}: {error})"
+            reason = _why_not_a_rule(rule, entry_point.value)
+        except (Exception, SystemExit) as error:  # code of another package
+            reason = f"{entry_point.value} cannot be loaded ({describe_error(error)})"
         loaded = rule if not reason else _unavailable(entry_point.name, reason)
         if loaded.name not in known:  # no package replaces a rule of Sonde
             provided.setdefault(loaded.name, loaded)
     return (*RULES, *provided.values())
+
+
+def _why_not_a_rule(rule: object, place: str) -> str:
+    if not isinstance(rule, Rule):
+        return f"{place} is a {type(rule).__name__}, not a sonde.rules.rule.Rule"
+    has_tuples = all(isinstance(each, tuple) for each in (rule.needs, rule.explains, rule.reductions))
+    if not (isinstance(rule.name, str) and isinstance(rule.page, str) and callable(rule.check) and has_tuples):
+        return f"{place} has a name, page, needs, explains or reductions of the wrong type"
+    return "" if all(isinstance(each, Reduction) for each in rule.reductions) else f"{place} has reductions that are no Reduction"
 
 
 def _unavailable(name: str, reason: str) -> Rule:

@@ -3,8 +3,6 @@
 `check(view)` returns one or several findings, `Clear()` (the rule had what it needs and found nothing) or `NotEvaluated(reason)`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

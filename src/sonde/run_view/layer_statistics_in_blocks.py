@@ -4,8 +4,6 @@ A `Block` holds steps in a row whose frames have the same sites, so each field i
 of a run, which may not fit into memory, into a small state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

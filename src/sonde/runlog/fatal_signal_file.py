@@ -5,8 +5,6 @@ written. faulthandler writes the signal and the Python stack of every thread to 
 process, has the process_identity of the process in its name, and is removed when the script ends in another way.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import os

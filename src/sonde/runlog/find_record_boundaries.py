@@ -5,8 +5,6 @@ completed) or *damage* (bytes that can never become a record: they are reported,
 linear in the input.
 """
 
-from __future__ import annotations
-
 import struct
 import zlib
 from typing import NamedTuple

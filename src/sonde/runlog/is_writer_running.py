@@ -1,7 +1,5 @@
 """Decides whether the process that wrote a log still runs, by host, process id and start time together: ids are reused."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ The index holds the position, kind and step of each frame and event in 28 bytes;
 into memory: truncating a mapped file kills the reader.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from array import array

@@ -3,8 +3,6 @@
 Frames are written by a plan with a cached constant part. Decoding checks every length before it is used.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import numbers

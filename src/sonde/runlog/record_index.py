@@ -1,7 +1,5 @@
 """RecordIndex: where the frames and events of one process are, as arrays with one entry per record in the order of writing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """Creates run directories, finds runs, and reads and writes their small JSON files."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import json

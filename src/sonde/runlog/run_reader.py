@@ -4,8 +4,6 @@ Only an index is held in memory; steps, frames, events and columns are read on r
 positions in the files, never from a clock.
 """
 
-from __future__ import annotations
-
 import heapq
 import os
 import re

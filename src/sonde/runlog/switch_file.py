@@ -3,8 +3,6 @@
 The file holds requests, `{"gradient_norms": true}`, and nothing else. The training process reads it between two steps.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path

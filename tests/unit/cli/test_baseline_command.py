@@ -1,6 +1,7 @@
 """`sonde baseline` and `sonde diagnose --against`: what is written, what is printed, and the exit codes."""
 
 import json
+import os
 
 import pytest
 from click.testing import CliRunner
@@ -57,6 +58,12 @@ def test_a_tolerance_that_is_no_share_is_refused(runs, within):
 
 def test_a_baseline_that_is_not_there_is_told_with_how_to_make_it(runs):
     assert "sonde baseline RUN -o nowhere.json" in str(call(diagnose, "base", "--against", "nowhere.json").exception)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.truncate(os.open(path, os.O_CREAT | os.O_WRONLY), 1 << 32)])
+def test_a_pipe_or_a_huge_file_is_no_baseline(runs, make):
+    make("odd.json")
+    assert isinstance(call(diagnose, "base", "--against", "odd.json").exception, SondeError)
 
 
 def test_a_baseline_of_a_broken_run_is_written_with_a_warning(runs):

@@ -42,6 +42,11 @@ def test_steps_follow_each_other_and_hold_their_phases(sample_run, capsys):
     ]  # fmt: skip
 
 
+def test_a_time_that_is_none_is_left_out(sample_run, capsys):
+    events = exported(sample_run("base", [1.0, 0.5], scalars=TIMES | {"step_ms": 1.7e308, "other_ms": 1e306}), capsys)
+    assert [step["ts"] for step in spans(events, "step")] == [0.0, 9100.0]
+
+
 def test_the_loss_is_a_curve_and_a_bad_one_is_marked(sample_run, capsys):
     events = exported(sample_run("base", [1.0, math.nan, 0.25], scalars=TIMES), capsys)
     curve = [(event["ts"], event["args"]["value"]) for event in events if event["ph"] == "C" and event["name"] == "loss"]

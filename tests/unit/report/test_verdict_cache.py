@@ -51,6 +51,13 @@ def test_a_field_of_another_type_makes_it_count_for_nothing(cached_run, field):
     assert read_verdict(cached_run) is None
 
 
+@pytest.mark.parametrize("fields", [{"last_loss": "9" * 50_000}, {"num_steps": 10**4000}, {"num_steps": -5}])
+def test_an_implausible_value_makes_it_count_for_nothing(cached_run, fields):
+    report = json.loads((cached_run / VERDICT_FILE).read_text())["report"]
+    change(cached_run, report=report | fields)
+    assert read_verdict(cached_run) is None
+
+
 @pytest.mark.parametrize("content", ["", "not json", "[1]", '{"mine": 1}'])
 def test_a_file_of_somebody_else_is_ignored_and_stays(broken_run, content):
     (broken_run / VERDICT_FILE).write_text(content)

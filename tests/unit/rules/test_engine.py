@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -18,8 +19,8 @@ from sonde.rules import registry
 from sonde.rules._shared.module_names import modules_of
 from sonde.rules.engine import evaluate, order_findings
 from sonde.rules.registry import RULES, all_rules
-from sonde.rules.rule import Clear, NotEvaluated, Rule
-from sonde.run_view import Reduction, newest_views
+from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
+from sonde.run_view import Reduction, RunView, newest_views
 from sonde.runlog.run_reader import Run
 from synthetic_steps import SITES, healthy, row, stuck, training, view_of, write_log
 
@@ -230,3 +231,67 @@ def test_numbers_are_said_as_a_person_would():
 
 def test_long_listings_are_cut():
     assert listing(["a", "b", "c", "d"]) == "a, b, c and 1 more"
+
+
+class _Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no message")
+
+
+def _exits(view: RunView) -> Result:
+    raise SystemExit(0)
+
+
+def _unspeakable(view: RunView) -> Result:
+    raise _Unspeakable
+
+
+FINDING = Finding("other", Severity.WARNING, "", 0, "cause", "fix")
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        _exits,
+        _unspeakable,
+        lambda view: None,
+        lambda view: 5,
+        lambda view: "abc",
+        lambda view: (each for each in [FINDING]),
+        lambda view: [None],
+        lambda view: [replace(FINDING, step=None)],
+        lambda view: [replace(FINDING, severity="warning")],
+        lambda view: [replace(FINDING, cause=None)],
+        lambda view: [replace(FINDING, evidence={"object": object()})],
+        lambda view: [replace(FINDING, evidence=None)],
+    ],
+)
+def test_a_rule_that_exits_or_returns_something_else_is_not_evaluated_and_the_others_are(check):
+    found = results(HEALTHY, (Rule("other", check, page=""), *RULES))
+    assert isinstance(found.pop("other"), NotEvaluated)
+    assert found == {rule.name: Clear() for rule in RULES}
+
+
+def test_a_rule_cannot_fill_the_report():
+    with view_of(HEALTHY) as view:
+        (outcome,) = evaluate({0: view}, [Rule("other", lambda view: [FINDING] * 20_000, page="")])
+    assert len(outcome.result) == 100
+
+
+@pytest.mark.parametrize(
+    "attribute",
+    ["sys.exit(0)", "Rule(5, print, '')", *(f"Rule('other', print, {rest})" for rest in ("None", "'', needs=None", "'', reductions=(5,)"))],
+)
+def test_an_entry_point_that_is_no_valid_rule_is_listed_as_not_evaluated(attribute, tmp_path, monkeypatch):
+    (tmp_path / "foreign_rule.py").write_text(f"import sys\nfrom sonde.rules.rule import Rule\nRULE = {attribute}\n")
+    (tmp_path / "foreign-1.0.dist-info").mkdir()
+    (tmp_path / "foreign-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: foreign\nVersion: 1.0\n")
+    (tmp_path / "foreign-1.0.dist-info" / "entry_points.txt").write_text("[sonde.rules]\nforeign = foreign_rule:RULE\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "foreign_rule", raising=False)
+    all_rules.cache_clear()
+    try:
+        found = results(HEALTHY, all_rules())
+    finally:
+        all_rules.cache_clear()
+    assert isinstance(found["foreign"], NotEvaluated)

@@ -1,7 +1,5 @@
 """The report on a debugged loop as text and HTML: facts, detected problems, and a table of operations."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

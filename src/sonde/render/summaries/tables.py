@@ -1,7 +1,5 @@
 """Small tables as aligned text, or as HTML for a notebook. Untrusted text in them is escaped here."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from textwrap import wrap
 

@@ -1,7 +1,5 @@
 """The checklist that `sonde doctor` prints: name, state and text of each check."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rich.console import Console, ConsoleOptions, RenderResult

@@ -1,7 +1,5 @@
 """The console that commands print on, and lines of text with a hanging indent."""
 
-from __future__ import annotations
-
 import io
 import textwrap
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The page of a rule, from its docstring: a sentence, then sections that start with their name and two blanks."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Sequence

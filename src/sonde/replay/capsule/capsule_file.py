@@ -3,8 +3,6 @@
 `tensors.safetensors` holds the tensors, `capsule.json` everything else. The directory is renamed to its final name when both are complete.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

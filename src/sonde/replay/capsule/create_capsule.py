@@ -5,8 +5,6 @@ findings of the run, as safetensors and JSON. It holds no code: the model comes 
 also if it comes from an untrusted source.
 """
 
-from __future__ import annotations
-
 import platform
 import time
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ That call gets the capsule's weights, random state and inputs, and the variables
 step continues from there, with every operation traced, through its loss and backward. The replay ends before the optimizer steps.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import os

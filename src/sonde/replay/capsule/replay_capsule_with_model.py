@@ -1,7 +1,5 @@
 """Replays a capsule with a model of the user: sets its weights and the random state, and traces every operation."""
 
-from __future__ import annotations
-
 import inspect
 import random
 from collections.abc import Callable, Iterator, Sequence

@@ -5,8 +5,6 @@ Lists, strings, integers, floats, booleans and None are plain JSON. Any other va
 Reading executes nothing.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import math

@@ -1,7 +1,5 @@
 """The finding of the rules about spikes: which samples make a spike, what followed, what to do."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from sonde.events import Finding, SpikeDetected

@@ -4,8 +4,6 @@ larger than the weights?
 Both end in the same way, so the earlier one counts.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import isnan, nan
 

@@ -1,7 +1,5 @@
 """The places that keep tensors of many steps alive, as the leak detector found them during the training."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from sonde.events import LeaksInvestigated

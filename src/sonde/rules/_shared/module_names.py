@@ -1,7 +1,5 @@
 """Names the modules that hold a set of parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 
 

@@ -1,7 +1,5 @@
 """What the search for the origin of a NaN or Inf found, for the rules that report it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The steps that the step profiler measured in detail, and what a change would save, for the rules about speed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import ceil
 from statistics import median

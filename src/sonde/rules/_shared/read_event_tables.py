@@ -1,7 +1,5 @@
 """Reads the tables inside of events. Their cells come from the log and may have any type."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import isnan
 from typing import Any

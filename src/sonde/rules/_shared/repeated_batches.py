@@ -1,7 +1,5 @@
 """Whether a DataLoader returns the same batches again, by the hashes of their contents."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

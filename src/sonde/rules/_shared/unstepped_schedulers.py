@@ -1,7 +1,5 @@
 """Facts about schedulers that are created and not stepped, for the rules about them."""
 
-from __future__ import annotations
-
 from sonde.rules.rule import NotEvaluated
 from sonde.run_view import RunView
 

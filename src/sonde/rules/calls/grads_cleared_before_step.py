@@ -8,8 +8,6 @@ Known problems   a loss whose gradient is zero is not this. Experts and heads th
 Fix              call zero_grad() before backward, not after it.
 """
 
-from __future__ import annotations
-
 from sonde.events import Severity
 from sonde.rules.column_helpers import first_streak
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule

@@ -7,8 +7,6 @@ Known problems   gradients written by hand or by torch.autograd.grad count as gr
 Fix              call loss.backward() before optimizer.step().
 """
 
-from __future__ import annotations
-
 from sonde.events import Severity
 from sonde.rules.column_helpers import first_where
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule

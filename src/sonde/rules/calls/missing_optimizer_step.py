@@ -9,8 +9,6 @@ Known problems   a GradScaler that skips its first steps has skipped steps, not 
 Fix              call optimizer.step() after backward.
 """
 
-from __future__ import annotations
-
 from sonde.events import OwnershipChanged, Severity
 from sonde.rules._shared.read_event_tables import amount
 from sonde.rules.column_helpers import first_where

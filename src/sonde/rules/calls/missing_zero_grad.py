@@ -8,8 +8,6 @@ Known problems   accumulation on purpose has no update between its backwards and
 Fix              call optimizer.zero_grad() before each backward that starts a new update.
 """
 
-from __future__ import annotations
-
 from sonde.events import CallSiteFound, Severity, StaleGradientsUsed
 from sonde.formatting import number
 from sonde.rules._shared.origin_search_results import NONFINITE_RULES

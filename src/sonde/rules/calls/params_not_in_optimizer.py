@@ -10,8 +10,6 @@ Known problems   frozen parts (requires_grad=False) get no gradients, and parts 
 Fix              pass all of model.parameters() to the optimizer, or set requires_grad_(False) on what must not train.
 """
 
-from __future__ import annotations
-
 from sonde.events import Finding, Severity
 from sonde.formatting import listing
 from sonde.rules._shared.module_names import modules_of

@@ -9,8 +9,6 @@ Known problems   a separate parameter in the optimizer (a temperature, a prompt)
 Fix              build the optimizer after the model has its final form.
 """
 
-from __future__ import annotations
-
 from sonde.events import Severity
 from sonde.formatting import listing
 from sonde.rules._shared.module_names import modules_of

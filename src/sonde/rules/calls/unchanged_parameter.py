@@ -9,8 +9,6 @@ Known problems   not counted are steps without a gradient, steps that a GradScal
 Fix              find what writes the old values back or keeps the parameter out of the step; train in float32 if updates round to nothing.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -10,8 +10,6 @@ Fix              SIGILL in torch: set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 before
                  line calls: an extension built for another processor or another torch, a full /dev/shm, an index out of range.
 """
 
-from __future__ import annotations
-
 from sonde.events import CallSiteFound, FatalSignalReceived, Finding, Severity
 from sonde.rules.rule import Clear, Result, Rule
 from sonde.run_view import RunView

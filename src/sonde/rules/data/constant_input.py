@@ -9,8 +9,6 @@ Known problems   one input that varies is enough: a mask or a start token may be
 Fix              print one batch right before model(...), and search for the line that multiplies, masks, casts or loads it wrongly.
 """
 
-from __future__ import annotations
-
 from math import isnan, nan
 
 import numpy as np

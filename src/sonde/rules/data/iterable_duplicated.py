@@ -7,8 +7,6 @@ Known problems   a stream that draws at random gives different batches in each w
 Fix              in __iter__, call torch.utils.data.get_worker_info() and yield every num_workers-th sample, beginning with id.
 """
 
-from __future__ import annotations
-
 from sonde.events import Severity
 from sonde.rules._shared.repeated_batches import BATCH_CONTENTS, repeated_batches
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule

@@ -8,8 +8,6 @@ Known problems   a contrastive loss whose answer is always column 0, or a traini
 Fix              follow the labels from their file to the loss: a tensor that is overwritten, a wrong column, a broadcast.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from sonde.events import OwnershipChanged, Severity

@@ -8,8 +8,6 @@ Known problems   an input counts only if something after it in the same step is 
 Fix              find the rows (torch.isfinite(x).all(dim=1)) and drop or fill them before training.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from sonde.events import NonFinite, Severity

@@ -9,8 +9,6 @@ Known problems   a curriculum is sorted by something else than the label; tasks 
 Fix              DataLoader(..., shuffle=True), or a permutation of the samples at the start of each epoch.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -10,8 +10,6 @@ Known problems   a batch that is taken out of the loader once is a deliberate ch
 Fix              iterate over the loader: for x, y in loader; or keep one iterator and call next() on it.
 """
 
-from __future__ import annotations
-
 from sonde.events import Severity
 from sonde.rules._shared.repeated_batches import BATCH_CONTENTS, repeated_batches
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule

@@ -12,8 +12,6 @@ Known problems   a generator that is used before the workers start does not coun
 Fix              create the generator in the worker: seed it from torch.initial_seed(), or use the global generator.
 """
 
-from __future__ import annotations
-
 from sonde.events import CallSiteFound, Severity
 from sonde.formatting import listing
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule

@@ -13,8 +13,6 @@ Known problems   batches and weights change and are not reported, nor are activa
 Fix              move it once, before the loop; compute on the device what is done to it on the CPU; DataLoader(..., pin_memory=True).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple

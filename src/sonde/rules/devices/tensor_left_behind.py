@@ -10,8 +10,6 @@ Known problems   an attribute that no line moves, and parameters or buffers on t
 Fix              self.register_buffer("mask", torch.ones(…)), with persistent=False if it does not belong into a checkpoint.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

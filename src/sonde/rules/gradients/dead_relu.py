@@ -10,8 +10,6 @@ Known problems   models that learn are not reported, however sparse (healthy ReL
 Fix              lower the learning rate, start biases at zero, or use a leaky activation or normalization before it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import NamedTuple
 

@@ -11,8 +11,6 @@ Known problems   gradients are judged as the optimizer gets them: a clipped one 
 Fix              clip gradients; inspect the samples that are named, and the arithmetic of the layer.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from sonde.rules._shared.build_spike_finding import CONSEQUENCES_OF_SPIKES, check_spikes

@@ -10,8 +10,6 @@ Known problems   a model that learns is never reported. Gradients that are small
 Fix              use ReLU-like activations, normalization or residual connections, and an initialization that fits the activation.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

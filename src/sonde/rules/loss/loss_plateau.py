@@ -10,8 +10,6 @@ Known problems   a flat loss away from ln K (fine-tuning, resuming at convergenc
 Fix              check that labels belong to inputs and that the output depends on the input; then try a larger learning rate.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from math import log, nan
 from statistics import median

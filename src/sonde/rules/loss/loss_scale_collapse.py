@@ -10,8 +10,6 @@ Known problems   the first skips and single later ones are how a scaler works. A
 Fix              run the operation that is named in float32 (autocast(enabled=False)) or use bfloat16; or correct the operation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -10,8 +10,6 @@ Known problems   a spike that passes is an info. It is a warning if samples caus
 Fix              inspect the samples that are named; clip gradients, so that one batch cannot undo the training.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from sonde.rules._shared.build_spike_finding import CONSEQUENCES_OF_SPIKES, check_spikes

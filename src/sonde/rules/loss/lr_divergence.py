@@ -10,8 +10,6 @@ Known problems   high rates that learn are not reported, nor are losses of adver
 Fix              divide the learning rate by ten until the loss falls; add warm-up or clipping if only the start is rough.
 """
 
-from __future__ import annotations
-
 from math import isfinite
 
 import numpy as np

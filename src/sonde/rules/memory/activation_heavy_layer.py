@@ -11,8 +11,6 @@ Fix              make the tensor smaller (checkpointing would compute it again):
                  scaled_dot_product_attention, a stride or fewer channels earlier, bfloat16.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -8,8 +8,6 @@ Known problems   deque(maxlen=…) is no leak, and truncated backpropagation kee
 Fix              store numbers: loss.item(), output.detach().
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from sonde.events import Severity

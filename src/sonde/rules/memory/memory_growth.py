@@ -10,8 +10,6 @@ Known problems   optimizer state and caches that fill once grow in the first thi
 Fix              empty it after use, bound it, or store numbers instead of tensors.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from sonde.events import Finding, MemoryLimitFound, Severity

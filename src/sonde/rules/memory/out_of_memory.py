@@ -9,8 +9,6 @@ Known problems   a process that the system kills (exit code 137) writes nothing:
 Fix              a smaller batch with accumulated gradients, activation checkpointing, or an optimizer with less state.
 """
 
-from __future__ import annotations
-
 from sonde.events import Finding, MemoryExhausted, Severity
 from sonde.formatting import layer_name, size
 from sonde.rules.rule import Clear, Result, Rule

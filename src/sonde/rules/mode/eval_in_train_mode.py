@@ -11,8 +11,6 @@ Known problems   not reported: one input again and again (Monte-Carlo dropout), 
 Fix              call model.eval() before validation and model.train() after it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate

@@ -9,8 +9,6 @@ Known problems   batch norm frozen by bn.eval() inside train() leaves the root i
 Fix              call model.train() at the start of each epoch, after validation.
 """
 
-from __future__ import annotations
-
 from sonde.events import Severity
 from sonde.rules.column_helpers import first_streak
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule

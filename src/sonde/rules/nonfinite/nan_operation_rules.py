@@ -1,8 +1,6 @@
 """Operations that make a NaN or Inf in a well-known way. The search for the origin finds the operation and names the defect by a key; here
 each defect is a rule with its own page."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from sonde.events import Severity

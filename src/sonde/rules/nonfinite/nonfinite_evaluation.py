@@ -11,8 +11,6 @@ Known problems   -Inf in logits is meant; an Inf counts only after an overflow, 
 Fix              see the finding: it depends on the operation and its inputs.
 """
 
-from __future__ import annotations
-
 from sonde.events import NonFinite, Severity
 from sonde.formatting import number
 from sonde.rules._shared.origin_search_results import EVALUATION, evaluation_origin

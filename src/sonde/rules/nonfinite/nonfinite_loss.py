@@ -9,8 +9,6 @@ Known problems   a GradScaler that skips a step has dealt with it. Divergence an
 Fix              examine the place named as the first that was not finite; clamp, add an epsilon, or skip empty batches there.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from sonde.events import Kind, NonFinite, Severity

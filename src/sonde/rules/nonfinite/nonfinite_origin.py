@@ -12,8 +12,6 @@ Known problems   a step that cannot be replayed (it reads from a stream, it chan
 Fix              see the finding: it depends on the operation and its inputs.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from sonde.events import Finding, NonFinite, Severity

@@ -9,8 +9,6 @@ Known problems   a warm-up that advances with every update is not reported, nor 
 Fix              call scheduler.step() after every optimizer.step(), inside of the loop over the batches.
 """
 
-from __future__ import annotations
-
 from math import isfinite
 
 from sonde.events import Finding, OptimizerCreated, Severity

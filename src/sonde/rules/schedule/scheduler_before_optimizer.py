@@ -9,8 +9,6 @@ Known problems   steps that a GradScaler skips count as steps. A scheduler that 
 Fix              call scheduler.step() after optimizer.step(): at the end of the iteration or of the epoch.
 """
 
-from __future__ import annotations
-
 from sonde.events import Severity
 from sonde.formatting import number
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule

@@ -9,8 +9,6 @@ Known problems   a run that ends within its first epoch may not have reached the
 Fix              call scheduler.step() once per epoch or after every optimizer.step(), as the schedule counts; or remove the scheduler.
 """
 
-from __future__ import annotations
-
 from sonde.events import Severity
 from sonde.formatting import number
 from sonde.rules._shared.unstepped_schedulers import ENOUGH, NOT_COUNTED, NOT_OVERDUE, SMALL, is_overdue

@@ -11,8 +11,6 @@ Known problems   schedules for every update that end near 0 or restart are not r
 Fix              step it once per epoch, after the loop over the batches; or count updates in its arguments: epochs * len(loader).
 """
 
-from __future__ import annotations
-
 from sonde.events import Finding, Severity
 from sonde.formatting import number
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule

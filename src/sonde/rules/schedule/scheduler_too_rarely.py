@@ -11,8 +11,6 @@ Known problems   a schedule in a run that stops early has steps left too: in epo
 Fix              step it after every optimizer.step(), inside of the loop over the batches; or pass the number of epochs to it.
 """
 
-from __future__ import annotations
-
 from sonde.events import Finding, Severity
 from sonde.formatting import number
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule

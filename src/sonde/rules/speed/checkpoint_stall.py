@@ -7,8 +7,6 @@ Known problems   other ways to save (safetensors, a database, another thread) ar
 Fix              save less often, or only what changed (a state_dict instead of the whole model, without the optimizer).
 """
 
-from __future__ import annotations
-
 from math import ceil
 
 import numpy as np

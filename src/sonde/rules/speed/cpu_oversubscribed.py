@@ -8,8 +8,6 @@ Known problems   workers of a DataLoader use one thread each and are not counted
 Fix              use as many threads as there are cores.
 """
 
-from __future__ import annotations
-
 from sonde.formatting import number
 from sonde.rules._shared.profiled_steps import last_machine, severity_of, step_profiles, too_many_threads, with_gain
 from sonde.rules._shared.read_event_tables import amount

@@ -9,8 +9,6 @@ Known problems   one loss.item() per step is harmless on the CPU and not reporte
 Fix              keep the numbers in tensors, sum them there, and read them once in several steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

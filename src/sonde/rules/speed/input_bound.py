@@ -10,8 +10,6 @@ Known problems   data that is made in the loop without a DataLoader may be pytho
 Fix              give the DataLoader workers (num_workers), keep them (persistent_workers=True), or do per-sample work before the training.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import ceil
 from statistics import median

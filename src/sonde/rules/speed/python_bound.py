@@ -11,8 +11,6 @@ Known problems   loops over layers or micro-batches are short and not meant. Sma
 Fix              write it as one operation on the whole tensor, or do it once before the training.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -10,8 +10,6 @@ Known problems   validations and checkpoints have rules of their own and are lef
 Fix              do it less often, or make it cheaper.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Mapping
 from itertools import pairwise

@@ -9,8 +9,6 @@ Known problems   the fused form rounds differently in the last bit, and needs fl
 Fix              pass fused=True to the optimizer.
 """
 
-from __future__ import annotations
-
 from sonde.events import OptimizerCreated, Severity
 from sonde.rules._shared.profiled_steps import with_gain
 from sonde.rules._shared.read_event_tables import amount

@@ -8,8 +8,6 @@ Known problems   forwards without gradients in most steps, as few as training fo
 Fix              validate less often, or on a fixed part of the data.
 """
 
-from __future__ import annotations
-
 from math import ceil
 
 from sonde.rules._shared.profiled_steps import too_often
