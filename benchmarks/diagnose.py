@@ -136,7 +136,7 @@ def _is_step(type_: int, payload: bytes) -> bool:
 
 def _step(type_: int, payload: bytes) -> int | None:
     if type_ == f.FRAME:
-        return f.clock(payload)[0]
+        return int.from_bytes(payload[:8], "little", signed=True)
     return f.event(payload)[0].step if type_ == f.EVENT else None
 
 

@@ -50,6 +50,19 @@ def test_every_number_is_in_its_column(tmp_path):
     assert sorted(path for path in tmp_path.iterdir() if path.suffix == ".parquet") == paths
 
 
+@pytest.mark.parametrize(("num_kinds", "num_fields"), [(201, 1), (1, 1001)])
+def test_a_log_with_too_many_kinds_or_fields_is_refused_and_nothing_is_written(num_kinds, num_fields, tmp_path):
+    writer = Writer(tmp_path)
+    fields = [f"f{i}" for i in range(num_fields)]
+    for kind in range(num_kinds):
+        writer.frame(writer.plan(f"kind{kind}", fields, [0]), 0, np.zeros((1, num_fields)))
+    writer.event("end", 0, {"how": "finished"})
+    writer.close()
+    with pytest.raises(SondeError, match="at most"):
+        compact(tmp_path)
+    assert not list(tmp_path.glob("*.parquet"))
+
+
 def test_events_and_sites_come_along(tmp_path):
     compact(write(tmp_path))
     events = pq.read_table(tmp_path / "events.parquet").to_pylist()
