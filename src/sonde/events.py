@@ -678,6 +678,9 @@ class Ended(TypedEvent, kind="end"):
     how: Annotated[str, "`finished`, `exception`, `exit` or `interrupted`"]
     exit_code: Annotated[int | None, "exit code; null when the program ends with the session still open"]
     exception: Annotated[str, "class and message of the exception"]
+    startup_ms: Annotated[float | None, "time that Sonde took to start: its imports, without torch, and its patches", OMIT_NONE] = None
+    num_incidents: Annotated[int | None, "incidents that were searched for a cause", OMIT_NONE] = None
+    incidents_ms: Annotated[float | None, "time that the training waited for these searches; no step contains it", OMIT_NONE] = None
 
 
 EVENT_TYPES: tuple[type[TypedEvent], ...] = (

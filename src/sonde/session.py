@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,7 +21,10 @@ from sonde.config import DebugConfig, load_config
 from sonde.errors import SondeError
 
 try:
+    _before_ns = perf_counter_ns()
     import torch
+
+    TORCH_IMPORT_NS = perf_counter_ns() - _before_ns
 except ImportError as error:
     raise SondeError(
         "watching a training needs torch, which is not installed here. Install it with: pip install torch\n"
@@ -81,6 +85,7 @@ class DebugSession:
         self._discovers_models = True  # watches whatever trains, unless models are attached
         self._concerned: dict[int, tuple[weakref.ref[Optimizer], bool]] = {}
         self.is_started = False
+        self._startup_ns = 0
         self._tracker: StepTracker | None = None
         self.tools = SessionTools(self)
         self._switches = Switches(self.config)
@@ -114,6 +119,7 @@ class DebugSession:
             # A spawned worker imports the script again: that is not a second training.
             _log.info("sonde: this process only re-imports the script; nothing is watched here.")
             return self
+        began_ns = perf_counter_ns()
         rank, world_size = _rank()
         self.run = self._open_run(world_size)
         manifest: dict[str, Any] = {
@@ -144,6 +150,7 @@ class DebugSession:
             tracker.is_paused = True  # torch is not patched
         self._recorder.flush()
         atexit.register(self._close_at_exit)
+        self._startup_ns += perf_counter_ns() - began_ns
         return self
 
     def _open_run(self, world_size: int) -> Path:
@@ -171,8 +178,7 @@ class DebugSession:
                     stack.callback(self.tools.draw_plots, self.run, self._models_by_name())
                 stack.callback(self._recorder.writer.close)
                 stack.callback(self._recorder.flush)
-                ended = Ended(how=how, exit_code=exit_code, exception=exception)
-                stack.callback(self._recorder.emit, ended, tracker.boundaries.number)
+                stack.callback(self._record_end, tracker, how, exit_code, exception)
                 stack.callback(self._registry.close)
                 stack.callback(self.tools.close)
                 stack.callback(self._discovery.stop)
@@ -187,6 +193,13 @@ class DebugSession:
             if self.strict:
                 raise
             _log.warning("sonde: the run could not be closed properly (%s: %s).", type(error).__name__, error)
+
+    def _record_end(self, tracker: StepTracker, how: str, exit_code: int | None, exception: str) -> None:
+        ended = Ended(
+            how=how, exit_code=exit_code, exception=exception, startup_ms=self._startup_ns / 1e6,
+            num_incidents=tracker.num_incidents, incidents_ms=tracker.incidents_ns / 1e6,
+        )  # fmt: skip
+        self._recorder.emit(ended, tracker.boundaries.number)
 
     def record_exception(self, error: BaseException | None) -> None:
         """The training ends with this error: where memory ran out, what had filled it is recorded in the run."""
@@ -494,10 +507,13 @@ class ScriptRun:
 
 
 def run_script(
-    target: str, args: Sequence[str], *, module: bool, config: DebugConfig, to: str | None, name: str | None, strict: bool
-) -> ScriptRun:
-    """Run a file or a module to its end under a session. Its errors are printed as Python prints them and determine the exit code."""
+    target: str, args: Sequence[str], *, module: bool, config: DebugConfig, to: str | None, name: str | None, strict: bool,
+    import_ns: int = 0,
+) -> ScriptRun:  # fmt: skip
+    """Run a file or a module to its end under a session. Its errors are printed as Python prints them and determine the exit code.
+    `import_ns` is the time that the imports of Sonde took, a part of its start."""
     session = DebugSession(config, to=to, name=name or (target.rpartition(".")[2] if module else Path(target).stem), strict=strict)
+    session._startup_ns = import_ns
     with script_environment(target, args, module=module):
         session.start(script=target)
         with fatal_signals_recorded(session.run) if session.run is not None else contextlib.nullcontext():

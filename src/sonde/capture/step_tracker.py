@@ -106,6 +106,7 @@ class StepTracker(TrainingCallbacks):
         self.state = CurrentStep(recorder.scalars)
         self._concerns, self._make_handlers = concerns, make_handlers
         self._incident_handlers: Sequence[IncidentHandler] | None = None
+        self.num_incidents, self.incidents_ns = 0, 0  # searched for a cause, and the time that the training waited for that
         self._poll_handlers: Sequence[Callable[[], None]] = ()  # of handlers whose answers may come at a later step
         measured = self._measured = config.measured
         self._budget = OverheadBudget(config.overhead_budget, config.every, measured.observed_every, config.sampling_rate)
@@ -164,6 +165,7 @@ class StepTracker(TrainingCallbacks):
             self.recorder.emit(incident.event, incident.step)
         is_confirmed = not is_question
         if not (isinstance(incident, NonFiniteIncident) and incident.event.what == "input"):  # which has no origin to search for
+            started_ns = perf_counter_ns()
             try:
                 with suspended():
                     if self._incident_handlers is None:
@@ -173,6 +175,8 @@ class StepTracker(TrainingCallbacks):
                 is_confirmed = True in answers if is_question else False not in answers
             finally:
                 self.buffer.blamed_batch = None
+                self.num_incidents += 1
+                self.incidents_ns += perf_counter_ns() - started_ns
         if is_question and is_confirmed:
             self.recorder.emit(incident.event, incident.step)  # type: ignore[union-attr]
         self._call(self._plan.on_incident, incident, is_confirmed)
@@ -227,9 +231,11 @@ class StepTracker(TrainingCallbacks):
 
     def close_handlers(self) -> None:
         """End what incident handlers have started."""
+        started_ns = perf_counter_ns()
         for handler in self._incident_handlers or ():
             if hasattr(handler, "close"):
                 handler.close()
+        self.incidents_ns += perf_counter_ns() - started_ns if self._incident_handlers else 0
 
     # -- data --------------------------------------------------------------------------------------
 

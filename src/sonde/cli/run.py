@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 import click
@@ -57,9 +58,11 @@ def run(
     flags = {"every": every, "overhead_budget": budget, "mode": mode, "level": level}
     config = load_config(**dict(setting_from_text(each) for each in settings) | {k: v for k, v in flags.items() if v is not None})
     check_script("run", script, module=module)
-    from sonde.session import run_script
+    began_ns = perf_counter_ns()
+    from sonde.session import TORCH_IMPORT_NS, run_script
 
-    launched = run_script(script, args, module=module, config=config, to=to, name=name, strict=strict)
+    import_ns = perf_counter_ns() - began_ns - TORCH_IMPORT_NS  # the script imports torch as well
+    launched = run_script(script, args, module=module, config=config, to=to, name=name, strict=strict, import_ns=import_ns)
     report = None
     # Only the first of the processes that torchrun starts prints a verdict.
     if launched.run is not None and os.environ.get("RANK", "0") == "0" and (check or not quiet):

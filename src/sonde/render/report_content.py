@@ -116,4 +116,5 @@ def _parameter_count(num_parameters: object) -> str:
 
 def _overhead(report: Report) -> str:
     cost = str(report.overhead)
-    return f"{cost}; {report.overhead.num_observed:,} of {counted(report.run.num_steps, 'step')} observed" if cost else ""
+    hint = "; docs/guide/cost.md: what to switch off" if report.overhead.is_much else ""
+    return f"{cost}; {report.overhead.num_observed:,} of {counted(report.run.num_steps, 'step')} observed{hint}" if cost else ""
