@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
     from rich.text import Text
 
-    from sonde.tools.gradients.gradient_flow_analysis import GradientFrame, LayerGradient
+    from sonde.tools.gradients.gradient_flow_analysis import GradientFrame, LayerGradientInfo
 
 SHADES = " ░▒▓█"
 NO_FRAMES = "(no gradient frames recorded)"
@@ -50,7 +50,7 @@ def by_depth(names: Sequence[str]) -> list[str]:
     return sorted(names, key=lambda name: [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name)])
 
 
-def gradient_state(layer: LayerGradient) -> str:
+def gradient_state(layer: LayerGradientInfo) -> str:
     """One of `STATES`: the worst that is true."""
     if not math.isfinite(layer.grad_norm):
         return "not finite"
@@ -75,7 +75,7 @@ def norm_axis(frames: Sequence[GradientFrame]) -> Axis:
     return linear_axis(0.0, axis.high) if axis.scale == "linear" else axis
 
 
-def bar_length(layer: LayerGradient, axis: Axis) -> float:
+def bar_length(layer: LayerGradientInfo, axis: Axis) -> float:
     """The length of a layer's bar, 0 to 1; the whole axis where the norm is not finite."""
     if layer.grad_norm == 0 or not math.isfinite(layer.grad_norm):
         return 1.0 if layer.grad_norm else 0.0

@@ -17,11 +17,11 @@ from sonde.formatting import number, strict_json
 from sonde.render import draw_gradient_flow_animation
 from sonde.render.safe_write import replace_file
 from sonde.tools.gradients import gradient_flow_analysis
-from sonde.tools.gradients.gradient_flow_analysis import GradientFrame, GradientHealth, GradientSize, LayerGradient
+from sonde.tools.gradients.gradient_flow_analysis import GradientFrame, GradientHealth, GradientSize, LayerGradientInfo
 from sonde.tools.hook_that_never_raises import require_module
 from sonde.tools.tensors.describe_tensor import fast_statistics
 
-__all__ = ["FlowSummary", "GradientFlowAnimator", "GradientFrame", "GradientHealth", "LayerGradient"]
+__all__ = ["GradientFlowSummary", "GradientFlowAnimator", "GradientFrame", "GradientHealth", "LayerGradientInfo"]
 
 VANISHING = 1e-7  # mean absolute value: a smaller update does not change float32 weights near 1
 EXPLODING = 1e3  # largest absolute value
@@ -31,7 +31,7 @@ _log = logging.getLogger("sonde")
 
 
 @dataclass(frozen=True, slots=True)
-class FlowSummary:
+class GradientFlowSummary:
     """Result of `GradientFlowAnimator.summary_report`."""
 
     total_steps: int  # last step + 1; 0 if nothing was recorded
@@ -100,17 +100,24 @@ class GradientFlowAnimator:
         """The stored frames, oldest first."""
         return tuple(self._frames)
 
-    def summary_report(self) -> FlowSummary:
+    def clear(self) -> None:
+        """Drops all frames."""
+        self._frames.clear()
+
+    def summary_report(self) -> GradientFlowSummary:
         """Summarizes the stored frames: vanishing and exploding layers, health class and recommendations."""
         frames = self.frames
         layers = [layer for frame in frames for layer in frame.layers]
         vanishing = tuple(sorted({layer.name for layer in layers if layer.is_vanishing}))
         exploding = tuple(sorted({layer.name for layer in layers if layer.is_exploding}))
         health = gradient_flow_analysis.classify_health(frames, exploded=bool(exploding), vanished=bool(vanishing))
-        advice = gradient_flow_analysis.recommendations(vanishing, exploding, health, gradient_flow_analysis.clipping_advice(frames))
+        nonfinite = tuple(sorted({layer.name for layer in layers if not math.isfinite(layer.grad_norm)}))
+        too_large = tuple(sorted({layer.name for layer in layers if layer.is_exploding and math.isfinite(layer.grad_norm)}))
+        clipping = gradient_flow_analysis.clipping_advice(frames)
+        advice = gradient_flow_analysis.recommendations(vanishing, too_large, nonfinite, health, clipping)
         if not layers:
             advice = ["No gradient was recorded: call record_step or record_model after backward()."]
-        return FlowSummary(frames[-1].step + 1 if frames else 0, vanishing, exploding, health, tuple(advice))
+        return GradientFlowSummary(frames[-1].step + 1 if frames else 0, vanishing, exploding, health, tuple(advice))
 
     def to_ascii_animation(self) -> str:
         """The frames as text: one row per layer, one column per frame."""
