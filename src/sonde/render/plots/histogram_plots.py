@@ -12,7 +12,7 @@ from sonde.errors import SondeError
 from sonde.formatting import counted, number
 from sonde.render.axis_ticks import LARGEST, Axis, linear_axis, spread_axis
 from sonde.render.plots import style
-from sonde.render.plots.arrays_to_plot import Floats, bad_text, non_finite, place_text, plain_array, range_text
+from sonde.render.plots.arrays_to_plot import Floats, bad_text, non_finite, percentile, place_text, plain_array, range_text
 from sonde.render.plots.heatmap_plot import row_ticks
 from sonde.render.plots.plot import Plot
 
@@ -67,7 +67,8 @@ def binned(values: Any, bins: int, axis: Axis | None = None, what: str = "values
         axis = Axis("linear", around.low + half, min(around.high + half, LARGEST))  # so that the one bar has its value in the middle
     axis = axis or spread_axis(finite)
     counts, edges = np.histogram(np.clip(axis.place(finite), 0.0, 1.0), bins=bins, range=(0.0, 1.0))
-    quantiles = tuple(np.quantile(finite, QUANTILES, method="lower").tolist())
+    ordered = np.sort(finite)
+    quantiles = tuple(percentile(ordered, 100 * share) for share in QUANTILES)
     return Histogram(axis, axis.values(edges), counts.astype(np.float64), bad, numbers.size, range_text(finite), quantiles, whole)
 
 
