@@ -1,7 +1,7 @@
 """StabilityChecker: margins of tensors to overflow, underflow and precision loss, in their own dtype and in other formats."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -174,17 +174,29 @@ class StabilityChecker:
         return FormatSafety(target.name, len(self.checked), overflow, underflow, tightest, issues, scale)
 
     def plot(self, path: str | Path | None = None) -> Plot:
-        """Plots the exponents of all checked tensors beside the range of each format; writes the figure if there is a path."""
+        """Plots the exponents of all checked tensors beside the range of each format, and marks those with NaN or Inf; writes the figure if
+        there is a path."""
         rows: dict[str, dict[int, int]] = {}
         for one in self.checked:
             counts = rows.setdefault(one.name, {})
             for exponent, count in zip(one.measured.exponents, one.measured.counts):
                 counts[exponent] = counts.get(exponent, 0) + count
         ranges = {name: (float(FORMATS[name].denormal_log2), float(FORMATS[name].normal_log2), FORMATS[name].max_log2) for name in TARGETS}
-        plot = magnitude_plot(rows, ranges, name="magnitudes")
+        plot = magnitude_plot(rows, ranges, name="magnitudes", notes=self._without_magnitude(rows))
         if path is not None:
             plot.save(path)
         return plot
+
+    def _without_magnitude(self, rows: Mapping[str, Mapping[int, int]]) -> dict[str, str]:
+        """By name: the numbers of NaN and Inf, or why there is no magnitude at all."""
+        notes: dict[str, str] = {}
+        for one in self.checked:
+            stats = one.measured.stats
+            if bad := [f"{count:,} {word}" for count, word in ((stats.nan, "NaN"), (stats.inf, "Inf")) if count]:
+                notes[one.name] = ", ".join(bad)
+            elif not rows[one.name]:
+                notes[one.name] = "not measured" if stats.unsupported else "all zero" if stats.num else "empty"
+        return notes
 
     def clear(self) -> None:
         """Drops all measurements."""

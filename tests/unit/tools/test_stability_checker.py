@@ -292,3 +292,14 @@ def test_a_plot_without_tensors_is_drawn(checker, tmp_path):
     checker.check_tensor(torch.zeros(3))
     checker.plot(tmp_path / "m.png")
     assert (tmp_path / "m.png").exists()
+
+
+def test_tensors_of_nan_and_inf_are_marked_in_the_plot(checker):
+    pytest.importorskip("matplotlib")
+    checker.check_tensor(torch.full((10,), math.nan), "all")
+    checker.check_tensor(torch.tensor([1.0, math.inf]), "some")
+    checker.check_tensor(torch.zeros(5), "zero")
+    plot = checker.plot()
+    assert plot.data["notes"] == {"tensor of all": "10 NaN", "tensor of some": "1 Inf", "tensor of zero": "all zero"}
+    shown = {text.get_text() for axes in plot.figure.axes for text in axes.texts} | {text.get_text() for text in plot.figure.texts}
+    assert {"10 NaN", "1 Inf", "all zero", "NaN or Inf in 2 tensors"} <= shown

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sonde.formatting import counted, listing, number
+from sonde.formatting import counted, listing, number, printable
 from sonde.render.plots import Plot, layer_heatmap
 from sonde.render.summaries.tables import html_table, text_table
 from sonde.rules._shared.divergence_cause import GROWTH
@@ -50,6 +50,11 @@ class LayerReport:
     @property
     def last_norm(self) -> float:
         return self.norms[-1] if self.norms else math.nan
+
+    def __str__(self) -> str:
+        verdict = f"{self.verdict}: {self.why}" if self.why else self.verdict
+        norms = f"norm {number(self.norms[0])} to {number(self.norms[-1])} in {counted(len(self.norms), 'step')}" if self.norms else "no norm"
+        return printable(f"{self.name}: {verdict} ({norms}, trend: {self.trend})")
 
 
 @dataclass(frozen=True, slots=True)
