@@ -93,8 +93,8 @@ class SessionTools:
         return self._tool("visualizer", lambda: sonde.DebugVisualizer(config))
 
     def draw_plots(self, run: Path, models: Mapping[str, nn.Module]) -> None:
-        """Plots of a training beside its run, when it ends: gradient norms of all parameters over the steps, the final weights of each model,
-        one page of both. An error here costs the plots and nothing else."""
+        """Plots of a training beside its run, when it ends: gradient norms of all parameters over the steps, the final weights of each
+        model, one page of both. An error here costs the plots and nothing else."""
         try:
             recorded = sonde.Run(run)
             names = [site.path for site in recorded.sites.values() if site.kind == "parameter" and site.trainable and not site.model]

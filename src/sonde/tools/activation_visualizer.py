@@ -154,8 +154,8 @@ class ActivationVisualizer:
         return self._stored[require_name(name, self._stored)]
 
     def plot_heatmap(self, activations: Any, path: str | Path, *, units: int | None = None, name: str = "") -> Path:
-        """Writes a heat map: of a square matrix as it is, of several square matrices (attention, feature maps) one map each, and else of units
-        by positions. `activations` is a tensor, array or list, or the name of a stored layer; `units` is the dimension of the units."""
+        """Writes a heat map: of a square matrix as it is, of several square matrices (attention, feature maps) one map each, and else of
+        units by positions. `activations` is a tensor, array or list, or the name of a stored layer; `units` is their dimension."""
         return self.heatmap(activations, units=units, name=name).save(path)
 
     def plot_distribution(self, activations: Any, path: str | Path, *, bins: int = 64, name: str = "") -> Path:

@@ -52,9 +52,10 @@ class DebugVisualizer:
         """`config` may also be the output directory alone."""
         if isinstance(config, (str, Path)):
             config = VisualizationConfig(output_directory=config)
-        if config is not None and not isinstance(config, VisualizationConfig):
+        known: object = config
+        if known is not None and not isinstance(known, VisualizationConfig):
             example = 'For example DebugVisualizer(VisualizationConfig(output_directory="plots")), or DebugVisualizer("plots").'
-            raise SondeError(f"config must be a VisualizationConfig or a directory, not a {type(config).__name__}.\n{example}")
+            raise SondeError(f"config must be a VisualizationConfig or a directory, not a {type(known).__name__}.\n{example}")
         self.config = config or VisualizationConfig()
         self._plots: dict[str, Plot] = {}
 
@@ -80,7 +81,9 @@ class DebugVisualizer:
         return self._save(name, plots.histograms(by_name, name=_plot_name(name), bins=bins))
 
     def plot_activation_heatmap(self, name: str, activations: Any, *, units: int | None = None) -> Path:
-        """Writes a heat map of units by positions, or of square matrices as they are. `units` is the dimension of the units if the shape does not determine it."""
+        """Writes a heat map of units by positions, or of square matrices as they are.
+
+        `units` is the dimension of the units if the shape does not determine it."""
         return self._save(name, plots.activation_heatmap(activations, units=units, name=_plot_name(name)))
 
     def plot(self, kind: str, name: str, **data: Any) -> Path | None:

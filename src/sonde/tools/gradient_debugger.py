@@ -118,8 +118,8 @@ class GradientDebugger:
         self.remove()
 
     def record_gradient_flow(self, layer: str, gradients: Any) -> None:
-        """Records one gradient: a tensor, array or list. The same layer again begins a new step, unless you call `step()`. What hooks measure
-        already is not recorded again."""
+        """Records one gradient: a tensor, array or list. The same layer again begins a new step, unless you call `step()`. What hooks
+        measure already is not recorded again."""
         if not isinstance(layer, str):
             raise SondeError(f"A layer name is a string, not {layer!r} of type {type(layer).__name__}.")
         size = measure_gradient(layer, gradients)
@@ -195,7 +195,7 @@ class GradientDebugger:
                 self._weights[path] = GradientSize.from_statistics(fast_statistics(parameter))
 
     def _measure_applied_share(self, optimizer: torch.optim.Optimizer) -> None:
-        """Compares one gradient with what backward wrote: a GradScaler and clip_grad_norm_ have multiplied all of them by one factor since."""
+        """Compares one gradient with what backward wrote: since then a GradScaler or clip_grad_norm_ multiplied all of them by a factor."""
         of_optimizer = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         with self._lock:
             largest, gradient = 0.0, None

@@ -21,7 +21,7 @@ from sonde.tools.gradients.gradient_flow_analysis import GradientFrame, Gradient
 from sonde.tools.hook_that_never_raises import require_module
 from sonde.tools.tensors.describe_tensor import fast_statistics
 
-__all__ = ["GradientFlowSummary", "GradientFlowAnimator", "GradientFrame", "GradientHealth", "LayerGradientInfo"]
+__all__ = ["GradientFlowAnimator", "GradientFlowSummary", "GradientFrame", "GradientHealth", "LayerGradientInfo"]
 
 VANISHING = 1e-7  # mean absolute value: a smaller update does not change float32 weights near 1
 EXPLODING = 1e3  # largest absolute value
@@ -141,15 +141,16 @@ class GradientFlowAnimator:
         return replace_file(path, strict_json([asdict(frame) for frame in self._frames]) + "\n")
 
     def export_csv(self, path: str | Path) -> Path:
-        """Writes one row per frame and layer, quoted as in RFC 4180. A name that a spreadsheet would take for a formula gets an apostrophe
-        before it. Returns the path."""
+        """Writes one row per frame and layer, quoted as in RFC 4180. A name that a spreadsheet would take for a formula gets an
+        apostrophe before it. Returns the path."""
         text = io.StringIO()
         rows = csv.writer(text, lineterminator="\n")
         rows.writerow(CSV_HEADER)
         for frame in self._frames:
             for layer in frame.layers:
                 numbers = (layer.mean_abs_grad, layer.max_abs_grad, layer.grad_norm)
-                rows.writerow([frame.step, _csv_text(layer.name), *map(_scientific, numbers), int(layer.is_vanishing), int(layer.is_exploding)])
+                flags = int(layer.is_vanishing), int(layer.is_exploding)
+                rows.writerow([frame.step, _csv_text(layer.name), *map(_scientific, numbers), *flags])
         return replace_file(path, text.getvalue())
 
     def export_gif(self, path: str | Path, fps: float = 8.0) -> Path:

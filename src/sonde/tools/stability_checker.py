@@ -76,8 +76,9 @@ class CheckedTensor:
                 if name in FORMATS:
                     margins = self.measured.margins_in(FORMATS[name])
                     known = not math.isinf(margins.overflow_log2)
+                    cells = [f"{margins.overflow_log2:+.1f}", f"{margins.underflow_log2:+.0f}"] if known else ["none", "none"]
                     used = "in use" if self.in_use is not None and name == self.in_use.name else ""
-                    rows.append([name, *([f"{margins.overflow_log2:+.1f}", f"{margins.underflow_log2:+.0f}"] if known else ["none", "none"]), used])
+                    rows.append([name, *cells, used])
             lines += ["margins in powers of two:", text_table(("", "overflow", "underflow", ""), rows)]
         return "\n".join([*lines, *(printable(issue.message) for issue in self.issues())])
 

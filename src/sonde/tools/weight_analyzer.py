@@ -163,8 +163,9 @@ class WeightAnalyzer:
             layers[path] = _summary(path, parameter, owner, activation)
             if kind == "weight" and isinstance(owner, (nn.Linear, *CONV)):
                 neurons += _dead_neurons(layer, owner, activation, after)
+        too_few = "too few to report units without a value above zero as dead"
         notes = [
-            f"{layer or type(model).__name__}: only {num} values per unit were measured, too few to report units without a value above zero as dead"
+            f"{layer or type(model).__name__}: only {num} values per unit were measured, {too_few}"
             for layer, num in after.num_values.items()
             if num < dead_units.MIN_VALUES
         ]

@@ -674,9 +674,8 @@ def test_a_compiled_model_is_recorded_under_its_own_names():
 
 
 def frames(*norms: float) -> list[GradientFrame]:
-    return [
-        GradientFrame(step, (LayerGradientInfo("a", norm, norm, norm, False, not math.isfinite(norm), 1.0),)) for step, norm in enumerate(norms)
-    ]
+    layers = [LayerGradientInfo("a", norm, norm, norm, False, not math.isfinite(norm), 1.0) for norm in norms]
+    return [GradientFrame(step, (layer,)) for step, layer in enumerate(layers)]
 
 
 def test_no_clipping_is_needed_where_no_norm_stands_out():

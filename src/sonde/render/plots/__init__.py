@@ -6,5 +6,6 @@ from sonde.render.plots.plot import FORMATS, Plot
 from sonde.render.plots.step_curves import gradient_flow
 
 __all__ = [
-    "FORMATS", "Plot", "activation_heatmap", "distribution", "gradient_flow", "heatmap", "histograms", "layer_heatmap", "units_by_positions",
+    "FORMATS", "Plot", "activation_heatmap", "distribution", "gradient_flow", "heatmap", "histograms", "layer_heatmap",
+    "units_by_positions",
 ]  # fmt: skip

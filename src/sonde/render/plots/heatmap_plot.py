@@ -100,8 +100,8 @@ def units_by_positions(values: Any, units: int | None = None) -> Floats:
 
 
 def activation_heatmap(values: Any, *, name: str, units: int | None = None) -> Plot:
-    """An activation of any shape: a square matrix as it is (attention: rows are queries, columns are keys), several square matrices as one map
-    each, and everything else as units by positions. With `units`, the dimension of the units, always the last."""
+    """An activation of any shape: a square matrix as it is (attention: rows are queries, columns are keys), several square matrices as one
+    map each, and everything else as units by positions. With `units`, the dimension of the units, always the last."""
     array = floats(values)
     is_square = array.ndim >= 2 and array.shape[-1] == array.shape[-2] > 1
     if units is None and is_square and array.ndim == 2:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -40,7 +40,8 @@ def magnitudes(
     def draw(figure: Figure) -> None:
         num_bad = sum("NaN" in note or "Inf" in note for note in notes.values())
         warning = f"NaN or Inf in {counted(num_bad, 'tensor')}" if num_bad else ""
-        style.heading(figure, name, f"{counted(len(names), 'tensor')}; the darker, the more numbers; the thin part has the smallest 1 %", warning)
+        explained = f"{counted(len(names), 'tensor')}; the darker, the more numbers; the thin part has the smallest 1 %"
+        style.heading(figure, name, explained, warning)
         if not names:
             style.show_message(figure.add_subplot(), "nothing was checked")
             return
@@ -103,4 +104,5 @@ def _draw_notes(axes: Axes, names: Sequence[str], rows: Mapping[str, Mapping[int
         place: tuple[float, str] = (1.01, "left") if rows[label] else (0.5, "center")
         box = {"facecolor": style.BACKGROUND, "edgecolor": "none", "pad": 1.0}
         color = style.BAD if is_bad else style.GRAY
-        axes.text(place[0], row, note, transform=across, ha=place[1], va="center", fontsize=style.TINY, color=color, bbox=box, clip_on=False)
+        options: Any = {"transform": across, "ha": place[1], "va": "center", "fontsize": style.TINY, "color": color, "bbox": box}
+        axes.text(place[0], row, note, clip_on=False, **options)

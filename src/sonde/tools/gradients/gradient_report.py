@@ -1,5 +1,5 @@
-"""GradientReport: a verdict per layer (healthy, vanishing, exploding, dead, inactive) and trends, with the thresholds of the rules. A layer is
-compared with the last layers of the same model and with its own weights, because the scale of the loss is arbitrary."""
+"""GradientReport: a verdict per layer (healthy, vanishing, exploding, dead, inactive) and trends, with the thresholds of the rules. A layer
+is compared with the last layers of the same model and with its own weights, because the scale of the loss is arbitrary."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -53,7 +53,9 @@ class LayerReport:
 
     def __str__(self) -> str:
         verdict = f"{self.verdict}: {self.why}" if self.why else self.verdict
-        norms = f"norm {number(self.norms[0])} to {number(self.norms[-1])} in {counted(len(self.norms), 'step')}" if self.norms else "no norm"
+        norms = "no norm"
+        if self.norms:
+            norms = f"norm {number(self.norms[0])} to {number(self.norms[-1])} in {counted(len(self.norms), 'step')}"
         return printable(f"{self.name}: {verdict} ({norms}, trend: {self.trend})")
 
 
@@ -181,9 +183,9 @@ def build_gradient_report(
         lines.insert(0, f"No gradient ever reached {listing(unused)}: the loss does not depend on them, or they are used under no_grad.")
     if zero := [name for name in dead if layers[name].norms]:
         lines.insert(0, f"Zero gradients in {listing(zero)}: check for dead ReLUs, a detached tensor or an unused output after them.")
-    if names := by_verdict["inactive"]:
-        advice = "lower the learning rate, start their biases at zero, or use a leaky activation"
-        lines.insert(0, f"Most units of {listing(names)} get no gradient and cannot learn, as behind dead ReLUs: {advice}.")
+    if inactive_layers := by_verdict["inactive"]:
+        remedy = "lower the learning rate, start their biases at zero, or use a leaky activation"
+        lines.insert(0, f"Most units of {listing(inactive_layers)} get no gradient and cannot learn, as behind dead ReLUs: {remedy}.")
     if len(too_large) > max(len(layers) / 2, 1):
         scaler = "" if applied else "; with a GradScaler, call register_hooks(model, optimizer), so that the unscaled gradients are judged"
         lines.insert(-1, f"Most layers are too large: if the loss is a sum over the batch, use the mean{scaler}.")
@@ -272,8 +274,8 @@ def _inactive_text(found: InactiveUnits) -> str:
 
 
 def _verdict(rows: Sequence[Row], norms: Sequence[float], num_steps: int, usual_total: float) -> tuple[str, str]:
-    """The verdict and its evidence. It must hold in the last `PATIENCE` steps (in all, if there are fewer): one step may be noise. Too large
-    is also a norm that was too large in most steps, or that leaps again and again."""
+    """The verdict and its evidence. It must hold in the last `PATIENCE` steps (in all, if there are fewer): one step may be noise. Too
+    large is also a norm that was too large in most steps, or that leaps again and again."""
     if not rows:
         return "dead", f"no gradient in {counted(num_steps, 'step')}"
     need = min(PATIENCE, len(rows))
@@ -287,8 +289,8 @@ def _verdict(rows: Sequence[Row], norms: Sequence[float], num_steps: int, usual_
         return "exploding", f"norm up to {number(norm)}, {how}, in {len(high)} of {counted(len(rows), 'step')}"
     leaps = _leaps(norms, usual_total)
     if len(leaps) >= NUM_LEAPS:
-        num = f"{len(leaps)} of {counted(len(rows), 'step')}"
-        return "exploding", f"more than {LEAP:g} times its usual norm in {num}, first in step {rows[leaps[0]][0]}"
+        steps = f"{len(leaps)} of {counted(len(rows), 'step')}"
+        return "exploding", f"more than {LEAP:g} times its usual norm in {steps}, first in step {rows[leaps[0]][0]}"
     if all(flag == "zero" for flag in ending):
         return "dead", f"exactly zero in the last {counted(_last_streak(rows, 'zero'), 'step')}"
     if all(flag in ("vanishing", "zero") for flag in ending):
@@ -298,8 +300,8 @@ def _verdict(rows: Sequence[Row], norms: Sequence[float], num_steps: int, usual_
 
 
 def _leaps(norms: Sequence[float], usual_total: float) -> list[int]:
-    """Indices of norms far above those before them. A leap below the usual norm of the whole model changes no update much: it may be a layer
-    of rounding errors, or one that is rarely used."""
+    """Indices of norms far above those before them. A leap below the usual norm of the whole model changes no update much: it may be a
+    layer of rounding errors, or one that is rarely used."""
     found = []
     for i in range(ENOUGH_BEFORE, len(norms)):
         usual = median(norms[max(i - USUAL, 0) : i])

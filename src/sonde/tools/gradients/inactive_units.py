@@ -26,8 +26,8 @@ class InactiveUnits:
 
 
 class UnitActivity:
-    """Counts in how many steps each row of a weight's gradient was not zero. Once all rows were active, a window is not measured further, so
-    that a healthy weight costs one pass in ten steps."""
+    """Counts in how many steps each row of a weight's gradient was not zero. Once all rows were active, a window is not measured further,
+    so that a healthy weight costs one pass in ten steps."""
 
     def __init__(self) -> None:
         self._window = _Window()

@@ -433,8 +433,8 @@ def test_nothing_is_logged_without_an_issue(caplog: pytest.LogCaptureFixture) ->
 def test_clear_drops_results_alerts_and_gradients_and_leaves_the_hooks() -> None:
     hooks = hooks_with(HookBuilder("x").trigger("every_backward").action("track_gradients").action("alert"))
     hooks.execute_hooks("a", [1.0], is_forward=False)
-    assert hooks.results and hooks.alerts and hooks.gradients
+    assert [len(stored) for stored in (hooks.results, hooks.alerts, hooks.gradients)] == [2, 1, 1]
     hooks.clear()
-    assert not hooks.results and not hooks.alerts and not hooks.gradients
+    assert not any((hooks.results, hooks.alerts, hooks.gradients))
     assert hooks.execute_hooks("a", [1.0], is_forward=False)
     assert [alert.count for alert in hooks.alerts] == [1]
