@@ -128,7 +128,8 @@ class WeightReport:
             by_place.setdefault((neuron.layer, neuron.evidence), []).append(neuron)
         for (place, evidence), neurons in by_place.items():
             units = listing([str(neuron.unit) for neuron in neurons], MAX_LISTED)
-            lines.append(f"dead in {place} (by {evidence}): unit {units}; unit {neurons[0].unit}: {neurons[0].reason}")
+            noun = "unit" if len(neurons) == 1 else "units"
+            lines.append(f"dead in {place} (by {evidence}): {noun} {units}; unit {neurons[0].unit}: {neurons[0].reason}")
         for name, layer in self.layers.items():
             if isinstance(found := layer.spectrum, WeightSpectrum) and found.is_collapsed:
                 lines.append(f"rank collapse in {name}: effective rank {number(found.effective_rank)} of {found.full_rank}")

@@ -442,6 +442,23 @@ def test_rows_of_an_embedding_that_no_token_uses_are_not_inactive_units(by_hand)
     assert report.overall_health is GradientHealth.HEALTHY
 
 
+@pytest.mark.parametrize(
+    "gradient",
+    [
+        torch.ones(3, 2, dtype=torch.float8_e5m2), torch.eye(3).to_sparse(), torch.eye(3, dtype=torch.complex64), [[1, 0], [0, 0]],
+        np.zeros((0, 3)),
+    ],
+    ids=["float8", "sparse", "complex", "list", "empty"],
+)  # fmt: skip
+def test_gradients_whose_rows_cannot_be_read_are_recorded_all_the_same(gradient):
+    debugger = GradientDebugger()
+    for _ in range(4):
+        debugger.record_gradient_flow("a", gradient)
+    report = debugger.analyze()
+    assert report.num_steps == 4
+    assert report.inactive_units() == {}
+
+
 def test_nan_in_a_gradient_gets_no_advice_to_clip():
     debugger = GradientDebugger()
     for step in range(20):

@@ -209,7 +209,7 @@ Row = tuple[int, LayerGradientInfo, LayerFlag]
 def _flags(
     frame: GradientFrame, order: Sequence[str], scales: Mapping[str, float], low: float, high: float, applied: float
 ) -> dict[str, LayerFlag]:
-    """The issues of one step by layer; layers without an issue are missing. Absolute thresholds are for what the optimizer used."""
+    """The issues of one step by layer; layers without an issue are missing. Too large is what the optimizer used, after a GradScaler."""
     here = {layer.name: layer for layer in frame.layers}
     deep = [name for name in order if name in here and 0 < here[name].grad_norm < math.inf]
     last = deep[-max(1, len(deep) // 4) :] if len(deep) >= SHALLOWEST else []
@@ -234,7 +234,7 @@ def _flags(
             found[name] = LayerFlag("exploding", absolute)
         elif max(relative, per_weight) <= FADED:
             found[name] = LayerFlag("vanishing", compared)
-        elif norm * applied < low * scale if known else layer.mean_abs_grad < low:
+        elif norm < low * scale if known else layer.mean_abs_grad < low:
             found[name] = LayerFlag("vanishing", absolute)
     return {name: _unless_it_cancels(name, flag, found, here) for name, flag in found.items()}
 

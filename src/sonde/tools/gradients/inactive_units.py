@@ -9,6 +9,7 @@ from torch import Tensor
 
 WINDOW = 10  # steps that are counted together; the last complete window and the current one are judged
 ENOUGH_STEPS = 3  # fewer do not show that a unit is inactive
+_MEASURED = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 USUALLY_ACTIVE = 0.5  # share of the steps in which the other units have a gradient: rows of an embedding have one whenever they are used
 
 
@@ -35,8 +36,10 @@ class UnitActivity:
 
     @torch.no_grad()
     def update(self, gradient: Tensor) -> None:
-        """Measures the gradient of one step; one without rows (a bias, a sparse gradient) is ignored."""
-        if gradient.ndim < 2 or not gradient.numel() or gradient.layout is not torch.strided or gradient.is_meta:
+        """Measures the gradient of one step; one without rows (a bias, a sparse or distributed gradient) is ignored."""
+        if type(gradient) is not Tensor or gradient.layout is not torch.strided or gradient.is_meta or gradient.dtype not in _MEASURED:
+            return
+        if gradient.ndim < 2 or not gradient.numel():
             return
         if self._window.num_steps == WINDOW:
             self._last, self._window = self._window, _Window()
