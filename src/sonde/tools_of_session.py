@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 import sonde
 from sonde.events import Kind
+from sonde.formatting import listing
 
 if TYPE_CHECKING:
     from sonde.memory_profiler.memory_profiler import MemoryProfiler
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from sonde.tools.weight_analyzer import WeightAnalyzer
 
 PICTURES = "pictures"  # folder in the run's directory
-MAX_PLOTTED = 12  # parameters: a plot with more lines shows none of them
 
 Tool = TypeVar("Tool")
 _log = logging.getLogger("sonde")
@@ -93,21 +93,22 @@ class SessionTools:
         return self._tool("visualizer", lambda: sonde.DebugVisualizer(config))
 
     def draw_plots(self, run: Path, models: Mapping[str, nn.Module]) -> None:
-        """Plots of a training beside its run, when it ends: gradient norms over the steps, the final weights, one page of both. An error
-        here costs the plots and nothing else."""
+        """Plots of a training beside its run, when it ends: gradient norms of all parameters over the steps, the final weights of each
+        model, one page of both. An error here costs the plots and nothing else."""
         try:
             recorded = sonde.Run(run)
             names = [site.path for site in recorded.sites.values() if site.kind == "parameter" and site.trainable and not site.model]
-            series = {name: recorded.series(Kind.GRADIENT, name, "l2") for name in names[:MAX_PLOTTED]}
+            series = {name: recorded.series(Kind.GRADIENT, name, "l2") for name in names}
             longest = max((len(steps) for steps, _ in series.values()), default=0)
             drawn = {name: values.tolist() for name, (steps, values) in series.items() if len(steps) == longest}
             if longest:
                 steps = next(steps for steps, _ in series.values() if len(steps) == longest)
                 self.visualizer().plot_gradient_flow("gradient norms", steps.tolist(), drawn)
+                if fewer := [name for name in series if name not in drawn]:
+                    what = "the plot of gradient norms leaves out parameters that were measured in fewer steps"
+                    _log.warning("sonde: %s, %d of %d: %s", what, len(fewer), len(series), listing(fewer))
             for name, model in models.items():
-                weights = {path: p.detach() for path, p in model.named_parameters() if p.dim() > 1}
-                for path, weight in list(weights.items())[:MAX_PLOTTED]:
-                    self.visualizer().plot_weight_histogram(f"weights of {name + '.' if name else ''}{path}", weight)
+                self.visualizer().plot_weight_histogram(f"weights of {name}" if name else "weights", model)
             if self.visualizer().get_plot_names():
                 self.visualizer().create_dashboard()
         except Exception as error:

@@ -11,14 +11,13 @@ from typing import Any
 from torch import Tensor
 
 from sonde.errors import SondeError, require_count
-from sonde.formatting import counted, number, percent, printable, size, strict_json
+from sonde.formatting import counted, printable, size, strict_json
 from sonde.leaks.accumulated_tensors import Leak, TrackedTensor, find_leaks
 from sonde.leaks.find_owners_of_tensor import ReferenceChain, find_owners
 from sonde.leaks.leak_detector import MIN_AGE
 from sonde.render.plots import Plot
 from sonde.render.plots.step_curves import percentiles
 from sonde.render.summaries.tables import html_table, text_table
-from sonde.render.terminal.sparkline import is_log, sparkline
 from sonde.statistics.content_hash import content_hash
 from sonde.statistics.find_tensors import storage_bytes
 from sonde.statistics.private_torch_api import tensor_version
@@ -72,26 +71,8 @@ class TensorInfo:
         return printable(f"{self.id} {place}".strip() + f"{step}: {stats.dtype} {list(stats.shape)} on {stats.device}")
 
     def _rows(self) -> list[tuple[str, str]]:
-        stats = self.stats
-        if stats.unsupported:
-            return [("not measured", stats.unsupported)]
-        rows = [
-            ("mean ± std", f"{number(stats.mean)} ± {number(stats.std)}"),
-            ("min … max", f"{number(stats.min)} … {number(stats.max)}"),
-            ("L1, L2 norm", f"{number(stats.l1_norm)}, {number(stats.l2_norm)}"),
-            ("zeros", f"{stats.num_zeros:,} of {stats.num_elements:,} ({percent(stats.sparsity)})"),
-            ("NaN, Inf", f"{stats.num_nan:,}, {stats.num_inf:,}"),
-            ("extreme", f"{stats.num_extreme:,}"),
-        ]
-        if stats.percentiles:
-            rows.append(("percentiles", ", ".join(f"{level}: {number(value)}" for level, value in stats.percentiles.items())))
-        largest_outliers = ", ".join(f"{number(one.value)} at {list(one.index)}" for one in stats.outliers[:3])
-        rows.append(("outliers", f"{stats.num_outliers:,}" + (f": {largest_outliers}" if largest_outliers else "")))
-        if stats.histogram is not None:
-            counts = stats.histogram.counts.tolist()
-            rows.append(("histogram", sparkline(counts, 48) + (" (log)" if is_log(counts) else "")))
-        storage = f", holds {size(self.storage_bytes)} of storage" if self.storage_bytes > stats.num_bytes else ""
-        return [*rows, ("memory", size(stats.num_bytes) + storage)]
+        storage = f", holds {size(self.storage_bytes)} of storage" if self.storage_bytes > self.stats.num_bytes else ""
+        return [*self.stats.rows(), *([] if self.stats.unsupported else [("memory", size(self.stats.num_bytes) + storage)])]
 
     def __str__(self) -> str:
         return self._title() + "\n" + text_table(("", ""), self._rows()).strip("\n")
@@ -215,6 +196,10 @@ class TensorInspector:
             old = [one for one in first.values() if one.first_step < len(infos) - MIN_AGE]
             found += find_leaks(old, len(infos), name=name)
         return sorted(found, key=lambda leak: leak.num_bytes, reverse=True)
+
+    def clear(self) -> None:
+        """Drops all inspections."""
+        self._infos.clear()
 
     def _find_info(self, value: Any) -> TensorInfo | None:
         return value if isinstance(value, TensorInfo) else self.get_tensor_info(value) if isinstance(value, str) else None

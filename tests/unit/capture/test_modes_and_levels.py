@@ -233,5 +233,16 @@ def test_pictures_are_drawn_when_they_are_wanted_and_not_otherwise(tmp_path: Pat
     assert not (tmp_path / "plain" / "pictures").exists()
     train(tmp_path / "drawn", DebugConfig(every=1, enable_visualization=True), steps=3)
     names = {path.name for path in (tmp_path / "drawn" / "pictures").iterdir()}
-    assert {"dashboard.html", "gradient_norms.png"} <= {name.replace(" ", "_") for name in names}
-    assert len(names) == 4
+    assert {name.replace(" ", "_") for name in names} == {"dashboard.html", "gradient_norms.png", "weights.png"}
+
+
+def test_the_pictures_show_every_parameter_of_a_deep_model(tmp_path: Path) -> None:
+    model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(10)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with sonde.watch(model, optimizer, to=tmp_path / "run", config=DebugConfig(every=1, enable_visualization=True)) as session:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+    drawn = session.visualizer.get_plot("gradient norms").data["norms"], session.visualizer.get_plot("weights").data["distributions"]
+    assert [len(each) for each in drawn] == [20, 20]

@@ -428,3 +428,13 @@ def test_nothing_is_logged_without_an_issue(caplog: pytest.LogCaptureFixture) ->
     hooks.execute_hooks("a", [1.0])
     hooks.detach()
     assert messages(caplog) == []
+
+
+def test_clear_drops_results_alerts_and_gradients_and_leaves_the_hooks() -> None:
+    hooks = hooks_with(HookBuilder("x").trigger("every_backward").action("track_gradients").action("alert"))
+    hooks.execute_hooks("a", [1.0], is_forward=False)
+    assert [len(stored) for stored in (hooks.results, hooks.alerts, hooks.gradients)] == [2, 1, 1]
+    hooks.clear()
+    assert not any((hooks.results, hooks.alerts, hooks.gradients))
+    assert hooks.execute_hooks("a", [1.0], is_forward=False)
+    assert [alert.count for alert in hooks.alerts] == [1]
