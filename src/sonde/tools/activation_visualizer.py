@@ -20,7 +20,7 @@ from sonde.render.summaries.tables import html_table, text_table
 from sonde.statistics.find_tensors import find_tensors
 from sonde.tools.hook_that_never_raises import SafeHook, require_module
 from sonde.tools.hooks.attach_hooks_to_layers import ModelLayers
-from sonde.tools.layer_name_patterns import LayerPatterns, require_name
+from sonde.layer_name_patterns import LayerPatterns, require_name
 from sonde.tools.tensors.describe_tensor import FastStatistics, Outlier, TensorStats, describe, fast_statistics
 
 MAX_ELEMENTS = 1 << 20  # stored elements of one activation; of a larger one every second, third … per dimension

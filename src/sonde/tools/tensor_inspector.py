@@ -22,7 +22,7 @@ from sonde.render.terminal.sparkline import is_log, sparkline
 from sonde.statistics.content_hash import content_hash
 from sonde.statistics.find_tensors import storage_bytes
 from sonde.statistics.private_torch_api import tensor_version
-from sonde.tools.layer_name_patterns import require_name
+from sonde.layer_name_patterns import require_name
 from sonde.tools.tensors.describe_tensor import TensorStats, as_tensor, describe
 from sonde.tools.tensors.tensor_comparison import TensorComparison, compare_statistics, compare_values
 

@@ -23,7 +23,7 @@ from sonde.statistics.private_torch_api import graph_task_id, unwrap_compiled
 from sonde.tools.hook_that_never_raises import SafeHook
 from sonde.tools.hooks.hook_actions import RegisteredHook
 from sonde.tools.hooks.hook_builder import HookAction
-from sonde.tools.layer_name_patterns import LayerPatterns
+from sonde.layer_name_patterns import LayerPatterns
 
 if TYPE_CHECKING:
     from sonde.tools.hooks.hook_manager import Hooks

@@ -22,7 +22,7 @@ from sonde.tools.hooks.attach_hooks_to_layers import Attachment, in_backward
 from sonde.tools.hooks.hook_actions import ActionContext, HookStatus, RegisteredHook, stored_value
 from sonde.tools.hooks.hook_builder import AlertSeverity, HookSpec, HookTrigger, parse_choice
 from sonde.tools.hooks.hook_events import HookEvent, HookResult, TrainingStopped
-from sonde.tools.layer_name_patterns import require_name
+from sonde.layer_name_patterns import require_name
 from sonde.tools.tensors.describe_tensor import as_tensor
 
 MAX_RESULTS = 1000
@@ -162,7 +162,8 @@ class Hooks:
         metadata: Mapping[str, Any] | None = None,
     ) -> list[HookResult]:  # fmt: skip
         """Runs the hooks of this layer on a tensor, array or list, as if it were an output of the layer (or its gradient). Values in
-        `metadata` named step, epoch, loss, lr or grad_norm are used by conditions. Returns the results."""
+        `metadata` named step, epoch, loss, lr or grad_norm are used by conditions. Returns the results. A hook whose patterns match no
+        layer so far is logged once, and `status()` says it."""
         if not isinstance(layer_name, str):
             raise SondeError(f"a layer name is a string, not {layer_name!r}.")
         values = as_tensor(tensor)
@@ -171,7 +172,7 @@ class Hooks:
             raise SondeError(f"the tensor of {layer_name!r} has {values.numel()} elements, but shape={wanted} has {math.prod(wanted)}.")
         known = {name: _number(name, value) for name, value in (metadata or {}).items() if name in STEP_NAMES}
         step = int(known.get("step", self._step))
-        due = [each for each in self._hooks.values() if each.hook.matches(layer_name, is_forward) and each.is_due(step)]
+        due = [each for each in self._hooks.values() if each.matches(layer_name, is_forward) and each.is_due(step)]
         known = self._known(step, is_forward) | known
         return self._run(due, HookEvent(layer_name, values, known, step=step, is_forward=is_forward, shape=wanted, metadata=metadata))
 
