@@ -302,6 +302,12 @@ class DebugSession:
         tracker = self._tracker
         return None if tracker is None else max(tracker.boundaries.number - (not tracker.boundaries.is_active), 0)
 
+    @property
+    def last_loss(self) -> float | None:
+        """The loss of the last backward; of an earlier one where the last is still on a device; None where none is known."""
+        tracker = self._tracker
+        return None if tracker is None else tracker.state.last_loss
+
     def report(self) -> Report:
         """What is wrong with this training so far, and why."""
         if self.run is None:

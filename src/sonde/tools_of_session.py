@@ -81,7 +81,7 @@ class SessionTools:
 
     def hooks(self) -> Hooks:
         """Hooks of your own on the layers of the first model."""
-        tool = self._tool("hooks", sonde.Hooks)
+        tool = self._tool("hooks", lambda: sonde.Hooks(read_loss=lambda: self._session.last_loss))
         for model, optimizer in self._new_models("hooks", first_only=True):
             tool.attach(model, optimizer)
         return tool

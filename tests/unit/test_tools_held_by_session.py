@@ -73,6 +73,24 @@ def test_the_gradient_debugger_records_the_steps_from_the_first_access_on(tmp_pa
     assert {layer.name for layer in debugger.flow.frames[-1].layers} == {"0", "2"}
 
 
+def test_conditions_of_hooks_know_the_loss_that_the_session_watches(tmp_path: Path) -> None:
+    model, optimizer = training()
+    with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True) as session:
+        fired: list[tuple[int, float]] = []
+        for name, layer in (("step", ()), ("layer", ("2",))):
+            hook = sonde.HookBuilder(name).when("loss > 0").callback(lambda event: fired.append((event.step, event.values["loss"])))
+            session.hooks.register_hook((hook.layer_patterns(layer) if layer else hook).build())
+        session.hooks.register_hook(sonde.HookBuilder("epoch").when("epoch > 0").alert("info").build())
+        train(model, optimizer, 2)
+        first, second = sonde.Run(session.run).scalar("loss")[1]
+        # In step 1 the layer runs before the loss of that step is known.
+        assert fired == [(0, first), (1, first), (1, second)]
+        session.log(loss=7.0)  # what the user logs is used instead
+        train(model, optimizer, 1)
+        assert fired[-1] == (2, 7.0)
+        assert "no value for epoch (pass it before the optimizer step: hooks.log(epoch=…))" in str(list(session.hooks.status().values())[2])
+
+
 def test_hooks_of_a_session_stand_on_its_model_and_may_ask_for_what_is_logged(tmp_path: Path) -> None:
     model, optimizer = training()
     calls: list[Any] = []

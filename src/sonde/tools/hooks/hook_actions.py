@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from sonde.capture.disable_failing_probes import MAX_FAILURES
+from sonde.condition_expressions import STEP_NAMES
 from sonde.formatting import counted, listing, strict
 from sonde.render.safe_write import write_new
 from sonde.statistics.statistics_without_extension import Unsupported, readable
@@ -87,7 +88,9 @@ class HookStatus:
         if self.unmatched:
             notes.append(self.unmatched)
         if self.unknown:
-            notes.append(f"its condition could not be decided: no value for {', '.join(self.unknown)}")
+            missing = f"its condition could not be decided: no value for {', '.join(self.unknown)}"
+            loggable = ", ".join(f"{name}=…" for name in self.unknown if name in STEP_NAMES)
+            notes.append(f"{missing} (pass it before the optimizer step: hooks.log({loggable}))" if loggable else missing)
         if self.last_error:
             notes.append(f"{counted(self.faults, 'failure')}, the last: {self.last_error}" if self.faults else self.last_error)
         return f"{self.id}: {self.state}, {'; '.join(notes)}"

@@ -32,9 +32,10 @@ _log = logging.getLogger("sonde")
 
 class Hooks:
     """Runs hooks on a model: `register_hook(hook)`, then `with hooks.attach(model, optimizer):` around the loop, or `execute_hooks(…)`. An
-    exception in a hook never reaches the training: it is logged once, and after a few failures the hook is disabled (see `status()`)."""
+    exception in a hook never reaches the training: it is logged once, and after a few failures the hook is disabled (see `status()`).
+    `read_loss` returns the loss for conditions, where the user logs none; a session passes its own."""
 
-    def __init__(self, *, max_results: int = MAX_RESULTS) -> None:
+    def __init__(self, *, max_results: int = MAX_RESULTS, read_loss: Callable[[], float | None] = lambda: None) -> None:
         self._context = ActionContext()
         self._hooks: dict[str, RegisteredHook] = {}
         self._names: frozenset[str] = frozenset()  # names used in conditions
@@ -44,6 +45,7 @@ class Hooks:
         self._plan: dict[tuple[str, bool], list[RegisteredHook]] = {}  # hooks by layer and pass (True: forward)
         self._num_active = 0  # at the last update of the plan
         self._logged: dict[str, float] = {}  # values from `log`
+        self._read_loss = read_loss
         self._step = 0
         self._is_updating = False  # an optimizer step is running, so training cannot stop here
         self._thread = threading.local()
@@ -203,13 +205,16 @@ class Hooks:
             self._plan = self._attachment.update(active, keep_uncalled=is_training)
 
     def _known(self, step: int, is_forward: bool) -> dict[str, float]:
-        known = {**self._logged, "step": float(step), "forward": float(is_forward), "backward": float(not is_forward)}
+        known = {**self._step_values(), "step": float(step), "forward": float(is_forward), "backward": float(not is_forward)}
         known.pop("grad_norm", None)  # a logged value is of the whole model, not of this layer
-        return self._with_learning_rate(known)
+        return known
 
-    def _with_learning_rate(self, known: dict[str, float]) -> dict[str, float]:
+    def _step_values(self) -> dict[str, float]:
+        """What the user logged, and loss and learning rate if a condition uses them."""
+        values = dict(self._logged)
+        loss = self._read_loss() if "loss" in self._names and "loss" not in values else None
         rate = self._attachment.learning_rate() if "lr" in self._names and self._attachment is not None else None
-        return known if rate is None else {**known, "lr": rate}
+        return values | {name: value for name, value in (("loss", loss), ("lr", rate)) if value is not None}
 
     def _run(self, due: Sequence[RegisteredHook], event: HookEvent) -> list[HookResult]:
         if not due or self._is_busy:  # a callback may run the model
@@ -262,7 +267,7 @@ class Hooks:
                     self._run(matching, HookEvent(name, gradient, self._known(self._step, False), step=self._step, is_forward=False))
             due = [each for each in self._hooks.values() if each.hook.is_per_step and each.is_due(self._step)]
             if due and optimizer == 0:
-                known = self._with_learning_rate({**self._logged, "step": float(self._step)})
+                known = {**self._step_values(), "step": float(self._step)}
                 needs_norm = any(each.hook.condition is not None and "grad_norm" in each.hook.condition.names for each in due)
                 norm = self._attachment.gradient_norm() if self._attachment is not None and needs_norm else None
                 known |= {"grad_norm": norm} if norm is not None else {}
