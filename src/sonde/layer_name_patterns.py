@@ -36,11 +36,18 @@ class LayerPatterns:
     def select(self, names: Iterable[str]) -> list[str]:
         """The matching names in their order. A pattern without a match is logged as a warning, once."""
         all_names = list(names)
-        for pattern, compiled in zip(self.patterns, self._compiled):
-            if pattern not in self._warned and not any(compiled.search(name) for name in all_names):
-                self._warned.add(pattern)
-                _log.warning("the pattern %r matches nothing. %s", pattern, _nearest(pattern, all_names))
+        self.warn_unmatched(all_names)
         return [name for name in all_names if self.matches(name)]
+
+    def warn_unmatched(self, names: Sequence[str]) -> list[str]:
+        """Log the patterns that match none of the names. Returns a sentence for each that was not logged before."""
+        sentences = []
+        for pattern, compiled in zip(self.patterns, self._compiled):
+            if pattern not in self._warned and not any(compiled.search(name) for name in names):
+                self._warned.add(pattern)
+                sentences.append(f"the pattern {pattern!r} matches nothing. {_nearest(pattern, names)}")
+                _log.warning("sonde: %s", sentences[-1])
+        return sentences
 
     def __repr__(self) -> str:
         return f"LayerPatterns({', '.join(map(repr, self.patterns))})"

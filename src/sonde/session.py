@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from sonde.config import DebugConfig, load_config
+from sonde.config import DebugConfig, as_config, load_config
 from sonde.errors import SondeError
 
 try:
@@ -70,9 +70,10 @@ class DebugSession:
     """Watches models while it is started; writes a run; `report()` judges it. Use as a context manager, or `start()` and `stop()`."""
 
     def __init__(
-        self, config: DebugConfig | None = None, *, to: str | Path | None = None, name: str | None = None, strict: bool = False
-    ) -> None:
-        self.config = config if config is not None else load_config()
+        self, config: DebugConfig | Mapping[str, Any] | None = None, *, to: str | Path | None = None, name: str | None = None,
+        strict: bool = False,
+    ) -> None:  # fmt: skip
+        self.config = as_config(config) or load_config()
         self.strict = strict
         self.run: Path | None = None
         self._to, self._name = to, name
@@ -127,7 +128,7 @@ class DebugSession:
         has_native_kernel = manifest.pop("native_kernel")
         self._recorder.emit(Started(**manifest, has_native_kernel=has_native_kernel, extra=details), 0)
         self._isolation = ErrorIsolation(self._record_disabled, strict=self.strict)
-        self._registry = ModelRegistry(self._recorder)
+        self._registry = ModelRegistry(self._recorder, self.config.layers)
         tracker = self._tracker = StepTracker(
             self._recorder, self.config, self._isolation, self._registry, concerns=self._concerns, make_handlers=self._make_handlers,
             more_probes=self._make_probes,
@@ -136,6 +137,7 @@ class DebugSession:
         self._switches.attach(tracker.context, tracker.boundaries, self.run)
         self._discovery = ModelDiscovery(self._registry, tracker)
         self._watch_attached(tracker)
+        self._registry.report_unmatched_layers(0)
         if self.config.measured.anything:
             torch_patches.subscribe(tracker)
             if self._discovers_models:
@@ -476,11 +478,12 @@ class DebugSession:
 
 def watch(
     model: nn.Module, optimizer: Any = None, *, to: str | Path | None = None, name: str | None = None, every: int | None = None,
-    config: DebugConfig | None = None, strict: bool = False,
+    layers: str | Sequence[str] | None = None, config: DebugConfig | Mapping[str, Any] | None = None, strict: bool = False,
 ) -> DebugSession:  # fmt: skip
     """Watch a training from here on. `with sonde.watch(model, optimizer) as session:` around the loop is all that is needed. `to` names the
-    run's directory, `every` observes every n-th step whatever it costs, `strict` raises errors of Sonde's own."""
-    session = DebugSession(load_config(config, every=every), to=to, name=name, strict=strict)
+    run's directory, `every` observes every n-th step whatever it costs, `layers` (names or patterns such as "encoder.*") measures these layers
+    only, `strict` raises errors of Sonde's own. `config` is a `DebugConfig` or a mapping with its settings."""
+    session = DebugSession(load_config(config, every=every, layers=layers), to=to, name=name, strict=strict)
     return session.attach(model, optimizer).start()
 
 

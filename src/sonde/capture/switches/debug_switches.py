@@ -48,7 +48,7 @@ class Switches:
     def __init__(self, config: DebugConfig) -> None:
         self._config = config
         self._states = {name: SwitchState(log=SwitchLog(name, as_json=config.log_json)) for name in SWITCHES}
-        self._requested: dict[str, tuple[bool, str]] = {}  # changes that wait for the end of a step
+        self._requested = dict.fromkeys(config.switches, (True, "config"))  # changes that wait for the end of a step, and who asked for them
         self._on: tuple[str, ...] = ()
         self._context: ProbeContext | None = None
         self._anomaly_before: tuple[bool, bool] | None = None  # torch's anomaly mode as the user had it
