@@ -121,7 +121,7 @@ class DebugSession:
             "name": self._name or self.run.name, "argv": list(sys.argv), "sonde": sonde.__version__,
             "python": sys.version.split()[0], "torch": torch.__version__, "every": self.config.every,
             "mode": self.config.mode.value, "level": self.config.level.value, "overhead_budget": self.config.overhead_budget,
-            "native_kernel": native_extension.ENABLED, "threads": torch.get_num_threads(),
+            "native_kernel": native_extension.ENABLED, "threads": torch.get_num_threads(), **self._recorded_settings(),
         }  # fmt: skip
         write_run_json(self.run, manifest | details)
         self._recorder = StepRecorder(Writer(self.run, rank=rank, world_size=world_size, manifest=manifest | details))
@@ -147,6 +147,15 @@ class DebugSession:
         self._recorder.flush()
         atexit.register(self._close_at_exit)
         return self
+
+    def _recorded_settings(self) -> dict[str, Any]:
+        """Settings that whoever reads the run needs, where they are not the defaults."""
+        config = self.config
+        settings = {
+            "sampling_rate": config.sampling_rate if config.sampling_rate < 1 else None, "layers": list(config.layers) or None,
+            "memory_threshold_mb": config.memory_threshold_mb, "memory_threshold_share": config.memory_threshold_share,
+        }  # fmt: skip
+        return {name: value for name, value in settings.items() if value is not None}
 
     def _open_run(self, world_size: int) -> Path:
         if self._to is not None:

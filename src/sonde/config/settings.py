@@ -249,7 +249,7 @@ def _refuse_contradictions(config: DebugConfig) -> None:
     if config.every is not None and config.sampling_rate != 1:
         raise ConfigError(
             f"every={config.every} and sampling_rate={config.sampling_rate:g} both select the observed steps. Leave one of them out: "
-            f"every={round(config.every / config.sampling_rate)} has the effect of both together."
+            f"every={round(1 / config.sampling_rate)} observes the same share of the steps at any cost."
         )
     raises = "anomaly_detection_mode='raise'" if config.anomaly_detection_mode == "raise" else ""
     for name in (raises, "save_debug_info=True" if config.save_debug_info else ""):

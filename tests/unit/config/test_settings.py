@@ -59,7 +59,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "text for a truth": ({"log_memory": "no"}, ["log_memory", "'no'", "Nearest: False"]),
     "no path": ({"output_dir": 3}, ["output_dir", "3"]),
     "two names, two values": ({"output_dir": "a", "debug_output_dir": "b"}, ["output_dir", "debug_output_dir", "'a'", "'b'"]),
-    "two ways to choose steps": ({"every": 5, "sampling_rate": 0.5}, ["every=5", "sampling_rate=0.5", "every=10"]),
+    "two ways to choose steps": ({"every": 5, "sampling_rate": 0.5}, ["every=5", "sampling_rate=0.5", "every=2"]),
     "a mode without its aspect": (
         {"mode": "memory_profiling", "enable_memory_profiling": False}, ["mode=memory_profiling", "enable_memory_profiling"]
     ),
