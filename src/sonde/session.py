@@ -41,6 +41,7 @@ from sonde.capture.run_log_recorder import StepRecorder
 from sonde.capture.step_tracker import IncidentHandler, StepTracker
 from sonde.capture.switches.conditional_switches import TriggerProbe, Triggers
 from sonde.capture.switches.debug_switches import Switches, SwitchProbe
+from sonde.capture.switches.facts_for_switches import SwitchFactsProbe
 from sonde.capture.watched_models_registry import ModelRegistry
 from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.early_stopper import EarlyStopping
@@ -134,7 +135,7 @@ class DebugSession:
             more_probes=self._make_probes,
         )  # fmt: skip
         self._registry.connect(tracker)
-        self._switches.attach(tracker.context, tracker.boundaries, self.run)
+        self._switches.attach(tracker.context, tracker.boundaries, self.run, tracker.plan_handlers)
         self._discovery = ModelDiscovery(self._registry, tracker)
         self._watch_attached(tracker)
         self._registry.report_unmatched_layers(0)
@@ -331,8 +332,8 @@ class DebugSession:
         self._switches.request(switches, True, "session")
 
     def disable_debugging(self, switches: str | Iterable[str] | None = None) -> None:
-        """Turn switches off again, all of them where none is named."""
-        self._switches.request(switches, False, "session")
+        """Turn switches off at once, all of them where none is named."""
+        self._switches.turn_off(switches, "session")
 
     def get_debugging_status(self) -> dict[str, dict[str, Any]]:
         """For each switch: is it on, since which step, by whom, what has it cost (Sonde's own time), how many lines did it write."""
@@ -433,7 +434,7 @@ class DebugSession:
             self._tracker.plan_handlers()
 
     def _make_probes(self, context: ProbeContext) -> list[Probe]:
-        return [TriggerProbe(context, self._triggers), SwitchProbe(context, self._switches)]
+        return [TriggerProbe(context, self._triggers), SwitchFactsProbe(context, self._switches), SwitchProbe(context, self._switches)]
 
     def _make_handlers(self) -> list[IncidentHandler]:
         """The incident handlers, loaded at the first incident: a healthy training pays for none of them."""
