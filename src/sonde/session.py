@@ -491,8 +491,8 @@ def watch(
     layers: str | Sequence[str] | None = None, config: DebugConfig | Mapping[str, Any] | None = None, strict: bool = False,
 ) -> DebugSession:  # fmt: skip
     """Watch a training from here on. `with sonde.watch(model, optimizer) as session:` around the loop is all that is needed. `to` names the
-    run's directory, `every` observes every n-th step whatever it costs, `layers` (names or patterns such as "encoder.*") measures these layers
-    only, `strict` raises errors of Sonde's own. `config` is a `DebugConfig` or a mapping with its settings."""
+    run's directory, `every` observes every n-th step whatever it costs, `layers` (names or patterns: "encoder.*") measures only these
+    layers, `strict` raises errors of Sonde's own. `config` is a `DebugConfig` or a mapping with its settings."""
     session = DebugSession(load_config(config, every=every, layers=layers), to=to, name=name, strict=strict)
     return session.attach(model, optimizer).start()
 

@@ -67,7 +67,13 @@ class SessionTools:
 
     def memory_profiler(self) -> MemoryProfiler:
         """Memory by category: snapshots at once, everything from its `start()` on."""
-        tool = self._tool("memory_profiler", sonde.MemoryProfiler)
+        config = self._session.config
+        tool = self._tool(
+            "memory_profiler",
+            lambda: sonde.MemoryProfiler(
+                memory_threshold_mb=config.memory_threshold_mb, memory_threshold_share=config.memory_threshold_share
+            ),
+        )
         for model, optimizer in self._new_models("memory_profiler"):
             tool.attach(model, optimizer)
         return tool

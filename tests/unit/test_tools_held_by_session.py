@@ -127,3 +127,18 @@ def test_pictures_of_a_session_lie_in_its_run(tmp_path: Path) -> None:
         path = session.visualizer.plot_tensor_distribution("weights", model[0].weight)
     assert path.parent == tmp_path / "run" / "pictures"
     assert sonde.Run(tmp_path / "run").damage == []
+
+
+def test_a_threshold_for_memory_is_logged_recorded_judged_and_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model, optimizer = training()
+    config = {"memory_threshold_mb": 1.0, "memory_threshold_share": 0.99}
+    with sonde.watch(model, optimizer, to=tmp_path / "run", config=config, strict=True) as session:
+        session.memory_profiler.snapshot("start")
+        train(model, optimizer, 3)
+        assert "more than memory_threshold_mb=1 allows (1 MiB)" in session.memory_profiler.report().notes[0]
+    (message,) = [record.getMessage() for record in caplog.records if "memory" in record.getMessage()]
+    assert "in step 0, more than memory_threshold_mb=1 allows (1 MiB)" in message
+    (finding,) = [finding for finding in sonde.diagnose(tmp_path / "run").findings if finding.rule == "memory-growth"]
+    assert "memory_threshold_mb=1" in finding.cause
+    with pytest.raises(sonde.SondeError, match="memory_threshold_share"):
+        sonde.MemoryProfiler(memory_threshold_share=2.0)

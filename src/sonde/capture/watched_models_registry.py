@@ -158,8 +158,10 @@ class ModelRegistry:
 
     def report_unmatched_layers(self, step: int) -> None:
         """Log and record the patterns of the settings that match nothing in any model."""
+        if self._layers is None:
+            return
         bodies = [(watched.name, body) for watched in self if (body := watched.body) is not None]
-        if self._layers is None or not bodies:
+        if not bodies:
             return
         names = [type(body).__name__ for _, body in bodies]
         for model, body in bodies:

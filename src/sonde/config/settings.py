@@ -169,9 +169,8 @@ def resolve_names(given: dict[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"Sonde has no setting {name!r}.{hint}")
         if first in values and values[first] != value:
             alias = next(each for each, target in ALIASES.items() if target == first)
-            raise ConfigError(
-                f"{alias} is another name of {first}, and they have two values: {given[alias]!r} and {given[first]!r}. Leave one of them out."
-            )
+            both = f"{given[alias]!r} and {given[first]!r}"
+            raise ConfigError(f"{alias} is another name of {first}, and they have two values: {both}. Leave one of them out.")
         values[first] = value
     return dict(_preset_settings(values.pop(PRESET))) | values if PRESET in values else values
 

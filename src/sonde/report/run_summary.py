@@ -137,10 +137,9 @@ def _sampling(view: RunView) -> str:
     observed = f"{num_observed} of {num_steps:,} steps observed, {_share(num_observed, num_steps)}"
     if num_observed >= int(rate * num_steps):
         return f"{observed}; sampling_rate={rate:g} asks for {_share(rate, 1)}"
-    return (
-        f"{observed} instead of the {_share(rate, 1)} of sampling_rate={rate:g}: overhead_budget={started.overhead_budget:g} allowed no more; "
-        f"every={max(1, round(1 / rate))} observes as many at any cost"
-    )
+    fewer = f"{observed} instead of the {_share(rate, 1)} of sampling_rate={rate:g}"
+    advice = f"every={max(1, round(1 / rate))} observes as many at any cost"
+    return f"{fewer}: overhead_budget={started.overhead_budget:g} allowed no more; {advice}"
 
 
 def _share(times: float, total: int) -> str:

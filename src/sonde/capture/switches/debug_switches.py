@@ -50,7 +50,7 @@ class Switches:
     def __init__(self, config: DebugConfig) -> None:
         self._config = config
         self._states = {name: SwitchState(log=SwitchLog(name, as_json=config.log_json)) for name in SWITCHES}
-        self._requested = dict.fromkeys(config.switches, (True, "config"))  # changes that wait for the end of a step, and who asked for them
+        self._requested = dict.fromkeys(config.switches, (True, "config"))  # changes that wait for the end of a step, and by whom
         self.names_on: tuple[str, ...] = ()
         self.facts = StepFacts()
         self._context: ProbeContext | None = None

@@ -138,7 +138,8 @@ class SwitchOutput:
         self._num_skipped += int(scalars["skipped_steps"])
         return {
             "autocast": "on" if self._facts.autocast else "off", "autocast_dtype": self._facts.autocast or NONE,
-            "scaler": self._facts.scaler or NONE, "loss_scale": scalars["loss_scale"], "skipped": int(scalars["skipped_steps"]), "skipped_so_far": self._num_skipped,
+            "scaler": self._facts.scaler or NONE, "loss_scale": scalars["loss_scale"],
+            "skipped": int(scalars["skipped_steps"]), "skipped_so_far": self._num_skipped,
             "parameters": _count(_dtype(p) for _, p in self._parameters()),
             "gradients": _count(_dtype(p.grad) for _, p in self._parameters() if p.grad is not None),
             "inputs": _count(_dtype(tensor) for tensor in self._inputs()),
@@ -155,7 +156,7 @@ class SwitchOutput:
                 "dataset": training.dataset, "num_samples": _or_unknown(training.num_samples),
                 "num_batches": _or_unknown(training.num_batches), "batch_size": _or_unknown(training.batch_size),
                 "num_workers": training.num_workers,
-                "splits": {each.split: _or_unknown(each.num_samples) for each in sorted(loaders, key=lambda each: each.split) if each.split},
+                "splits": {each.split: _or_unknown(each.num_samples) for each in loaders if each.split},
             }  # fmt: skip
         shapes = " ".join(dict.fromkeys("x".join(map(str, tensor.shape)) for tensor in self._inputs()))
         return report | {"data_ms": scalars["data_ms"], "data_share": share, "inputs": shapes or NONE}
@@ -201,7 +202,8 @@ class SwitchOutput:
         return None if report["changed"] == UNCHANGED else report
 
     def _rate_report(self, rates: Mapping[str, float]) -> dict[str, Any]:
-        changes = [f"{name} from {self._rates[name]:.6g} to {rate:.6g}" for name, rate in rates.items() if self._rates.get(name, rate) != rate]
+        changed = [name for name, rate in rates.items() if self._rates.get(name, rate) != rate]
+        changes = [f"{name} from {self._rates[name]:.6g} to {rates[name]:.6g}" for name in changed]
         self._rates |= rates
         is_scheduled_before = any(map(is_scheduled, self._context.gradients.optimizers()))  # by one that was made before the session
         unknown = "one that has not stepped yet" if is_scheduled_before else NONE

@@ -17,13 +17,13 @@ from sonde.capture.training_callbacks import TrainingCallbacks
 from sonde.capture.watched_model import WatchedModel
 from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.formatting import listing
+from sonde.layer_name_patterns import LayerPatterns
 from sonde.statistics import reductions
 from sonde.statistics.find_tensors import find_tensors, read_scalar
 from sonde.statistics.private_torch_api import graph_task_id, unwrap_compiled
 from sonde.tools.hook_that_never_raises import SafeHook
 from sonde.tools.hooks.hook_actions import RegisteredHook
 from sonde.tools.hooks.hook_builder import HookAction
-from sonde.layer_name_patterns import LayerPatterns
 
 if TYPE_CHECKING:
     from sonde.tools.hooks.hook_manager import Hooks

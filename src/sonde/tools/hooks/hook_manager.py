@@ -13,6 +13,7 @@ from torch import nn
 
 from sonde.condition_expressions import STEP_NAMES
 from sonde.errors import SondeError, require_count
+from sonde.layer_name_patterns import require_name
 from sonde.render.safe_write import make_folder
 from sonde.statistics import reductions
 from sonde.statistics.find_tensors import read_scalar
@@ -22,7 +23,6 @@ from sonde.tools.hooks.attach_hooks_to_layers import Attachment, in_backward
 from sonde.tools.hooks.hook_actions import ActionContext, HookStatus, RegisteredHook, stored_value
 from sonde.tools.hooks.hook_builder import AlertSeverity, HookSpec, HookTrigger, parse_choice
 from sonde.tools.hooks.hook_events import HookEvent, HookResult, TrainingStopped
-from sonde.layer_name_patterns import require_name
 from sonde.tools.tensors.describe_tensor import as_tensor
 
 MAX_RESULTS = 1000

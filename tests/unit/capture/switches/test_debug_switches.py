@@ -78,7 +78,9 @@ FIELDS: dict[str, set[str]] = {
     "forward_pass": {"forwards", "forward_ms", "inputs", "outputs", "loss", "device"},
     "backward_pass": {"backwards", "backward_ms", "loss", "grad_norm", "not_finite", "update_norm", "update_share"},
     "device_placement": {"parameters", "inputs", "optimizer_state", "transfer_ms"},
-    "mixed_precision": {"autocast", "autocast_dtype", "scaler", "loss_scale", "skipped", "skipped_so_far", "parameters", "gradients", "inputs"},
+    "mixed_precision": {
+        "autocast", "autocast_dtype", "scaler", "loss_scale", "skipped", "skipped_so_far", "parameters", "gradients", "inputs",
+    },
     "data_loading": {
         "dataset", "num_samples", "num_batches", "batch_size", "num_workers", "splits", "data_ms", "data_share", "inputs",
     },
@@ -235,8 +237,9 @@ def test_inputs_splits_and_precision_of_a_training_with_dicts_a_scaler_and_a_val
     assert data_loading[0]["dataset"] == "Subset of TensorDataset"
     assert data_loading[2]["splits"] == {"train": 16, "validation": 8}
     assert (data_loading[2]["num_samples"], data_loading[2]["num_batches"], data_loading[2]["batch_size"]) == (16, 2, 8)
-    assert [(report["step"], report["num_batches"], report["num_samples"]) for report in reports(caplog, "validation")] == [(2, 3, 8), (4, 3, 8)]
-    assert all(report["rss_mb"] > 0 for report in reports(caplog, "validation"))
+    evaluations = reports(caplog, "validation")
+    assert [(report["step"], report["num_batches"], report["num_samples"]) for report in evaluations] == [(2, 3, 8), (4, 3, 8)]
+    assert all(report["rss_mb"] > 0 for report in evaluations)
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
