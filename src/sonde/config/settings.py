@@ -152,7 +152,9 @@ def _accept_aliases(config: type[DebugConfig]) -> None:
     plain = config.__init__
 
     @functools.wraps(plain)
-    def init(self: DebugConfig, **values: Any) -> None:
+    def init(self: DebugConfig, *args: Any, **values: Any) -> None:
+        if args:
+            raise ConfigError(f"settings are passed by name, for instance DebugConfig(level='expert'), not {args[0]!r}.")
         plain(self, **resolve_names(values))
 
     config.__init__ = init  # type: ignore[method-assign]
@@ -197,7 +199,7 @@ _accept_aliases(DebugConfig)
 
 
 def _checked_layers(layers: object) -> tuple[str, ...]:
-    given = (layers,) if isinstance(layers, str) else layers
+    given = () if layers is None else (layers,) if isinstance(layers, str) else layers
     try:
         if isinstance(given, Iterable) and not isinstance(given, Mapping):
             patterns = tuple(given)

@@ -33,9 +33,10 @@ MAX_BYTES = 4096  # a longer file was not written by Sonde
 
 def check_switch_names(names: str | Iterable[str]) -> tuple[str, ...]:
     """These switches, without duplicates; a `SondeError` for an unknown name lists the nearest ones."""
-    if not isinstance(names, Iterable):
+    given: object = names
+    if not isinstance(given, Iterable):
         example = "['gradient_norms', 'memory_usage']"
-        raise SondeError(f"switches are given by name, as in {example}, not {names!r}.\nThere are: {', '.join(SWITCHES)}")
+        raise SondeError(f"switches are given by name, as in {example}, not {given!r}.\nThere are: {', '.join(SWITCHES)}")
     found: dict[str, None] = {}
     for name in [names] if isinstance(names, str) else names:
         if name not in SWITCHES:

@@ -195,6 +195,9 @@ def test_settings_may_be_a_mapping_and_anything_else_is_refused_with_an_example(
     assert load_config({"level": "expert", "layers": "head"}) == DebugConfig(level=DebugLevel.EXPERT, layers=("head",))
     with pytest.raises(ConfigError, match="no setting 'levl'"):
         load_config({"levl": "expert"})
+    with pytest.raises(ConfigError, match=r"passed by name, for instance DebugConfig\(level='expert'\), not \{'level'"):
+        DebugConfig({"level": "expert"})  # type: ignore[call-arg]
+    assert DebugConfig(layers=None).layers == ()  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"not a int\. For instance: config=sonde\.DebugConfig"):
         load_config(3)  # type: ignore[arg-type]
 
