@@ -24,6 +24,9 @@ class LayerPatterns:
     expression matches as one too, from the start of a part to the end of the name: `attention.*` matches `attention_layer_1`."""
 
     def __init__(self, patterns: str | Sequence[str]) -> None:
+        given: object = patterns
+        if not isinstance(given, Iterable):
+            raise SondeError(f'Patterns are given as a list of texts such as ["encoder.*", "head"], not as {given!r}.')
         self.patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
         if not self.patterns:
             raise SondeError('The list of patterns is empty. Pass a name or a pattern, for instance "encoder.*".')

@@ -135,6 +135,7 @@ class DebugSession:
             more_probes=self._make_probes,
         )  # fmt: skip
         self._registry.connect(tracker)
+        tracker.on_models_changed = self._attach_tools
         self._switches.attach(tracker.context, tracker.boundaries, self.run, tracker.plan_handlers)
         self._discovery = ModelDiscovery(self._registry, tracker)
         self._watch_attached(tracker)
@@ -428,6 +429,13 @@ class DebugSession:
                 own = {id(p) for p in model.parameters()}
                 optimizers = [each for each in tracker.gradients.optimizers() if any(id(p) in own for p in optimizer_parameters(each))]
                 yield model, optimizers[0] if len(optimizers) == 1 else None
+
+    def _attach_tools(self) -> None:
+        """Models that were found after a tool was asked for."""
+        try:
+            self.tools.attach_new_models()
+        except Exception as error:
+            self._isolation.report("tools", "", error)
 
     def _plan_handlers(self) -> None:
         if self._tracker is not None:

@@ -119,6 +119,12 @@ class SessionTools:
         except Exception as error:
             _log.warning("sonde: no plots could be drawn (%s: %s).", type(error).__name__, error)
 
+    def attach_new_models(self) -> None:
+        """Let the tools that were asked for watch the models that have been found since."""
+        for name in ("gradient_debugger", "hooks", "memory_profiler", "model_diagnostics"):
+            if name in self._created:
+                getattr(self, name)()
+
     def on_log(self, values: dict[str, float]) -> None:
         """Conditions of hooks may use what the user logs."""
         if "hooks" in self._created:

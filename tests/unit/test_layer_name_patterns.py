@@ -43,7 +43,7 @@ def test_several_patterns_select_each_name_once_and_in_its_order():
     assert LayerPatterns(["head", "enc*der", "h*"]).select(NAMES) == ["encoder", "head"]
 
 
-@pytest.mark.parametrize("pattern", ["re:layer[", "(encoder", "re:", "", [], [3]])
+@pytest.mark.parametrize("pattern", ["re:layer[", "(encoder", "re:", "", [], [3], 3, None])
 def test_an_invalid_pattern_is_refused_at_construction(pattern):
     with pytest.raises(SondeError):
         LayerPatterns(pattern)

@@ -91,6 +91,17 @@ def test_conditions_of_hooks_know_the_loss_that_the_session_watches(tmp_path: Pa
         assert "no value for epoch (pass it before the optimizer step: hooks.log(epoch=…))" in str(list(session.hooks.status().values())[2])
 
 
+def test_hooks_of_a_session_that_finds_its_model_later_run_on_it(tmp_path: Path) -> None:
+    with sonde.DebugSession({"level": "basic"}, to=tmp_path / "run", strict=True) as session:
+        session.hooks.register_hook(sonde.HookBuilder("loss").when("loss > 0").alert("info").build())
+        session.hooks.register_hook(sonde.HookBuilder("layer").trigger("every_forward").action("inspect_tensor").layer_patterns("2").build())
+        model, optimizer = training()
+        before = hooks_on(model, optimizer)
+        train(model, optimizer, 4)
+        assert [state.executions for state in session.hooks.status().values()] == [3, 3]  # from the second step on
+    assert hooks_on(model, optimizer) == before
+
+
 def test_hooks_of_a_session_stand_on_its_model_and_may_ask_for_what_is_logged(tmp_path: Path) -> None:
     model, optimizer = training()
     calls: list[Any] = []

@@ -219,13 +219,14 @@ def _chosen(name: str, value: object, kind: type[_Kind]) -> _Kind:
 
 def _no_choice(name: str, value: object, choices: Iterable[str]) -> ConfigError:
     known = [str(each) for each in choices]
-    near = difflib.get_close_matches(str(value).lower(), known, n=1, cutoff=0.0)
+    near = difflib.get_close_matches(value.lower(), known, n=1, cutoff=0.4) if isinstance(value, str) else []
     return ConfigError(f"{name} is one of {', '.join(known)}, not {value!r}." + (f" Nearest: {near[0]}." if near else ""))
 
 
 def _check_number(name: str, value: Any, *, least: float, most: float, whole: bool, above: bool) -> None:
     kind = "a whole number" if whole else "a number"
-    span = f"{'above' if above else 'from'} {least:g} on" if most == math.inf else f"between {least:g} and {most:g}, above {least:g}"
+    from_least = f"above {least:g}" if above else f"from {least:g} on"
+    span = from_least if most == math.inf else f"between {least:g} and {most:g}{f', above {least:g}' if above else ''}"
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if is_number and least <= value <= most and not (above and value == least) and (not whole or isinstance(value, int)):
         return

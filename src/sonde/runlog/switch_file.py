@@ -34,7 +34,7 @@ MAX_BYTES = 4096  # a longer file was not written by Sonde
 def check_switch_names(names: str | Iterable[str]) -> tuple[str, ...]:
     """These switches, without duplicates; a `SondeError` for an unknown name lists the nearest ones."""
     given: object = names
-    if not isinstance(given, Iterable):
+    if not isinstance(given, Iterable) or isinstance(given, Mapping):
         example = "['gradient_norms', 'memory_usage']"
         raise SondeError(f"switches are given by name, as in {example}, not {given!r}.\nThere are: {', '.join(SWITCHES)}")
     found: dict[str, None] = {}

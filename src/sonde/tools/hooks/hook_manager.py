@@ -169,7 +169,9 @@ class Hooks:
         if not isinstance(layer_name, str):
             raise SondeError(f"a layer name is a string, not {layer_name!r}.")
         values = as_tensor(tensor)
-        wanted = None if shape is None else tuple(int(size) for size in shape)
+        if metadata is not None and not isinstance(metadata, Mapping):
+            raise SondeError(f"metadata holds values by name, such as {{'step': 7}}, not {metadata!r:.100}.")
+        wanted = None if shape is None else _checked_shape(shape)
         if wanted is not None and math.prod(wanted) != values.numel():
             raise SondeError(f"the tensor of {layer_name!r} has {values.numel()} elements, but shape={wanted} has {math.prod(wanted)}.")
         known = {name: _number(name, value) for name, value in (metadata or {}).items() if name in STEP_NAMES}
@@ -291,6 +293,13 @@ class Hooks:
         self._context.stop = None
         stop.num_updates = self._step
         raise stop
+
+
+def _checked_shape(shape: Any) -> tuple[int, ...]:
+    try:
+        return tuple(int(size) for size in shape)
+    except (TypeError, ValueError):
+        raise SondeError(f"shape holds the sizes of the tensor, such as (2, 3), not {shape!r:.100}.") from None
 
 
 def _number(name: str, value: Any) -> float:

@@ -306,8 +306,9 @@ def test_a_switch_is_off_at_once_after_an_evaluation_and_inside_of_a_step(
 def test_switches_that_are_no_names_are_refused(tmp_path: Path) -> None:
     session = sonde.DebugSession({"level": "basic"}, to=tmp_path / "run")
     for change in (session.enable_debugging, session.disable_debugging):
-        with pytest.raises(sonde.SondeError, match=r"switches are given by name.*not 3"):
-            change(3)  # type: ignore[arg-type]
+        for given in (3, {"memory_usage": False}):
+            with pytest.raises(sonde.SondeError, match=r"switches are given by name.*not (3|\{)"):
+                change(given)  # type: ignore[arg-type]
 
 
 # -- torch's own -----------------------------------------------------------------------------------------

@@ -49,6 +49,12 @@ def test_a_pattern_that_matches_no_layer_is_logged_once_and_is_in_the_status(cap
     assert "no layer" not in str(other)
 
 
+@pytest.mark.parametrize(("arguments", "said"), [({"shape": 3}, "shape holds the sizes"), ({"metadata": 3}, "metadata holds values")])
+def test_arguments_of_execute_hooks_that_cannot_be_meant_are_refused(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(SondeError, match=said):
+        hooks_with(inspect()).execute_hooks("a", [1.0], **arguments)
+
+
 # -- running ---------------------------------------------------------------------------------------
 
 
