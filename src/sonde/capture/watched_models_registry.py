@@ -153,8 +153,11 @@ class ModelRegistry:
         return known
 
     def selected_parameters(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Those that are measured."""
-        return [p for p in parameters if self.selects(*self._name(p)[:2])] if self._layers is not None else parameters
+        """Those that are measured: where layers are selected, none that belongs to no watched model."""
+        if self._layers is None:
+            return parameters
+        names = self._names_by_id()
+        return [p for p in parameters if (name := names.get(id(p))) is not None and self.selects(*name[:2])]
 
     def report_unmatched_layers(self, step: int) -> None:
         """Log and record the patterns of the settings that match nothing in any model."""
@@ -192,21 +195,27 @@ class ModelRegistry:
         return site.name if site else ""
 
     def _name(self, parameter: torch.Tensor) -> tuple[str, str, str, bool]:
-        if self._names is None:
-            self._names = {}
+        name = self._names_by_id().get(id(parameter))
+        if name is None:
+            # The optimizer holds it, no watched model does: a loose Parameter, or one that the model has dropped.
+            self._num_foreign += 1
+            name = ("", f"(in no watched model).{self._num_foreign}", "", parameter.requires_grad)
+        return name
+
+    def _names_by_id(self) -> dict[int, tuple[str, str, str, bool]]:
+        """Model, path, class of the module and whether it is trained, of every parameter."""
+        names = self._names
+        if names is None:
+            names = {}
             for watched in self:
                 body = watched.body
                 for prefix, module in body.named_modules() if body is not None else ():
                     for name, p in module._parameters.items():
                         if p is not None:
                             owner = type(module).__name__
-                            self._names.setdefault(id(p), (watched.name, join_path(prefix, name), owner, p.requires_grad))
-        name = self._names.get(id(parameter))
-        if name is None:
-            # The optimizer holds it, no watched model does: a loose Parameter, or one that the model has dropped.
-            self._num_foreign += 1
-            name = ("", f"(in no watched model).{self._num_foreign}", "", parameter.requires_grad)
-        return name
+                            names.setdefault(id(p), (watched.name, join_path(prefix, name), owner, p.requires_grad))
+            self._names = names  # complete: another thread may read it, or ask for new ones meanwhile
+        return names
 
     def record_ownership(self, gradients: GradientState, step: int) -> bool:
         """Which optimizer holds which parameter, over the models that have run. False: nothing changed."""
