@@ -426,9 +426,14 @@ class DebugSession:
         for watched in self._registry:
             model = watched.model
             if model is not None:
-                own = {id(p) for p in model.parameters()}
-                optimizers = [each for each in tracker.gradients.optimizers() if any(id(p) in own for p in optimizer_parameters(each))]
+                optimizers = self.optimizers_of(model)
                 yield model, optimizers[0] if len(optimizers) == 1 else None
+
+    def optimizers_of(self, model: nn.Module) -> list[Optimizer]:
+        """The optimizers that hold parameters of a model."""
+        own = {id(p) for p in model.parameters()}
+        optimizers = self._tracker.gradients.optimizers() if self._tracker is not None else []
+        return [each for each in optimizers if any(id(p) in own for p in optimizer_parameters(each))]
 
     def _attach_tools(self) -> None:
         """Models that were found after a tool was asked for."""

@@ -88,8 +88,12 @@ class SessionTools:
     def hooks(self) -> Hooks:
         """Hooks of your own on the layers of the first model."""
         tool = self._tool("hooks", lambda: sonde.Hooks(read_loss=lambda: self._session.last_loss))
-        for model, optimizer in self._new_models("hooks", first_only=True):
-            tool.attach(model, optimizer)
+        for model, _ in self._new_models("hooks", first_only=True):
+            tool.attach(model, self._session.optimizers_of(model))
+        for model, _ in self._session.trained_models() if tool.needs_optimizer else ():  # it may have been made since
+            optimizers = self._session.optimizers_of(model)
+            if optimizers and ("hooks", id(model)) in self._attached:
+                tool.attach(model, optimizers)
         return tool
 
     def visualizer(self) -> DebugVisualizer:

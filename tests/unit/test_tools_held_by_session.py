@@ -91,6 +91,30 @@ def test_conditions_of_hooks_know_the_loss_that_the_session_watches(tmp_path: Pa
         assert "no value for epoch (pass it before the optimizer step: hooks.log(epoch=…))" in str(list(session.hooks.status().values())[2])
 
 
+def test_hooks_of_a_session_count_steps_also_with_several_optimizers(tmp_path: Path) -> None:
+    model, _ = training()
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.01) for layer in (model[0], model[2])]
+    with sonde.watch(model, optimizers, to=tmp_path / "run", strict=True) as session:
+        steps: list[int] = []
+        session.hooks.register_hook(sonde.HookBuilder("loss").when("loss > 0").callback(lambda event: steps.append(event.step)).build())
+        for _ in range(3):
+            model(torch.ones(2, 4)).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        assert steps == [0, 1, 2]
+
+
+def test_hooks_of_a_session_get_an_optimizer_that_is_made_later(tmp_path: Path) -> None:
+    model, _ = training()
+    with sonde.watch(model, to=tmp_path / "run", strict=True) as session:
+        steps: list[int] = []
+        session.hooks.register_hook(sonde.HookBuilder("loss").when("loss > 0").callback(lambda event: steps.append(event.step)).build())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        train(model, optimizer, 4)
+        assert steps == [0, 1, 2]  # from the second step on
+    assert hooks_on(model, optimizer) == {"modules": 0, "parameters": 0, "optimizer": 0}
+
+
 def test_hooks_of_a_session_that_finds_its_model_later_run_on_it(tmp_path: Path) -> None:
     with sonde.DebugSession({"level": "basic"}, to=tmp_path / "run", strict=True) as session:
         session.hooks.register_hook(sonde.HookBuilder("loss").when("loss > 0").alert("info").build())

@@ -120,14 +120,26 @@ class Attachment:
 
     def __init__(self, model: nn.Module, optimizers: list[torch.optim.Optimizer], subscriber: Hooks) -> None:
         self._model = weakref.ref(model)
-        self._optimizers = [weakref.ref(each) for each in optimizers]
-        self.has_optimizer = bool(optimizers)
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._subscriber = subscriber
         self._module_hooks: dict[str, ModuleHook] = {}
         self._handles: list[Any] = []
         self._entry_handle: Any = None
         self._has_warned = False
-        for index, optimizer in enumerate(optimizers):  # the first one counts the steps
+        self.add_optimizers(optimizers)
+
+    @property
+    def has_optimizer(self) -> bool:
+        return bool(self._optimizers)
+
+    def is_of(self, model: nn.Module) -> bool:
+        return self._model() is model
+
+    def add_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """The first of all counts the steps."""
+        subscriber = self._subscriber
+        for index, optimizer in enumerate(optimizers, len(self._optimizers)):
+            self._optimizers.append(weakref.ref(optimizer))
             before, after = partial(subscriber.on_optimizer_step_start, index), partial(subscriber.on_optimizer_step_end, index)
             self._handles.append(optimizer.register_step_pre_hook(NotifyHook(before)))
             self._handles.append(optimizer.register_step_post_hook(NotifyHook(after)))

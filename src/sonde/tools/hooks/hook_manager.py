@@ -119,17 +119,26 @@ class Hooks:
         self._context.alerts.send_to(target, at_least=parse_choice(at_least, AlertSeverity, "severity"), timeout_s=timeout_s)
 
     def attach(self, model: nn.Module, optimizer: Any = None) -> Self:
-        """Registers torch hooks on the selected layers. The first optimizer counts the steps; without one, call `step()`."""
+        """Registers torch hooks on the selected layers. The first optimizer counts the steps; without one, call `step()`, or attach the
+        model once more with its optimizer."""
         require_module(model, "attach", "Pass the model itself.")
         optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
         for each in optimizers:
             if not isinstance(each, torch.optim.Optimizer):
                 raise SondeError(f"optimizer must be a torch.optim.Optimizer or a list of them, not {type(each).__name__}.")
+        if self.needs_optimizer and optimizers and self._attachment is not None and self._attachment.is_of(model):
+            self._attachment.add_optimizers(optimizers)
+            return self
         if self._attachment is not None:
             raise SondeError("these hooks are already attached to a model. Call detach() first, or create another Hooks().")
         self._attachment = Attachment(model, optimizers, self)
         self._update_plan()
         return self
+
+    @property
+    def needs_optimizer(self) -> bool:
+        """True if the hooks are attached to a model without an optimizer: the steps are then counted by `step()`."""
+        return self._attachment is not None and not self._attachment.has_optimizer
 
     def detach(self) -> None:
         """Removes all torch hooks. Results, alerts and counters stay; a second call does nothing."""
