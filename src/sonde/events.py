@@ -219,6 +219,10 @@ class Started(TypedEvent, kind="start"):
     mode: Annotated[str, "debug mode"]
     level: Annotated[str, "debug level"]
     overhead_budget: Annotated[float, "share of the training time that Sonde may use"]
+    sampling_rate: Annotated[float | None, "share of the steps that should be observed, if the budget allows it", OMIT_NONE] = None
+    layers: Annotated[Sequence[str] | None, "patterns of the layers that are measured; absent: all", OMIT_NONE] = None
+    memory_threshold_mb: Annotated[float | None, "memory of the process above which the user wants a finding", OMIT_NONE] = None
+    memory_threshold_share: Annotated[float | None, "the same, as a share of the memory limit", OMIT_NONE] = None
     has_native_kernel: Annotated[bool, "the compiled extension is in use", Key("native_kernel")]
     threads: Annotated[int, "`torch.get_num_threads()`"]
     script: Annotated[str | None, "script that `sonde run` executes", OMIT_NONE] = None

@@ -17,7 +17,7 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from sonde.config import DebugConfig, load_config
+from sonde.config import DebugConfig, as_config, load_config
 from sonde.errors import SondeError
 
 try:
@@ -45,6 +45,7 @@ from sonde.capture.run_log_recorder import StepRecorder
 from sonde.capture.step_tracker import IncidentHandler, StepTracker
 from sonde.capture.switches.conditional_switches import TriggerProbe, Triggers
 from sonde.capture.switches.debug_switches import Switches, SwitchProbe
+from sonde.capture.switches.facts_for_switches import SwitchFactsProbe
 from sonde.capture.watched_models_registry import ModelRegistry
 from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.early_stopper import EarlyStopping
@@ -74,9 +75,10 @@ class DebugSession:
     """Watches models while it is started; writes a run; `report()` judges it. Use as a context manager, or `start()` and `stop()`."""
 
     def __init__(
-        self, config: DebugConfig | None = None, *, to: str | Path | None = None, name: str | None = None, strict: bool = False
-    ) -> None:
-        self.config = config if config is not None else load_config()
+        self, config: DebugConfig | Mapping[str, Any] | None = None, *, to: str | Path | None = None, name: str | None = None,
+        strict: bool = False,
+    ) -> None:  # fmt: skip
+        self.config = as_config(config) or load_config()
         self.strict = strict
         self.run: Path | None = None
         self._to, self._name = to, name
@@ -126,22 +128,24 @@ class DebugSession:
             "name": self._name or self.run.name, "argv": list(sys.argv), "sonde": sonde.__version__,
             "python": sys.version.split()[0], "torch": torch.__version__, "every": self.config.every,
             "mode": self.config.mode.value, "level": self.config.level.value, "overhead_budget": self.config.overhead_budget,
-            "native_kernel": native_extension.ENABLED, "threads": torch.get_num_threads(),
+            "native_kernel": native_extension.ENABLED, "threads": torch.get_num_threads(), **self._recorded_settings(),
         }  # fmt: skip
         write_run_json(self.run, manifest | details)
         self._recorder = StepRecorder(Writer(self.run, rank=rank, world_size=world_size, manifest=manifest | details))
         has_native_kernel = manifest.pop("native_kernel")
         self._recorder.emit(Started(**manifest, has_native_kernel=has_native_kernel, extra=details), 0)
         self._isolation = ErrorIsolation(self._record_disabled, strict=self.strict)
-        self._registry = ModelRegistry(self._recorder)
+        self._registry = ModelRegistry(self._recorder, self.config.layers)
         tracker = self._tracker = StepTracker(
             self._recorder, self.config, self._isolation, self._registry, concerns=self._concerns, make_handlers=self._make_handlers,
             more_probes=self._make_probes,
         )  # fmt: skip
         self._registry.connect(tracker)
-        self._switches.attach(tracker.context, tracker.boundaries, self.run)
+        tracker.on_models_changed = self._attach_tools
+        self._switches.attach(tracker.context, tracker.boundaries, self.run, tracker.plan_handlers)
         self._discovery = ModelDiscovery(self._registry, tracker)
         self._watch_attached(tracker)
+        self._registry.report_unmatched_layers(0)
         if self.config.measured.anything:
             torch_patches.subscribe(tracker)
             if self._discovers_models:
@@ -152,6 +156,15 @@ class DebugSession:
         atexit.register(self._close_at_exit)
         self._startup_ns += perf_counter_ns() - began_ns
         return self
+
+    def _recorded_settings(self) -> dict[str, Any]:
+        """Settings that whoever reads the run needs, where they are not the defaults."""
+        config = self.config
+        settings = {
+            "sampling_rate": config.sampling_rate if config.sampling_rate < 1 else None, "layers": list(config.layers) or None,
+            "memory_threshold_mb": config.memory_threshold_mb, "memory_threshold_share": config.memory_threshold_share,
+        }  # fmt: skip
+        return {name: value for name, value in settings.items() if value is not None}
 
     def _open_run(self, world_size: int) -> Path:
         if self._to is not None:
@@ -315,6 +328,12 @@ class DebugSession:
         tracker = self._tracker
         return None if tracker is None else max(tracker.boundaries.number - (not tracker.boundaries.is_active), 0)
 
+    @property
+    def last_loss(self) -> float | None:
+        """The loss of the last backward; of an earlier one where the last is still on a device; None where none is known."""
+        tracker = self._tracker
+        return None if tracker is None else tracker.state.last_loss
+
     def report(self) -> Report:
         """What is wrong with this training so far, and why."""
         if self.run is None:
@@ -327,8 +346,8 @@ class DebugSession:
         self._switches.request(switches, True, "session")
 
     def disable_debugging(self, switches: str | Iterable[str] | None = None) -> None:
-        """Turn switches off again, all of them where none is named."""
-        self._switches.request(switches, False, "session")
+        """Turn switches off at once, all of them where none is named."""
+        self._switches.turn_off(switches, "session")
 
     def get_debugging_status(self) -> dict[str, dict[str, Any]]:
         """For each switch: is it on, since which step, by whom, what has it cost (Sonde's own time), how many lines did it write."""
@@ -420,16 +439,28 @@ class DebugSession:
         for watched in self._registry:
             model = watched.model
             if model is not None:
-                own = {id(p) for p in model.parameters()}
-                optimizers = [each for each in tracker.gradients.optimizers() if any(id(p) in own for p in optimizer_parameters(each))]
+                optimizers = self.optimizers_of(model)
                 yield model, optimizers[0] if len(optimizers) == 1 else None
+
+    def optimizers_of(self, model: nn.Module) -> list[Optimizer]:
+        """The optimizers that hold parameters of a model."""
+        own = {id(p) for p in model.parameters()}
+        optimizers = self._tracker.gradients.optimizers() if self._tracker is not None else []
+        return [each for each in optimizers if any(id(p) in own for p in optimizer_parameters(each))]
+
+    def _attach_tools(self) -> None:
+        """Models that were found after a tool was asked for."""
+        try:
+            self.tools.attach_new_models()
+        except Exception as error:
+            self._isolation.report("tools", "", error)
 
     def _plan_handlers(self) -> None:
         if self._tracker is not None:
             self._tracker.plan_handlers()
 
     def _make_probes(self, context: ProbeContext) -> list[Probe]:
-        return [TriggerProbe(context, self._triggers), SwitchProbe(context, self._switches)]
+        return [TriggerProbe(context, self._triggers), SwitchFactsProbe(context, self._switches), SwitchProbe(context, self._switches)]
 
     def _make_handlers(self) -> list[IncidentHandler]:
         """The incident handlers, loaded at the first incident: a healthy training pays for none of them."""
@@ -483,11 +514,12 @@ class DebugSession:
 
 def watch(
     model: nn.Module, optimizer: Any = None, *, to: str | Path | None = None, name: str | None = None, every: int | None = None,
-    config: DebugConfig | None = None, strict: bool = False,
+    layers: str | Sequence[str] | None = None, config: DebugConfig | Mapping[str, Any] | None = None, strict: bool = False,
 ) -> DebugSession:  # fmt: skip
     """Watch a training from here on. `with sonde.watch(model, optimizer) as session:` around the loop is all that is needed. `to` names the
-    run's directory, `every` observes every n-th step whatever it costs, `strict` raises errors of Sonde's own."""
-    session = DebugSession(load_config(config, every=every), to=to, name=name, strict=strict)
+    run's directory, `every` observes every n-th step whatever it costs, `layers` (names or patterns: "encoder.*") measures only these
+    layers, `strict` raises errors of Sonde's own. `config` is a `DebugConfig` or a mapping with its settings."""
+    session = DebugSession(load_config(config, every=every, layers=layers), to=to, name=name, strict=strict)
     return session.attach(model, optimizer).start()
 
 

@@ -67,7 +67,13 @@ class SessionTools:
 
     def memory_profiler(self) -> MemoryProfiler:
         """Memory by category: snapshots at once, everything from its `start()` on."""
-        tool = self._tool("memory_profiler", sonde.MemoryProfiler)
+        config = self._session.config
+        tool = self._tool(
+            "memory_profiler",
+            lambda: sonde.MemoryProfiler(
+                memory_threshold_mb=config.memory_threshold_mb, memory_threshold_share=config.memory_threshold_share
+            ),
+        )
         for model, optimizer in self._new_models("memory_profiler"):
             tool.attach(model, optimizer)
         return tool
@@ -81,9 +87,13 @@ class SessionTools:
 
     def hooks(self) -> Hooks:
         """Hooks of your own on the layers of the first model."""
-        tool = self._tool("hooks", sonde.Hooks)
-        for model, optimizer in self._new_models("hooks", first_only=True):
-            tool.attach(model, optimizer)
+        tool = self._tool("hooks", lambda: sonde.Hooks(read_loss=lambda: self._session.last_loss))
+        for model, _ in self._new_models("hooks", first_only=True):
+            tool.attach(model, self._session.optimizers_of(model))
+        for model, _ in self._session.trained_models() if tool.needs_optimizer else ():  # it may have been made since
+            optimizers = self._session.optimizers_of(model)
+            if optimizers and ("hooks", id(model)) in self._attached:
+                tool.attach(model, optimizers)
         return tool
 
     def visualizer(self) -> DebugVisualizer:
@@ -113,6 +123,12 @@ class SessionTools:
                 self.visualizer().create_dashboard()
         except Exception as error:
             _log.warning("sonde: no plots could be drawn (%s: %s).", type(error).__name__, error)
+
+    def attach_new_models(self) -> None:
+        """Let the tools that were asked for watch the models that have been found since."""
+        for name in ("gradient_debugger", "hooks", "memory_profiler", "model_diagnostics"):
+            if name in self._created:
+                getattr(self, name)()
 
     def on_log(self, values: dict[str, float]) -> None:
         """Conditions of hooks may use what the user logs."""

@@ -127,6 +127,7 @@ class StepTracker(TrainingCallbacks):
         self._has_eval_forward = False  # one has begun in this step
         self._has_scaler_stepped = False
         self.on_new_optimizer: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None  # for the discovery of models
+        self.on_models_changed: Callable[[], None] = lambda: None  # models or optimizers are new, or hold other parameters
         self.on_step_written: Callable[[int, bool], None] | None = None
         self.on_compile_start: Callable[[Any], None] = lambda target: None
         self._start_step()
@@ -503,6 +504,7 @@ class StepTracker(TrainingCallbacks):
         if step & (step - 1) == 0:  # 0, 1, 2, 4, 8 …: models and optimizers change rarely
             if self.models.record_ownership(self.gradients, step):
                 self._budget.observe_closely()
+                self.on_models_changed()
             self.models.refresh()
         self._call(self._plan.on_step_end)
         for poll in self._poll_handlers:

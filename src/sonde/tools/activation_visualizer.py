@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from sonde.errors import SondeError, require_count
 from sonde.formatting import number
+from sonde.layer_name_patterns import LayerPatterns, require_name
 from sonde.render import plots
 from sonde.render.plots import Plot
 from sonde.render.summaries.tables import html_table, text_table
 from sonde.statistics.find_tensors import find_tensors
 from sonde.tools.hook_that_never_raises import SafeHook, require_module
 from sonde.tools.hooks.attach_hooks_to_layers import ModelLayers
-from sonde.tools.layer_name_patterns import LayerPatterns, require_name
 from sonde.tools.tensors.describe_tensor import FastStatistics, Outlier, TensorStats, describe, fast_statistics
 
 MAX_ELEMENTS = 1 << 20  # stored elements of one activation; of a larger one every second, third … per dimension

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from sonde.errors import SondeError
+from sonde.layer_name_patterns import require_name
 from sonde.render import plots
 from sonde.render.plots import FORMATS, Plot
 from sonde.render.plots.plot import DPI, plots_page
 from sonde.render.safe_write import file_name, replace_file
-from sonde.tools.layer_name_patterns import require_name
 
 GROUP = "sonde.plots"  # entry points: a callable that takes name= and the data by keyword, and returns a Plot
 DASHBOARD = "dashboard.html"

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from sonde.config import DebugConfig, DebugMode, load_config
 from sonde.errors import NonFiniteError, SondeError
 from sonde.formatting import strict
+from sonde.layer_name_patterns import require_name
 from sonde.nonfinite.origin_types import Origin
 from sonde.profiler.run_forward_pass import eval_mode_restored, forward_arguments
 from sonde.session import DebugSession
 from sonde.statistics.find_tensors import find_tensors
 from sonde.tools.hook_that_never_raises import require_module
-from sonde.tools.layer_name_patterns import require_name
 from sonde.tools.loop_debugger import measure_loop_operation
 from sonde.tools.loop_debugger.batch_log_file import RotatingFile, TrainingLogger
 from sonde.tools.loop_debugger.find_nan_operation import MAX_SEARCHES, RandomState, anomaly_mode, find_cause

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sonde.errors import SondeError, require_count
 from sonde.formatting import counted, printable, size, strict_json
+from sonde.layer_name_patterns import require_name
 from sonde.leaks.accumulated_tensors import Leak, TrackedTensor, find_leaks
 from sonde.leaks.find_owners_of_tensor import ReferenceChain, find_owners
 from sonde.leaks.leak_detector import MIN_AGE
@@ -21,7 +22,6 @@ from sonde.render.summaries.tables import html_table, text_table
 from sonde.statistics.content_hash import content_hash
 from sonde.statistics.find_tensors import storage_bytes
 from sonde.statistics.private_torch_api import tensor_version
-from sonde.tools.layer_name_patterns import require_name
 from sonde.tools.tensors.describe_tensor import TensorStats, as_tensor, describe
 from sonde.tools.tensors.tensor_comparison import TensorComparison, compare_statistics, compare_values
 

@@ -69,6 +69,7 @@ class LossProbe(Probe):
             value /= self._state.loss_scale
         if self._state.hints.loss_divisor is not None:
             value *= self._state.hints.loss_divisor()
+        self._state.last_loss = value
         total, num = self._sums.get(series, (0.0, 0))
         self._sums[series] = (total + value, num + 1)
         return value
@@ -98,7 +99,7 @@ class LossProbe(Probe):
     def _on_fetched(self, step: int, series: str, numbers: Sequence[float] | Exception) -> None:
         if isinstance(numbers, Exception):
             return  # the step's loss stays unknown
-        loss = numbers[0] / numbers[1]
+        loss = self._state.last_loss = numbers[0] / numbers[1]
         self._recorder.scalars_of(step)[series] = loss
         if not math.isfinite(loss):
             self._recorder.emit(NonFinite(what="loss", where=series, num_elements=1), step)

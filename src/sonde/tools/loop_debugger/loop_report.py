@@ -13,10 +13,10 @@ import numpy as np
 
 from sonde.config import DebugConfig
 from sonde.formatting import counted, listing, strict, strict_json
+from sonde.layer_name_patterns import require_name
 from sonde.render.plots.figure_with_panels import MOST_LINES, EventPanel, Panel, panels
 from sonde.render.plots.plot import Plot
 from sonde.render.summaries.loop_debugger_summary import debug_html, debug_text
-from sonde.tools.layer_name_patterns import require_name
 from sonde.tools.loop_debugger.measure_loop_operation import LoopMeasurements, memory_details
 from sonde.tools.loop_debugger.operation_history import MemorySeries, OperationCalls, OperationHistory
 
