@@ -95,7 +95,7 @@ def _layer_cost(module: TimedModule, layer: int, recordings: StepRecordings, has
         forward_self=spread(lambda step: step.forward_self), backward_self=spread(lambda step: step.backward_self, has_backward),
         memory_bytes=saved.forward, memory_self_bytes=saved.forward_self, parameter_bytes=module.parameter_bytes,
         flops_forward=flops.forward, flops_backward=flops.backward, flops_self=flops.forward_self + flops.backward_self,
-        source=module.source,
+        source=module.source, latency=spread(lambda step: step.forward + step.backward),
     )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Compares two profiles: which layers became slower or faster by more than both profiles vary, in one sentence and row by row."""
 
 import math
+import shutil
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -63,13 +64,14 @@ class ProfileComparison:
             groups.setdefault((template(one.path), one.kind, one.verdict), []).append(one)
         return tuple(_join(group) for group in groups.values())
 
-    def summary(self, *, width: int = 80) -> str:
-        """Text for a terminal."""
+    def summary(self, *, width: int | None = None) -> str:
+        """Text for a terminal of this width, by default of the width that it has (80 without one)."""
         from sonde.render.terminal.profile_terminal import comparison_text
 
-        return comparison_text(self, width=width)
+        return comparison_text(self, width=width if width is not None else shutil.get_terminal_size().columns)
 
-    __str__ = summary
+    def __str__(self) -> str:
+        return self.summary()
 
     def to_dict(self) -> dict[str, object]:
         """Strict JSON for programs."""

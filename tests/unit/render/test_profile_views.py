@@ -50,6 +50,19 @@ def test_a_row_says_forward_backward_self_and_share():
     assert re.search(r"attention MultiheadAt\S* +1\.00 +2\.00 +3\.00 +\d+ %", row(text, "attention"))
 
 
+@pytest.mark.parametrize(("width", "columns"), [(80, 0), (90, 1), (120, 3), (200, 5)])
+def test_the_memory_of_layers_is_shown_at_every_width_and_more_columns_where_there_is_room(width, columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    report = sample_profile(2)
+    text = str(report)  # as print() shows it
+    head = next(line for line in text.split("\n") if line.startswith("layer ")).split()
+    assert "memory" in head
+    assert " 2 kB" in row(text, "attention")
+    assert sum(name in head for name in ("of", "±", "FLOP", "calls", "source")) >= columns
+    assert profile_text(report, width=width) == text
+    assert max(map(len, text.split("\n"))) <= width
+
+
 def test_equal_blocks_are_one_row_with_their_sum():
     rows = tree(profile_text(sample_profile(6), width=80))
     (stack,) = [row for row in rows if "Block" in row]
@@ -110,7 +123,7 @@ def test_a_step_that_is_not_a_number_is_drawn():
 
 def test_where_only_ascii_can_be_printed_only_ascii_is():
     paper = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="backslashreplace")
-    console = Console(file=paper, width=80, highlight=False, markup=False)
+    console = Console(file=paper, width=100, highlight=False, markup=False)
     console.print(TerminalProfile(sample_profile(6)))
     paper.seek(0)
     rows = tree(paper.read())
@@ -135,7 +148,7 @@ def test_a_name_cannot_command_the_terminal():
 
 def test_sections_stand_under_the_section_around_them():
     text = profile_text(sample_profile(1), width=80)
-    assert re.search(r"^tokenise +10 +12\.0 +1\.20\n  pad +10 +4\.00 +0\.40$", text, re.MULTILINE)
+    assert re.search(r"^tokenise +10 +12\.0 +100 % +1\.20 .*\n  pad +10 +4\.00 +33 % +0\.40 .*$", text, re.MULTILINE)
 
 
 def test_what_is_in_no_layer_is_named_and_the_sum_is_said():
