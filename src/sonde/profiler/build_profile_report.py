@@ -12,7 +12,7 @@ from sonde.formatting import number
 from sonde.profiler import LayerCost, ProfileReport, TimeSpread
 from sonde.profiler.choose_timed_modules import TimedModule, TimedModules
 from sonde.profiler.flops import peak_flops_per_s
-from sonde.profiler.profile_report import DISTURBED, PHASES, UNKNOWN
+from sonde.profiler.profile_report import DISTURBED, ENGINE_START, LOSS_BACKWARD, PHASES, UNKNOWN
 from sonde.profiler.run_and_time_steps import StepRecordings
 from sonde.profiler.samples_per_step import samples_per_step
 from sonde.profiler.timer_overhead import without_timer_cost
@@ -109,8 +109,8 @@ def _remainder(recordings: StepRecordings) -> dict[str, float]:
     names = {"data": "data", "optimizer": "optimizer", "other": "loss and other code of the loop"}
     remainder: dict[str, float] = {text: phases[name].median_ms for name, text in names.items() if name in phases}
     engine = {
-        "loss, backward": statistics.median([step.loss_backward for step in recordings.timed] or [0]) / 1e6,
-        "autograd, before the first node": statistics.median([step.engine for step in recordings.timed] or [0]) / 1e6,
+        LOSS_BACKWARD: statistics.median([step.loss_backward for step in recordings.timed] or [0]) / 1e6,
+        ENGINE_START: statistics.median([step.engine for step in recordings.timed] or [0]) / 1e6,
     }
     return remainder | {name: ms for name, ms in engine.items() if ms}
 

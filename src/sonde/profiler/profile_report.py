@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sonde.profiler.profile_comparison import ProfileComparison
 
 PHASES = ("data", "forward", "backward", "optimizer", "other")
+BACKWARD_REMAINDER = LOSS_BACKWARD, ENGINE_START = "loss, backward", "autograd, before the first node"  # in the backward, in no layer
 DISTURBED = 1.15  # ratio of the step to the sum of its parts: on an idle machine they agree within a few percent
 TRACE_SUFFIXES = (".json.gz", ".trace.json")  # for Perfetto
 SUFFIXES = (".json", ".html", *TRACE_SUFFIXES)

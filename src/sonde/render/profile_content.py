@@ -65,7 +65,9 @@ def latencies(report: ProfileReport, limit: int = MAX_LATENCIES) -> tuple[list[t
     """Rows of percentiles, of the step and of the layers that take the most time themselves; and what is left out, in words."""
     layers = [layer for layer in report.layers if _has_percentiles(layer.latency) and layer.total_ms > 0]
     layers.sort(key=lambda layer: -finite(layer.self_ms))
-    rows: list[tuple[str, ...]] = [("step", *_percentiles(report.step), counted(report.step.num, "step"))] if _has_percentiles(report.step) else []
+    rows: list[tuple[str, ...]] = []
+    if _has_percentiles(report.step):
+        rows.append(("step", *_percentiles(report.step), counted(report.step.num, "step")))
     for layer in layers[:limit]:
         what = "call" if layer.is_recorded else "step"
         rows.append((layer.path or layer.kind, *_percentiles(layer.latency), counted(layer.latency.num, what)))
