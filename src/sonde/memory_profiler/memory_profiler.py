@@ -90,6 +90,16 @@ class MemoryProfiler:
         if tracker is not None:
             tracker.__exit__()
 
+    def clear(self) -> None:
+        """Discard all measurements and snapshots. Models and optimizers stay attached, and a running measurement starts again."""
+        was_running = self._tracker is not None
+        self.close()
+        self._last_tracker, self._found_leaks, self._leaks_checked_at = None, (), -1
+        self._snapshots.clear()
+        self._baseline, self._start = ProcessBaseline(), perf_counter()
+        if was_running:
+            self.start()
+
     def step(self) -> None:
         """Marks the end of a training step, for the search for leaks. Only needed in loops without a torch optimizer."""
         if self._leaks is not None:

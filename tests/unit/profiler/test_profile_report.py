@@ -129,7 +129,7 @@ def test_a_layer_is_found_by_its_path_and_an_unknown_path_gets_the_nearest_one()
     report = ProfileReport(layers=(LayerCost("", "Net"), LayerCost("encoder.attention", "Attention"), LayerCost("head", "Linear")))
     with pytest.raises(SondeError, match=r"named 'encoder.atention'.\nNearest: encoder.attention$"):
         report.layer("encoder.atention")
-    with pytest.raises(SondeError, match="There are: encoder.attention, head"):
+    with pytest.raises(SondeError, match=r"There are: encoder\.attention, head"):
         report.layer(None)  # type: ignore[arg-type]
     with pytest.raises(SondeError, match="has no layers"):
         ProfileReport().layer("head")
