@@ -17,6 +17,7 @@ from sonde.formatting import milliseconds, si_number, whole_percent
 from sonde.profiler import ProfileReport, TimeSpread
 from sonde.render.html.profile_html import flame_boxes, profile_html
 from sonde.render.profile_tree import forest, merged
+from sonde.render.terminal.print_to_terminal import Terminal
 from sonde.render.terminal.profile_terminal import MAX_ROWS, TerminalProfile, comparison_text, profile_text
 
 EVIL = """<script>alert(1)</script>"'\x1b[31m\u202e"""
@@ -257,3 +258,16 @@ def test_large_numbers_get_a_letter():
 
 def test_a_small_share_is_not_nothing():
     assert [whole_percent(share) for share in (0.0, 0.001, 0.34, math.nan)] == ["0 %", "<1 %", "34 %", "–"]
+
+
+@pytest.mark.parametrize(("widest", "width"), [(100, 100), (10_000, 160)])
+def test_a_profile_may_be_wider_than_other_output_of_commands(widest, width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    paper = io.StringIO()
+    terminal = Terminal(paper, widest=widest)
+    assert terminal.width == width
+    terminal.print(TerminalProfile(replace(sample_profile(4), notes=("word " * 60,))))
+    lines = re.sub(r"\x1b\[[\d;]*m", "", paper.getvalue()).split("\n")
+    assert ("source" in next(line for line in lines if "forward backward" in line)) == (width == 160)
+    assert max(len(line) for line in lines if "word" in line) <= 100  # text is no wider: long lines are hard to follow

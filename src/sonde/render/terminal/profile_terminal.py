@@ -152,9 +152,9 @@ def _columns(report: ProfileReport, options: ConsoleOptions, longest: int) -> tu
         TreeColumn("forward", 8, lambda node: milliseconds(node.forward_ms), 0),
         TreeColumn("backward", 8, lambda node: milliseconds(node.backward_ms), 0 if backward else -1),
         TreeColumn("self", 7, lambda node: milliseconds(node.self_ms), 0),
-        TreeColumn("±", 5, _relative_spread, 4),
+        TreeColumn("±", 5, _relative_spread, 3),
         TreeColumn("share", 6, lambda node: whole_percent(report.share(node.total_ms)), 0),
-        TreeColumn("", BAR_WIDTH, lambda node: _share_bar(report, node, options), 3),
+        TreeColumn("", BAR_WIDTH, lambda node: _share_bar(report, node, options), 4),
         TreeColumn("FLOP", 7, lambda node: si_number(node.flops) if node.flops else DASH, 5 if flops else -1),
         TreeColumn("of peak", 7, lambda node: _of_peak(node, peak), 2 if flops and peak > 0 else -1),
         TreeColumn("memory", 8, lambda node: si_number(node.memory_bytes, "B") if node.memory_bytes else DASH, 1 if memory else -1),
@@ -164,7 +164,7 @@ def _columns(report: ProfileReport, options: ConsoleOptions, longest: int) -> tu
     columns = [column for column in every if column.rank == 0]
     name_width = min(max(longest, NAME_WIDTH[0]), NAME_WIDTH[1])
     for column in sorted((column for column in every if column.rank > 0), key=lambda column: column.rank):
-        least = NAME_WIDTH[0] if column.rank <= 3 else min(name_width, 36)
+        least = NAME_WIDTH[0] if column.rank <= 4 else min(name_width, 36)
         if least + sum(each.width + 1 for each in (*columns, column)) <= options.max_width:
             columns.append(column)
     columns.sort(key=every.index)
