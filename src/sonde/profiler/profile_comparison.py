@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sonde.formatting import listing, strict
+from sonde.formatting import listing, strict, whole_percent
 from sonde.profiler.comparison_noise import CHANGED, MAX_SCATTER, Noise, estimate_noise, fastest
 from sonde.profiler.profile_report import BACKWARD_REMAINDER, UNKNOWN, ProfileReport, TimeSpread
 from sonde.profiler.recommendations import template
@@ -93,7 +93,7 @@ def compare(*, before: ProfileReport, after: ProfileReport) -> ProfileComparison
     parts = [(old[path], new[path]) for path in kinds if path in old and path in new and path not in containers]
     names = [phase for phase in after.phases if phase in before.phases]
     parts += [(old_phases[name], new_phases[name]) for name in names if name not in ("forward", "backward")]
-    noise = estimate_noise(parts, old_step, new_step)
+    noise = estimate_noise(parts, (old_step, new_step), is_disturbed=_is_disturbed(before) or _is_disturbed(after))
     layers = [_change(path, kind, old.get(path, UNKNOWN), new.get(path, UNKNOWN), noise) for path, kind in kinds.items()]
     # The rest of the step is frees of memory and a little Python: it varies more than layers do.
     for_other = noise._replace(ms=max(noise.ms, MAX_SCATTER * max(map(fastest, (old_step, new_step)))))
@@ -103,6 +103,10 @@ def compare(*, before: ProfileReport, after: ProfileReport) -> ProfileComparison
     step = _change("(step)", "", old_step, new_step, noise)
     sentence = _sentence(layers, phases, noise)
     return ProfileComparison(before, after, step, tuple(layers), tuple(phases), sentence, tuple(_notes(before, after)))
+
+
+def _is_disturbed(report: ProfileReport) -> bool:
+    return report.is_disturbed and report.environment.get("threads") != "1"
 
 
 def _layer_times(report: ProfileReport) -> dict[str, TimeSpread]:
@@ -264,6 +268,10 @@ def _phrase(group: Sequence[LayerChange], name: str) -> str:
 
 
 def _notes(before: ProfileReport, after: ProfileReport) -> Iterator[str]:
+    for report, which in ((before, "before"), (after, "after")):
+        if _is_disturbed(report):
+            share = f"{whole_percent(report.disturbed_share)} of the steps {which}"
+            yield f"other programs interrupted {share}: with several threads, only a layer that differs from the others can be named"
     if before.batch != after.batch:
         yield f"the batches differ: {before.batch or 'unknown'} before, {after.batch or 'unknown'} after"
     for name in dict.fromkeys((*before.environment, *after.environment)):

@@ -158,8 +158,14 @@ class ProfileReport:
     batch: str = ""  # `float32 [32, 64]`
     environment: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    disturbed_share: float = math.nan  # share of the measured steps that other programs interrupted; undisturbed ones are preferred
     own_cost: float = math.nan  # duration of a timed step over that of a bare one; they were measured alternately
     spans: tuple[Span, ...] = field(default=(), repr=False)  # of the first measured steps, for a trace file
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether other programs interrupted most of the measured steps: all times may be too long."""
+        return self.disturbed_share > 0.5
 
     @property
     def samples_per_s(self) -> float:

@@ -5,6 +5,7 @@ modules and autograd nodes. Bare and timed steps alternate, so that other load o
 and the bytes saved for the backward.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
@@ -70,8 +71,17 @@ class StepRecordings:
         undisturbed or many times as long."""
         bare = _least_preempted(self.bare_preemptions, [step["step"] for step in self.bare])
         timed = _least_preempted(self.timed_preemptions, [step["step"] for step in self.timed_ms])
-        timed_ms = [self.timed_ms[index] for index in timed]
-        return replace(self, bare=[self.bare[index] for index in bare], timed=[self.timed[index] for index in timed], timed_ms=timed_ms)
+        return replace(
+            self, bare=[self.bare[index] for index in bare], timed=[self.timed[index] for index in timed],
+            timed_ms=[self.timed_ms[index] for index in timed], bare_preemptions=[self.bare_preemptions[index] for index in bare],
+            timed_preemptions=[self.timed_preemptions[index] for index in timed],
+        )  # fmt: skip
+
+    @property
+    def disturbed_share(self) -> float:
+        """The share of all bare and timed steps in which the system gave the processor to another program."""
+        counts = [*self.bare_preemptions, *self.timed_preemptions]
+        return sum(count > 0 for count in counts) / len(counts) if counts else math.nan
 
 
 class ProfileRecorder:

@@ -200,3 +200,23 @@ def test_a_machine_that_is_slower_as_a_whole_is_no_change_of_a_layer() -> None:
     assert not made(1.3).compare(made(1.0)).changed  # all layers alike: the clock rate, or caches that are shared with other programs
     assert [one.path for one in made(1.15, e=12.0).compare(made(1.0)).changed] == ["e"]
     assert len(made(1.6).compare(made(1.0)).changed) == 5
+
+
+def test_with_several_threads_a_disturbed_profile_is_compared_layer_with_layer_alone() -> None:
+    """Threads wait for each other: if another program has one core, every parallel operation takes a time slice longer."""
+
+    def made(factor: float, disturbed_share: float, threads: str = "2", **other: float) -> ProfileReport:
+        times = {name: factor * ms for name, ms in {"a": 5.0, "b": 4.0, "c": 3.0, "d": 2.0}.items()} | other
+        layers = tuple(LayerCost(name, "Part", latency=measured(ms, 1.01 * ms, 1.02 * ms)) for name, ms in times.items())
+        step = measured(sum(times.values()), 1.01 * sum(times.values()))
+        return ProfileReport(layers=layers, step=step, disturbed_share=disturbed_share, environment={"threads": threads})
+
+    quiet = made(1.0, 0.0)
+    found = made(300.0, 0.9).compare(quiet)
+    assert (found.sentence, found.step.verdict) == ("nothing changed beyond the noise", "could not tell")
+    assert found.notes == (
+        "other programs interrupted 90 % of the steps after: with several threads, only a layer that differs from the others can be named",
+    )
+    assert [one.path for one in made(1.5, 0.9, d=9.0).compare(quiet).changed] == ["d"]
+    assert len(made(300.0, 0.9, "1").compare(made(1.0, 0.0, "1")).changed) == 4  # one thread: hardly a layer is disturbed in every step
+    assert len(made(300.0, 0.0).compare(quiet).changed) == 4  # nothing disturbed it

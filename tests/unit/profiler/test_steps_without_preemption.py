@@ -50,3 +50,9 @@ def test_all_steps_are_used_if_there_are_few() -> None:
 
 def test_undisturbed_steps_are_counted_for_the_kind_that_has_fewer() -> None:
     assert recordings([0, 0, 1], [0, 2, 2]).num_undisturbed == 1
+
+
+def test_the_share_of_disturbed_steps_is_that_of_the_used_ones() -> None:
+    assert recordings([0] * 10, [0] * 10).least_disturbed().disturbed_share == 0.0
+    assert recordings([0] * 6 + [1] * 4, [2] * 8).disturbed_share == 12 / 18
+    assert recordings([0] * 6 + [1] * 4, [2] * 8).least_disturbed().disturbed_share == 5 / 11
