@@ -208,7 +208,10 @@ def build_report(
 
 def _with_process_memory(report: MemoryReport) -> MemoryReport:
     limit, by = process_memory.limit() or (None, "")
-    return replace(report, process=_process_memory(), peak_rss=process_memory.peak_rss(), limit=limit, limit_by=by)
+    process, peak = _process_memory(), process_memory.peak_rss()
+    if peak is not None and process.rss is not None:
+        peak = max(peak, process.rss)  # the system updates the two at different moments
+    return replace(report, process=process, peak_rss=peak, limit=limit, limit_by=by)
 
 
 def _process_memory() -> ProcessMemory:
