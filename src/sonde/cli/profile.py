@@ -108,7 +108,7 @@ def _print(report: ProfileReport, comparison: ProfileComparison | None, stdout: 
         return
     from sonde.render.terminal.profile_terminal import TerminalProfile, TerminalProfileComparison
 
-    terminal = open_terminal(stderr=True)
+    terminal = open_terminal(stderr=True, is_wide=True)
     terminal.print(TerminalProfile(report))
     if comparison is not None:
         terminal.print()

@@ -101,6 +101,16 @@ class MemoryProfiler:
         if tracker is not None:
             tracker.__exit__()
 
+    def clear(self) -> None:
+        """Discard all measurements and snapshots. Models and optimizers stay attached, and a running measurement starts again."""
+        was_running = self._tracker is not None
+        self.close()
+        self._last_tracker, self._found_leaks, self._leaks_checked_at = None, (), -1
+        self._snapshots.clear()
+        self._baseline, self._start = ProcessBaseline(), perf_counter()
+        if was_running:
+            self.start()
+
     def step(self) -> None:
         """Marks the end of a training step, for the search for leaks. Only needed in loops without a torch optimizer."""
         if self._leaks is not None:
@@ -217,7 +227,10 @@ def build_report(
 
 def _with_process_memory(report: MemoryReport) -> MemoryReport:
     limit, by = process_memory.limit() or (None, "")
-    return replace(report, process=_process_memory(), peak_rss=process_memory.peak_rss(), limit=limit, limit_by=by)
+    process, peak = _process_memory(), process_memory.peak_rss()
+    if peak is not None and process.rss is not None:
+        peak = max(peak, process.rss)  # the system updates the two at different moments
+    return replace(report, process=process, peak_rss=peak, limit=limit, limit_by=by)
 
 
 def _process_memory() -> ProcessMemory:
