@@ -62,10 +62,17 @@ STEP_SCALARS = (
     "sonde_ms",  # time of Sonde itself, included in step_ms
     "observed",  # 1 in steps that measure the statistics of all sites
 )
-"""The sites of a `step` frame that every run has. A run adds further losses (`loss:2`: one for each further line that calls backward) and
-learning rates (`lr:1.2`: first optimizer, second parameter group), and when they are measured `rss_mb` (physical memory of the process,
-MiB), `cuda_mb` (allocated on the device), `parameters_mb`, `gradients_mb`, `optimizer_state_mb` and `kept_graphs` (earlier observed steps
-with an autograd graph that is still alive)."""
+"""The sites of a `step` frame that every run has. A run adds further losses (`loss:2`: one for each further line that calls backward),
+learning rates (`lr:1.2`: first optimizer, second parameter group), and the `OPTIONAL_SCALARS` that are measured."""
+
+OPTIONAL_SCALARS = (
+    "rss_mb",  # physical memory of the process, MiB
+    "cuda_mb",  # allocated on the device
+    "parameters_mb",
+    "gradients_mb",
+    "optimizer_state_mb",
+    "kept_graphs",  # earlier observed steps with an autograd graph that is still alive
+)
 
 
 class Kind:
@@ -80,6 +87,12 @@ class Kind:
     BATCH = "batch"  # inputs of the root model: STATISTICS, then size (first dimension) and hash
     LOG = "log"  # numbers passed to session.log; field: value; may follow the step frame of its step
     EXPONENTS = "_exponents"  # suffix of a kind with STATISTICS: rows of (site, exponent, count), a power-of-two histogram
+
+
+SITE_KINDS = {  # the kind of the sites that a frame measures
+    Kind.STEP: "scalar", Kind.LOG: "scalar", Kind.ACTIVATION: "output", Kind.ACTIVATION_GRADIENT: "output", Kind.BATCH: "input",
+    Kind.PARAMETER: "parameter", Kind.GRADIENT: "parameter", Kind.UPDATE: "parameter",
+}  # fmt: skip
 
 
 BATCH_FIELDS = (*STATISTICS, "size", "hash")
