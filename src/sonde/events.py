@@ -685,6 +685,13 @@ class TextLogged(TypedEvent, kind="log"):
     text: Annotated[str, "the text"]
 
 
+class RecordedWithTool(TypedEvent, kind="tool_records"):
+    """A tool of the session holds records when the session ends."""
+
+    tool: Annotated[str, "name of the tool in the session"]
+    text: Annotated[str, "one sentence about its records"]
+
+
 class Ended(TypedEvent, kind="end"):
     """Last event of a run that is not killed."""
 
@@ -698,7 +705,7 @@ EVENT_TYPES: tuple[type[TypedEvent], ...] = (
     TransfersMeasured, SchedulerCreated, SchedulerStarted, DataPass, EarlyStoppingUpdated, NonFinite, OriginFound, OriginUnknown,
     SpikeDetected, UpdateSkipped, StaleGradientsUsed, MemoryLimitFound, LeaksInvestigated, MemoryExhausted, FatalSignalReceived,
     FrameworkTrainingStarted, FrameworkEpochStarted, FrameworkTrainingEnded, TrackerConfigured, StepFailed, ModelOutputShape, NotMeasured,
-    ProbeDisabled, SwitchChanged, ConditionMet, TorchProfileWritten, PlacementChanged, TextLogged, Ended,
+    ProbeDisabled, SwitchChanged, ConditionMet, TorchProfileWritten, PlacementChanged, TextLogged, RecordedWithTool, Ended,
 )  # fmt: skip
 _TYPE_OF_KIND = {event_type.KIND: event_type for event_type in EVENT_TYPES}
 

@@ -11,7 +11,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -46,7 +46,7 @@ from sonde.capture.switches.debug_switches import Switches, SwitchProbe
 from sonde.capture.watched_models_registry import ModelRegistry
 from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.early_stopper import EarlyStopping
-from sonde.events import STEP_SCALARS, Ended, NotMeasured, ProbeDisabled, Started, TextLogged, TypedEvent
+from sonde.events import STEP_SCALARS, Ended, NotMeasured, ProbeDisabled, RecordedWithTool, Started, TextLogged, TypedEvent
 from sonde.runlog.fatal_signal_file import fatal_signals_recorded
 from sonde.runlog.run_directory import new_run_directory, open_run_directory, write_run_json
 from sonde.runlog.switch_file import check_switch_names
@@ -83,6 +83,7 @@ class DebugSession:
         self._discovers_models = True  # watches whatever trains, unless models are attached
         self._concerned: dict[int, tuple[weakref.ref[Optimizer], bool]] = {}
         self.is_started = False
+        self._written_records: dict[str, str] = {}  # by tool
         self._refused: set[str] = set()  # names that were logged with something that is not one number
         self._tracker: StepTracker | None = None
         self.tools = SessionTools(self)
@@ -176,6 +177,7 @@ class DebugSession:
                 stack.callback(self._recorder.flush)
                 ended = Ended(how=how, exit_code=exit_code, exception=exception)
                 stack.callback(self._recorder.emit, ended, tracker.boundaries.number)
+                stack.callback(self._write_records, tracker.boundaries.number)
                 stack.callback(self._registry.close)
                 stack.callback(self.tools.close)
                 stack.callback(self._discovery.stop)
@@ -257,7 +259,7 @@ class DebugSession:
                 torch_patches.subscribe(tracker)
                 tracker.resume()
 
-    def log(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> None:
+    def log(self, values: Any = None, /, **named: Any) -> None:
         """Record numbers and texts of this step: `session.log(accuracy=0.9)` or `session.log({"accuracy": 0.9})`. A dictionary as a value
         gives several names: `session.log(val={"loss": 0.4})` is `val/loss`. Anything that is not one number or text is left out, with a
         warning that says what to log instead. Tensors on the CPU are read as they are, without a torch operation."""
@@ -312,10 +314,25 @@ class DebugSession:
         return None if tracker is None else max(tracker.boundaries.number - (not tracker.boundaries.is_active), 0)
 
     def report(self) -> Report:
-        """What is wrong with this training so far, and why."""
+        """What is wrong with this training so far, and why, and what the tools of this session have recorded."""
         if self.run is None:
             raise SondeError("nothing was watched in this process, so there is nothing to report.")
-        return sonde.diagnose(self.run)
+        if self._tracker is not None:
+            self._write_records(self._tracker.boundaries.number)
+            self._recorder.flush()
+        report = sonde.diagnose(self.run)
+        return replace(report, records=self.tools.records()) if self.tools.has_any else report  # they may record more after the end
+
+    def _write_records(self, step: int) -> None:
+        """What the tools have recorded becomes part of the run."""
+        for tool, text in (dict.fromkeys(self._written_records, "") | dict(self.tools.records())).items():  # "": cleared since
+            if self._written_records.get(tool) != text:
+                self._written_records[tool] = text
+                self._recorder.emit(RecordedWithTool(tool=tool, text=text[:MAX_TEXT]), step)
+
+    def clear(self) -> None:
+        """Discard what the tools of this session have recorded so far. The run, hooks and attached models stay."""
+        self.tools.clear()
 
     def enable_debugging(self, switches: str | Iterable[str] | None = None) -> None:
         """Turn switches on, all of them where none is named; from the next step on where one is under way. Their names are in

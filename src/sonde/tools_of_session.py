@@ -58,8 +58,9 @@ class SessionTools:
         return self._tool("weight_analyzer", sonde.WeightAnalyzer)
 
     def gradient_debugger(self) -> GradientDebugger:
-        """Health and trends of the gradients, of every step from the first access on."""
-        tool = self._tool("gradient_debugger", lambda: sonde.GradientDebugger(self._session.config.max_gradient_history))
+        """Health and trends of the gradients, of every step from the first access on; until then, of the observed steps."""
+        history = self._session.config.max_gradient_history
+        tool = self._tool("gradient_debugger", lambda: sonde.GradientDebugger(history, run=lambda: self._session.run))
         for model, optimizer in self._new_models("gradient_debugger"):
             if any(p.requires_grad for p in model.parameters()):
                 tool.register_hooks(model, optimizer)
@@ -112,6 +113,33 @@ class SessionTools:
                 self.visualizer().create_dashboard()
         except Exception as error:
             _log.warning("sonde: no plots could be drawn (%s: %s).", type(error).__name__, error)
+
+    @property
+    def has_any(self) -> bool:
+        """Whether a tool was asked for."""
+        return bool(self._created)
+
+    def records(self) -> tuple[tuple[str, str], ...]:
+        """The tools that hold records, in the order of their first use: name and one sentence each."""
+        if not self._created:
+            return ()
+        from sonde.records_of_tools import describe_records
+
+        found = []
+        for name, tool in list(self._created.items()):
+            try:
+                if sentence := describe_records(name, tool):
+                    found.append((name, sentence))
+            except Exception as error:
+                _log.warning("sonde: the records of session.%s could not be described (%s: %s).", name, type(error).__name__, error)
+        return tuple(found)
+
+    def clear(self) -> None:
+        """Discard the records of every tool. Registered hooks, attached models and plots on disk stay."""
+        for tool in self._created.values():
+            clear = getattr(tool, "clear", None)
+            if clear is not None:
+                clear()
 
     def on_log(self, values: dict[str, float]) -> None:
         """Conditions of hooks may use what the user logs."""

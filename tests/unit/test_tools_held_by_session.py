@@ -109,3 +109,83 @@ def test_pictures_of_a_session_lie_in_its_run(tmp_path: Path) -> None:
         path = session.visualizer.plot_tensor_distribution("weights", model[0].weight)
     assert path.parent == tmp_path / "run" / "pictures"
     assert sonde.Run(tmp_path / "run").damage == []
+
+
+# ---- what a person records with the tools
+
+
+def record_by_hand(session: sonde.DebugSession) -> None:
+    session.tensor_inspector.inspect_tensor(torch.ones(3, 4), "logits")
+    session.tensor_inspector.inspect_tensor(torch.tensor([1.0, float("nan")]), "bad")
+    for step in range(5):
+        session.gradient_debugger.record_gradient_flow("fc1", torch.ones(4))
+        session.model_diagnostics.record_performance(sonde.ModelPerformanceMetrics(training_step=step, loss=2.0 - step))
+    session.profiler.record_layer_execution("fc1", "Linear", 0.001, 0.002)
+    session.memory_profiler.snapshot("start")
+    session.stability_checker.check_tensor(torch.tensor([1e-7], dtype=torch.float16), "fc1")
+    hook = sonde.HookBuilder("mine").trigger(sonde.HookTrigger.EVERY_FORWARD).action(sonde.HookAction.INSPECT_TENSOR)
+    session.hooks.register_hook(hook.layer_patterns(["fc1"]).build())
+    session.hooks.execute_hooks("fc1", torch.ones(2), (2,), True, {})
+
+
+def test_what_is_recorded_by_hand_is_in_the_report_of_the_session_and_of_its_run(tmp_path: Path) -> None:
+    session = sonde.DebugSession(to=tmp_path / "run", strict=True).start()
+    record_by_hand(session)
+    report = session.stop()
+    records = dict(report.records)
+    assert records["tensor_inspector"].startswith("2 inspections of 2 tensors: bad [2] (mean 1, std 0, 1 NaN), logits [3, 4]")
+    assert records["gradient_debugger"].startswith("gradients of 1 layer in 5 steps: healthy")
+    assert records["model_diagnostics"].startswith("metrics of 5 steps: health")
+    assert records["profiler"] == "1 timed layer: fc1 3 ms"
+    assert records["memory_profiler"].startswith("1 snapshot: start")
+    assert records["stability_checker"].startswith("1 tensor checked, issues in")
+    assert records["hooks"] == "1 hook ran: mine 1 time"
+    assert report.why_unknown.startswith("No training was watched, so no rule could judge.")
+    assert "saw no training" not in report.summary()
+    assert len(report.summary().splitlines()) <= 12
+    assert all(sentence in report.summary() for sentence in records.values())
+    read = sonde.diagnose(tmp_path / "run")
+    assert (read.records, read.why_unknown) == (report.records, report.why_unknown)
+
+
+def test_records_beside_a_watched_training_are_in_its_report_and_change_no_verdict(tmp_path: Path) -> None:
+    model, optimizer = training()
+    with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True) as session:
+        train(model, optimizer, 40)
+        without = session.report()
+        session.stability_checker.check_tensor(model[0].weight, "0")
+        assert [tool for tool, _ in session.report().records] == ["stability_checker"]
+        assert sonde.diagnose(tmp_path / "run").records == session.report().records
+        session.clear()
+        assert session.report().records == sonde.diagnose(tmp_path / "run").records == ()
+    assert without.records == ()
+    assert session.report().verdict == without.verdict
+
+
+def test_clear_of_a_session_discards_the_records_of_every_tool(tmp_path: Path) -> None:
+    session = sonde.DebugSession(to=tmp_path / "run", strict=True).start()
+    record_by_hand(session)
+    session.clear()
+    cleared = {tool for tool in TOOLS if hasattr(getattr(session, tool), "clear")}
+    assert cleared >= {"profiler", "stability_checker", "hooks"}
+    assert not cleared & dict(session.stop().records).keys()
+    assert not session.model_diagnostics.num_recorded
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_the_gradient_debugger_that_is_first_asked_after_the_training_answers_from_the_run(is_closed: bool, tmp_path: Path) -> None:
+    model, optimizer = training()
+    with sonde.watch(model, optimizer, to=tmp_path / "run", every=2, strict=True) as session:
+        train(model, optimizer, 20)
+        norm = torch.cat([model[0].weight.grad.flatten(), model[0].bias.grad]).norm().item()
+        report = None if is_closed else session.gradient_debugger.analyze()
+    report = session.gradient_debugger.analyze() if report is None else report
+    assert report.overall_health is sonde.GradientHealth.HEALTHY
+    assert list(report.layers) == ["0", "2"]
+    assert report.num_steps == len(list(sonde.Run(tmp_path / "run").frames("gradient"))) == 10
+    assert report.steps_counted_by == "a step is an observed step of the run"
+    steps, norms = sonde.Run(tmp_path / "run").series("gradient", "0.weight", "l2")
+    assert report.layers["0"].steps == tuple(steps.tolist())
+    assert report.layers["0"].norms[-1] == pytest.approx(norm, rel=0.5)
+    assert report.layers["0"].norms[-1] > norms[-1] > 0
+    assert dict(session.report().records) == {}  # the run is not a record of the tool

@@ -37,7 +37,9 @@ def _columns(view: RunView, logged: list[str]) -> TrainingColumns:
     accuracy = _first_logged(view, logged, lambda name: "acc" in name.lower() and not VALIDATION.search(name))
     validation = _first_logged(view, logged, lambda name: "loss" in name.lower() and bool(VALIDATION.search(name)))
     rows = np.flatnonzero(view.losses.has_loss)
-    steps, loss, step_ms = view.step_numbers[rows], view.losses.value[rows], view.steps["step_ms"][rows]
+    own_ms = view.steps["sonde_ms"]
+    step_ms = (view.steps["step_ms"] - np.where(own_ms > 0, own_ms, 0.0))[rows]  # observed steps are not the training's slow ones
+    steps, loss = view.step_numbers[rows], view.losses.value[rows]
     num_samples = _num_samples(view)[rows]
     with np.errstate(invalid="ignore", divide="ignore"):
         throughput = np.where(step_ms > 0, num_samples / step_ms * 1e3, np.nan)

@@ -192,10 +192,11 @@ class Run:
     """A run directory, or a single `.sonde` file. `refresh()` reads records that were added."""
 
     def __init__(self, path: Path | str) -> None:
-        if not isinstance(path, (str, os.PathLike)):
-            is_unstarted = " A session has no run before its start()." if path is None else ""
+        given: object = path
+        if not isinstance(given, (str, os.PathLike)):
+            is_unstarted = " A session has no run before its start()." if given is None else ""
             raise NoRunError(
-                f"a run is read from a path, not from {type(path).__name__}.{is_unstarted}\n"
+                f"a run is read from a path, not from {type(given).__name__}.{is_unstarted}\n"
                 'Pass the directory of the run, as in sonde.Run("runs/base"); "sonde runs" lists all runs.'
             )
         self.path = Path(path)

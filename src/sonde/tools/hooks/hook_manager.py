@@ -89,6 +89,12 @@ class Hooks:
         """Results of TRACK_GRADIENTS: by layer, pairs of step and gradient norm, oldest first."""
         return {layer: list(norms) for layer, norms in self._context.gradients.items()}
 
+    def clear(self) -> None:
+        """Discard results, alerts and tracked gradients. Registered hooks stay, with their counters."""
+        self._results.clear()
+        self._context.alerts.clear()
+        self._context.gradients.clear()
+
     @property
     def current_step(self) -> int:
         """The current step, from 0."""
