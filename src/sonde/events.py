@@ -8,6 +8,7 @@ each kind of event has a dataclass in `EVENT_TYPES`. These three hold facts. A `
 from __future__ import annotations
 
 import functools
+import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
@@ -99,6 +100,10 @@ BATCH_FIELDS = (*STATISTICS, "size", "hash")
 EXPONENT_FIELDS = ("exponent", "count")  # floor(log2 |x|) of the non-zero finite elements, and the number of elements with it
 
 
+# Of the data types that do not have four.
+_ITEM_BYTES = {"float64": 8, "complex64": 8, "complex128": 16, "float16": 2, "bfloat16": 2, "int64": 8, "int8": 1, "uint8": 1, "bool": 1}
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """A measured tensor or scalar. Model, path, kind and call are separate fields, never parts of one string."""
@@ -118,6 +123,11 @@ class Site:
     def name(self) -> str:
         """The path, with the name of the model in front when a run has several models."""
         return f"{self.model}.{self.path}" if self.model else self.path
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of its elements at the first measurement."""
+        return math.prod(self.shape) * _ITEM_BYTES.get(self.dtype.removeprefix("torch."), 4)
 
     @property
     def module(self) -> str:

@@ -189,3 +189,39 @@ def test_the_gradient_debugger_that_is_first_asked_after_the_training_answers_fr
     assert report.layers["0"].norms[-1] == pytest.approx(norm, rel=0.5)
     assert report.layers["0"].norms[-1] > norms[-1] > 0
     assert dict(session.report().records) == {}  # the run is not a record of the tool
+
+
+def test_every_tool_that_is_first_asked_after_the_session_answers_from_its_run(tmp_path: Path) -> None:
+    model, optimizer = training()
+    with sonde.watch(model, optimizer, to=tmp_path / "run", every=1, strict=True) as session:
+        train(model, optimizer, 30)
+    inspector = session.tensor_inspector
+    assert {"0.weight", "gradient of 0.weight", "output of 1", "gradient of output of 2"} <= set(inspector.names())
+    (info,) = inspector.history("gradient of 0.weight")
+    assert info.step == 29
+    assert info.stats.l2_norm == pytest.approx(model[0].weight.grad.norm().item(), rel=1e-5)
+    assert (info.stats.shape, info.stats.num_bytes, info.is_alive) == ((8, 4), 128, False)
+    assert "gradient of 0.weight" in str(info)
+    checker = session.stability_checker
+    assert checker.would_be_safe("fp16")
+    assert {one.in_use.name for one in checker.checked} == {"fp32"}
+    assert len(checker.checked) == len(inspector.names()) == 14
+    profile = session.profiler.report()
+    assert profile.step.median_ms >= profile.phases["forward"].median_ms > 0
+    assert "backward" in str(profile)
+    memory = session.memory_profiler.report()
+    assert memory.on("cpu").peak.usage.by_category()["parameters"] == sum(p.numel() * 4 for p in model.parameters())
+    assert memory.snapshots[-1].process.rss > 2**20
+    assert session.model_diagnostics.analyze().architecture.total_parameters == 49
+    assert session.report().records == ()  # nothing of it was recorded by the user
+    session.clear()
+
+
+def test_tools_of_a_session_that_saw_no_step_are_empty_as_they_are_alone(tmp_path: Path) -> None:
+    session = sonde.DebugSession(to=tmp_path / "run", strict=True).start()
+    session.stop()
+    assert session.tensor_inspector.names() == session.stability_checker.checked == []
+    assert session.gradient_debugger.analyze().overall_health is None
+    for tool in (session.profiler, session.memory_profiler):
+        with pytest.raises(sonde.SondeError, match="nothing was measured"):
+            tool.report()

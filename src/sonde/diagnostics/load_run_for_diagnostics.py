@@ -1,6 +1,5 @@
 """Diagnostics of a run on disk: its steps as columns, its model as an architecture, the findings of the rules."""
 
-import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,9 +16,6 @@ from sonde.report import diagnose
 from sonde.report.run_summary import VALIDATION
 from sonde.run_view import RunView, newest_views
 from sonde.runlog.run_reader import Run
-
-# Of the data types that do not have four.
-BYTES = {"float64": 8, "complex64": 8, "complex128": 16, "float16": 2, "bfloat16": 2, "int64": 8, "int8": 1, "uint8": 1, "bool": 1}
 
 
 def read_run(run: Run | Path | str) -> tuple[TrainingColumns, ModelArchitectureInfo | None, RuleResults]:
@@ -90,7 +86,7 @@ def _architecture(view: RunView) -> ModelArchitectureInfo | None:
     sites = [site for site in view.sites.values() if site.model == model.model]
     parameters = [site for site in sites if site.kind == "parameter"]
     outputs = {site.path: site.type for site in sites if site.kind == "output" and site.type}
-    num_bytes = sum(math.prod(site.shape) * BYTES.get(site.dtype.removeprefix("torch."), 4) for site in parameters)
+    num_bytes = sum(site.num_bytes for site in parameters)
     total = max(0, model.num_parameters)
     return ModelArchitectureInfo(
         total_parameters=total, trainable_parameters=min(max(0, model.num_trainable), total), name=model.class_name,

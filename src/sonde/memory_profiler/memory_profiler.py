@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Self
 
@@ -27,6 +28,7 @@ from sonde.memory_profiler.memory_report import (
     Snapshot,
     Usage,
 )
+from sonde.runlog.run_reader import Run
 
 
 class MemoryProfiler:
@@ -46,6 +48,15 @@ class MemoryProfiler:
         self._start = perf_counter()
         if model is not None:
             self.attach(model, optimizer)
+
+    @classmethod
+    def from_run(cls, run: Run | Path | str) -> Self:
+        """The memory of a run: some of its steps as snapshots."""
+        from sonde.memory_profiler.memory_of_run import snapshots_of_run
+
+        profiler = cls()
+        profiler._snapshots = snapshots_of_run(run)
+        return profiler
 
     def attach(self, model: nn.Module, optimizer: Optimizer | None = None, *, name: str = "") -> Self:
         """Adds a model and the optimizer that trains it. Paths of the first model have no prefix, those of others start with `name`."""
