@@ -188,7 +188,22 @@ def test_the_gradient_debugger_that_is_first_asked_after_the_training_answers_fr
     assert report.layers["0"].steps == tuple(steps.tolist())
     assert report.layers["0"].norms[-1] == pytest.approx(norm, rel=0.5)
     assert report.layers["0"].norms[-1] > norms[-1] > 0
+    assert sonde.GradientDebugger.from_run(tmp_path / "run").analyze().layers == report.layers
     assert dict(session.report().records) == {}  # the run is not a record of the tool
+
+
+def test_gradients_of_a_run_that_vanish_or_are_missing_are_named(tmp_path: Path) -> None:
+    model, _ = training()
+    model.append(nn.Linear(1, 1))  # never called
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with sonde.watch(model, optimizer, to=tmp_path / "run", every=1, strict=True) as session:
+        for _ in range(20):
+            optimizer.zero_grad()
+            (model[2](model[1](model[0](torch.ones(8, 4) * 1e-12))) * 1.0).square().mean().backward()
+            optimizer.step()
+    report = session.gradient_debugger.analyze()
+    assert report.vanishing_layers() == ["0"]
+    assert report.dead_layers() == ["3"]
 
 
 def test_every_tool_that_is_first_asked_after_the_session_answers_from_its_run(tmp_path: Path) -> None:

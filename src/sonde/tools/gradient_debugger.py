@@ -70,6 +70,12 @@ class GradientDebugger:
         self._hooked: dict[int, weakref.ref[torch.Tensor]] = {}
         self._lock = threading.RLock()  # backward on a device runs in another thread
 
+    @classmethod
+    def from_run(cls, run: Run | Path | str) -> Self:
+        """The gradients of the observed steps of a run, as the optimizer received them."""
+        source = run if isinstance(run, Run) else Run(run)  # a wrong path raises here, not later
+        return cls(run=lambda: source)
+
     def register_hooks(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Self:
         """Puts a hook on every parameter that requires a gradient. `remove()`, or the end of a `with`, removes all hooks."""
         model = require_module(model, "register_hooks")  # parameter names of the model before torch.compile
