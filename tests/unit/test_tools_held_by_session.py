@@ -199,7 +199,7 @@ def test_gradients_of_a_run_that_vanish_or_are_missing_are_named(tmp_path: Path)
     with sonde.watch(model, optimizer, to=tmp_path / "run", every=1, strict=True) as session:
         for _ in range(20):
             optimizer.zero_grad()
-            (model[2](model[1](model[0](torch.ones(8, 4) * 1e-12))) * 1.0).square().mean().backward()
+            (model[2](model[1](model[0](torch.ones(8, 4))) * 1e-12) - 3).square().mean().backward()
             optimizer.step()
     report = session.gradient_debugger.analyze()
     assert report.vanishing_layers() == ["0"]
