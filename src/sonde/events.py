@@ -680,6 +680,13 @@ class TorchProfileWritten(TypedEvent, kind="profile"):
     ms_per_step: Annotated[Mapping[str, float], "self time of the five longest operations"]
 
 
+class RecordedWithTool(TypedEvent, kind="tool_records"):
+    """A tool of the session holds records when the session ends."""
+
+    tool: Annotated[str, "name of the tool in the session"]
+    text: Annotated[str, "one sentence about its records"]
+
+
 class PlacementChanged(TypedEvent, kind="placement"):
     """`device_placement` is on and the devices change."""
 
@@ -695,13 +702,6 @@ class TextLogged(TypedEvent, kind="log"):
     text: Annotated[str, "the text"]
 
 
-class RecordedWithTool(TypedEvent, kind="tool_records"):
-    """A tool of the session holds records when the session ends."""
-
-    tool: Annotated[str, "name of the tool in the session"]
-    text: Annotated[str, "one sentence about its records"]
-
-
 class Ended(TypedEvent, kind="end"):
     """Last event of a run that is not killed."""
 
@@ -715,7 +715,8 @@ EVENT_TYPES: tuple[type[TypedEvent], ...] = (
     TransfersMeasured, SchedulerCreated, SchedulerStarted, DataPass, EarlyStoppingUpdated, NonFinite, OriginFound, OriginUnknown,
     SpikeDetected, UpdateSkipped, StaleGradientsUsed, MemoryLimitFound, LeaksInvestigated, MemoryExhausted, FatalSignalReceived,
     FrameworkTrainingStarted, FrameworkEpochStarted, FrameworkTrainingEnded, TrackerConfigured, StepFailed, ModelOutputShape, NotMeasured,
-    ProbeDisabled, SwitchChanged, ConditionMet, TorchProfileWritten, PlacementChanged, TextLogged, RecordedWithTool, Ended,
+    RecordedWithTool,
+    ProbeDisabled, SwitchChanged, ConditionMet, TorchProfileWritten, PlacementChanged, TextLogged, Ended,
 )  # fmt: skip
 _TYPE_OF_KIND = {event_type.KIND: event_type for event_type in EVENT_TYPES}
 

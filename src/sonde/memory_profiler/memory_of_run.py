@@ -11,11 +11,12 @@ from sonde.memory_profiler.memory_report import ProcessMemory, Snapshot, Usage
 from sonde.run_view import RunView, newest_views
 from sonde.runlog.run_reader import Run
 
+Source = Run | Path | str
 MB = 2**20
 MAX_SNAPSHOTS = 10  # at equal distances: the first, the last, and some between
 
 
-def snapshots_of_run(run: Run | Path | str) -> list[Snapshot]:
+def snapshots_of_run(run: Source) -> list[Snapshot]:
     """Of the lowest rank. Activations and, where no switch measured it, the optimizer state are not known."""
     source = run if isinstance(run, Run) else Run(run)
     view = next(iter(newest_views(source).values()), None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from time import perf_counter
 from typing import Any, Self
 
@@ -18,6 +17,7 @@ from sonde.errors import SondeError
 from sonde.leaks.leak_detector import LeakDetector
 from sonde.memory_profiler.allocation_tracker import AllocationTracker
 from sonde.memory_profiler.batch_size_forecast import forecast, peak_usage
+from sonde.memory_profiler.memory_of_run import Source, snapshots_of_run
 from sonde.memory_profiler.memory_report import (
     AccumulatedTensors,
     DeviceMemory,
@@ -28,7 +28,6 @@ from sonde.memory_profiler.memory_report import (
     Snapshot,
     Usage,
 )
-from sonde.runlog.run_reader import Run
 
 
 class MemoryProfiler:
@@ -50,10 +49,8 @@ class MemoryProfiler:
             self.attach(model, optimizer)
 
     @classmethod
-    def from_run(cls, run: Run | Path | str) -> Self:
+    def from_run(cls, run: Source) -> Self:
         """The memory of a run: some of its steps as snapshots."""
-        from sonde.memory_profiler.memory_of_run import snapshots_of_run
-
         profiler = cls()
         profiler._snapshots = snapshots_of_run(run)
         return profiler

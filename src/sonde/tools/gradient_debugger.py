@@ -8,20 +8,18 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import nn
 
 from sonde.errors import SondeError, require_count
-from sonde.runlog.run_reader import Run
 from sonde.statistics.private_torch_api import tensor_version, unwrap_compiled
 from sonde.tools.gradient_flow_animator import EXPLODING, VANISHING, GradientFlowAnimator, measure_gradient
+from sonde.tools.gradients import gradients_of_run
 from sonde.tools.gradients.gradient_flow_analysis import GradientSize, combine_sizes
 from sonde.tools.gradients.gradient_noise_scale import NoiseScale, NormPair, estimate_noise_scale
 from sonde.tools.gradients.gradient_report import GradientReport, build_gradient_report
-from sonde.tools.gradients.gradients_of_run import read_gradients
 from sonde.tools.hook_that_never_raises import SafeHook, require_module
 from sonde.tools.tensors.describe_tensor import fast_statistics
 
@@ -50,7 +48,7 @@ class GradientDebugger:
 
     def __init__(
         self, max_gradient_history: int = 200, *, vanishing_threshold: float = VANISHING, exploding_threshold: float = EXPLODING,
-        micro_batch_size: int | None = None, run: Callable[[], Run | Path | str | None] | None = None,
+        micro_batch_size: int | None = None, run: Callable[[], gradients_of_run.Source | None] | None = None,
     ) -> None:  # fmt: skip
         require_count(max_gradient_history, "max_gradient_history")
         if micro_batch_size is not None and not micro_batch_size > 0:
@@ -71,9 +69,9 @@ class GradientDebugger:
         self._lock = threading.RLock()  # backward on a device runs in another thread
 
     @classmethod
-    def from_run(cls, run: Run | Path | str) -> Self:
+    def from_run(cls, run: gradients_of_run.Source) -> Self:
         """The gradients of the observed steps of a run, as the optimizer received them."""
-        source = run if isinstance(run, Run) else Run(run)  # a wrong path raises here, not later
+        source = gradients_of_run.open_run(run)  # a wrong path raises here, not later
         return cls(run=lambda: source)
 
     def register_hooks(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Self:
@@ -187,6 +185,28 @@ class GradientDebugger:
             parts.setdefault(self._layer_of[path], []).append(size)
         return {layer: combine_sizes(sizes) for layer, sizes in parts.items()}
 
+    @property
+    def has_records(self) -> bool:
+        """Whether a step, or a part of one, was recorded by hooks or by hand."""
+        return bool(self.flow.frames or self._current)
+
+    def _load(self, run: gradients_of_run.Source) -> "GradientDebugger":
+        """Another one with the observed steps of a run. They are not mixed with recorded ones, which are measured before clipping."""
+        flow = self.flow
+        loaded = GradientDebugger(
+            flow.max_frames or MAX_STEPS_OF_RUN, vanishing_threshold=flow.vanishing_threshold, exploding_threshold=flow.exploding_threshold
+        )
+        recorded = gradients_of_run.read_gradients(run, flow.max_frames or MAX_STEPS_OF_RUN)
+        loaded._steps_counted_by = "a step is an observed step of the run"
+        loaded._layer_of = {path: path.rpartition(".")[0] or path for path in recorded.paths}
+        loaded._order = dict.fromkeys(loaded._layer_of.values())
+        loaded._weights = {path: size for path, size in recorded.weights.items() if path in loaded._layer_of}
+        for step, sizes in recorded.steps:
+            loaded._step = step
+            loaded._current = {path: _GradientWrites(size, size) for path, size in sizes.items() if path in loaded._layer_of}
+            loaded._end_step()
+        return loaded
+
     def analyze(self) -> GradientReport:
         """Builds the report of the recorded steps, the current one included. Recording continues. Where nothing was recorded, the observed
         steps of the run are analyzed, if there is one."""
@@ -205,28 +225,6 @@ class GradientDebugger:
             )  # fmt: skip
 
     analyze_gradient_flow = analyze
-
-    @property
-    def has_records(self) -> bool:
-        """Whether a step, or a part of one, was recorded by hooks or by hand."""
-        return bool(self.flow.frames or self._current)
-
-    def _load(self, run: Run | Path | str) -> "GradientDebugger":
-        """Another one with the observed steps of a run. They are not mixed with recorded ones, which are measured before clipping."""
-        flow = self.flow
-        loaded = GradientDebugger(
-            flow.max_frames or MAX_STEPS_OF_RUN, vanishing_threshold=flow.vanishing_threshold, exploding_threshold=flow.exploding_threshold
-        )
-        recorded = read_gradients(run, flow.max_frames or MAX_STEPS_OF_RUN)
-        loaded._steps_counted_by = "a step is an observed step of the run"
-        loaded._layer_of = {path: path.rpartition(".")[0] or path for path in recorded.paths}
-        loaded._order = dict.fromkeys(loaded._layer_of.values())
-        loaded._weights = {path: size for path, size in recorded.weights.items() if path in loaded._layer_of}
-        for step, sizes in recorded.steps:
-            loaded._step = step
-            loaded._current = {path: _GradientWrites(size, size) for path, size in sizes.items() if path in loaded._layer_of}
-            loaded._end_step()
-        return loaded
 
     def _noise_scale(self) -> NoiseScale:
         if len(self._norms_at) >= 2:

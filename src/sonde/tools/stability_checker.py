@@ -17,13 +17,12 @@ from sonde.profiler.run_forward_pass import eval_mode_restored, forward_argument
 from sonde.render.plots import Plot
 from sonde.render.plots.magnitude_plot import magnitudes as magnitude_plot
 from sonde.render.summaries.tables import html_table, text_table
-from sonde.runlog.run_reader import Run
 from sonde.statistics.find_tensors import find_tensors
 from sonde.tools.hook_that_never_raises import SafeHook, require_module
 from sonde.tools.tensors import floating_point_formats
 from sonde.tools.tensors.describe_tensor import as_tensor
 from sonde.tools.tensors.floating_point_formats import FORMATS, Magnitudes, Margins, NumberFormat, parse_format
-from sonde.tools.tensors.tensors_of_run import read_last_tensors
+from sonde.tools.tensors.tensors_of_run import Source, read_last_tensors
 
 TARGETS = ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2")  # formats that a model could be converted to
 NEAR_OVERFLOW = 1.0  # powers of two: doubled values would overflow
@@ -112,7 +111,7 @@ class StabilityChecker:
         self.checked: list[CheckedTensor] = []
 
     @classmethod
-    def from_run(cls, run: Run | Path | str) -> Self:
+    def from_run(cls, run: Source) -> Self:
         """Checks the parameters, gradients and outputs of a run, as they were in the last observed step."""
         checker = cls()
         for one in read_last_tensors(run):

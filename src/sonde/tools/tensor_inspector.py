@@ -19,14 +19,13 @@ from sonde.render.plots import Plot
 from sonde.render.plots.step_curves import percentiles
 from sonde.render.summaries.tables import html_table, text_table
 from sonde.render.terminal.sparkline import is_log, sparkline
-from sonde.runlog.run_reader import Run
 from sonde.statistics.content_hash import content_hash
 from sonde.statistics.find_tensors import storage_bytes
 from sonde.statistics.private_torch_api import tensor_version
 from sonde.tools.layer_name_patterns import require_name
 from sonde.tools.tensors.describe_tensor import TensorStats, as_tensor, describe
 from sonde.tools.tensors.tensor_comparison import TensorComparison, compare_statistics, compare_values
-from sonde.tools.tensors.tensors_of_run import read_last_tensors
+from sonde.tools.tensors.tensors_of_run import Source, read_last_tensors
 
 MAX_TRACKED = 1000
 
@@ -125,7 +124,7 @@ class TensorInspector:
         self._num_inspected = 0
 
     @classmethod
-    def from_run(cls, run: Run | Path | str, max_tracked_tensors: int = MAX_TRACKED) -> Self:
+    def from_run(cls, run: Source, max_tracked_tensors: int = MAX_TRACKED) -> Self:
         """The parameters, gradients and outputs of a run as inspections of the last observed step. Without percentiles, L1 norm and
         outliers, which a run does not have."""
         inspector = cls(max_tracked_tensors)

@@ -12,6 +12,8 @@ from sonde.events import Frame, Kind, Site
 from sonde.runlog.run_reader import Run
 from sonde.tools.gradients.gradient_flow_analysis import GradientSize
 
+Source = Run | Path | str
+
 MEAN_OF_NORMAL = math.sqrt(2 / math.pi)  # mean of |x| over its root mean square, if x is normal around 0
 
 
@@ -24,9 +26,13 @@ class RecordedGradients:
     paths: tuple[str, ...]  # of all trainable parameters, in the order of the model
 
 
-def read_gradients(run: Run | Path | str, max_steps: int) -> RecordedGradients:
+def open_run(run: Source) -> Run:
+    return run if isinstance(run, Run) else Run(run)
+
+
+def read_gradients(run: Source, max_steps: int) -> RecordedGradients:
     """The last `max_steps` observed steps of the lowest rank."""
-    source = run if isinstance(run, Run) else Run(run)
+    source = open_run(run)
     frames = deque(source.frames(Kind.GRADIENT), maxlen=max_steps)
     first_weights = next(source.frames(Kind.PARAMETER), None)
     paths = tuple(dict.fromkeys(site.name for site in source.sites.values() if site.kind == "parameter" and site.trainable))

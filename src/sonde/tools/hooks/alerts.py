@@ -188,7 +188,7 @@ class AlertDispatcher:
             return list(self._known.values())
 
     def clear(self) -> None:
-        """Discard the history. An alert that is raised again counts from one and is delivered again."""
+        """Drops all alerts; the receivers stay."""
         with self._lock:
             self._known.clear()
             self._undelivered.clear()

@@ -90,7 +90,7 @@ class Hooks:
         return {layer: list(norms) for layer, norms in self._context.gradients.items()}
 
     def clear(self) -> None:
-        """Discard results, alerts and tracked gradients. Registered hooks stay, with their counters."""
+        """Drops stored results, alerts and gradient norms. Hooks stay registered, with their counters."""
         self._results.clear()
         self._context.alerts.clear()
         self._context.gradients.clear()

@@ -13,6 +13,7 @@ from sonde.runlog.run_reader import Run
 from sonde.tools.tensors.describe_tensor import FastStatistics
 from sonde.tools.tensors.floating_point_formats import Magnitudes
 
+Source = Run | Path | str
 WHAT = {
     Kind.PARAMETER: "parameter", Kind.GRADIENT: "gradient", Kind.ACTIVATION: "output", Kind.ACTIVATION_GRADIENT: "gradient of output",
 }  # fmt: skip
@@ -33,7 +34,7 @@ class RecordedTensor:
         return self.site.name if self.what == WHAT[Kind.PARAMETER] else f"{self.what} of {self.site.name or 'the model'}"
 
 
-def read_last_tensors(run: Run | Path | str) -> Iterator[RecordedTensor]:
+def read_last_tensors(run: Source) -> Iterator[RecordedTensor]:
     """Of the lowest rank, by kind."""
     source = run if isinstance(run, Run) else Run(run)
     for kind, what in WHAT.items():
