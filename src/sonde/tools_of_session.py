@@ -117,6 +117,18 @@ class SessionTools:
         except Exception as error:
             _log.warning("sonde: no plots could be drawn (%s: %s).", type(error).__name__, error)
 
+    def on_log(self, values: dict[str, float]) -> None:
+        """Conditions of hooks may use what the user logs."""
+        if "hooks" in self._created:
+            self._created["hooks"].log(**values)
+
+    def close(self) -> None:
+        """Remove every hook of the tools; what they have recorded stays."""
+        self._attached.clear()
+        for tool, leave in (("gradient_debugger", "remove"), ("hooks", "detach"), ("memory_profiler", "close")):
+            if tool in self._created:
+                getattr(self._created[tool], leave)()
+
     @property
     def has_any(self) -> bool:
         """Whether a tool was asked for."""
@@ -143,18 +155,6 @@ class SessionTools:
             clear = getattr(tool, "clear", None)
             if clear is not None:
                 clear()
-
-    def on_log(self, values: dict[str, float]) -> None:
-        """Conditions of hooks may use what the user logs."""
-        if "hooks" in self._created:
-            self._created["hooks"].log(**values)
-
-    def close(self) -> None:
-        """Remove every hook of the tools; what they have recorded stays."""
-        self._attached.clear()
-        for tool, leave in (("gradient_debugger", "remove"), ("hooks", "detach"), ("memory_profiler", "close")):
-            if tool in self._created:
-                getattr(self._created[tool], leave)()
 
     def _tool(self, name: str, make: Callable[[], Tool], from_run: Callable[[Path], Tool] | None = None) -> Tool:
         """The tool of that name. One that is first asked for after the session has ended begins with what the run has."""
