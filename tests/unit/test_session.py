@@ -139,7 +139,7 @@ def test_log_of_what_is_not_one_number_says_once_what_to_log_instead(pair: Any, 
         for _ in range(4):
             one_step(model, optimizer)
             session.log(0.9)
-            session.log(values, none=None, empty=[], complex=1j, endless=endless, meta=torch.ones((), device="meta"), fine=1.0)
+            session.log(values, none=None, empty=[], complex=1j, huge=10**400, endless=endless, meta=torch.ones((), device="meta"), fine=1.0)
     run = sonde.Run(tmp_path / "run")
     assert run.logged == ["fine"]
     assert run.scalar("fine")[1].tolist() == [1.0] * 4
@@ -148,8 +148,8 @@ def test_log_of_what_is_not_one_number_says_once_what_to_log_instead(pair: Any, 
     assert "log row=sum(row) / len(row), or each value with row=dict(enumerate(row))" in caplog.text
     assert "log it only in steps that have a value" in caplog.text
     assert "a value needs a name, as in session.log(accuracy=0.9)" in caplog.text
-    assert len(caplog.records) == 11
-    assert len({one.where for one in session.report().unobserved if one.where.startswith("session.log")}) == 11
+    assert len(caplog.records) == 12
+    assert len({one.where for one in session.report().unobserved if one.where.startswith("session.log")}) == 12
 
 
 def test_log_after_closing_is_ignored(pair: Any, tmp_path: Path) -> None:

@@ -37,13 +37,15 @@ def read_logged(values: Mapping[Any, Any]) -> LoggedValues:
 
 def _read(logged: LoggedValues, name: str, value: Any, depth: int) -> None:
     try:
-        if isinstance(value, str):
+        if isinstance(value, (float, int)):  # first, as nearly all are
+            logged.numbers[name] = float(value)
+        elif isinstance(value, torch.Tensor):
+            _read_tensor(logged, name, value)
+        elif isinstance(value, str):
             logged.texts[name] = value
         elif isinstance(value, Mapping) and depth < MAX_DEPTH:
             for key, each in value.items():
                 _read(logged, f"{name}/{key}", each, depth + 1)
-        elif isinstance(value, torch.Tensor):
-            _read_tensor(logged, name, value)
         elif isinstance(value, (Sequence, set, frozenset, np.ndarray)):
             num = value.size if isinstance(value, np.ndarray) else len(value)
             if num == 1 and depth < MAX_DEPTH:
