@@ -134,12 +134,13 @@ def test_log_of_what_is_not_one_number_says_once_what_to_log_instead(pair: Any, 
     model, optimizer = pair
     endless: dict[str, Any] = {}
     endless["again"] = endless
-    values = {"odd": object(), "vector": torch.ones(3), "device": torch.ones(2, device="meta"), "row": [1, 2], "table": np.ones((2, 2))}
+    values = {"huge": 10**400, "odd": object(), "vector": torch.ones(3), "row": [1, 2], "table": np.ones((2, 2))}
+    values["device"] = torch.ones(2, device="meta")
     with sonde.watch(model, optimizer, to=tmp_path / "run", every=1, strict=True) as session:
         for _ in range(4):
             one_step(model, optimizer)
             session.log(0.9)
-            session.log(values, none=None, empty=[], complex=1j, huge=10**400, endless=endless, meta=torch.ones((), device="meta"), fine=1.0)
+            session.log(values, none=None, empty=[], complex=1j, endless=endless, meta=torch.ones((), device="meta"), fine=1.0)
     run = sonde.Run(tmp_path / "run")
     assert run.logged == ["fine"]
     assert run.scalar("fine")[1].tolist() == [1.0] * 4
