@@ -11,7 +11,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter_ns
 from types import TracebackType
@@ -31,6 +31,7 @@ except ImportError as error:
         "Reading runs (sonde diagnose, sonde report) works without it."
     ) from error
 
+import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -38,6 +39,7 @@ import sonde
 from sonde.capture import torch_patches
 from sonde.capture.disable_failing_probes import ErrorIsolation
 from sonde.capture.find_models_in_script import ModelDiscovery
+from sonde.capture.logged_values import read_logged
 from sonde.capture.probes.loss import LossProbe
 from sonde.capture.probes.memory_usage import MemoryProbe
 from sonde.capture.probes.probe import Probe, ProbeContext
@@ -49,14 +51,13 @@ from sonde.capture.switches.facts_for_switches import SwitchFactsProbe
 from sonde.capture.watched_models_registry import ModelRegistry
 from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.early_stopper import EarlyStopping
-from sonde.events import STEP_SCALARS, Ended, ProbeDisabled, Started, TextLogged, TypedEvent
+from sonde.events import STEP_SCALARS, Ended, NotMeasured, ProbeDisabled, RecordedWithTool, Started, TextLogged, TypedEvent
 from sonde.runlog.fatal_signal_file import fatal_signals_recorded
 from sonde.runlog.run_directory import new_run_directory, open_run_directory, write_run_json
 from sonde.runlog.switch_file import check_switch_names
 from sonde.runlog.writer import Writer
 from sonde.script_runner import run_to_end, script_environment
 from sonde.statistics import native_extension
-from sonde.statistics.find_tensors import read_scalar
 from sonde.statistics.private_torch_api import is_compiled
 from sonde.tools_of_session import SessionTool, SessionTools
 
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
 OPERATIONS = "operations"  # folder in the run's directory
 STALLED_S = 1.0  # a write that takes longer when a program ends is not waited for
 MAX_TEXT = 10_000  # characters of a text that the user logs
+MAX_REFUSED = 100  # names whose values are not recorded: a program may make names without end
 
 _log = logging.getLogger("sonde")
 
@@ -88,6 +90,8 @@ class DebugSession:
         self._concerned: dict[int, tuple[weakref.ref[Optimizer], bool]] = {}
         self.is_started = False
         self._startup_ns = 0
+        self._written_records: dict[str, str] = {}  # by tool
+        self._refused: set[str] = set()  # names that were logged with something that is not one number
         self._tracker: StepTracker | None = None
         self.tools = SessionTools(self)
         self._switches = Switches(self.config)
@@ -192,6 +196,7 @@ class DebugSession:
                 stack.callback(self._recorder.writer.close)
                 stack.callback(self._recorder.flush)
                 stack.callback(self._record_end, tracker, how, exit_code, exception)
+                stack.callback(self._write_records, tracker.boundaries.number)
                 stack.callback(self._registry.close)
                 stack.callback(self.tools.close)
                 stack.callback(self._discovery.stop)
@@ -280,40 +285,46 @@ class DebugSession:
                 torch_patches.subscribe(tracker)
                 tracker.resume()
 
-    def log(self, **values: Any) -> None:
-        """Record numbers (or texts) of this step. Tensors on the CPU are read as they are, without a torch operation."""
+    def log(self, values: Any = None, /, **named: Any) -> None:
+        """Record numbers and texts of this step: `session.log(accuracy=0.9)` or `session.log({"accuracy": 0.9})`. A dictionary as a value
+        gives several names: `session.log(val={"loss": 0.4})` is `val/loss`. Anything that is not one number or text is left out, with a
+        warning that says what to log instead. Tensors on the CPU are read as they are, without a torch operation."""
         tracker = self._tracker
         if tracker is None or tracker.is_paused:
             return
         boundaries = tracker.boundaries
         step = boundaries.number if boundaries.is_active or boundaries.number == 0 else boundaries.number - 1
-        numbers: dict[str, float] = {}
-        for name, value in values.items():
-            try:
-                if isinstance(value, str):
-                    self._recorder.emit(TextLogged(name=name, text=value[:MAX_TEXT]), step)
-                    continue
-                number = read_scalar(value)
-                if number is None:
-                    tracker.probe(LossProbe).log_deferred(name, value, step)
-                else:
-                    numbers[name] = number
-            except Exception as error:
-                self._isolation.report("log", name, error)
         try:
-            if numbers:
-                self._recorder.log(step, numbers)
-                self.tools.on_log(numbers)
-                self._switches.output.on_log(numbers)
+            if values is not None and not isinstance(values, Mapping):
+                self._warn_refused("", "a value needs a name, as in session.log(accuracy=0.9)", step)
+                values = None
+            logged = read_logged(named if values is None else {**values, **named})
+            for name, text in logged.texts.items():
+                self._recorder.emit(TextLogged(name=name, text=text[:MAX_TEXT]), step)
+            for name, value in logged.on_device.items():
+                tracker.probe(LossProbe).log_deferred(name, value, step)
+            for name, reason in logged.refused.items():
+                self._warn_refused(name, reason, step)
+            if logged.numbers:
+                self._recorder.log(step, logged.numbers)
+                self.tools.on_log(logged.numbers)
+                self._switches.output.on_log(logged.numbers)
         except Exception as error:
             self._isolation.report("log", "", error)
 
+    def _warn_refused(self, name: str, reason: str, step: int) -> None:
+        """A value of the user's is not recorded: said once for each name, here and in the report."""
+        if name not in self._refused and len(self._refused) < MAX_REFUSED:
+            self._refused.add(name)
+            _log.warning("sonde: session.log does not record %r: %s.", name, reason)
+            self._recorder.emit(NotMeasured(probe="session.log", where=name, reason=reason), step)
+
     def log_metrics(self, values: Mapping[str, Any]) -> None:
         """Record numbers and texts that a framework logs; anything else is passed over. A name that every step has goes into `logged/`."""
-        self.log(**{
+        self.log({
             f"logged/{name}" if name in STEP_SCALARS else name: value
             for name, value in values.items()
-            if isinstance(value, (int, float, str)) or (isinstance(value, Tensor) and value.numel() == 1)
+            if isinstance(value, (int, float, str, np.number)) or (isinstance(value, Tensor) and value.numel() == 1)
         })  # fmt: skip
 
     def emit(self, event: TypedEvent) -> None:
@@ -335,10 +346,25 @@ class DebugSession:
         return None if tracker is None else tracker.state.last_loss
 
     def report(self) -> Report:
-        """What is wrong with this training so far, and why."""
+        """What is wrong with this training so far, and why, and what the tools of this session have recorded."""
         if self.run is None:
             raise SondeError("nothing was watched in this process, so there is nothing to report.")
-        return sonde.diagnose(self.run)
+        if self._tracker is not None:
+            self._write_records(self._tracker.boundaries.number)
+            self._recorder.flush()
+        report = sonde.diagnose(self.run)
+        return replace(report, records=self.tools.records()) if self.tools.has_any else report  # they may record more after the end
+
+    def _write_records(self, step: int) -> None:
+        """What the tools have recorded becomes part of the run."""
+        for tool, text in (dict.fromkeys(self._written_records, "") | dict(self.tools.records())).items():  # "": cleared since
+            if self._written_records.get(tool) != text:
+                self._written_records[tool] = text
+                self._recorder.emit(RecordedWithTool(tool=tool, text=text[:MAX_TEXT]), step)
+
+    def clear(self) -> None:
+        """Discard what the tools of this session have recorded so far. The run, hooks and attached models stay."""
+        self.tools.clear()
 
     def enable_debugging(self, switches: str | Iterable[str] | None = None) -> None:
         """Turn switches on, all of them where none is named; from the next step on where one is under way. Their names are in

@@ -1,4 +1,5 @@
-"""The tools that a session holds. Each is created on first access, and from then on watches what the session watches."""
+"""The tools that a session holds. Each is created on first access, and from then on watches what the session watches; after the end of
+the session it answers from the run."""
 
 from __future__ import annotations
 
@@ -39,27 +40,30 @@ class SessionTools:
     def __init__(self, session: DebugSession) -> None:
         self._session = session
         self._created: dict[str, Any] = {}
+        self._from_run: set[str] = set()  # tools that began with what the run has: no records of the user's
         self._attached: dict[tuple[str, int], weakref.ref[nn.Module]] = {}  # (tool, id of model): it watches this one already
 
     def tensor_inspector(self) -> TensorInspector:
         """Statistics, comparison and leaks of the tensors that you give it."""
-        return self._tool("tensor_inspector", lambda: sonde.TensorInspector(self._session.config.max_tracked_tensors))
+        num = self._session.config.max_tracked_tensors
+        return self._tool("tensor_inspector", lambda: sonde.TensorInspector(num), lambda run: sonde.TensorInspector.from_run(run, num))
 
     def stability_checker(self) -> StabilityChecker:
         """How far numbers are from the limits of their type."""
-        return self._tool("stability_checker", sonde.StabilityChecker)
+        return self._tool("stability_checker", sonde.StabilityChecker, sonde.StabilityChecker.from_run)
 
     def profiler(self) -> Profiler:
         """Times of your own code by name, and of a model layer by layer."""
-        return self._tool("profiler", sonde.Profiler)
+        return self._tool("profiler", sonde.Profiler, sonde.Profiler.from_run)
 
     def weight_analyzer(self) -> WeightAnalyzer:
         """Dead neurons, initialization and spectrum of weights."""
         return self._tool("weight_analyzer", sonde.WeightAnalyzer)
 
     def gradient_debugger(self) -> GradientDebugger:
-        """Health and trends of the gradients, of every step from the first access on."""
-        tool = self._tool("gradient_debugger", lambda: sonde.GradientDebugger(self._session.config.max_gradient_history))
+        """Health and trends of the gradients, of every step from the first access on; until then, of the observed steps."""
+        history = self._session.config.max_gradient_history
+        tool = self._tool("gradient_debugger", lambda: sonde.GradientDebugger(history, run=lambda: self._session.run))
         for model, optimizer in self._new_models("gradient_debugger"):
             if any(p.requires_grad for p in model.parameters()):
                 tool.register_hooks(model, optimizer)
@@ -73,6 +77,7 @@ class SessionTools:
             lambda: sonde.MemoryProfiler(
                 memory_threshold_mb=config.memory_threshold_mb, memory_threshold_share=config.memory_threshold_share
             ),
+            sonde.MemoryProfiler.from_run,
         )
         for model, optimizer in self._new_models("memory_profiler"):
             tool.attach(model, optimizer)
@@ -142,9 +147,42 @@ class SessionTools:
             if tool in self._created:
                 getattr(self._created[tool], leave)()
 
-    def _tool(self, name: str, make: Callable[[], Tool]) -> Tool:
+    @property
+    def has_any(self) -> bool:
+        """Whether a tool was asked for."""
+        return bool(self._created)
+
+    def records(self) -> tuple[tuple[str, str], ...]:
+        """The tools that hold records, in the order of their first use: name and one sentence each."""
+        if not self._created:
+            return ()
+        from sonde.records_of_tools import describe_records
+
+        found = []
+        for name, tool in list(self._created.items()):
+            try:
+                if name not in self._from_run and (sentence := describe_records(name, tool)):
+                    found.append((name, sentence))
+            except Exception as error:
+                _log.warning("sonde: the records of session.%s could not be described (%s: %s).", name, type(error).__name__, error)
+        return tuple(found)
+
+    def clear(self) -> None:
+        """Discard the records of every tool. Registered hooks, attached models and plots on disk stay."""
+        for tool in self._created.values():
+            clear = getattr(tool, "clear", None)
+            if clear is not None:
+                clear()
+
+    def _tool(self, name: str, make: Callable[[], Tool], from_run: Callable[[Path], Tool] | None = None) -> Tool:
+        """The tool of that name. One that is first asked for after the session has ended begins with what the run has."""
         if name not in self._created:
-            self._created[name] = make()
+            run = self._session.run
+            if from_run is not None and run is not None and not self._session.is_watching():
+                self._created[name] = from_run(run)
+                self._from_run.add(name)
+            else:
+                self._created[name] = make()
         tool: Tool = self._created[name]
         return tool
 

@@ -45,7 +45,8 @@ MAY_IMPORT = {
     "tools": READING | MEASURING | ANALYSIS | {"session"},
     "incidents": READING | MEASURING | ANALYSIS,
     "early_stopper": ROOT_MODULES,
-    "tools_of_session": ROOT_MODULES,  # tools are loaded through `sonde`, on first access
+    "records_of_tools": ROOT_MODULES,
+    "tools_of_session": ROOT_MODULES | {"records_of_tools"},  # tools are loaded through `sonde`, on first access
     "session": MEASURING | {"incidents", "tools_of_session", "early_stopper", "step_decorator"},
     "step_decorator": MEASURING | {"session"},
     "integrations": MEASURING | {"session"},

@@ -19,6 +19,7 @@ from sonde.formatting import size
 from sonde.leaks.leak_detector import LeakDetector
 from sonde.memory_profiler.allocation_tracker import AllocationTracker
 from sonde.memory_profiler.batch_size_forecast import forecast, peak_usage
+from sonde.memory_profiler.memory_of_run import Source, snapshots_of_run
 from sonde.memory_profiler.memory_report import (
     AccumulatedTensors,
     DeviceMemory,
@@ -57,6 +58,13 @@ class MemoryProfiler:
         self._start = perf_counter()
         if model is not None:
             self.attach(model, optimizer)
+
+    @classmethod
+    def from_run(cls, run: Source) -> Self:
+        """The memory of a run: some of its steps as snapshots."""
+        profiler = cls()
+        profiler._snapshots = snapshots_of_run(run)
+        return profiler
 
     def attach(self, model: nn.Module, optimizer: Optimizer | None = None, *, name: str = "") -> Self:
         """Adds a model and the optimizer that trains it. Paths of the first model have no prefix, those of others start with `name`."""

@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ from sonde.formatting import listing
 from sonde.profiler import LayerCost, ProfileReport, Section, Span, TimeSpread
 from sonde.profiler.profile_model import Loss, profile_model
 from sonde.profiler.run_forward_pass import forward_arguments
+from sonde.runlog.run_reader import Run
 
 MAX_DURATIONS = 1000  # of a section or recorded layer, the latest: for the percentiles. Calls and total include all
 MAX_SPANS = 5000  # of sections, for a trace file
@@ -51,6 +53,15 @@ class Profiler:
         self._spans: list[tuple[str, int, int, int]] = []  # name, start, end, thread
         self._layers: dict[str, _RecordedLayer] = {}
         self._profile: ProfileReport | None = None
+
+    @classmethod
+    def from_run(cls, run: Run | Path | str) -> Self:
+        """The times of a run: phases of its steps, and layers of the steps that were measured in detail."""
+        from sonde.profiler.profile_of_run import profile_of_run
+
+        profiler = cls()
+        profiler._profile = profile_of_run(run)
+        return profiler
 
     def start(self, name: str) -> None:
         """Start a timer. Timers that start while it runs are nested in it."""

@@ -52,7 +52,8 @@ def notes(report: Report) -> list[tuple[str, str]]:
     """Name and text of each note: what was not evaluated, not observed or not readable, and the overhead."""
     names = listing([row.rule for row in report.not_evaluated])
     not_evaluated = f", {len(report.not_evaluated)} not evaluated: {names}" if names else ""
-    rows = [*report.run.summary, ("rules", f"{len(report.clear)} clear{not_evaluated}")]
+    recorded = [("recorded", f"session.{tool}: {sentence}") for tool, sentence in report.records]
+    rows = [*report.run.summary, *recorded, ("rules", f"{len(report.clear)} clear{not_evaluated}")]
     for name, unobserved in (("unobserved", report.unobserved), ("retired", report.retired)):
         if unobserved:
             reasons = listing(list(dict.fromkeys(row.reason for row in unobserved)), 2)

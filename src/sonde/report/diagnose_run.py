@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from sonde.events import Finding, Kind, ModelWatched, Severity
+from sonde.events import Finding, Kind, ModelWatched, RecordedWithTool, Severity
 from sonde.report.own_cost import Overhead, measure_overhead
 from sonde.report.report_types import MAX_POINTS, Report, RunFacts, Unevaluated, Unobserved, Verdict
 from sonde.report.run_summary import summarize
@@ -59,6 +59,7 @@ def diagnose(run: Run | Path | str, rules: Sequence[Rule] | None = None) -> Repo
         unobserved=_notes(source, "unobserved", "reason"),
         retired=_notes(source, "retired", "error"),
         damage=_damage(source, facts.num_repeated_steps),
+        records=_records(source),
     )
 
 
@@ -125,6 +126,8 @@ def _verdict(findings: Sequence[Finding], facts: _Facts, is_nothing_evaluated: b
     if not facts.num_steps and run.gaps:
         return "unknown", f"The log could not be written ({run.gaps[0].reason}), so there is nothing to judge."
     if not facts.num_backwards and not facts.num_updates:
+        if _records(run):
+            return "unknown", "No training was watched, so no rule could judge. What you recorded with the session's tools is listed here."
         return "unknown", "Sonde saw no training: no optimizer stepped and no backward ran."
     if not facts.num_updates and not facts.num_models:
         return "unknown", "Backward ran, but Sonde saw neither a torch.nn.Module nor an optimizer to watch."
@@ -173,6 +176,12 @@ def _notes(run: Run, kind: str, key: str) -> tuple[Unobserved, ...]:
         if len(notes) >= MAX_NOTES:
             break
     return tuple(notes)
+
+
+def _records(run: Run) -> tuple[tuple[str, str], ...]:
+    """The last sentence about each tool of the session."""
+    last = {event.tool: event.text for event in run.events(RecordedWithTool)}
+    return tuple((tool, text) for tool, text in last.items() if text)[:MAX_NOTES]
 
 
 def _damage(run: Run, num_repeated_steps: int) -> tuple[str, ...]:

@@ -70,6 +70,7 @@ class Report:
     unobserved: tuple[Unobserved, ...]
     retired: tuple[Unobserved, ...]
     damage: tuple[str, ...]  # bytes that could not be read, steps that could not be written: one sentence each
+    records: tuple[tuple[str, str], ...] = ()  # tools of the session that hold records: name and one sentence each
 
     @property
     def exit_code(self) -> int:
@@ -83,6 +84,7 @@ class Report:
         lines += [f"{word}: {sentence}" for word, sentence in run.summary]
         if self.why_unknown:
             lines.append(self.why_unknown)
+        lines += [f"session.{tool}: {sentence}" for tool, sentence in self.records]
         for finding in self.findings:
             follows = finding.evidence.get("consequence_of")
             place = f" at {layer_name(finding.where, run.layer_types.get(finding.where, ''))}" if finding.where else ""
@@ -127,5 +129,6 @@ class Report:
             "ended": self.run.ended,
             "signal": self.run.signal,
             "told": dict(self.run.summary),
+            "records": dict(self.records),
         }
         return json.dumps(strict(document), indent=indent, allow_nan=False)

@@ -4,7 +4,7 @@ import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -16,12 +16,15 @@ from torch import nn
 from sonde.errors import SondeError, require_count
 from sonde.statistics.private_torch_api import CONV, CONV_TRANSPOSE, tensor_version
 from sonde.tools.gradient_flow_animator import EXPLODING, VANISHING, GradientFlowAnimator, measure_gradient
+from sonde.tools.gradients import gradients_of_run
 from sonde.tools.gradients.gradient_flow_analysis import GradientSize, combine_sizes
 from sonde.tools.gradients.gradient_noise_scale import NoiseScale, NormPair, estimate_noise_scale
 from sonde.tools.gradients.gradient_report import GradientReport, build_gradient_report
 from sonde.tools.gradients.inactive_units import InactiveUnits, UnitActivity
 from sonde.tools.hook_that_never_raises import SafeHook, require_module
 from sonde.tools.tensors.describe_tensor import as_tensor, fast_statistics
+
+MAX_STEPS_OF_RUN = 1000  # that are read, if the history is not limited
 
 
 @dataclass(slots=True)
@@ -42,17 +45,19 @@ class GradientDebugger:
     A parameter or layer with hooks that is also recorded by hand counts once, as the hook measures it.
     A step ends with the `step()` of the optimizer, or else of the GradientDebugger. Without either, a new step begins when a gradient was
     cleared or a parameter was changed since the last write; earlier writes are gradient accumulation.
+    `run` is a function that returns a run: where nothing was recorded, its observed steps are analyzed. A session passes its own run.
     """
 
     def __init__(
         self, max_gradient_history: int = 200, *, vanishing_threshold: float = VANISHING, exploding_threshold: float = EXPLODING,
-        micro_batch_size: int | None = None,
+        micro_batch_size: int | None = None, run: Callable[[], gradients_of_run.Source | None] | None = None,
     ) -> None:  # fmt: skip
         require_count(max_gradient_history, "max_gradient_history")
         if micro_batch_size is not None and not micro_batch_size > 0:
             raise SondeError(f"micro_batch_size must be a number of samples above 0, not {micro_batch_size!r}.")
         self.flow = GradientFlowAnimator(max_gradient_history, vanishing_threshold, exploding_threshold)
         self._micro_batch_size = micro_batch_size
+        self._run = run
         self._order: dict[str, None] = {}  # layers in order of depth
         self._layer_of: dict[str, str] = {}  # parameter path -> layer
         self._weights: dict[str, GradientSize] = {}  # parameter path -> size of the parameter at its first gradient
@@ -69,6 +74,12 @@ class GradientDebugger:
         self._hooked: dict[int, weakref.ref[torch.Tensor]] = {}
         self._parameters: dict[str, weakref.ref[torch.Tensor]] = {}
         self._lock = threading.RLock()  # backward on a device runs in another thread
+
+    @classmethod
+    def from_run(cls, run: gradients_of_run.Source) -> Self:
+        """The gradients of the observed steps of a run, as the optimizer received them."""
+        source = gradients_of_run.open_run(run)  # a wrong path raises here, not later
+        return cls(run=lambda: source)
 
     def register_hooks(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Self:
         """Puts a hook on every parameter that requires a gradient. `remove()`, or the end of a `with`, removes all hooks."""
@@ -227,8 +238,34 @@ class GradientDebugger:
             parts.setdefault(self._layer_of[path], []).append(size)
         return {layer: combine_sizes(sizes) for layer, sizes in parts.items()}
 
+    @property
+    def has_records(self) -> bool:
+        """Whether a step, or a part of one, was recorded by hooks or by hand."""
+        return bool(self.flow.frames or self._current)
+
+    def _load(self, run: gradients_of_run.Source) -> "GradientDebugger":
+        """Another one with the observed steps of a run. They are not mixed with recorded ones, which are measured before clipping."""
+        flow = self.flow
+        loaded = GradientDebugger(
+            flow.max_frames or MAX_STEPS_OF_RUN, vanishing_threshold=flow.vanishing_threshold, exploding_threshold=flow.exploding_threshold
+        )
+        recorded = gradients_of_run.read_gradients(run, flow.max_frames or MAX_STEPS_OF_RUN)
+        loaded._steps_counted_by = "a step is an observed step of the run"
+        loaded._layer_of = {path: path.rpartition(".")[0] or path for path in recorded.paths}
+        loaded._order = dict.fromkeys(loaded._layer_of.values())
+        loaded._weights = {path: size for path, size in recorded.weights.items() if path in loaded._layer_of}
+        for step, sizes in recorded.steps:
+            loaded._step = step
+            loaded._current = {path: _GradientWrites(size, size) for path, size in sizes.items() if path in loaded._layer_of}
+            loaded._end_step()
+        return loaded
+
     def analyze(self) -> GradientReport:
-        """Builds the report of the recorded steps, the current one included. Recording continues."""
+        """Builds the report of the recorded steps, the current one included. Recording continues. Where nothing was recorded, the observed
+        steps of the run are analyzed, if there is one."""
+        run = self._run() if self._run is not None and not self.has_records else None
+        if run is not None:
+            return self._load(run).analyze()
         with self._lock:
             flow = GradientFlowAnimator(0, self.flow.vanishing_threshold, self.flow.exploding_threshold)
             if self._current:

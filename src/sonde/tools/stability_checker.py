@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from sonde.tools.hook_that_never_raises import SafeHook, require_module
 from sonde.tools.tensors import floating_point_formats
 from sonde.tools.tensors.describe_tensor import as_tensor
 from sonde.tools.tensors.floating_point_formats import FORMATS, Magnitudes, Margins, NumberFormat, parse_format
+from sonde.tools.tensors.tensors_of_run import Source, read_last_tensors
 
 TARGETS = ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2")  # formats that a model could be converted to
 NEAR_OVERFLOW = 1.0  # powers of two: doubled values would overflow
@@ -129,6 +130,15 @@ class StabilityChecker:
 
     def __init__(self) -> None:
         self.checked: list[CheckedTensor] = []
+
+    @classmethod
+    def from_run(cls, run: Source) -> Self:
+        """Checks the parameters, gradients and outputs of a run, as they were in the last observed step."""
+        checker = cls()
+        for one in read_last_tensors(run):
+            in_use = floating_point_formats.format_of_dtype(one.site.dtype)
+            checker.checked.append(CheckedTensor(one.site.name or "the model", one.what, in_use, one.measured))
+        return checker
 
     def check_tensor(self, tensor: Any, layer: str | None = None, *, what: str = "tensor") -> CheckedTensor:
         """Measures a tensor, array or list. Without `layer` it is named by its number: "tensor 1"."""

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -24,6 +24,7 @@ from sonde.statistics.find_tensors import storage_bytes
 from sonde.statistics.private_torch_api import tensor_version
 from sonde.tools.tensors.describe_tensor import TensorStats, as_tensor, describe
 from sonde.tools.tensors.tensor_comparison import TensorComparison, compare_statistics, compare_values
+from sonde.tools.tensors.tensors_of_run import Source, read_last_tensors
 
 MAX_TRACKED = 1000
 
@@ -102,6 +103,25 @@ class TensorInspector:
         self.max_tracked_tensors = require_count(max_tracked_tensors, "max_tracked_tensors")
         self._infos: OrderedDict[str, TensorInfo] = OrderedDict()
         self._num_inspected = 0
+
+    @classmethod
+    def from_run(cls, run: Source, max_tracked_tensors: int = MAX_TRACKED) -> Self:
+        """The parameters, gradients and outputs of a run as inspections of the last observed step. Without percentiles, L1 norm and
+        outliers, which a run does not have."""
+        inspector = cls(max_tracked_tensors)
+        for number_of, one in zip(range(1, max_tracked_tensors + 1), read_last_tensors(run)):
+            stats, site = one.measured.stats, one.site
+            described = TensorStats(
+                site.shape, site.dtype, "unknown device", stats.num, site.num_bytes, stats.mean, stats.std, stats.min, stats.max,
+                stats.l1, stats.l2, stats.zeros, stats.nan, stats.inf,
+            )  # fmt: skip
+            info = TensorInfo(
+                f"{one.name}#{number_of}", one.name, site.module or None, None, one.step, described, described.num_bytes, _ref=lambda: None,
+                _version=None, _fingerprint=None,
+            )  # fmt: skip
+            inspector._infos[info.id] = info
+        inspector._num_inspected = len(inspector._infos)
+        return inspector
 
     def inspect_tensor(
         self, tensor: Any, name: str, layer: str | None = None, operation: str | None = None, *, step: int | None = None, bins: int = 64

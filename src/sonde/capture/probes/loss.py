@@ -93,8 +93,7 @@ class LossProbe(Probe):
 
     def log_deferred(self, name: str, value: torch.Tensor, step: int) -> None:
         """A number of the user's that is on a device."""
-        if unsupported_reason(value) is None:
-            self._context.deferred.add(_first_element(value), partial(self._on_log_fetched, step, name))
+        self._context.deferred.add(_first_element(value), partial(self._on_log_fetched, step, name))
 
     def _on_fetched(self, step: int, series: str, numbers: Sequence[float] | Exception) -> None:
         if isinstance(numbers, Exception):
