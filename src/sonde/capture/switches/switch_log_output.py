@@ -147,7 +147,7 @@ class SwitchOutput:
         return [tensor for call in self._context.buffer.calls for _, tensor in find_tensors((call.args, call.kwargs))]
 
     def _shapes(self) -> str:
-        return " ".join(dict.fromkeys("x".join(map(str, tensor.shape)) for tensor in self._inputs()))
+        return " ".join(dict.fromkeys("x".join(map(str, shape_of(tensor))) for tensor in self._inputs()))
 
 
 def _count(values: Iterable[str]) -> dict[str, int]:
