@@ -25,6 +25,17 @@ def slope(factor):
     return lambda step: {Kind.ACTIVATION_GRADIENT: {path: row(l2=norm, zeros=500) for path, norm in norms.items()}}
 
 
+def fading(step):
+    """Gradients and updates that are a hundredth at each layer before another."""
+    depth = {path: len(LAYERS) - 1 - LAYERS.index(path.rpartition(".")[0]) for path in PARAMETER_IDS}
+    return slope(0.01)(step) | {Kind.UPDATE: {path: row(l2=0.05 * 0.01**layers) for path, layers in depth.items()}}
+
+
+def with_optimizer(name):
+    """The opening of a run whose optimizer is of another class."""
+    return [Event("optimizer", 0, {**event.data, "class": name}) if event.kind == "optimizer" else event for event in opening()]
+
+
 def bad(what, step, **data):
     return Event("nonfinite", step, {"what": what, "where": "x", "num_nan": 3, "num_inf": 0, "num_elements": 64, **data})
 
@@ -33,13 +44,27 @@ def bad(what, step, **data):
 
 
 def test_a_gradient_that_fades_layer_by_layer_is_found_while_the_loss_is_stuck():
-    finding = the_finding(vanishing_gradient, training(loss=stuck, frames=slope(0.01)))
+    finding = the_finding(vanishing_gradient, training(loss=stuck, frames=fading))
     assert finding.where == "net.0"
     assert finding.step == 0
+    assert finding.evidence["first_update_per_weight"] == pytest.approx(1e-8 * finding.evidence["last_update_per_weight"], rel=0.1)
 
 
 def test_a_gradient_that_fades_in_a_model_that_learns_is_clear():
-    assert ask(vanishing_gradient, training(loss=falling, frames=slope(0.01))) == Clear()
+    assert ask(vanishing_gradient, training(loss=falling, frames=fading)) == Clear()
+
+
+def test_small_gradients_whose_updates_are_as_large_as_those_of_the_last_layers_do_not_vanish():
+    """Adam divides by the size of the gradient."""
+    assert ask(vanishing_gradient, training(loss=stuck, frames=slope(0.01))) == Clear()
+
+
+def test_without_measured_updates_a_small_gradient_is_evidence_with_sgd_only():
+    def steps(optimizer):
+        return training(loss=stuck, frames=lambda step: slope(0.01)(step) | {Kind.UPDATE: {}}, start=with_optimizer(optimizer))
+
+    assert "with RMSprop the size of a gradient does not say" in why_not(vanishing_gradient, steps("RMSprop"))
+    assert "first_update_per_weight" not in the_finding(vanishing_gradient, steps("SGD")).evidence
 
 
 def test_a_cliff_is_not_a_slope():
@@ -114,7 +139,8 @@ RNN_SITES = {
 def recurrent(norms, **kwargs):
     """A model whose depth is inside one recurrent module: only the gradients of its biases show it."""
     steps = []
-    for step in training(frames=lambda s: {Kind.ACTIVATION: {}, Kind.ACTIVATION_GRADIENT: {}}, **kwargs):
+    hidden = {Kind.ACTIVATION: {}, Kind.ACTIVATION_GRADIENT: {}, Kind.UPDATE: {}}
+    for step in training(frames=lambda s: hidden, start=with_optimizer("SGD"), **kwargs):
         frames = dict(step.frames)
         if Kind.GRADIENT in frames:
             values = np.array([[row(l2=norm)[name] for norm in norms] for name in STATISTICS])
