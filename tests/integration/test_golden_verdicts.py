@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tarfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from sonde.report import Report, diagnose
+from sonde.rules.contradictions import CLAIMS
 from sonde.rules.registry import RULES
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -91,3 +93,14 @@ def test_every_former_rule_and_every_log_is_part_of_the_comparison(runs: Path) -
     assert {rule.name for rule in COMPARED} == FORMER
     assert len(FORMER) >= 54
     assert {path.name for path in runs.iterdir()} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("rule", sorted({claim.rule for claim in CLAIMS}))
+def test_the_words_of_a_claim_are_those_that_its_rule_uses(rule: str, runs: Path) -> None:
+    """The check of causes against their evidence goes by words: a rule that states the same in other words must change them there too."""
+    missing = {claim.words for claim in CLAIMS if claim.rule == rule}
+    for name, expected in EXPECTED.items():
+        if missing and any(each[0] == rule for each in expected["findings"]):
+            causes = [finding.cause for finding in diagnose(runs / name, rules=COMPARED).findings if finding.rule == rule]
+            missing = {words for words in missing if not any(re.search(words, cause) for cause in causes)}
+    assert not missing

@@ -1,6 +1,7 @@
 """Evaluates the rules on a run, and orders what they found: causes first, then their consequences.
 
-A rule that raises is reported as not evaluated; the others are evaluated all the same.
+A rule that raises is reported as not evaluated; the others are evaluated all the same. The same holds for a rule whose
+finding contradicts its own evidence.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sonde.events import Finding, Severity
+from sonde.rules.contradictions import contradiction
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
 
@@ -57,7 +59,12 @@ def _result(rule: Rule, view: RunView) -> Result:
     if not isinstance(findings, (list, tuple)):
         return NotEvaluated(f"the rule returned a {type(findings).__name__}, not findings, Clear() or NotEvaluated(reason)")
     wrong = next((reason for each in findings if (reason := _why_invalid(each))), "")
-    return NotEvaluated(f"the rule returned {wrong}") if wrong else findings[:MAX_FINDINGS]
+    if wrong:
+        return NotEvaluated(f"the rule returned {wrong}")
+    contradictions = [contradiction(each) for each in findings[:MAX_FINDINGS]]
+    reason = next(filter(None, contradictions), "")
+    consistent = [each for each, reason in zip(findings, contradictions) if not reason]
+    return NotEvaluated(reason) if reason and not consistent else consistent
 
 
 def _why_invalid(finding: object) -> str:

@@ -407,6 +407,19 @@ def test_a_model_that_no_gradient_reaches_is_found_wherever_its_loss_lies():
     assert finding.evidence["parameters_without_gradient"] == 8
 
 
+def test_parameters_that_the_program_changes_itself_are_reached_by_a_gradient():
+    """It uses and clears their gradients before these are read, at the end of the step."""
+    by_hand = opening(num_unowned=10, unowned=list(PARAMETER_IDS), optimizers=[])
+
+    def steps(update):
+        frames = {Kind.GRADIENT: {path: row(l2=0.0) for path in PARAMETER_IDS}, Kind.UPDATE: {path: row(l2=update) for path in PARAMETER_IDS}}
+        scalars = {"optimizer_steps": 0, "manual_updates": 1}
+        return training(loss=lambda s: 50 + noise(s), frames=lambda step: frames, scalars=lambda step: scalars, start=by_hand)
+
+    assert "nothing shows" in why_not(loss_plateau, steps(0.05))
+    assert "no gradient reaches 10 of 10" in the_finding(loss_plateau, steps(0.0)).cause
+
+
 def test_branches_that_start_with_zero_gradients_are_no_plateau():
     def frames(step):
         return {Kind.GRADIENT: {path: row(l2=0.2 if path.startswith("head") else 0.0) for path in PARAMETER_IDS}} if step == 0 else {}

@@ -105,10 +105,9 @@ class BatchProbe(Probe):
             return
         shapes = [shape_of(tensor) for _, tensor in find_tensors(output)[:MAX_OUTPUTS]]
         self._outputs += shapes
-        samples = self._samples
-        if samples is not None and samples.is_row and id(module) == self._first_module:
-            if not any(len(shape) > 1 and shape[0] == samples.size for shape in shapes):
-                samples.are_equal.clear()  # the output has no row for each number of the input: they are one sample
+        samples = self._samples if id(module) == self._first_module else None
+        if samples is not None and samples.is_row and not any(len(shape) > 1 and shape[0] == samples.size for shape in shapes):
+            samples.are_equal.clear()  # the output has no row for each number of the input: they are one sample
 
     def on_backward_start(self, tensors: Any) -> None:
         if self._is_active:

@@ -13,7 +13,7 @@ from sonde.capture import process_memory
 from sonde.capture.watched_model import join_path
 from sonde.events import PlacementChanged
 from sonde.statistics.batched_device_reads import on_device
-from sonde.statistics.find_tensors import find_tensors, memory_by_category, optimizer_state_tensors
+from sonde.statistics.find_tensors import find_tensors, memory_by_category, optimizer_state_tensors, shape_of
 from sonde.statistics.tensor_statistics_table import measure_columns
 
 if TYPE_CHECKING:
