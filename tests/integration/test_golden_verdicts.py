@@ -33,6 +33,8 @@ EARLIER_ATTEMPT = "the former code gave the newest attempt those events of an ea
 AFTER_LAST_STEP = "the former code ignored events after the last complete step that belong to an earlier step"
 REPEATED = "repeated step numbers are damage and the first record counts; the former code took them for the start of another attempt"
 
+REPLACED_LATER = "the parameters were replaced in the run: the step is the one after the last in which the old ones got gradients, not the first"
+
 
 def _repeated(*findings: list[object]) -> Different:
     return Different(REPEATED, list(findings), damage="repeat the number of an earlier step")
@@ -48,6 +50,8 @@ DIFFERENT = {
     "end_exit__eval_in_train_mode": Different(AFTER_LAST_STEP, [["eval-in-train-mode", "warning", "", 16]]),
     "end_interrupt__eval_in_train_mode": Different(AFTER_LAST_STEP, [["eval-in-train-mode", "warning", "", 16]]),
     "end_raise__eval_in_train_mode": Different(AFTER_LAST_STEP, [["eval-in-train-mode", "warning", "", 16]]),
+    "broken__stale_optimizer_params__cnn": Different(REPLACED_LATER, [["stale-optimizer-params", "error", "fc", 25]]),
+    "end_kill2__stale_optimizer_params": Different(REPLACED_LATER, [["stale-optimizer-params", "error", "fc", 25]]),
     "damaged__repeat_records__broken__scheduler_before_optimizer__cnn": _repeated(["scheduler-before-optimizer", "warning", "", 0]),
     "damaged__repeat_records__healthy__k52_lbfgs": _repeated(),
     "damaged__repeat_records__healthy__k70_scaler_skips_scheduled": _repeated(),

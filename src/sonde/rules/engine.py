@@ -15,6 +15,7 @@ from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
 
 MAX_FINDINGS = 100  # of one rule: nobody reads more
+SUDDEN = ("loss-spike", "gradient-spike")  # they happen in one step: what begins later does not explain them
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +107,15 @@ def order_findings(findings: Sequence[Finding], explains: Mapping[str, Sequence[
     causes = {id(finding): _root_cause(finding, findings, explains) for finding in findings}
     roots = [finding for finding in findings if causes[id(finding)] is None]
     ordered: list[Finding] = []
-    for root in sorted(roots, key=_priority):
+    consequences_of = {id(root): [finding for finding in findings if causes[id(finding)] is root] for root in roots}
+
+    def priority(root: Finding) -> tuple[int, tuple[int, int, str]]:
+        # A cause is as severe as the worst that follows from it.
+        return min(-each.severity.rank for each in (root, *consequences_of[id(root)])), _priority(root)
+
+    for root in sorted(roots, key=priority):
         ordered.append(root)
-        consequences = [finding for finding in findings if causes[id(finding)] is root]
+        consequences = consequences_of[id(root)]
         ordered += [replace(each, evidence={**each.evidence, "consequence_of": root.rule}) for each in sorted(consequences, key=_priority)]
     return ordered
 
@@ -132,7 +139,7 @@ def _explains(cause: Finding, effect: Finding, explains: Mapping[str, Sequence[s
     if cause.severity is Severity.INFO and effect.severity is not Severity.INFO:
         return False  # what is only mentioned is not what is wrong
     if cause.rule not in explains.get(effect.rule, ()):
-        return True
+        return cause.step <= effect.step or effect.rule not in SUDDEN
     # Each could explain the other: the earlier one is the cause.
     return cause.step < effect.step or (cause.step == effect.step and cause.rule < effect.rule)
 
