@@ -32,14 +32,15 @@ class Different(NamedTuple):
 EARLIER_ATTEMPT = "the former code gave the newest attempt those events of an earlier one that have step numbers above its last step"
 AFTER_LAST_STEP = "the former code ignored events after the last complete step that belong to an earlier step"
 REPEATED = "repeated step numbers are damage and the first record counts; the former code took them for the start of another attempt"
-
-REPLACED_LATER = "the parameters were replaced in the run: the step is the one after the last in which the old ones got gradients, not the first"
+REPLACED_LATER = "parameters were replaced in the run: the step is the one after the last in which the old ones got gradients, not step 0"
+BEFORE_UPDATE = "of a bad number and a large update in one step, the bad number is the cause: forward and backward come before the update"
 
 
 def _repeated(*findings: list[object]) -> Different:
     return Different(REPEATED, list(findings), damage="repeat the number of an earlier step")
 
 
+GAMMA = [[rule, "critical", "", 0] for rule in ("nonfinite-origin", "lr-divergence", "nonfinite-loss")]
 DIFFERENT = {
     "attempts__healthy_then_dead_relu": Different(EARLIER_ATTEMPT, [["lr-divergence", "critical", "", 0]]),
     "attempts__healthy_then_label_constant": Different(EARLIER_ATTEMPT, [["label-constant", "critical", "", 0]]),
@@ -52,6 +53,8 @@ DIFFERENT = {
     "end_raise__eval_in_train_mode": Different(AFTER_LAST_STEP, [["eval-in-train-mode", "warning", "", 16]]),
     "broken__stale_optimizer_params__cnn": Different(REPLACED_LATER, [["stale-optimizer-params", "error", "fc", 25]]),
     "end_kill2__stale_optimizer_params": Different(REPLACED_LATER, [["stale-optimizer-params", "error", "fc", 25]]),
+    "nonfinite__broken__b49_lbfgs_gamma": Different(BEFORE_UPDATE, GAMMA),
+    "damaged__repeat_records__nonfinite__broken__b49_lbfgs_gamma": Different(BEFORE_UPDATE, GAMMA),
     "damaged__repeat_records__broken__scheduler_before_optimizer__cnn": _repeated(["scheduler-before-optimizer", "warning", "", 0]),
     "damaged__repeat_records__healthy__k52_lbfgs": _repeated(),
     "damaged__repeat_records__healthy__k70_scaler_skips_scheduled": _repeated(),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sonde.events import Finding, Severity
+from sonde.rules._shared.origin_search_results import NONFINITE_RULES
 from sonde.rules.contradictions import contradiction
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
@@ -140,8 +141,8 @@ def _explains(cause: Finding, effect: Finding, explains: Mapping[str, Sequence[s
         return False  # what is only mentioned is not what is wrong
     if cause.rule not in explains.get(effect.rule, ()):
         return cause.step <= effect.step or effect.rule not in SUDDEN
-    # Each could explain the other: the earlier one is the cause.
-    return cause.step < effect.step or (cause.step == effect.step and cause.rule < effect.rule)
+    # Each could explain the other: the earlier one is the cause. In one step, forward and backward come before the update.
+    return (cause.step, cause.rule not in NONFINITE_RULES, cause.rule) < (effect.step, effect.rule not in NONFINITE_RULES, effect.rule)
 
 
 def _priority(finding: Finding) -> tuple[int, int, str]:

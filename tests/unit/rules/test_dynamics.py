@@ -412,7 +412,7 @@ def test_parameters_that_the_program_changes_itself_are_reached_by_a_gradient():
     by_hand = opening(num_unowned=10, unowned=list(PARAMETER_IDS), optimizers=[])
 
     def steps(update):
-        frames = {Kind.GRADIENT: {path: row(l2=0.0) for path in PARAMETER_IDS}, Kind.UPDATE: {path: row(l2=update) for path in PARAMETER_IDS}}
+        frames = {kind: {path: row(l2=l2) for path in PARAMETER_IDS} for kind, l2 in ((Kind.GRADIENT, 0.0), (Kind.UPDATE, update))}
         scalars = {"optimizer_steps": 0, "manual_updates": 1}
         return training(loss=lambda s: 50 + noise(s), frames=lambda step: frames, scalars=lambda step: scalars, start=by_hand)
 

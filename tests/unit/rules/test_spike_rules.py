@@ -7,13 +7,14 @@ import pytest
 
 from sonde.events import BATCH_FIELDS, Event, Frame, Kind, Severity, Site, Step
 from sonde.rules._shared.spikes_in_run import SpikeHistory
+from sonde.rules.calls.stale_optimizer_params import RULE as stale_optimizer_params
 from sonde.rules.engine import evaluate, order_findings
 from sonde.rules.gradients.gradient_spike import RULE as gradient_spike
 from sonde.rules.loss.loss_spike import RULE as loss_spike
 from sonde.rules.loss.lr_divergence import RULE as lr_divergence
 from sonde.rules.nonfinite.nonfinite_loss import RULE as nonfinite_loss
 from sonde.rules.rule import Clear
-from synthetic_steps import SITES, ask, falling, noise, opening, the_finding, training, view_of, why_not
+from synthetic_steps import SITES, ask, falling, noise, opening, the_finding, training, view_of, why_not, with_replaced_head
 
 ITEM = {"samples": [7], "shares": [0.99], "indices": [1193], "batch_size": 32, "without": 0.3, "blame": "input",
         "odd": {"name": "x", "size": 900.0, "others": 0.5}, "source": "train.py:40", "text": "loss = f(model(x), y)",
@@ -41,6 +42,37 @@ def looked(*steps, loss=None, **given):
 def test_a_loss_that_only_falls_is_clear():
     assert ask(loss_spike, training(200)) == Clear()
     assert ask(gradient_spike, training(200)) == Clear()
+
+
+def test_a_spike_when_parameters_are_replaced_blames_no_sample_and_stands_under_the_swap():
+    steps = with_replaced_head(looked(82), at=80, known=90)
+    finding = the_finding(loss_spike, steps)
+    assert "parameters of the model were replaced around this step" in finding.cause
+    assert "sample" not in finding.cause + finding.fix
+    assert finding.evidence["blame"] == "replaced parameters"
+    with view_of(steps) as view:
+        rules = (stale_optimizer_params, loss_spike)
+        found = [each for outcome in evaluate({0: view}, rules) for each in outcome.result]
+    ordered = order_findings(found, {rule.name: rule.explains for rule in rules})
+    assert [each.rule for each in ordered] == ["stale-optimizer-params", "loss-spike"]
+    assert ordered[1].evidence["consequence_of"] == "stale-optimizer-params"
+    assert "sample 7" in the_finding(loss_spike, with_replaced_head(looked(120), at=80, known=90)).cause
+
+
+@pytest.mark.parametrize(
+    ("is_after_update", "advice"),
+    [
+        (None, "clip gradients to a smaller norm than at train.py:22"),
+        (False, "clip gradients to a smaller norm than at train.py:22"),
+        (True, "move the clipping at train.py:22 between backward() and optimizer.step()"),
+    ],
+)
+def test_who_clips_already_is_not_told_to_clip(is_after_update, advice):
+    known = {} if is_after_update is None else {"is_after_update": is_after_update}  # older runs do not say
+    clip = Event("source", 0, {"call": "clip", "line": "train.py:22", "text": "clip()", **known})
+    steps = training(200, loss=leaping(120), events={120: [spike(120)]}, start=[*opening(), clip])
+    assert advice in the_finding(loss_spike, steps).fix
+    assert "torch.nn.utils.clip_grad_norm_" in the_finding(loss_spike, looked(120)).fix
 
 
 def test_too_few_steps_are_not_evaluated():

@@ -9,7 +9,7 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from sonde.events import Kind, OwnershipChanged, Row, Site
+from sonde.events import Kind, OwnershipChanged, ProbeDisabled, Row, Site
 from sonde.rules._shared.read_event_tables import count
 from sonde.rules.column_helpers import first_where
 from sonde.run_view import Block, LayerTable, Reduction, RunView
@@ -69,7 +69,10 @@ class UnownedParameters:
         gradient_rows = np.concatenate([np.empty(0, np.int64), *observed.gradient_rows])
         first = first_where(gradient_rows >= known_from)
         reason = ""
-        if not view.calls.num_optimizers:
+        disabled = next((event for event in view.events(ProbeDisabled) if not event.where and _knows_parameters(event.probe)), None)
+        if disabled is not None:
+            reason = f"{disabled.probe} was disabled ({disabled.error}), so what the optimizers hold since then is not known"
+        elif not view.calls.num_optimizers:
             reason = "no optimizer was seen"
         elif not view.calls.updates:
             reason = "no optimizer stepped"
@@ -81,7 +84,7 @@ class UnownedParameters:
             view.sites[site]
             for site, rows in sorted(received.items())
             if len(rows) == PATIENCE and rows[0] >= known_from and site not in observed.changed and site in view.sites
-            and is_unowned(view, view.sites[site])
+            and is_unowned(view, view.sites[site]) and disabled is None
         ]  # fmt: skip
         replaced = _replaced(view, untrained, observed.latest_rows, gradient_rows)
         return cls(
@@ -94,6 +97,11 @@ class UnownedParameters:
             and not any(count(each, "num_owned") for each in optimizers),
             reason_not_evaluated=reason,
         )  # fmt: skip
+
+
+def _knows_parameters(probe: str) -> bool:
+    """Whether a part of Sonde finds models, follows their optimizers or measures their parameters."""
+    return probe in ("discovery", "parameters_and_gradients") or probe.startswith("on_")
 
 
 def _replaced(

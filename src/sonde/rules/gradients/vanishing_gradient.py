@@ -110,8 +110,12 @@ def check(view: RunView) -> Result:
         int(numbers[streak.start]),
         cause=f"the gradient at {view.layer_name(last.first_layer)} is {number(last.first_over_last)} times that at "
         f"{view.layer_name(last.last_layer)}, {last.num_layers} layers on, in {streak.length} observed steps in a row"
-        + (f"; an update changes the weights of the first layers by {number(last.first_update)} of their size, of the last ones by "
-           f"{number(last.last_update)}" if is_measured else "")
+        + (
+            f"; an update changes the weights of the first layers by {number(last.first_update)} of their size, of the last ones by "
+            f"{number(last.last_update)}"
+            if is_measured
+            else ""
+        )
         + f", and {trend.stuck}",
         fix="use ReLU-like activations, normalization or residual connections, and an initialization that fits the activation",
         evidence={
