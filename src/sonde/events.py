@@ -763,7 +763,8 @@ def decode(kind: str, step: int, data: object) -> TypedEvent | UnreadableEvent:
         elif each.accepts(value):
             num_found += 1
         else:
-            return UnreadableEvent(kind, step, f"{each.key} should be {each.type_name} and is a {type(value).__name__}", data)
+            found = "is too large" if isinstance(value, int) and abs(value) > _MAX_INTEGER else f"is a {type(value).__name__}"
+            return UnreadableEvent(kind, step, f"{each.key} should be {each.type_name} and {found}", data)
         values[each.name] = value
     if num_found < len(data):
         keys = {each.key for each in declared}
@@ -808,11 +809,18 @@ def _type_name(annotation: Any) -> str:
     return "null" if annotation is type(None) else str(annotation.__name__)
 
 
+_MAX_INTEGER = 1 << 1000  # of a larger one there is no float: it comes from a damaged log
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MAX_INTEGER)
+
+
 _ACCEPTS: dict[Any, Callable[[Any], bool]] = {
     str: lambda value: isinstance(value, str),
     bool: lambda value: isinstance(value, bool),
-    int: lambda value: isinstance(value, int) and not isinstance(value, bool),
-    float: lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
+    int: lambda value: isinstance(value, int) and _is_number(value),
+    float: _is_number,
     type(None): lambda value: value is None,
 }
 _EMPTY_VALUES: dict[Any, Callable[[], Any]] = {str: str, bool: bool, int: int, float: lambda: float("nan"), Sequence: tuple, Mapping: dict}

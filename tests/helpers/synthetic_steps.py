@@ -214,6 +214,13 @@ def healthy(num_steps: int = 200) -> list[Step]:
     return fed(training(num_steps, start=[*opening(), loader(**about), memory]))
 
 
+def spread_over_run(steps: Sequence[Step], events: Sequence[Event]) -> list[Step]:
+    """The same with each of these events in the first, a middle and the last step."""
+    places = {steps[0].number, steps[len(steps) // 2].number, steps[-1].number}
+    added = {number: tuple(replace(event, step=number) for event in events) for number in places}
+    return [replace(step, events=(*step.events, *added.get(step.number, ()))) for step in steps]
+
+
 def frame(kind: str, step: int, rows: Rows) -> Frame:
     ids = OUTPUT_IDS if kind in (Kind.ACTIVATION, Kind.ACTIVATION_GRADIENT) else PARAMETER_IDS
     sites = np.array([ids[path] for path in rows], dtype=np.uint32)

@@ -28,7 +28,7 @@ class Numbers:
 
     def __getitem__(self, name: str) -> float:
         value = self._evidence.get(name, nan)
-        return nan if isinstance(value, str) else float(value)
+        return nan if isinstance(value, str) else value
 
     def text(self, name: str) -> str:
         value = self._evidence.get(name, "")
