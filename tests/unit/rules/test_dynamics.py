@@ -166,6 +166,41 @@ def test_a_healthy_recurrent_layer_is_clear():
     assert ask(exploding_gradient, steps) == Clear()
 
 
+def test_the_size_of_a_huge_update_is_a_number():
+    """In float32 the square of 1e20 is infinite."""
+    steps = training(loss=lambda s: 2.3 if s < 3 else 1e30, frames=lambda s: {Kind.UPDATE: {path: row(l2=1e20) for path in PARAMETER_IDS}})
+    assert the_finding(lr_divergence, steps).evidence["largest_update_per_weight"] == pytest.approx(1e20 / 8, rel=0.01)
+
+
+def test_the_optimizer_and_the_rate_that_diverge_are_named_and_not_the_first_ones():
+    """A new optimizer in step 60, with a rate of 3."""
+    created = Event("optimizer", 60, {"optimizer": 1, "class": "SGD", "groups": [], "source": "train.py:30", "text": "SGD(lr=3)"})
+    scalars = {"lr": 1e-3}, {"lr": 3.0, "grad_norm": 400.0}
+    steps = training(
+        loss=lambda s: falling(s) if s < 62 else 10.0 ** min(s - 60, 30),
+        scalars=lambda s: scalars[s >= 60],
+        events={60: [created]},
+    )
+    finding = the_finding(lr_divergence, steps)
+    assert (finding.evidence["lr"], finding.evidence["source"]) == (3.0, "train.py:30")
+    assert "with a learning rate of 3 at train.py:30" in finding.cause
+    assert ask(exploding_gradient, steps) == Clear()
+
+
+def test_clipping_after_the_update_is_named_where_a_training_diverges():
+    clip = Event("source", 0, {"call": "clip", "line": "train.py:22", "text": "clip()", "is_after_update": True})
+    diverging = training(
+        loss=lambda s: 2.3 if s < 3 else 1e30,
+        frames=lambda s: {Kind.UPDATE: {path: row(l2=1e3) for path in PARAMETER_IDS}},
+        start=[*opening(), clip],
+    )
+    assert the_finding(lr_divergence, diverging).fix.startswith("move the clipping at train.py:22 between backward() and optimizer.step()")
+    exploding = training(loss=lambda s: 1e4 * (1 + 0.1 * noise(s)), frames=slope(10.0), start=[*opening(), clip])
+    finding = the_finding(exploding_gradient, exploding)
+    assert "the clipping at train.py:22 comes after the update" in finding.cause
+    assert finding.evidence["clips"] == "after the update"
+
+
 def test_a_gradient_norm_that_leaps_again_and_again_is_found():
     steps = training(loss=stuck, scalars=lambda s: {"grad_norm": 400.0 if s > 30 and s % 10 == 0 else 0.5})
     finding = the_finding(exploding_gradient, steps)
