@@ -104,6 +104,18 @@ def test_data_that_makes_it_again_and_again_is_a_warning():
     assert finding.evidence["steps"] == "60, 100, 140, 180"
 
 
+def test_how_many_spikes_could_be_analyzed_in_time_does_not_decide():
+    """On a busy machine the search of the first spike may not have ended when the next one comes."""
+    answers = {"data": {}, "batch": {"samples": [], "blame": "batch"}, "none": {"samples": None, "shares": [], "blame": ""}}
+
+    def severity(*given):
+        events = {step: [spike(step, **answers[answer])] for step, answer in zip((60, 100, 140), given)}
+        return the_finding(loss_spike, training(200, loss=leaping(60, 100, 140, 180), events=events)).severity
+
+    assert severity("data", "none", "none") == severity("none", "data", "none") == severity("data", "data", "batch") == Severity.WARNING
+    assert severity("data", "batch", "none") == severity("none", "none", "none") == severity("data", "batch", "batch") == Severity.INFO
+
+
 def test_spikes_that_no_sample_explains_stay_a_word():
     assert the_finding(loss_spike, looked(60, 100, 140, 180, samples=[], blame="batch")).severity is Severity.INFO
     assert the_finding(loss_spike, unlooked(60, 100, 140, 180)).severity is Severity.INFO
