@@ -57,7 +57,8 @@ DIFFERENT = {
     "broken__gradient_spike__bandit": Different(FEW_ANSWERS, [["gradient-spike", "warning", "2", 34]]),
     "every40__gradient_spike": Different(FEW_ANSWERS, [["gradient-spike", "warning", "book", 60]]),
     "ranks__three": Different(
-        FEW_ANSWERS, [["missing-backward", "critical", "", 0], ["loss-spike", "warning", "", 35], ["exploding-gradient", "critical", "", 35]]
+        FEW_ANSWERS,
+        [["missing-backward", "critical", "", 0], ["loss-spike", "warning", "", 35], ["exploding-gradient", "critical", "", 35]],
     ),
     "nonfinite__broken__b49_lbfgs_gamma": Different(BEFORE_UPDATE, GAMMA),
     "damaged__repeat_records__nonfinite__broken__b49_lbfgs_gamma": Different(BEFORE_UPDATE, GAMMA),

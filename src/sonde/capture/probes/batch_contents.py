@@ -171,7 +171,7 @@ class BatchProbe(Probe):
         if site is not None:
             self._table.measure_one(row, tensor)
             fingerprint = content_hash(tensor) if not on_device(tensor) else None
-            self._extra[row] = (len(tensor) if tensor.dim() else 1, np.nan if fingerprint is None else fingerprint)
+            self._extra[row] = ((shape_of(tensor) or (1,))[0], np.nan if fingerprint is None else fingerprint)
             self._measured_sites.append(site)
 
 

@@ -23,6 +23,11 @@ class Clipping(NamedTuple):
         return "no" if not self.line else "after the update" if self.is_after_update else "yes"
 
     @property
+    def without_effect(self) -> str:
+        """For the end of a sentence: that the clipping has no effect; empty if it has one, or if there is none."""
+        return f"; the clipping at {self.line} comes after the update and has no effect" if self.is_after_update else ""
+
+    @property
     def advice(self) -> str:
         if not self.line:
             return "clip gradients with torch.nn.utils.clip_grad_norm_"

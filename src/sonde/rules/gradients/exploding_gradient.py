@@ -54,8 +54,7 @@ def check(view: RunView) -> Result:
     return RULE.finding(
         severity,
         step,
-        cause=f"{sentence}, and {outcome}"
-        + (f"; the clipping at {clipping.line} comes after the update and has no effect" if clipping.is_after_update else ""),
+        cause=f"{sentence}, and {outcome}{clipping.without_effect}",
         fix=f"{clipping.advice}; scale the initialization to the fan-in, or add normalization",
         evidence={
             "largest_grad_norm": jumps.largest,

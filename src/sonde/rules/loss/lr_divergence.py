@@ -63,7 +63,7 @@ def check(view: RunView) -> Result:
     return RULE.finding(
         Severity.CRITICAL,
         min(steps),
-        cause=f"with a learning rate of {number(rate)}{at} {how}, and {trend.failing}",
+        cause=f"with a learning rate of {number(rate)}{at} {how}, and {trend.failing}{clipping.without_effect}",
         fix=f"{clipping.advice}; then {lower}" if clipping.is_after_update else lower,
         evidence={
             "lr": rate,
