@@ -141,8 +141,13 @@ def _explains(cause: Finding, effect: Finding, explains: Mapping[str, Sequence[s
         return False  # what is only mentioned is not what is wrong
     if cause.rule not in explains.get(effect.rule, ()):
         return cause.step <= effect.step or effect.rule not in SUDDEN
-    # Each could explain the other: the earlier one is the cause. In one step, forward and backward come before the update.
-    return (cause.step, cause.rule not in NONFINITE_RULES, cause.rule) < (effect.step, effect.rule not in NONFINITE_RULES, effect.rule)
+    # Each could explain the other: the earlier one is the cause.
+    return _moment(cause) < _moment(effect)
+
+
+def _moment(finding: Finding) -> tuple[int, bool, str]:
+    """To order findings by time. In one step, forward and backward come before the update."""
+    return finding.step, finding.rule not in (*NONFINITE_RULES, *SUDDEN), finding.rule
 
 
 def _priority(finding: Finding) -> tuple[int, int, str]:

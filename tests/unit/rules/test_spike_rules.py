@@ -116,6 +116,19 @@ def test_how_many_spikes_could_be_analyzed_in_time_does_not_decide():
     assert severity("data", "batch", "none") == severity("none", "none", "none") == severity("data", "batch", "batch") == Severity.INFO
 
 
+def test_batches_in_other_units_are_a_warning_however_many_of_them_could_be_analyzed():
+    """Their spikes need not be extreme; the inputs of a batch are known if its step was run again."""
+    odd = {"samples": [], "blame": "batch", "inputs": [{"name": "x", "low": -900.0, "high": 900.0}]}
+    unanswered = {"samples": None, "shares": [], "blame": ""}
+
+    def severity(*given):
+        events = {step: [spike(step, value=6.0, **answer)] for step, answer in zip((60, 100, 140), given)}
+        return the_finding(loss_spike, with_usual_inputs(training(200, loss=leaping(60, 100, 140, height=6.0), events=events))).severity
+
+    assert severity(odd, unanswered, unanswered) == severity(odd, odd, odd) == Severity.WARNING
+    assert severity(odd, {"samples": [], "blame": "batch"}, unanswered) == Severity.INFO
+
+
 def test_spikes_that_no_sample_explains_stay_a_word():
     assert the_finding(loss_spike, looked(60, 100, 140, 180, samples=[], blame="batch")).severity is Severity.INFO
     assert the_finding(loss_spike, unlooked(60, 100, 140, 180)).severity is Severity.INFO
@@ -161,14 +174,17 @@ def test_many_samples_of_a_batch_are_not_taken_for_bad_data():
     assert the_finding(loss_spike, steps).severity is Severity.INFO
 
 
-def test_a_batch_in_other_units_is_told_by_its_inputs():
-    site = Site(900, "input", "0")
-    seen = {"name": "x", "low": -900.0, "high": 800.0}
-    steps = looked(60, 100, 140, 180, samples=[], blame="batch", inputs=[seen])
+def with_usual_inputs(steps):
+    """The same with batches of numbers between -1 and 1."""
     row = {"num": 64.0, "min": -1.0, "max": 1.0}
     usual = Frame(Kind.BATCH, 0, np.array([900], dtype=np.uint32), BATCH_FIELDS, np.array([[row.get(name, 0.0)] for name in BATCH_FIELDS]))
-    steps = [Step(one.number, 0, one.scalars, {**one.frames, Kind.BATCH: usual}, one.events, {**SITES, 900: site}) for one in steps]
-    finding = the_finding(loss_spike, steps)
+    sites = {**SITES, 900: Site(900, "input", "0")}
+    return [Step(one.number, 0, one.scalars, {**one.frames, Kind.BATCH: usual}, one.events, sites) for one in steps]
+
+
+def test_a_batch_in_other_units_is_told_by_its_inputs():
+    seen = {"name": "x", "low": -900.0, "high": 800.0}
+    finding = the_finding(loss_spike, with_usual_inputs(looked(60, 100, 140, 180, samples=[], blame="batch", inputs=[seen])))
     assert finding.severity is Severity.WARNING
     assert "900 times as large" in finding.cause
 

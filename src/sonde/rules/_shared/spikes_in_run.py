@@ -117,8 +117,14 @@ class SpikeHistory:
         and only if the data is known to cause it: tasks change, learning rates restart."""
         if any(each.is_lost and each.is_of_data for each in self.spikes):
             return Severity.CRITICAL if failing else Severity.ERROR
-        extreme = [each for each in self.spikes if self._is_extreme(each.spike) or each.input_factor >= UNITS]
-        # How many of them are analyzed in time depends on the load of the machine: what counts is what most of these answers say.
+        # How many spikes are analyzed in time depends on the load of the machine: what counts is what most of the answers say.
+        factors = [each.input_factor for each in self.spikes if each.is_answered]
+        has_other_units = bool(factors) and min(factors) >= UNITS
+        extreme = [
+            each
+            for each in self.spikes
+            if self._is_extreme(each.spike) or each.input_factor >= UNITS or (has_other_units and not each.is_answered)
+        ]
         answers = [each.is_of_data for each in extreme if each.is_answered]
         if len(extreme) >= RECURS and sum(answers) > len(answers) / 2:
             return Severity.WARNING

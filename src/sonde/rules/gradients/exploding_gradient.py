@@ -107,6 +107,9 @@ RULE = Rule(
     "exploding-gradient",
     check,
     page=__doc__,
-    explains=("lr-divergence", *NONFINITE_RULES, "dead-relu", "loss-plateau", "vanishing-gradient", "unchanged-parameter"),
+    explains=(
+        "lr-divergence", *NONFINITE_RULES, "dead-relu", "loss-plateau", "vanishing-gradient", "unchanged-parameter", "loss-spike",
+        "gradient-spike",
+    ),
     reductions=(DIVERGENCE_CAUSE,),
-)
+)  # fmt: skip

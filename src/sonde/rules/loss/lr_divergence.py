@@ -99,6 +99,9 @@ RULE = Rule(
     "lr-divergence",
     check,
     page=__doc__,
-    explains=(*NONFINITE_RULES, "dead-relu", "loss-plateau", "vanishing-gradient", "exploding-gradient", "unchanged-parameter"),
+    explains=(
+        *NONFINITE_RULES, "dead-relu", "loss-plateau", "vanishing-gradient", "exploding-gradient", "unchanged-parameter", "loss-spike",
+        "gradient-spike",
+    ),
     reductions=(DIVERGENCE_CAUSE,),
-)
+)  # fmt: skip
