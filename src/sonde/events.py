@@ -279,7 +279,7 @@ class CallSiteFound(TypedEvent, kind="source"):
     text: Annotated[str, "source text of that line"]
     series: Annotated[str | None, "backward: name of its loss scalar", OMIT_NONE] = None
     optimizer: Annotated[int | None, "optimizer_step: index of the optimizer", OMIT_NONE] = None
-    is_after_update: Annotated[bool | None, "clip: there is no backward between the last update and this call", OMIT_NONE] = None
+    is_after_update: Annotated[bool | None, "clip: true if there is no backward between the last update and this call", OMIT_NONE] = None
     num_workers: Annotated[int | None, "loader: worker processes", OMIT_NONE] = None
     batch_size: Annotated[int | None, "loader: samples per batch; 0 when the loader does not batch", OMIT_NONE] = None
     pin_memory: Annotated[bool | None, "loader: as passed to DataLoader", OMIT_NONE] = None

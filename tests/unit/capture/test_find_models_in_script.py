@@ -291,3 +291,22 @@ def test_nested_tensors_disable_nothing(tmp_path: Path) -> None:
     run = sonde.Run(tmp_path / "run")
     assert not list(run.events("retired"))
     assert {event.data["size"] for event in run.events("data")} == {3}
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_clipping_after_the_update_is_recorded(is_late: bool, tmp_path: Path) -> None:
+    def program() -> None:
+        model = make()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            for _ in range(2):  # gradient accumulation
+                model(torch.randn(5, 3)).square().mean().backward()
+            if not is_late:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            if is_late:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+    (clip,) = [event.data for event in watched(program, tmp_path).events("source") if event.data["call"] == "clip"]
+    assert clip.get("is_after_update", False) is is_late
