@@ -21,7 +21,7 @@ class Cart:
         slide = push - 0.05 * turn * cosine / 1.1
         self.state = [x + 0.02 * v, v + 0.02 * slide, angle + 0.02 * spin, spin + 0.02 * turn]
         self.time += 1
-        is_over = abs(self.state[0]) > 2.4 or abs(self.state[2]) > 0.21 or self.time >= 120
+        is_over = abs(self.state[0]) > 2.4 or abs(self.state[2]) > 0.21 or self.time >= 200
         return list(self.state), 1.0, is_over
 
 
@@ -32,14 +32,16 @@ def main():
     policy = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 2))
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
     cart, lengths = Cart(), []
-    for update in range(60):
+    for update in range(220):
         chosen, returns = [], []
-        for _ in range(3):
+        for _ in range(1):
             state, rewards, is_over = cart.reset(), [], False
             while not is_over:
-                choice = torch.distributions.Categorical(logits=policy(torch.tensor(state)))
-                action = choice.sample()
-                chosen.append(choice.log_prob(action))
+                logits = policy(torch.tensor(state))
+                log_probabilities = logits.log_softmax(0)
+                chances = log_probabilities.detach().exp()
+                action = torch.multinomial(chances, 1)
+                chosen.append(log_probabilities[action])
                 state, reward, is_over = cart.step(action.item())
                 rewards.append(reward)
             total, backwards = 0.0, []
@@ -50,7 +52,7 @@ def main():
             lengths.append(len(rewards))
         returns = torch.tensor(returns)
         advantage = (returns - returns.mean()) / (returns.std() + 1e-6)
-        loss = -(torch.stack(chosen) * advantage).mean()
+        loss = -(torch.cat(chosen) * advantage).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
